@@ -1,0 +1,60 @@
+# Everything sets itself up in .venv; a machine needs only Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TREE := build/tree/pagecast
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+PARTS := sim engine kernels planner_app traces
+
+.PHONY: demo test test-slow lint bench format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       replay the bundled sample and read the forecast (seconds; no torch)"
+	@echo "make test       lint, types, import contracts and all tests"
+	@echo "make test-slow  the long runs as well"
+	@echo "make bench      the benchmarks, beside every peer that is installed"
+	@echo "make lint       ruff, mypy, import-linter"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pagecast needs Python 3.11 or later; say make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml constraints.txt $(BIN)/python
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+# torch comes first and pinned: an unpinned one would bring gigabytes of CUDA to a machine without a GPU.
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -c constraints.txt torch==2.13.0
+	$(PIP) -c constraints.txt -e '.[dev,engine,cluster,app]'
+	@touch $@
+
+# Linters follow files, not the editable install's import hook: they get a tree of links.
+$(TREE)/__init__.py: Makefile
+	@mkdir -p $(TREE)
+	@for part in $(PARTS); do ln -sfn ../../../$$part $(TREE)/$$part; done
+	@touch $@
+
+demo: $(VENV)/.base
+	@$(BIN)/pagecast replay traces/samples/chat.jsonl.gz --model Qwen/Qwen3-8B --gpu H200
+
+lint: $(VENV)/.dev $(TREE)/__init__.py
+	$(BIN)/ruff check .
+	MYPYPATH=build/tree $(BIN)/mypy -p pagecast
+	PYTHONPATH=build/tree $(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 tests
+
+bench: $(VENV)/.dev
+	$(BIN)/python tests/benchmarks/replay.py
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Moves bytes: Triton kernels for a paged KV cache. Importing this package imports nothing."""

@@ -1,0 +1,1 @@
+"""Answers: the command line, capacity search, sweeps, reports and the dashboard."""
