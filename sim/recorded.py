@@ -1,0 +1,392 @@
+"""Recorded runs: what a real engine did, step by step. Calibration and validation speak this format.
+
+A run is a folder of four files (`events.jsonl.gz` may stand beside them):
+
+- `meta.json`: engine, version, GPU, model, configuration, `usable_blocks`; `format` (1 where absent).
+- `inputs.jsonl.gz`: a request a line: `arrival_s`, `input_tokens`, `output_tokens`, perhaps `priority`; a
+  prompt that shares content has `block_ids` with `block_ids_tokens` (equal id: equal tokens; the prompt is
+  their concatenation, cut) or, where blocks can't say it, `spans` of [content, offset, length].
+- `requests.csv.gz`: a request a row: when it was submitted, got its first token and finished.
+- `steps.jsonl.gz`: a step a line: when it ran and what it computed; `run` names a section with its own clock.
+
+A run of steady shapes, made to calibrate from, has no requests and lacks the two files.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs import Batch
+from pagecast.traces.schema import COLUMNS, REQUIRED, Spans, Trace
+
+FORMAT = 1
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+REQUEST_COLUMNS: dict[str, type] = {
+    "index": int, "arrival_s": float, "submitted_s": float, "input_tokens": int, "output_tokens": int,
+    "first_token_s": float, "finish_s": float, "cached_tokens": int, "tokens_out": int,
+}  # fmt: skip
+_MAY_BE_EMPTY = ("first_token_s", "finish_s")  # of a request cancelled or refused
+_TIMES = ("start_s", "end_s", "sched_s")
+_COUNTS = ("decode_n", "decode_ctx", "decode_max", "running", "waiting")
+_STEP_KEYS = (*_TIMES, *_COUNTS, "prefill", "kv_usage")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps as columns, one element a step; times in nanoseconds of the section's clock.
+
+    Chunk `j` of step `i`'s prefill is row `prefill_start[i] + j` of `prefill_tokens` (computed in the
+    step) and `prefill_ctx` (already there). `section[i]` numbers `sections`, runs with clocks of their
+    own; a run without sections has the one section "".
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    sched_ns: Ints
+    decode_n: Ints
+    decode_ctx: Ints
+    decode_max: Ints
+    running: Ints
+    waiting: Ints
+    kv_usage: Floats
+    prefill_start: Ints
+    prefill_tokens: Ints
+    prefill_ctx: Ints
+    section: Ints
+    sections: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def prefill(self, index: int) -> tuple[tuple[int, int], ...]:
+        """The prompt chunks of one step, in the order recorded."""
+        a, b = int(self.prefill_start[index]), int(self.prefill_start[index + 1])
+        return tuple(zip(self.prefill_tokens[a:b].tolist(), self.prefill_ctx[a:b].tolist(), strict=True))
+
+    def batch(self, index: int) -> Batch:
+        """The shape of one step, as cost models take it."""
+        counts = (self.decode_n[index], self.decode_ctx[index], self.decode_max[index])
+        return Batch(int(counts[0]), int(counts[1]), int(counts[2]), self.prefill(index))
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One recorded run. `requests` has the columns of `REQUEST_COLUMNS` and perhaps more; `inputs` those of
+    a trace. Both are empty for a run of steady shapes. `spans` are the prompts where they share content."""
+
+    name: str
+    folder: Path
+    meta: dict[str, Any]
+    steps: Steps
+    requests: pd.DataFrame
+    inputs: pd.DataFrame
+    spans: Spans | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def pipeline_depth(self) -> int:
+        """1 where the engine scheduled a step before its predecessor had ended, else 0."""
+        return int(bool(self.meta.get("config", {}).get("async_scheduling")))
+
+    @property
+    def submitted_ns(self) -> Ints:
+        """When the engine was given each request, in request order."""
+        return to_ns(self.requests["submitted_s"].to_numpy(np.float64))
+
+    @property
+    def arrival_ns(self) -> Ints:
+        """When each request came, from which latencies count, in request order."""
+        return to_ns(self.requests["arrival_s"].to_numpy(np.float64))
+
+    def trace(self, arrival: str = "arrival") -> Trace:
+        """The run's requests as a trace, arriving when they came ("arrival") or when the engine was given
+        them ("submitted"). Cancellations keep their place in time."""
+        if arrival not in ("arrival", "submitted"):
+            raise BadInput(f"arrival must be 'arrival' or 'submitted', not {arrival!r}")
+        table = self.inputs.copy()
+        table["arrival_s"] = self.requests[f"{arrival}_s"].to_numpy(np.float64)
+        if "cancelled_s" in self.requests:
+            table["cancel_after_s"] = self.requests["cancelled_s"].astype(float) - table["arrival_s"]
+        return Trace(self.name, table, self.spans)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> RecordedRun:
+        """Reads and checks a run's folder. Raises `BadInput` naming the file, line and field at fault."""
+        path = Path(folder)
+        if not (path / "meta.json").is_file():
+            raise BadInput(f"{path}: no meta.json: a recorded run is a folder with one, and steps.jsonl.gz")
+        meta = _read_meta(path / "meta.json")
+        steps = _read_steps(path / "steps.jsonl.gz")
+        depth = int(bool(meta.get("config", {}).get("async_scheduling")))
+        _check_order(path / "steps.jsonl.gz", steps, depth)
+        requests, inputs, spans = _read_requests(path)
+        has_events = _has(path, "events.jsonl.gz")
+        events = [line for _, line in _lines(path / "events.jsonl.gz")] if has_events else []
+        return cls(str(meta.get("name") or path.name), path, meta, steps, requests, inputs, spans, events)
+
+    def write(self, folder: str | Path) -> Path:
+        """Writes the run in the same format, creating the folder; returns it. Times keep nanoseconds."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        meta = {"format": FORMAT, **self.meta}
+        (path / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+        _write_lines(path / "steps.jsonl.gz", _step_lines(self.steps))
+        if len(self.requests):
+            with _zip(path / "requests.csv.gz") as out:
+                self.requests.to_csv(out, index=False, lineterminator="\n")
+            _write_lines(path / "inputs.jsonl.gz", _input_lines(self.inputs, self.spans))
+        if self.events:
+            _write_lines(path / "events.jsonl.gz", iter(self.events))
+        return path
+
+
+def to_ns(seconds: Floats) -> Ints:
+    """Seconds as whole nanoseconds, rounded."""
+    return np.rint(np.asarray(seconds, np.float64) * 1e9).astype(np.int64)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON ({error})") from None
+    if not isinstance(meta, dict):
+        raise BadInput(f"{path}: must hold an object")
+    version = meta.get("format", FORMAT)
+    if version != FORMAT:
+        raise BadInput(f"{path}: run format {version!r}, this pagecast reads {FORMAT}: record the run again")
+    return meta
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a gzipped JSON-lines file with their line numbers."""
+    with _open(path) as text:
+        number = 0
+        try:
+            for number, line in enumerate(text, 1):
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise BadInput(f"{path} line {number}: must be an object")
+                yield number, value
+        except (ValueError, OSError, EOFError) as error:
+            raise BadInput(f"{path} line {number}: cannot be read ({error})") from None
+
+
+def _open(path: Path) -> TextIO:
+    """The file, or the same name without `.gz`, as text."""
+    plain = path.with_suffix("")
+    if path.is_file():
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    if plain.is_file():
+        return plain.open(encoding="utf-8", newline="")
+    raise BadInput(f"{path}: missing")
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).is_file() or (folder / name).with_suffix("").is_file()
+
+
+class _Section(NamedTuple):
+    names: dict[str, int]
+    column: list[int]
+
+
+def _read_steps(path: Path) -> Steps:
+    columns: dict[str, list[Any]] = {key: [] for key in _STEP_KEYS if key != "prefill"}
+    starts, tokens, there = [0], list[int](), list[int]()
+    section = _Section({}, [])
+    for number, line in _lines(path):
+        try:
+            _check_step(line)
+        except ValueError as error:
+            raise BadInput(f"{path} line {number}: {error}") from None
+        for key, column in columns.items():
+            column.append(line[key])
+        tokens += [chunk[0] for chunk in line["prefill"]]
+        there += [chunk[1] for chunk in line["prefill"]]
+        starts.append(len(tokens))
+        section.column.append(section.names.setdefault(str(line.get("run", "")), len(section.names)))
+    if not section.column:
+        raise BadInput(f"{path}: holds no steps")
+    times = {key.replace("_s", "_ns"): to_ns(np.array(columns.pop(key), np.float64)) for key in _TIMES}
+    usage = np.array(columns.pop("kv_usage"), np.float64)
+    counts = {key: np.array(column, np.int64) for key, column in columns.items()}
+    prefill = [np.array(column, np.int64) for column in (starts, tokens, there)]
+    numbers = np.array(section.column, np.int64)
+    return Steps(
+        **times, **counts, kv_usage=usage,
+        prefill_start=prefill[0], prefill_tokens=prefill[1], prefill_ctx=prefill[2],
+        section=numbers, sections=tuple(section.names),
+    )  # fmt: skip
+
+
+def _check_step(line: dict[str, Any]) -> None:
+    """Raises `ValueError` with what is wrong with one step's line."""
+    for key in _STEP_KEYS:
+        if key not in line:
+            raise ValueError(f"no '{key}'")
+    for key in (*_TIMES, "kv_usage"):
+        if not isinstance(line[key], int | float) or not math.isfinite(line[key]):
+            raise ValueError(f"'{key}' is {line[key]!r}, must be a finite number")
+    for key in _COUNTS:
+        if type(line[key]) is not int or line[key] < 0:
+            raise ValueError(f"'{key}' is {line[key]!r}, must be a whole number of at least 0")
+    if line["end_s"] < line["start_s"] or line["sched_s"] < 0:
+        key = "sched_s" if line["sched_s"] < 0 else "end_s - start_s"
+        raise ValueError(f"negative duration: '{key}'")
+    if not isinstance(line["prefill"], list) or not all(
+        isinstance(chunk, list) and len(chunk) == 2 and all(type(v) is int for v in chunk)
+        and chunk[0] >= 1 and chunk[1] >= 0 for chunk in line["prefill"]
+    ):  # fmt: skip
+        raise ValueError("'prefill' must be a list of [tokens computed, tokens already there]")
+    if not line["decode_n"] and not line["prefill"]:
+        raise ValueError("computes nothing: no decode and no prefill")
+
+
+def _check_order(path: Path, steps: Steps, depth: int) -> None:
+    """A step starts when the step `depth` + 1 before it has ended, and not before its predecessor."""
+    for apart in range(1, depth + 2):
+        same = steps.section[apart:] == steps.section[:-apart]
+        earlier = steps.start_ns[:-apart] if apart <= depth else steps.end_ns[:-apart]
+        bad = np.flatnonzero(same & (steps.start_ns[apart:] < earlier))
+        if len(bad):
+            first = int(bad[0]) + apart
+            raise BadInput(
+                f"{path} line {first + 1}: overlaps the step {apart} before it "
+                f"(start_s {steps.start_ns[first] / 1e9:.6f}); "
+                + ("one step may be in flight" if depth else "only a run with config.async_scheduling may")
+            )
+
+
+def _read_requests(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Spans | None]:
+    if not _has(folder, "requests.csv.gz") and not _has(folder, "inputs.jsonl.gz"):
+        return pd.DataFrame(columns=list(REQUEST_COLUMNS)), pd.DataFrame(columns=list(REQUIRED)), None
+    requests = _read_csv(folder / "requests.csv.gz")
+    inputs, spans = _read_inputs(folder / "inputs.jsonl.gz")
+    if len(requests) != len(inputs):
+        raise BadInput(
+            f"{folder}: columns are short: {len(inputs)} lines in inputs.jsonl.gz, "
+            f"{len(requests)} rows in requests.csv.gz"
+        )
+    for key in ("input_tokens", "output_tokens"):
+        differ = np.flatnonzero(requests[key].to_numpy() != inputs[key].to_numpy())
+        if len(differ):
+            line = int(differ[0]) + 2
+            raise BadInput(f"{folder}/requests.csv.gz line {line}: '{key}' differs from inputs.jsonl.gz")
+    return requests, inputs, spans
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    with _open(path) as text:
+        rows = list(csv.reader(text))
+    header = rows[0] if rows else []
+    missing = [key for key in REQUEST_COLUMNS if key not in header]
+    if missing:
+        raise BadInput(f"{path}: no column '{missing[0]}'")
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            raise BadInput(f"{path} line {number}: columns are short: {len(row)} of {len(header)}")
+    table = pd.DataFrame(rows[1:], columns=header)
+    for key, kind in REQUEST_COLUMNS.items():
+        table[key] = _numbers(path, table[key], key, kind)
+    if "cancelled_s" in table:
+        table["cancelled_s"] = pd.to_numeric(table["cancelled_s"], errors="coerce")
+    return table
+
+
+def _numbers(path: Path, column: pd.Series[Any], key: str, kind: type) -> pd.Series[Any]:
+    values = pd.to_numeric(column, errors="coerce")
+    allowed = (column == "") & (key in _MAY_BE_EMPTY)
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0) | allowed).to_numpy())
+    if len(bad):
+        value, line = column.iloc[int(bad[0])], int(bad[0]) + 2
+        raise BadInput(f"{path} line {line}: '{key}' is {value!r}, must be a number of at least 0")
+    return values.astype(np.int64 if kind is int else np.float64)
+
+
+def _read_inputs(path: Path) -> tuple[pd.DataFrame, Spans | None]:
+    rows: list[dict[str, Any]] = []
+    prompts: list[list[tuple[int, int, int]]] = []
+    for number, line in _lines(path):
+        try:
+            prompts.append(_prompt(line))
+        except ValueError as error:
+            raise BadInput(f"{path} line {number}: {error}") from None
+        rows.append({key: value for key, value in line.items() if key in COLUMNS})
+    table = pd.DataFrame(rows)
+    if "priority" in table:
+        table["priority"] = table["priority"].fillna(0).astype(np.int64)
+    if not any(prompts):
+        return table, None
+    flat = np.array([span for prompt in prompts for span in prompt], np.int64).reshape(-1, 3)
+    start = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])]).astype(np.int64)
+    return table, Spans(start, flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy())
+
+
+def _prompt(line: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """One request's prompt as spans; empty where it is unique. Raises `ValueError`."""
+    for key, least in (("arrival_s", 0), ("input_tokens", 1), ("output_tokens", 1)):
+        value = line.get(key)
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+            raise ValueError(f"'{key}' is {value!r}, must be a number of at least {least}")
+    ids, left = line.get("block_ids"), int(line["input_tokens"])
+    if line.get("spans"):
+        if sum(int(length) for _, _, length in line["spans"]) != left:
+            raise ValueError(f"'spans' do not have {left} tokens together")
+        return [(int(content), int(offset), int(length)) for content, offset, length in line["spans"]]
+    if ids is None:
+        return []
+    size = line.get("block_ids_tokens")
+    if type(size) is not int or size < 1 or len(ids) * size < left:
+        raise ValueError(f"{len(ids)} 'block_ids' of {size!r} tokens do not cover {left} input tokens")
+    return [(int(name), 0, min(size, left - i * size)) for i, name in enumerate(ids) if i * size < left]
+
+
+def _step_lines(steps: Steps) -> Iterator[dict[str, Any]]:
+    for i in range(len(steps)):
+        name = steps.sections[int(steps.section[i])]
+        times = {key: int(getattr(steps, key.replace("_s", "_ns"))[i]) / 1e9 for key in _TIMES}
+        counts = {key: int(getattr(steps, key)[i]) for key in _COUNTS}
+        line = {**times, **counts, "prefill": steps.prefill(i), "kv_usage": float(steps.kv_usage[i])}
+        yield {"run": name, **line} if name else line
+
+
+def _input_lines(inputs: pd.DataFrame, spans: Spans | None) -> Iterator[dict[str, Any]]:
+    for i, row in enumerate(inputs.to_dict("records")):
+        line: dict[str, Any] = {str(key): value for key, value in row.items() if not pd.isna(value)}
+        prompt = spans.row(i) if spans is not None else []
+        size = prompt[0][2] if prompt else 0
+        if prompt and all(offset == 0 for _, offset, _ in prompt) and _even(prompt, size):
+            line |= {"block_ids": [content for content, _, _ in prompt], "block_ids_tokens": size}
+        elif prompt:
+            line["spans"] = prompt
+        yield line
+
+
+def _even(prompt: list[tuple[int, int, int]], size: int) -> bool:
+    """Whether the pieces are whole blocks of one size, but for the last, which may be cut."""
+    return all(length == size for _, _, length in prompt[:-1]) and prompt[-1][2] <= size
+
+
+def _zip(path: Path) -> Any:
+    # No time stamp inside: the same run gives the same bytes.
+    return gzip.GzipFile(path, "wb", compresslevel=6, mtime=0)
+
+
+def _write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> None:
+    with _zip(path) as out:
+        for line in lines:
+            out.write(json.dumps(line).encode() + b"\n")
