@@ -7,11 +7,17 @@ million requests of Python lists would not fit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pagecast.sim.core.errors import BadInput
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -22,10 +28,10 @@ class Spans:
     The pieces of a prompt, in order, have `input_tokens` tokens together.
     """
 
-    start: npt.NDArray[np.int64]
-    content: npt.NDArray[np.int64]
-    offset: npt.NDArray[np.int64]
-    length: npt.NDArray[np.int64]
+    start: Ints
+    content: Ints
+    offset: Ints
+    length: Ints
 
     def row(self, index: int) -> list[tuple[int, int, int]]:
         """The spans of one request as `(content, offset, length)`; empty for a unique prompt."""
@@ -42,7 +48,7 @@ COLUMNS: dict[str, str] = {
     "output_tokens": "tokens generated, at least 1 (int64)",
     "priority": "lower is more urgent (int64, 0)",
     "session": "conversation the request belongs to (string, missing)",
-    "after": "row number of the request this one follows, -1 for none (int64, -1)",
+    "after": "row number of the request this one follows, which stands before it, -1 for none (int64, -1)",
     "gap_s": "think time: seconds from the end of `after` to this arrival (float64, 0)",
     "cancel_after_s": "seconds after arrival at which the client gives up, NaN for never (float64, NaN)",
     "model": "model revision asked for: part of the scope (string, missing)",
@@ -53,6 +59,28 @@ COLUMNS: dict[str, str] = {
     "output_offset": "where in that text they begin (int64, 0)",
 }
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
+INTEGERS = ("input_tokens", "output_tokens", "priority", "after", "output_content", "output_offset")
+SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
+TEXTS = ("session", "model", "adapter", "salt")
+DEFAULTS: dict[str, Any] = {
+    "priority": 0,
+    "session": None,
+    "after": -1,
+    "gap_s": 0.0,
+    "cancel_after_s": float("nan"),
+    "model": None,
+    "adapter": None,
+    "salt": None,
+    "output_content": -1,
+    "output_offset": 0,
+}
+
+
+def dtype(column: str) -> str:
+    """The pandas dtype of a column of `COLUMNS`: `int64`, `float64` or `string`."""
+    if column in INTEGERS:
+        return "int64"
+    return "float64" if column in SECONDS else "string"
 
 
 @dataclass(frozen=True)
@@ -72,3 +100,64 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def column(self, name: str) -> pd.Series:
+        """A column of `COLUMNS`, filled with its default where the trace leaves it out."""
+        if name in self.requests:
+            return self.requests[name]
+        return pd.Series(DEFAULTS[name], index=self.requests.index, dtype=dtype(name), name=name)
+
+    def integers(self, name: str) -> Ints:
+        """An integer column as an array, defaults filled in."""
+        return np.asarray(self.column(name).to_numpy(dtype=np.int64), dtype=np.int64)
+
+    def seconds(self, name: str) -> Floats:
+        """A float column as an array, defaults filled in."""
+        return np.asarray(self.column(name).to_numpy(dtype=np.float64), dtype=np.float64)
+
+
+def table(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """A requests table of the given columns, in the order and with the dtypes of `COLUMNS`.
+
+    Optional columns that hold nothing but their default are left out, so that equal traces have equal
+    tables. Raises BadInput for a column that `COLUMNS` lacks or a required one left out.
+    """
+    if unknown := sorted(set(columns) - set(COLUMNS)):
+        raise BadInput(f"no such trace column: {unknown[0]}; the columns are {', '.join(COLUMNS)}")
+    if missing := [name for name in REQUIRED if name not in columns]:
+        raise BadInput(f"a trace needs the column {missing[0]}; it has {', '.join(columns) or 'none'}")
+    made = {}
+    for name in COLUMNS:
+        if name in columns:
+            series = pd.Series(columns[name], dtype=dtype(name)).reset_index(drop=True)
+            if name in REQUIRED or not _only_default(series, DEFAULTS[name]):
+                made[name] = series
+    return pd.DataFrame(made)
+
+
+def _only_default(series: pd.Series, default: Any) -> bool:
+    if default is None or default != default:
+        return bool(series.isna().all())
+    return bool((series == default).all())
+
+
+def starts(counts: Ints) -> Ints:
+    """Row boundaries of compressed rows from the number of items in each: one more than rows."""
+    out = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def nominal_arrival_s(trace: Trace) -> Floats:
+    """When each request would arrive if serving took no time: its own arrival, or its chain's gaps summed.
+
+    It orders and slices traces whose later turns have no arrival time of their own.
+    """
+    arrival, after, gap = trace.seconds("arrival_s").copy(), trace.integers("after"), trace.seconds("gap_s")
+    followers = np.flatnonzero(np.isnan(arrival) & (after >= 0))
+    values = arrival.tolist()
+    for row, parent, wait in zip(
+        followers.tolist(), after[followers].tolist(), gap[followers].tolist(), strict=True
+    ):
+        values[row] = values[parent] + wait
+    return np.asarray(values, dtype=np.float64)

@@ -1,0 +1,39 @@
+"""Azure's LLM inference traces: CSV of `TIMESTAMP,ContextTokens,GeneratedTokens`.
+
+Dates and times with up to seven decimals, lengths only: every prompt is unique. Source:
+github.com/Azure/AzurePublicDataset (2023: Splitwise, ISCA'24; 2024: DynamoLLM).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from pagecast.traces.building import finish
+from pagecast.traces.schema import Floats, Trace
+from pagecast.traces.source import Source
+from pagecast.traces.tabular import Table, read_table
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
+    """Reads the file; requests that generated nothing are left out and counted in a note."""
+    rows = read_table(source, COLUMNS, limit)
+    columns = {
+        "arrival_s": _seconds(rows),
+        "input_tokens": rows.whole("ContextTokens"),
+        "output_tokens": rows.whole("GeneratedTokens", least=0),
+    }
+    columns, lines, notes = rows.served(columns)
+    return finish(source, columns, lines, time_field="TIMESTAMP", sort=sort, notes=notes)
+
+
+def _seconds(rows: Table) -> Floats:
+    """Seconds from the first time in the file."""
+    texts = rows.texts("TIMESTAMP")
+    times = pd.to_datetime(pd.Series(texts), format="ISO8601", errors="coerce", utc=True)
+    bad = np.flatnonzero(times.isna().to_numpy())
+    if len(bad):
+        raise rows.fail(int(bad[0]), "TIMESTAMP", f"{texts[bad[0]][:40]!r} is no date and time")
+    ticks = times.astype("datetime64[ns, UTC]").astype("int64").to_numpy()
+    return np.asarray((ticks - ticks.min()) / 1e9, dtype=np.float64)

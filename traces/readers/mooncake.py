@@ -1,0 +1,73 @@
+"""Mooncake's JSON lines: `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
+
+Each hash id names 512 tokens (the last one of a prompt what is left of it) and, by how they are made,
+everything before them. Format: github.com/kvcache-ai/Mooncake. Two fields that later tools add are
+understood: `session_id` with `delay` (ms), by which a turn follows the last one of its session.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.records import Record, records
+from pagecast.traces.schema import Trace
+from pagecast.traces.source import Source
+
+BLOCK_TOKENS = 512
+
+
+def read(
+    source: Source, *, limit: int | None = None, sort: bool = False, block_tokens: int | None = None
+) -> Trace:
+    """Reads the file; `block_tokens` is how many tokens a hash id names (512 unless given)."""
+    block_tokens = block_tokens or BLOCK_TOKENS
+    rows = Rows(
+        source, ("arrival_s", "input_tokens", "output_tokens", "priority", "session", "after", "gap_s")
+    )
+    spans = BlockSpans(block_tokens)
+    shared = False
+    last_turn: dict[str, int] = {}
+    for record in records(source, limit):
+        input_tokens = record.whole("input_length")
+        ids = record.items("hash_ids") if "hash_ids" in record.values else []
+        shared = shared or bool(ids)
+        add_ids(spans, record, "hash_ids", ids, input_tokens)
+        priority = record.whole("priority", -(1 << 31)) if "priority" in record.values else 0
+        arrival, session, after, gap = _when(record, last_turn, len(rows))
+        output_tokens = record.whole("output_length")
+        rows.add(record.line, arrival, input_tokens, output_tokens, priority, session, after, gap)
+    return rows.finish(spans.finish() if shared else None, time_field="timestamp", sort=sort)
+
+
+def add_ids(spans: BlockSpans, record: Record, field: str, ids: list[int], input_tokens: int) -> None:
+    """Adds a prompt named by ids of whole blocks; none at all: a unique prompt.
+
+    Raises BadInput where the ids are too few or too many for the prompt, or no whole numbers.
+    """
+    need = math.ceil(input_tokens / spans.block_tokens)
+    if ids and len(ids) != need:
+        raise record.fail(
+            field,
+            f"{len(ids)} ids, but {input_tokens} tokens at {spans.block_tokens} a block need {need}; "
+            "correct the line, or give the block size (block_tokens, --block-tokens)",
+        )
+    try:
+        if ids and not (min(ids) >= 0 and max(ids) * spans.block_tokens < 1 << 62):
+            raise record.fail(field, f"ids must lie between 0 and {(1 << 62) // spans.block_tokens}")
+        spans.add(ids, input_tokens if ids else 0)
+    except (TypeError, OverflowError):
+        raise record.fail(field, "holds something other than whole numbers") from None
+
+
+def _when(record: Record, last_turn: dict[str, int], row: int) -> tuple[float, str | None, int, float]:
+    """Arrival, session, `after` and `gap_s`: by the clock, or by `delay` after the session's last turn."""
+    values = record.values
+    session = record.text("session_id") if values.get("session_id") is not None else None
+    before = last_turn.get(session, -1) if session is not None else -1
+    if session is not None:
+        last_turn[session] = row
+    if before >= 0 and values.get("timestamp") is None:
+        delay = record.number("delay") / 1000 if values.get("delay") is not None else 0.0
+        return math.nan, session, before, delay
+    return record.number("timestamp") / 1000, session, -1, 0.0

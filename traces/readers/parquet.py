@@ -1,0 +1,104 @@
+"""Reads parquet: what `write` made, prompts included, or any table with the schema's columns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pagecast.traces.building import trace_name
+from pagecast.traces.schema import COLUMNS, INTEGERS, REQUIRED, Ints, Spans, Trace, dtype, table
+from pagecast.traces.source import Source
+
+SPAN_COLUMNS = ("span_content", "span_offset", "span_length")
+IDS_COLUMN = "token_ids"
+METADATA_KEY = b"pagecast"
+
+
+def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
+    """Reads the file. Raises BadInput for a missing column, a wrong type or an empty value."""
+    from pagecast.traces.operations import sort as sort_trace
+
+    data, ignored = _load(source, limit)
+    columns = {name: _column(source, data, name) for name in COLUMNS if name in data.column_names}
+    if not len(data):
+        raise source.fail("no requests in it; a trace needs at least one")
+    told = json.loads((data.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    notes = list(told.get("notes", ()))
+    if ignored:
+        notes.append(f"columns that are not part of the schema are ignored: {', '.join(ignored)}")
+    trace = Trace(
+        told.get("name") or trace_name(source), table(columns), _spans(source, data), _ids(data), tuple(notes)
+    )
+    return sort_trace(trace) if sort else trace
+
+
+def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
+    known = {*COLUMNS, *SPAN_COLUMNS, IDS_COLUMN}
+    try:
+        with pq.ParquetFile(source.path) as file:
+            told = file.metadata
+            size = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
+            if size > source.max_bytes:
+                raise source.fail(
+                    f"{size:,} bytes when unpacked, more than {source.max_bytes:,}; "
+                    "raise the limit (max_bytes, --max-bytes) if it is no mistake"
+                )
+            names = file.schema_arrow.names
+            for name in REQUIRED:
+                if name not in names:
+                    raise source.fail(f"column {name} is missing; the file has {', '.join(names)[:200]}")
+            data = file.read(columns=[name for name in names if name in known])
+    except (pa.ArrowException, OSError) as error:
+        problem = str(error).splitlines()[0][:120]
+        raise source.fail(f"unreadable parquet ({problem}); write it again") from None
+    ignored = [name for name in names if name not in known]
+    return (data if limit is None else data.slice(0, limit)), ignored
+
+
+def _column(source: Source, data: pa.Table, name: str) -> Any:
+    column = data.column(name)
+    kind = {"int64": pa.int64(), "float64": pa.float64(), "string": pa.string()}[dtype(name)]
+    if column.null_count and (name in INTEGERS or name == "arrival_s"):
+        row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
+        raise source.fail(f"row {row} is empty; every row needs it", field=name)
+    try:
+        column = column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        problem = f"can't be read as {dtype(name)} ({str(error)[:80]}); convert it"
+        raise source.fail(problem, field=name) from None
+    return column.to_pandas() if dtype(name) != "string" else column.to_pylist()
+
+
+def _flat(column: pa.ChunkedArray) -> tuple[Ints, Ints]:
+    """Row boundaries and values of a column of lists."""
+    lists = column.cast(pa.large_list(pa.int64())).combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], column.type)
+    offsets = np.array(lists.offsets.to_numpy(), dtype=np.int64)
+    values = np.array(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
+    return offsets - offsets[0], values
+
+
+def _spans(source: Source, data: pa.Table) -> Spans | None:
+    if SPAN_COLUMNS[0] not in data.column_names:
+        return None
+    parts = {}
+    for name in SPAN_COLUMNS:
+        if name not in data.column_names:
+            raise source.fail(f"column {name} is missing beside {SPAN_COLUMNS[0]}; write the file again")
+        parts[name] = _flat(data.column(name))
+    start, content = parts["span_content"]
+    for name in SPAN_COLUMNS[1:]:
+        if not np.array_equal(parts[name][0], start):
+            raise source.fail(f"its lists differ in length from those of {SPAN_COLUMNS[0]}", field=name)
+    return Spans(start, content, parts["span_offset"][1], parts["span_length"][1])
+
+
+def _ids(data: pa.Table) -> list[Ints] | None:
+    if IDS_COLUMN not in data.column_names:
+        return None
+    start, values = _flat(data.column(IDS_COLUMN))
+    return np.split(values, start[1:-1])

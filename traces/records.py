@@ -1,0 +1,116 @@
+"""Reads JSON lines and checks their fields, so that every reader reports bad rows the same way."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from pagecast.traces.source import Source
+
+_BLANK_LINES = 1000
+
+
+class Record:
+    """One JSON object with the line it came from; its getters check and name the field on error."""
+
+    __slots__ = ("_source", "line", "values")
+
+    def __init__(self, source: Source, line: int, values: dict[str, Any]) -> None:
+        self._source, self.line, self.values = source, line, values
+
+    def fail(self, field: str, problem: str) -> Exception:
+        """The error for one field of this line."""
+        return self._source.fail(problem, self.line, field)
+
+    def required(self, field: str) -> Any:
+        """The value of a field. Raises BadInput where it is missing or null."""
+        value = self.values.get(field)
+        if value is None:
+            raise self.fail(field, "missing; every line needs it")
+        return value
+
+    def whole(self, field: str, least: int = 1) -> int:
+        """An integer of at least `least`."""
+        value = self.required(field)
+        if type(value) is not int:
+            if not isinstance(value, float) or not value.is_integer():
+                raise self.fail(field, f"{_show(value)} is no whole number; correct the line")
+            value = int(value)
+        if value < least:
+            raise self.fail(field, f"{value} is less than {least}; correct or remove the line")
+        if value >= 1 << 62:
+            raise self.fail(field, "larger than 2**62; correct or remove the line")
+        return value
+
+    def number(self, field: str, least: float = 0.0) -> float:
+        """A finite number of at least `least`."""
+        value = self.required(field)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(field, f"{_show(value)} is no number")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+        if not math.isfinite(value):
+            raise self.fail(field, f"{value} is not finite; correct or remove the line")
+        if value < least:
+            raise self.fail(field, f"{value:g} is less than {least:g}; correct or remove the line")
+        return value
+
+    def text(self, field: str) -> str:
+        """A string, or a number written out (ids come as either)."""
+        value = self.required(field)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        raise self.fail(field, f"{_show(value)} is no text")
+
+    def items(self, field: str) -> list[Any]:
+        """A list."""
+        value = self.required(field)
+        if not isinstance(value, list):
+            raise self.fail(field, f"{_show(value)} is no list")
+        return value
+
+
+def records(source: Source, limit: int | None = None) -> Iterator[Record]:
+    """The JSON objects of a file, one a line, at most `limit`; blank lines are passed over.
+
+    Raises BadInput for a broken or cut-off line, one that is no object, and text that is not UTF-8.
+    """
+    count = blank = 0
+    for number, line in source.lines():
+        if limit is not None and count >= limit:
+            return
+        if line.isspace():
+            blank += 1
+            if blank > _BLANK_LINES:
+                raise source.fail(f"more than {_BLANK_LINES} blank lines; is this a trace?", number)
+            continue
+        count += 1
+        yield Record(source, number, _parse(source, number, line))
+
+
+def _parse(source: Source, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError:
+        raise source.fail("not UTF-8; convert the file to UTF-8", number) from None
+    except json.JSONDecodeError as error:
+        cut = "" if line.endswith(b"\n") else " (the file may be cut off here)"
+        raise source.fail(
+            f"broken JSON at column {error.colno}: {error.msg}{cut}; repair or remove the line", number
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise source.fail(f"unreadable JSON ({error}); repair or remove the line", number) from None
+    if not isinstance(value, dict):
+        raise source.fail(f"{_show(value)} is no JSON object; each line describes one request", number)
+    return value
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,162 @@
+"""Opens a trace file whatever its compression, and guards the reader against what it may hold.
+
+Compression is told by the first bytes, not the name. Everything is streamed: a decompression bomb or a
+line of gigabytes ends in one line of error before it fills memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import zstandard
+from pagecast.sim.core.errors import BadInput
+
+MIB = 1 << 20
+MAX_BYTES = 4 << 30  # decompressed
+MAX_LINE_BYTES = 64 * MIB
+_HEAD_BYTES = MIB
+_ZSTD_WINDOW_BYTES = 128 * MIB
+_ZSTD_FEED_BYTES = 4096  # one call expands by at most 32,768 times
+_GZIP, _ZSTD, _ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file to read, with its first MiB (decompressed) in `head`."""
+
+    path: Path
+    max_bytes: int
+    head: bytes
+
+    def fail(self, problem: str, line: int | None = None, field: str | None = None) -> BadInput:
+        """The error to raise: file, line and field, then what is wrong and what to do."""
+        where = str(self.path)
+        if line is not None:
+            where += f", line {line}"
+        if field is not None:
+            where += f", field {field}"
+        return BadInput(f"{where}: {problem}")
+
+    def open(self) -> io.BufferedReader:
+        """A fresh stream of the decompressed bytes; raises BadInput when it is broken or too long."""
+        return _open(self.path, self.max_bytes)
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Line numbers (from 1) and lines, their ends included."""
+        number = 0
+        with self.open() as stream:
+            while line := stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise self.fail(f"longer than {MAX_LINE_BYTES // MIB} MiB; is this a trace?", number)
+                yield number, line
+
+    def text(self) -> str:
+        """The whole file as text. Raises BadInput where it is not UTF-8."""
+        with self.open() as stream:
+            try:
+                return stream.read().decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise self.fail(f"not UTF-8 at byte {error.start}; convert it to UTF-8") from None
+
+
+def open_source(path: str | Path, max_bytes: int = MAX_BYTES) -> Source:
+    """Looks at a file's beginning. Raises BadInput for a missing, empty, zipped or unreadable file."""
+    path = Path(path)
+    with _open(path, max_bytes) as stream:
+        head = stream.read(_HEAD_BYTES)
+    if not head.strip():
+        raise BadInput(f"{path}: the file is empty; a trace needs at least one request")
+    if head.startswith(_ZIP):
+        raise BadInput(f"{path}: a zip archive; unzip it and give the trace inside")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise BadInput(f"{path}: UTF-16 text; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
+    return Source(path, max_bytes, head)
+
+
+def _open(path: Path, max_bytes: int) -> io.BufferedReader:
+    try:
+        raw = path.open("rb")
+        magic = raw.read(4)
+        raw.seek(0)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; give a trace's path or the name of a bundled sample") from None
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read ({error.strerror})") from None
+    read: Callable[[int], bytes] = raw.read
+    if magic.startswith(_GZIP):
+        read = gzip.GzipFile(fileobj=raw).read
+    elif magic == _ZSTD:
+        read = _Zstd(raw).read
+    return io.BufferedReader(_Guarded(path, raw, read, max_bytes), MIB)
+
+
+class _Zstd:
+    """Reads concatenated zstd frames, and unlike the library's reader notices a cut-off one."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._raw = raw
+        self._context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+        self._frame = self._context.decompressobj()
+        self._ready = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        while not self._ready:
+            fed = self._raw.read(_ZSTD_FEED_BYTES)
+            if not fed:
+                if not self._frame.eof:
+                    raise EOFError
+                return b""
+            self._ready = memoryview(self._decompress(fed))
+        out, self._ready = self._ready[:size], self._ready[size:]
+        return bytes(out)
+
+    def _decompress(self, fed: bytes) -> bytes:
+        if self._frame.eof:
+            self._frame = self._context.decompressobj()
+        out = [self._frame.decompress(fed)]
+        while self._frame.eof and self._frame.unused_data:
+            rest = self._frame.unused_data
+            self._frame = self._context.decompressobj()
+            out.append(self._frame.decompress(rest))
+        return b"".join(out)
+
+
+class _Guarded(io.RawIOBase):
+    """Counts what comes out and turns every decompression error into one line."""
+
+    def __init__(
+        self, path: Path, raw: io.BufferedReader, read: Callable[[int], bytes], max_bytes: int
+    ) -> None:
+        self._path, self._raw, self._read, self._max_bytes = path, raw, read, max_bytes
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            data = self._read(len(buffer))
+        except EOFError:
+            raise BadInput(f"{self._path}: the compressed file is cut off; fetch it again") from None
+        except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            raise BadInput(f"{self._path}: broken compression ({error}); fetch it again") from None
+        except OSError as error:
+            raise BadInput(f"{self._path}: can't be read ({error.strerror or error})") from None
+        self._count += len(data)
+        if self._count > self._max_bytes:
+            raise BadInput(
+                f"{self._path}: more than {self._max_bytes:,} bytes decompressed; "
+                "cut it, or raise the limit (max_bytes, --max-bytes) if it is no mistake"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

@@ -1,0 +1,189 @@
+"""Reads CSV columns with pyarrow and checks them whole, naming the line of the first bad value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pagecast.traces.schema import Floats, Ints
+from pagecast.traces.source import MIB, Source
+from pyarrow import csv
+
+_BLOCK_BYTES = 16 * MIB  # also the longest line
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Text columns of a CSV file, by name; getters convert and check a whole column at once."""
+
+    source: Source
+    columns: dict[str, pa.ChunkedArray]
+
+    def fail(self, row: int, field: str, problem: str) -> Exception:
+        """The error for one value: row 0 is the first after the header."""
+        return self.source.fail(problem, _line(self.source, row), field)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def texts(self, field: str) -> list[str]:
+        """A column as it stands."""
+        return list(self.columns[field].to_pylist())
+
+    def optional_texts(self, field: str) -> list[str | None]:
+        """A column of texts, None where the field is empty."""
+        return [text or None for text in self.columns[field].to_pylist()]
+
+    def numbers(self, field: str, default: float | None = None, least: float | None = None) -> Floats:
+        """Finite numbers; an empty field is `default`. Raises BadInput for anything else, or none given."""
+        column = pc.utf8_trim_whitespace(self.columns[field])
+        empty = np.asarray(pc.equal(column, "").to_numpy(), dtype=bool)
+        if empty.any() and default is None:
+            raise self.fail(int(np.flatnonzero(empty)[0]), field, "empty; every row needs it")
+        column = pc.if_else(pc.equal(column, ""), "0", column)
+        values = self._cast(field, column)
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            raise self.fail(int(bad[0]), field, f"{values[bad[0]]} is not finite; correct or remove the row")
+        if least is not None and len(bad := np.flatnonzero(values < least)):
+            raise self.fail(
+                int(bad[0]), field, f"{values[bad[0]]:g} is less than {least:g}; correct or remove the row"
+            )
+        if empty.any():
+            values[empty] = default
+        return values
+
+    def whole(self, field: str, least: int = 1, default: int | None = None) -> Ints:
+        """Whole numbers of at least `least`; an empty field is `default`."""
+        values = self.numbers(field, default, None)
+        bad = np.flatnonzero((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
+        if len(bad):
+            raise self.fail(int(bad[0]), field, f"{values[bad[0]]:g} is no whole number; correct the row")
+        low = values < least
+        if default is not None:
+            low &= values != default
+        if low.any():
+            row = int(np.flatnonzero(low)[0])
+            raise self.fail(row, field, f"{values[row]:g} is less than {least}; correct or remove the row")
+        return values.astype(np.int64)
+
+    def _cast(self, field: str, column: pa.ChunkedArray) -> Floats:
+        try:
+            return np.array(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
+        except pa.ArrowInvalid:
+            for row, text in enumerate(column.to_pylist()):
+                try:
+                    pc.cast(pa.scalar(text), pa.float64())
+                except pa.ArrowInvalid:
+                    problem = f"{text[:40]!r} is no number; correct or remove the row"
+                    raise self.fail(row, field, problem) from None
+            raise
+
+    def lines(self) -> Ints:
+        """A number for each row that orders errors: its line, where no line is blank."""
+        return np.arange(2, len(self) + 2, dtype=np.int64)
+
+    def served(self, columns: dict[str, Any]) -> tuple[dict[str, Any], Ints, list[str]]:
+        """Drops rows that generated no token (failed requests), with a note that counts them."""
+        keep = np.asarray(columns["output_tokens"]) > 0
+        lines = self.lines()
+        dropped = int((~keep).sum())
+        if not dropped:
+            return columns, lines, []
+        kept = {
+            name: np.asarray(column, dtype=object if isinstance(column, list) else None)[keep]
+            for name, column in columns.items()
+        }
+        note = f"left out, for they generated nothing: {dropped:,} of {len(keep):,} requests"
+        return kept, lines[keep], [note]
+
+
+def header(head: bytes) -> tuple[list[str], str]:
+    """The column names in a file's first line, and what separates them."""
+    line = head.split(b"\n", 1)[0].decode("utf-8-sig", errors="replace").strip()
+    delimiter = next((mark for mark in (",", ";", "\t") if mark in line), ",")
+    return [name.strip().strip('"') for name in line.split(delimiter)], delimiter
+
+
+def read_table(
+    source: Source, required: Sequence[str], limit: int | None = None, optional: Iterable[str] = ()
+) -> Table:
+    """Reads the named columns as text, at most `limit` rows.
+
+    Raises BadInput for a missing column, a row with more or fewer fields than the header, and text that
+    is not UTF-8.
+    """
+    names, delimiter = header(source.head)
+    for name in required:
+        if name not in names:
+            raise source.fail(f"column {name} is missing; the header has {', '.join(names)[:200]}", 1)
+    if len(set(names)) != len(names):
+        raise source.fail("a column name stands twice in the header; rename one", 1)
+    wanted = [*required, *(name for name in optional if name in names)]
+    options = csv.ConvertOptions(
+        include_columns=wanted, column_types={name: pa.string() for name in wanted}, strings_can_be_null=False
+    )
+    rows: list[pa.RecordBatch] = []
+    count = 0
+    try:
+        with source.open() as stream:
+            reader = csv.open_csv(
+                stream,
+                csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows=1),
+                csv.ParseOptions(delimiter=delimiter),
+                options,
+            )
+            for batch in reader:
+                rows.append(batch)
+                count += len(batch)
+                if limit is not None and count >= limit:
+                    break
+    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+        raise _explain(source, names, str(error)) from None
+    table = pa.Table.from_batches(rows, pa.schema([(name, pa.string()) for name in wanted]))
+    table = table if limit is None else table.slice(0, limit)
+    return Table(source, {name: table.column(name) for name in wanted})
+
+
+def _explain(source: Source, names: list[str], problem: str) -> Exception:
+    """Turns pyarrow's message into a line number and a remedy."""
+    if "straddling object" in problem:
+        return source.fail(f"a line longer than {_BLOCK_BYTES // MIB} MiB; is this a trace?")
+    if "UTF8" in problem:
+        for number, line in source.lines():
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return source.fail("not UTF-8; convert the file to UTF-8", number)
+    if "Expected" in problem:
+        for number, line in source.lines():
+            fields = len(next(iter(_fields(line)), []))
+            if line.strip() and fields != len(names):
+                problem = f"{fields} fields where the header has {len(names)}; correct the row"
+                return source.fail(problem, number)
+    if "Empty CSV" in problem:
+        return source.fail("no rows below the header; a trace needs at least one request")
+    return source.fail(f"unreadable CSV ({problem.splitlines()[0][:120]}); correct the file")
+
+
+def _fields(line: bytes) -> Iterable[list[str]]:
+    import csv as standard
+
+    text = line.decode("utf-8-sig", errors="replace")
+    return standard.reader([text], delimiter=header(line)[1] if b"," not in line else ",")
+
+
+def _line(source: Source, row: int) -> int:
+    """The line of a row: blank lines hold none."""
+    rows = -1  # the header
+    number = 1
+    for number, line in source.lines():
+        if line.strip():
+            if rows == row:
+                return number
+            rows += 1
+    return number
