@@ -1,0 +1,152 @@
+"""Facts about GPUs: memory, bandwidth, arithmetic and links, each with its source.
+
+`gpu("H100")` accepts the spellings people type. `hbm_bytes` is what the driver says is usable
+(`cudaMemGetInfo`, torch's "total capacity"), not the number on the box: engines multiply their memory
+fraction by it. It moves by 0.2% with the driver's version.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from pagecast.sim.core.errors import BadInput
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU model. Dense rates, without sparsity, as its maker publishes them.
+
+    `flops` has floating point operations per second by dtype (`bf16`, `fp16`, `fp8`), only those that its
+    matrix units know. `link_bytes_per_s` is what one GPU can send to its peers, one way, over `link`
+    (`NVLink`, `PCIe` or `Infinity Fabric`).
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    flops: MappingProxyType[str, float]
+    sms: int
+    link: str
+    link_bytes_per_s: float
+    source: str
+
+    def peak_flops(self, dtype: str) -> float:
+        """FLOP/s of a matrix product in `dtype`; a dtype that the GPU lacks runs at its 16-bit rate."""
+        rates = self.flops
+        return rates.get(dtype) or rates.get("bf16") or rates["fp16"]
+
+
+def _gpu(
+    name: str,
+    aliases: str,
+    gib: float,
+    gb_per_s: float,
+    tflops: tuple[float | None, float, float | None],
+    sms: int,
+    link: tuple[str, float],
+    source: str,
+) -> Gpu:
+    rates = {
+        dtype: value * 1e12
+        for dtype, value in zip(("bf16", "fp16", "fp8"), tflops, strict=True)
+        if value is not None
+    }
+    return Gpu(
+        name=name,
+        aliases=tuple(aliases.split(", ")) if aliases else (),
+        hbm_bytes=round(gib * GIB),
+        hbm_bytes_per_s=gb_per_s * 1e9,
+        flops=MappingProxyType(rates),
+        sms=sms,
+        link=link[0],
+        link_bytes_per_s=link[1] * 1e9,
+        source=source,
+    )
+
+
+_NV4 = ("NVLink", 450.0)
+_NV5 = ("NVLink", 900.0)
+_GEN4 = ("PCIe", 32.0)
+_GEN5 = ("PCIe", 64.0)
+_OOM = "usable memory as torch's out-of-memory messages state it"
+
+# name, aliases, usable GiB, GB/s, dense TFLOP/s (bf16, fp16, fp8), SMs, link (GB/s one way), source
+GPUS: tuple[Gpu, ...] = (
+    _gpu("B200", "B200 SXM, B200 180GB, HGX B200", 178.35, 8000, (2250, 2250, 4500), 148, _NV5,
+         f"NVIDIA Blackwell architecture brief (HGX B200); {_OOM} (178.35 GiB)"),
+    _gpu("GB200", "GB200 NVL72, GB200 186GB", 184.31, 8000, (2500, 2500, 5000), 152, _NV5,
+         f"NVIDIA GB200 NVL72 datasheet, a half of a superchip; {_OOM} (184.31 GiB)"),
+    _gpu("H200", "H200 SXM, H200 141GB, H200 SXM5", 139.80, 4800, (989.4, 989.4, 1978.9), 132, _NV4,
+         f"NVIDIA H200 datasheet; {_OOM} (139.80 GiB, drivers 570 and 580; 143771 MiB in nvidia-smi)"),
+    _gpu("H100 SXM", "H100, H100 80GB, H100 SXM5, H100 80GB HBM3, H100 SXM 80GB", 79.18, 3352,
+         (989.4, 989.4, 1978.9), 132, _NV4,
+         f"NVIDIA H100 datasheet; {_OOM} (79.10 to 79.22 GiB by driver)"),
+    _gpu("H100 PCIe", "H100 PCIe 80GB, H100 80GB PCIe", 79.18, 2039, (756, 756, 1513), 114, _GEN5,
+         f"NVIDIA H100 datasheet; {_OOM}"),
+    _gpu("H20", "H20 96GB, H20 SXM", 95.22, 4000, (148, 148, 296), 78, _NV4,
+         f"NVIDIA H20 product brief; {_OOM} (95.00 to 95.22 GiB by driver)"),
+    _gpu("A100 80GB", "A100 80GB SXM, A100-SXM4-80GB, A100 SXM 80GB, A100-80", 79.25, 2039,
+         (312, 312, None), 108, ("NVLink", 300.0),
+         f"NVIDIA A100 datasheet (SXM4); {_OOM} (79.14 to 79.25 GiB by driver)"),
+    _gpu("A100 80GB PCIe", "A100 PCIe 80GB, A100-PCIE-80GB", 79.25, 1935, (312, 312, None), 108, _GEN4,
+         f"NVIDIA A100 datasheet (PCIe); {_OOM}"),
+    _gpu("A100 40GB", "A100 40GB SXM, A100-SXM4-40GB, A100 SXM 40GB, A100-40", 39.49, 1555,
+         (312, 312, None), 108, ("NVLink", 300.0),
+         f"NVIDIA A100 datasheet (SXM4 40 GB); {_OOM} (39.38 to 39.56 GiB by driver)"),
+    _gpu("L40S", "L40S 48GB", 44.39, 864, (362.05, 362.05, 733), 142, _GEN4,
+         f"NVIDIA L40S datasheet; {_OOM} (44.34 to 44.52 GiB by driver; ECC on)"),
+    _gpu("L4", "L4 24GB", 22.03, 300, (121, 121, 242.5), 58, _GEN4,
+         f"NVIDIA L4 datasheet, half of its rates with sparsity; {_OOM} (ECC on)"),
+    _gpu("A10G", "A10G 24GB", 22.06, 600, (70, 70, None), 80, _GEN4,
+         f"AWS EC2 G5 specification; {_OOM} (ECC on)"),
+    _gpu("A10", "A10 24GB", 22.05, 600, (125, 125, None), 72, _GEN4,
+         f"NVIDIA A10 datasheet; {_OOM} (ECC on)"),
+    _gpu("RTX A6000", "A6000, RTX A6000 48GB", 47.53, 768, (154.8, 154.8, None), 84, _GEN4,
+         f"NVIDIA RTX A6000 datasheet; {_OOM}"),
+    _gpu("RTX 5090", "5090, GeForce RTX 5090", 31.36, 1792, (209.5, 209.5, 419), 170, _GEN5,
+         f"NVIDIA RTX Blackwell architecture paper, FP32 accumulation; {_OOM}"),
+    _gpu("RTX 4090", "4090, GeForce RTX 4090", 23.52, 1008, (165.2, 165.2, 330.3), 128, _GEN4,
+         f"NVIDIA Ada architecture paper, FP32 accumulation; {_OOM} (23.52 to 23.65 GiB by driver)"),
+    _gpu("RTX 3090", "3090, GeForce RTX 3090", 23.56, 936, (71, 71, None), 82, _GEN4,
+         f"NVIDIA Ampere GA102 architecture paper, FP32 accumulation; {_OOM}"),
+    _gpu("T4", "Tesla T4, T4 16GB", 14.56, 320, (None, 65, None), 40, ("PCIe", 16.0),
+         f"NVIDIA T4 datasheet; {_OOM} (14.56 to 14.75 GiB by driver; ECC on)"),
+    _gpu("MI300X", "AMD MI300X, Instinct MI300X, MI300X 192GB", 191.69, 5300, (1307.4, 1307.4, 2614.9), 304,
+         ("Infinity Fabric", 448.0),
+         f"AMD Instinct MI300X datasheet; {_OOM} (191.69 to 191.98 GiB by driver)"),
+    _gpu("MI325X", "AMD MI325X, Instinct MI325X, MI325X 256GB", 255.69, 6000, (1307.4, 1307.4, 2614.9), 304,
+         ("Infinity Fabric", 448.0),
+         "AMD Instinct MI325X datasheet; 256 GiB less the 0.31 GiB that the MI300X's driver keeps"),
+)  # fmt: skip
+
+
+def _key(name: str) -> str:
+    plain = re.sub(r"[^a-z0-9]+", "", name.lower())
+    for prefix in ("nvidia", "amd", "tesla", "instinct", "geforce"):
+        plain = plain.removeprefix(prefix)
+    return plain.replace("gib", "gb")
+
+
+_BY_KEY: dict[str, Gpu] = {_key(spelling): g for g in GPUS for spelling in (g.name, *g.aliases)}
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU called `name`, in any common spelling (`H100`, `h100-sxm`, `NVIDIA A100-SXM4-80GB`).
+
+    Errors: `BadInput` for a name that is unknown, or that two GPUs share, with the nearest names.
+    """
+    found = _BY_KEY.get(_key(name))
+    if found is not None:
+        return found
+    if _key(name) in ("a100", "a100sxm", "a100sxm4", "a100pcie"):
+        raise BadInput(f"GPU {name!r} comes in two sizes: say 'A100 80GB' or 'A100 40GB'")
+    keys = get_close_matches(_key(name), _BY_KEY, n=6, cutoff=0.5)
+    near = list(dict.fromkeys(_BY_KEY[key].name for key in keys))[:3]
+    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(g.name for g in GPUS)}"
+    raise BadInput(f"unknown GPU {name!r}; {hint}")
