@@ -1,0 +1,62 @@
+"""What happened to blocks and requests, in order: the log that simulator and engine must share line for line.
+
+An event names its step (the number of the plan being made, or of the next one between plans), so that
+logs made on different clocks can be compared. Blocks come in lists: one event for a run of them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class EventKind(Enum):
+    """What can happen. The first five are about blocks, the rest about requests."""
+
+    ALLOCATED = "allocated"  # blocks given to a request to fill
+    STORED = "stored"  # full blocks published: others may reuse them
+    REUSED = "reused"  # cached blocks given to a request that found them
+    EVICTED = "evicted"  # cached content given up for its space
+    FREED = "freed"  # blocks no request holds any more
+    ADMITTED = "admitted"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+class Event(NamedTuple):
+    """One line of the log. `request` is empty for evictions; `detail` is a reason or a count of tokens."""
+
+    step: int
+    kind: EventKind
+    request: str
+    blocks: tuple[int, ...] = ()
+    detail: str = ""
+
+    def line(self) -> str:
+        """The event as text, blocks run-length coded: `12 allocated r7 100-131,40`."""
+        parts = [str(self.step), self.kind.value, self.request or "-"]
+        if self.blocks:
+            parts.append(run_length(self.blocks))
+        if self.detail:
+            parts.append(self.detail)
+        return " ".join(parts)
+
+
+def run_length(blocks: tuple[int, ...]) -> str:
+    """Block numbers as ranges: ascending `a-b`, descending `a~b`, single `a`, joined by commas."""
+    pieces: list[str] = []
+    i, n = 0, len(blocks)
+    while i < n:
+        j = i + 1
+        step = blocks[j] - blocks[i] if j < n and abs(blocks[j] - blocks[i]) == 1 else 0
+        while step and j + 1 < n and blocks[j + 1] - blocks[j] == step:
+            j += 1
+        if step:
+            pieces.append(f"{blocks[i]}{'-' if step > 0 else '~'}{blocks[j]}")
+            i = j + 1
+        else:
+            pieces.append(str(blocks[i]))
+            i += 1
+    return ",".join(pieces)

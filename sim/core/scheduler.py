@@ -1,0 +1,477 @@
+"""The scheduler: who computes what in the next step, and where its KV goes.
+
+    plan = scheduler.plan(now)                # decide
+    outcome = backend.execute(plan)           # simulate it, or run it on a GPU
+    scheduler.commit(plan, outcome, now)      # publish, finish
+
+This file keeps the state and what can happen to a request (admit, preempt, finish, cancel). In which
+order these happen within a step is the profile's rule: `mixed.py` (vLLM) and `phased.py` (nano-vLLM).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pagecast.sim.core import mixed, phased
+from pagecast.sim.core.cache import Hit, KVCacheManager
+from pagecast.sim.core.decoders import Decoders, give_one
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.events import Event, EventKind
+from pagecast.sim.core.plan import DONE, Chunk, Outcome, StepPlan
+from pagecast.sim.core.profile import VLLM, Profile
+from pagecast.sim.core.request import NEVER, Request, State
+from pagecast.sim.core.waiting import ByPriority, FirstComeFirstServed, WaitingQueue
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a replica may do at once. `max_model_len` None: bounded by the pool alone."""
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    policy: str = "fcfs"
+    pipeline_depth: int = 0
+    caching: bool = True
+
+    def check(self) -> None:
+        """Errors: BadInput naming the first limit that cannot work."""
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise BadInput(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
+                f"({self.max_num_seqs}), so decodes would not fit one step; raise one or lower the other"
+            )
+        if self.policy not in ("fcfs", "priority"):
+            raise BadInput(f"scheduling policy {self.policy!r} is not known; choose fcfs or priority")
+        if self.pipeline_depth not in (0, 1):
+            raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
+
+
+class Scheduler:
+    """One replica's decisions. Requests are submitted at any time; plans are made and committed in order.
+
+    `log`: keep events in `events` (whoever reads them empties the list). `shortcuts=False` makes every
+    step by the general rule, as a reference for tests.
+    """
+
+    def __init__(
+        self, limits: Limits, profile: Profile = VLLM, *, log: bool = False, shortcuts: bool = True
+    ) -> None:
+        limits.check()
+        self.limits = limits
+        self.profile = profile
+        self.cache = KVCacheManager(
+            limits.num_blocks,
+            limits.block_size,
+            caching=limits.caching,
+            unfindable_first=profile.unfindable_first,
+        )
+        self.cache.settle = self._settle
+        self.pool = self.cache.pool
+        self.events: list[Event] | None = [] if log else None
+        self.pool.events = self.events
+        self.waiting: WaitingQueue = ByPriority() if limits.policy == "priority" else FirstComeFirstServed()
+        self.running: dict[Request, None] = {}  # admission order; admitted and not ended
+        self.decoders = Decoders(limits.block_size)
+        self.prefilling: dict[Request, None] = {}  # running, chunks still to come
+        self.joining: dict[Request, None] = {}  # running, prompt completed by the plan being made
+        self.parked: dict[Request, None] = {}  # running, beyond the batch size (phased profiles)
+        self.draining: dict[int, list[Request]] = {}  # by step: requests that end with its commit
+        self.requests: dict[str, Request] = {}
+        self.in_flight: deque[StepPlan] = deque()
+        self.step = 0  # number of the next plan
+        self.tick = 0  # number of the next decode step (see `Decoders`)
+        self.blocked = False  # the head of the queue can't be admitted until something ends
+        self.preemptions = 0
+        self.failed_allocations = 0
+        self._admissions = 0
+        self._shortcuts = shortcuts
+        # `delay`: generated blocks become findable with the plan that fills them, or one step later where
+        # that plan could not know their content (pipelining) or nothing is published before its commit.
+        self.delay = 0 if profile.publish_at_schedule and limits.pipeline_depth == 0 else 1
+
+    # ---- requests come and go
+
+    def submit(self, request: Request) -> bool:
+        """Queues a request. False: it was rejected, and `request.reason` says why.
+
+        Errors: ValueError where a live request has the same id, or a length is below 1.
+        """
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise ValueError(f"request {request.id}: prompt and output must have at least one token")
+        if request.id in self.requests:
+            raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
+        reason = self._never_fits(request)
+        if reason:
+            request.state = State.REJECTED
+            request.reason = reason
+            self._event(EventKind.REJECTED, request, detail=reason)
+            return False
+        request.state = State.WAITING
+        request.queue_depth = len(self.waiting)
+        self.requests[request.id] = request
+        if not len(self.waiting) or self.limits.policy == "priority":
+            self.blocked = False
+        self.waiting.add(request)
+        return True
+
+    def _never_fits(self, request: Request) -> str:
+        limits = self.limits
+        total = request.prompt_tokens + request.output_tokens
+        if limits.max_model_len is not None and total > limits.max_model_len:
+            return (
+                f"{request.prompt_tokens} prompt + {request.output_tokens} output tokens exceed "
+                f"max_model_len {limits.max_model_len}"
+            )
+        needed = self.cache.blocks_for(total - 1)  # the last token is never computed
+        if needed > limits.num_blocks:
+            return f"needs {needed} blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}"
+        return ""
+
+    def cancel(self, id: str, now: int) -> bool:
+        """Ends a request in any state and gives its blocks back. False: no such live request."""
+        request = self.requests.get(id)
+        if request is None:
+            return False
+        if request.table:
+            committed = self._committed(request)
+            self.cache.publish(request, min(committed, self._publishable(request)))
+            self.cache.withdraw(request, committed)
+        self._leave(request)
+        self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
+        return True
+
+    def _committed(self, request: Request) -> int:
+        """Tokens whose KV is certainly there: what no plan in flight still computes."""
+        computed = self._computed(request)
+        for plan in self.in_flight:
+            for chunk in plan.chunks:
+                if chunk.request is request:
+                    return chunk.start
+            if request in plan.decodes:
+                return plan.tick + plan.steps - 1 - request.lag
+        return computed
+
+    def _computed(self, request: Request) -> int:
+        """Tokens planned so far."""
+        if request.state is State.DECODE and request not in self.parked:
+            return self.tick - request.lag
+        return request.computed
+
+    def _publishable(self, request: Request) -> int:
+        """Tokens whose blocks may be found as of the last plan."""
+        delay = self.delay if request.state is State.DECODE else 0
+        return self._computed(request) - delay
+
+    def _leave(self, request: Request) -> None:
+        """Takes a request out of whatever it is in; its blocks are not touched."""
+        state = request.state
+        if state is State.DECODE:
+            self._stop_decoding(request)
+        if request in self.running:
+            del self.running[request]
+        else:
+            self.waiting.remove(request)
+        self.prefilling.pop(request, None)
+        for ending in self.draining.values():
+            if request in ending:
+                ending.remove(request)
+
+    def _stop_decoding(self, request: Request) -> None:
+        request.computed = self._computed(request)
+        request.known = request.computed + 1
+        if request in self.parked:
+            del self.parked[request]
+        else:
+            self.decoders.remove(request)
+
+    def _end(self, request: Request, state: State, kind: EventKind, now: int) -> None:
+        request.finished_ns = now
+        self.cache.release(request)
+        request.state = state
+        del self.requests[request.id]
+        self.blocked = False
+        self._event(kind, request, detail=request.reason)
+
+    # ---- planning
+
+    def free_steps(self) -> int:
+        """How many steps from now on are pure decode steps in which nothing has to be decided.
+
+        No arrival, cancellation or early stop may come in between; that is for the caller to know. The
+        last of them may be one with which requests end. 0: the next plan is not of this kind.
+        """
+        decoders = self.decoders
+        n = len(decoders)
+        if not n or self.prefilling or not (self.blocked or not len(self.waiting)):
+            return 0
+        if self.parked and n < self.limits.max_num_seqs:
+            return 0
+        tick = self.tick
+        steps = decoders.next_end() - tick + 1
+        free = self.pool.queue.count
+        if (steps // self.limits.block_size + 1) * n > free:
+            steps = min(steps, decoders.ticks_within(tick, free))
+        if steps > 1 and self.in_flight and not self._silent(self.in_flight[-1]):
+            return 1
+        return steps
+
+    def _silent(self, plan: StepPlan) -> bool:
+        # Nothing happens at its commit that a later plan could see.
+        return not plan.chunks and plan.last not in self.draining
+
+    def plan(self, now: int) -> StepPlan | None:
+        """Decides the next step. None: nothing can be computed before a commit or an arrival."""
+        self.pool.step = self.step
+        if self._shortcuts and self.free_steps():
+            return self.decode(1)
+        if self.profile.mixed:
+            return mixed.plan(self, now)
+        return phased.plan(self, now)
+
+    def decode(self, steps: int) -> StepPlan:
+        """Plans `steps` decode steps at once, of those that `free_steps` counted.
+
+        All but the last are committed as well: there is nothing to be seen in between.
+        """
+        decoders, tick, step = self.decoders, self.tick, self.step
+        if decoders.explicit or self.events is not None:
+            self._decode_stepwise(steps)
+        else:
+            needed = decoders.blocks_needed(tick, steps)
+            if needed:
+                decoders.give(tick, steps, self.pool.take(needed))
+            self.step = step + steps
+            self.tick = tick + steps
+        plan = StepPlan(
+            step,
+            steps,
+            tick,
+            len(decoders),
+            decoders.context(tick),
+            decoders.longest(tick),
+            (),
+            len(self.running),
+            len(self.waiting),
+            self.pool.num_blocks - self.pool.queue.count,
+            (),
+            decoders.snapshot(),
+        )
+        self.finish_planning(plan)
+        return plan
+
+    def _decode_stepwise(self, steps: int) -> None:
+        """The same, a step at a time: where events are kept or keys come block by block."""
+        for _ in range(steps):
+            self.pool.step = self.step
+            self.serve_decoders()
+            self.step += 1
+            self.tick += 1
+
+    def serve_decoders(self) -> None:
+        """Gives each decoding request the block it needs at this tick; there are enough."""
+        decoders, tick = self.decoders, self.tick
+        crossing = decoders.crossing(tick)
+        if not decoders.explicit and self.events is None:
+            if crossing:
+                for request, block in zip(crossing, self.pool.take(len(crossing)), strict=True):
+                    assert request.tail is not None
+                    request.tail.blocks.append(block)
+            return
+        filling = {} if self.delay else decoders.filling(tick)
+        for request in sorted({**crossing, **filling}, key=lambda r: r.order):
+            if request in crossing:
+                self.serve_decoder(request)
+            if request in filling:
+                self.cache.publish(request, tick - request.lag + 1)
+
+    def serve_decoder(self, request: Request) -> None:
+        """Gives one decoding request a block at this tick."""
+        block = self.pool.take(1)[0]
+        if self.events is not None:
+            self._event(EventKind.ALLOCATED, request, (block,))
+        give_one(request, self.tick, block, self.limits.block_size)
+        if self.delay and (self.events is not None or request.keys.explicit):
+            self.cache.publish(request, self.tick - request.lag)
+
+    def admit(self, request: Request, hit: Hit, now: int) -> None:
+        """Moves the first waiting request into the running ones, with the prefix that was found for it."""
+        request.state = State.PREFILL
+        self._admissions += 1
+        request.order = self._admissions
+        request.computed = tokens = hit.blocks * self.limits.block_size
+        request.reused_tokens += tokens
+        if request.cached_tokens == NEVER:
+            request.cached_tokens = tokens
+            request.admitted_ns = now
+        self._event(EventKind.ADMITTED, request, detail=f"cached={tokens}")
+        if hit.blocks:
+            self.cache.reuse(request, hit)
+
+    def compute(self, request: Request, tokens: int) -> Chunk:
+        """Plans a chunk of a request's known tokens; its blocks are allocated already."""
+        start = request.computed
+        request.computed = reached = start + tokens
+        if self.profile.publish_at_schedule:
+            self.cache.publish(request, reached)
+        last = reached == request.known
+        if last:
+            self.prefilling.pop(request, None)
+            self.joining[request] = None
+        else:
+            self.prefilling[request] = None
+        return Chunk(request, start, tokens, last)
+
+    def _begin_decode(self, request: Request, next_tick: int) -> None:
+        known = request.known
+        request.lag = next_tick - known
+        ticks = request.prompt_tokens + request.output_tokens - known - 1
+        request.last_step = next_tick + ticks - 1
+        if not ticks:
+            request.state = State.DRAINING
+            self.draining.setdefault(self.step - 1, []).append(request)
+            return
+        request.state = State.DECODE
+        self.cache.open_tail(request)
+        if len(self.decoders) < self.limits.max_num_seqs:
+            self.decoders.add(request)
+        else:
+            self.parked[request] = None
+
+    def unpark(self) -> None:
+        """Lets parked requests decode where the batch has room again."""
+        while self.parked and len(self.decoders) < self.limits.max_num_seqs:
+            request = next(iter(self.parked))
+            del self.parked[request]
+            delay = self.tick - request.lag - request.known
+            request.lag += delay
+            request.last_step += delay
+            self.decoders.add(request)
+
+    def preempt(self, request: Request, *, served: bool) -> None:
+        """Takes a running request's blocks away and puts it back in the queue, to be computed again.
+
+        `served`: this step had given it its token already, which it gives back.
+        """
+        self.preemptions += 1
+        request.preemptions += 1
+        if request.state is not State.PREFILL:
+            # Of its output, whatever a plan before this one has computed may still be found.
+            computed = self._computed(request)
+            late = self.limits.pipeline_depth and not served
+            self.cache.publish(request, computed - 1 if late else computed)
+            self.cache.withdraw(request, computed)
+        if request.state is State.DECODE:
+            self._stop_decoding(request)
+        elif request.state is State.DRAINING:
+            # Its last token is in flight; the commit will find it waiting and end it.
+            request.known = request.prompt_tokens + request.output_tokens
+        else:
+            self.prefilling.pop(request, None)
+            self.joining.pop(request, None)
+        request.recomputed_tokens += request.known
+        request.computed = 0
+        del self.running[request]
+        self._event(EventKind.PREEMPTED, request)
+        self.cache.release(request)
+        request.state = State.WAITING
+        self.waiting.put_back(request)
+        self.blocked = False
+
+    def finish_planning(self, plan: StepPlan) -> None:
+        """Closes a plan: who completed its prompt decodes next; who computed its last token only waits."""
+        if self.joining:
+            for request in self.joining:
+                self._begin_decode(request, self.tick)
+            self.joining.clear()
+        ended = self.decoders.pop_ended(self.tick - 1)
+        if ended:
+            for request in ended:
+                request.state = State.DRAINING
+                request.computed = request.prompt_tokens + request.output_tokens - 1
+            self.draining.setdefault(plan.last, []).extend(ended)
+        self.in_flight.append(plan)
+
+    # ---- committing
+
+    def commit(self, plan: StepPlan, outcome: Outcome = DONE, now: int = 0) -> list[Request]:
+        """Takes note that a plan was executed. Returns the requests that ended with it, in order.
+
+        Plans are committed in the order they were made. Errors: ValueError for any other order.
+        """
+        if not self.in_flight or self.in_flight[0] is not plan:
+            raise ValueError(f"step {plan.step} is not the oldest plan in flight")
+        self.in_flight.popleft()
+        self.pool.step = self.step
+        for chunk in plan.chunks:
+            request = chunk.request
+            if not self.profile.publish_at_schedule and request.table and request.alive:
+                self.cache.publish(request, chunk.start + chunk.tokens)
+            if chunk.last and request.first_token_ns == NEVER:
+                request.first_token_ns = now
+        ended: list[Request] = []
+        for request in self.draining.pop(plan.last, ()):
+            self._finish(request, now)
+            ended.append(request)
+        for id in outcome.stopped:
+            early = self.requests.get(id)
+            if early is not None:
+                early.output_tokens = self._emitted(early, plan)
+                self._finish(early, now)
+                ended.append(early)
+        for id, reason in outcome.failed:
+            broken = self.requests.get(id)
+            if broken is not None:
+                broken.reason = reason
+                self.cancel(id, now)
+                ended.append(broken)
+        return ended
+
+    def _emitted(self, request: Request, plan: StepPlan) -> int:
+        if request.state is State.DECODE or request.state is State.DRAINING:
+            for chunk in plan.chunks:
+                if chunk.request is request:
+                    return chunk.start + chunk.tokens + 1 - request.prompt_tokens
+            return plan.tick + plan.steps - 1 - request.lag + 2 - request.prompt_tokens
+        return request.known - request.prompt_tokens
+
+    def _finish(self, request: Request, now: int) -> None:
+        if request.table:
+            self.cache.publish(request, request.prompt_tokens + request.output_tokens - 1)
+        self._leave(request)
+        request.known = request.prompt_tokens + request.output_tokens
+        self._end(request, State.FINISHED, EventKind.FINISHED, now)
+
+    # ---- small things
+
+    def _settle(self, request: Request) -> None:
+        # Called in the waiting loop, when this tick's tokens are given out: they count.
+        done = request.computed if request in self.parked else self.tick + 1 - request.lag - self.delay
+        self.cache.publish(request, done)
+
+    def may_find_more(self, request: Request, hit: Hit) -> bool:
+        """Whether a waiting request's hit may grow while others just decode: they are writing its prefix."""
+        keys = request.keys
+        if hit.blocks >= (request.known - 1) // self.limits.block_size:
+            return False
+        if keys.explicit:
+            return self.decoders.explicit > 0
+        segment = next(i for i, end in enumerate(keys.ends) if hit.blocks < end)
+        run = self.pool.index.get(keys.digests[segment])
+        while run is not None:
+            if run.writer is not None:
+                return True
+            run = run.next
+        return False
+
+    def _event(
+        self, kind: EventKind, request: Request, blocks: tuple[int, ...] = (), detail: str = ""
+    ) -> None:
+        if self.events is not None:
+            self.events.append(Event(self.step, kind, request.id, blocks, detail))

@@ -1,0 +1,106 @@
+"""Waiting requests, in the order in which they will be admitted."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from pagecast.sim.core.request import Request
+
+
+class WaitingQueue(Protocol):
+    """First in, first out, or by priority. Removing is lazy, so every call is O(log n) at worst."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Request]: ...
+    def add(self, request: Request) -> None:
+        """Queues an arrival."""
+
+    def put_back(self, request: Request) -> None:
+        """Queues a preempted request: at the front, where order is by arrival."""
+
+    def first(self) -> Request | None:
+        """The request to be admitted next, or None."""
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out, wherever it stands."""
+
+
+class FirstComeFirstServed:
+    """Arrival order; a preempted request goes to the front."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Request] = deque()
+        self._gone: set[Request] = set()
+
+    def __len__(self) -> int:
+        return len(self._queue) - len(self._gone)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for request in self._queue if request not in self._gone)
+
+    def add(self, request: Request) -> None:
+        self._settle(request)
+        self._queue.append(request)
+
+    def put_back(self, request: Request) -> None:
+        self._settle(request)
+        self._queue.appendleft(request)
+
+    def first(self) -> Request | None:
+        queue, gone = self._queue, self._gone
+        while queue and queue[0] in gone:
+            gone.discard(queue.popleft())
+        return queue[0] if queue else None
+
+    def remove(self, request: Request) -> None:
+        if self._queue and self._queue[0] is request:
+            self._queue.popleft()
+        else:
+            self._gone.add(request)
+
+    def _settle(self, request: Request) -> None:
+        # A request removed lazily and queued again must not be taken for the one that left.
+        if request in self._gone:
+            self._gone.discard(request)
+            self._queue.remove(request)
+
+
+class ByPriority:
+    """Lowest priority number first, then arrival time, then the order of submission (vLLM's `priority`)."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, Request]] = []
+        self._in: set[Request] = set()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._in)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry[3] for entry in sorted(self._heap) if entry[3] in self._in)
+
+    def add(self, request: Request) -> None:
+        self._count += 1
+        if request not in self._in:
+            self._in.add(request)
+            heapq.heappush(self._heap, (request.priority, request.arrival_ns, self._count, request))
+
+    def put_back(self, request: Request) -> None:
+        self.add(request)
+
+    def first(self) -> Request | None:
+        while self._heap and self._heap[0][3] not in self._in:
+            heapq.heappop(self._heap)
+        return self._heap[0][3] if self._heap else None
+
+    def remove(self, request: Request) -> None:
+        self._in.discard(request)
+        if self._heap and self._heap[0][3] is request:
+            heapq.heappop(self._heap)
+        else:
+            # Left in the middle: dropped now, lest it be queued again while the old entry is there.
+            self._heap = [entry for entry in self._heap if entry[3] is not request]
+            heapq.heapify(self._heap)
