@@ -6,14 +6,17 @@ Readers that go line by line use it: a million requests take tens of megabytes, 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pagecast.traces.checks import Problem, find_disorder, find_problem
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.schema import INTEGERS, SECONDS, Ints, Spans, Trace, starts, table
 from pagecast.traces.source import Source
 
+NO_REQUESTS = "no requests in it; a trace needs at least one"
 _FLUSH_IDS = 1 << 20
 _EPOCH_S = 1e8  # arrivals later than three years into a trace are dates
 
@@ -105,49 +108,56 @@ class Rows:
             column.append(value)
 
     def finish(
-        self, spans: Spans | None = None, *, time_field: str, sort: bool = False, notes: Sequence[str] = ()
+        self,
+        spans: Spans | None = None,
+        token_ids: list[Ints] | None = None,
+        *,
+        sort: bool = False,
+        time_field: str = "arrival_s",
+        notes: Sequence[str] = (),
     ) -> Trace:
-        """The trace. Raises BadInput when it has no rows, or times out of order (unless `sort`)."""
+        """The trace. Raises BadInput where it breaks the schema's rules."""
         columns = {
             name: np.frombuffer(column, dtype=np.int64 if name in INTEGERS else np.float64)
             if isinstance(column, array)
             else column
             for name, column in self._columns.items()
         }
-        lines = np.frombuffer(self.lines, dtype=np.int64)
-        return finish(self._source, columns, lines, spans, time_field=time_field, sort=sort, notes=notes)
+        if not len(self):
+            raise self._source.fail(NO_REQUESTS)
+        trace = Trace(trace_name(self._source), table(columns), spans, token_ids, tuple(notes))
+        return finish(self._source, trace, self.lines.__getitem__, sort=sort, time_field=time_field)
 
 
 def finish(
     source: Source,
-    columns: dict[str, Any],
-    lines: Ints,
-    spans: Spans | None = None,
+    trace: Trace,
+    line: Callable[[int], int] | None,
     *,
-    time_field: str,
     sort: bool = False,
-    notes: Sequence[str] = (),
+    time_field: str = "arrival_s",
 ) -> Trace:
-    """A trace of whole columns: checks the order of times, sorts if asked, counts dates from the first."""
-    if not len(lines):
-        raise source.fail("no requests in it; a trace needs at least one")
-    arrival = np.asarray(columns["arrival_s"], dtype=np.float64)
-    timed = np.flatnonzero(~np.isnan(arrival))
-    back = np.flatnonzero(np.diff(arrival[timed]) < 0)
-    if len(back) and not sort:
-        a, b = timed[back[0]], timed[back[0] + 1]
-        raise source.fail(
-            f"goes back in time: {arrival[b]:.9g} s comes after {arrival[a]:.9g} s; "
-            "sort the file, or say sort=True (--sort)",
-            int(lines[b]),
-            time_field,
-        )
-    if len(timed) and float(np.min(arrival[timed])) >= _EPOCH_S:
-        columns["arrival_s"] = arrival - float(np.min(arrival[timed]))
-    trace = Trace(trace_name(source), table(columns), spans, notes=tuple(notes))
-    return sort_trace(trace) if len(back) else trace
+    """Checks a trace that was read, sorts it if asked, and counts dates from the first of them.
+
+    `line` tells the line that a row came from (None: the file has rows, not lines), `time_field` is the
+    name that the file gives to arrivals. Raises BadInput with file, line and field.
+    """
+    problem = find_problem(trace)
+    disorder = None if problem else find_disorder(trace)
+    if problem or (disorder and not sort):
+        row, field, text = problem or disorder or Problem(0, "", "")
+        field = time_field if field == "arrival_s" else field
+        if line is None:
+            raise source.fail(f"row {row}: {text}", field=field)
+        raise source.fail(text, line(row), field)
+    arrival = trace.seconds("arrival_s")
+    first = float(np.nanmin(arrival))
+    if first >= _EPOCH_S:
+        trace = replace(trace, requests=trace.requests.assign(arrival_s=arrival - first))
+    return sort_trace(trace) if disorder else trace
 
 
 def trace_name(source: Source) -> str:
-    """A trace's name: its file's, without endings."""
-    return source.path.name.split(".")[0] or source.path.name
+    """A trace's name: its file's, without endings; a recorded run's is its folder's."""
+    name = source.path.name.split(".")[0] or source.path.name
+    return source.path.resolve().parent.name if name == "inputs" else name

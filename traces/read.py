@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.readers import azure, mooncake, parquet
+from pagecast.traces.bundled import resolve
+from pagecast.traces.readers import azure, mooncake, own, parquet
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import MAX_BYTES, open_source
 from pagecast.traces.tabular import header
@@ -25,7 +26,7 @@ def read(
     """Reads a trace; .gz and .zst are unpacked on the way.
 
     Args:
-        path: the file.
+        path: the file, the folder of a recorded run, or the name of a bundled sample.
         limit: read at most this many requests.
         sort: put requests out of order in order of arrival, instead of refusing them.
         block_tokens: tokens that a hash id names, where it is not the format's usual number.
@@ -36,10 +37,15 @@ def read(
     """
     if limit is not None and limit < 1:
         raise BadInput(f"limit {limit}: read at least one request")
+    path = resolve(path)
+    if path.is_dir():
+        path /= "inputs.jsonl.gz"
     source = open_source(path, max_bytes)
     if source.head.startswith(b"PAR1"):
         return parquet.read(source, limit=limit, sort=sort)
     keys = json_keys(source.head)
+    if {"input_tokens", "output_tokens"} <= keys:
+        return own.read(source, limit=limit, sort=sort)
     if {"timestamp", "input_length"} <= keys:
         return mooncake.read(source, limit=limit, sort=sort, block_tokens=block_tokens)
     if not keys and set(azure.COLUMNS) & set(header(source.head)[0]):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pagecast.traces.schema import Floats, Ints
+from pagecast.traces.building import NO_REQUESTS, finish, trace_name
+from pagecast.traces.schema import Floats, Ints, Trace, table
 from pagecast.traces.source import MIB, Source
 from pyarrow import csv
 
@@ -18,14 +19,28 @@ _BLOCK_BYTES = 16 * MIB  # also the longest line
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Text columns of a CSV file, by name; getters convert and check a whole column at once."""
+    """Text columns of a CSV file, by name; getters convert and check a whole column at once.
+
+    `rows` are the places of its rows in the file (0 follows the header), None for all of them.
+    """
 
     source: Source
     columns: dict[str, pa.ChunkedArray]
+    rows: Ints | None = None
 
     def fail(self, row: int, field: str, problem: str) -> Exception:
-        """The error for one value: row 0 is the first after the header."""
-        return self.source.fail(problem, _line(self.source, row), field)
+        """The error for one value."""
+        return self.source.fail(problem, self.line(row), field)
+
+    def line(self, row: int) -> int:
+        """The line of a row: found by going through the file again, for blank lines hold no row."""
+        left = 1 + (row if self.rows is None else int(self.rows[row]))
+        for number, line in self.source.lines():
+            if line.strip():
+                if not left:
+                    return number
+                left -= 1
+        return 0
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -83,23 +98,32 @@ class Table:
                     raise self.fail(row, field, problem) from None
             raise
 
-    def lines(self) -> Ints:
-        """A number for each row that orders errors: its line, where no line is blank."""
-        return np.arange(2, len(self) + 2, dtype=np.int64)
+    def finish(
+        self,
+        columns: dict[str, Any],
+        *,
+        sort: bool = False,
+        time_field: str = "arrival_s",
+        notes: Sequence[str] = (),
+    ) -> Trace:
+        """The trace of these columns. Raises BadInput where it breaks the schema's rules."""
+        if not len(self):
+            raise self.source.fail(NO_REQUESTS)
+        trace = Trace(trace_name(self.source), table(columns), notes=tuple(notes))
+        return finish(self.source, trace, self.line, sort=sort, time_field=time_field)
 
-    def served(self, columns: dict[str, Any]) -> tuple[dict[str, Any], Ints, list[str]]:
-        """Drops rows that generated no token (failed requests), with a note that counts them."""
+    def served(self, columns: dict[str, Any], *, sort: bool, time_field: str) -> Trace:
+        """The trace without the requests that generated nothing (failed ones); a note counts them."""
         keep = np.asarray(columns["output_tokens"]) > 0
-        lines = self.lines()
-        dropped = int((~keep).sum())
-        if not dropped:
-            return columns, lines, []
-        kept = {
-            name: np.asarray(column, dtype=object if isinstance(column, list) else None)[keep]
-            for name, column in columns.items()
-        }
-        note = f"left out, for they generated nothing: {dropped:,} of {len(keep):,} requests"
-        return kept, lines[keep], [note]
+        if keep.all():
+            return self.finish(columns, sort=sort, time_field=time_field)
+        kept = {name: np.asarray(column)[keep] for name, column in columns.items()}
+        rows = np.flatnonzero(keep)
+        served = replace(
+            self, columns={name: column.take(rows) for name, column in self.columns.items()}, rows=rows
+        )
+        note = f"left out, for they generated nothing: {len(keep) - len(rows):,} of {len(keep):,} requests"
+        return served.finish(kept, sort=sort, time_field=time_field, notes=[note])
 
 
 def header(head: bytes) -> tuple[list[str], str]:
@@ -175,15 +199,3 @@ def _fields(line: bytes) -> Iterable[list[str]]:
 
     text = line.decode("utf-8-sig", errors="replace")
     return standard.reader([text], delimiter=header(line)[1] if b"," not in line else ",")
-
-
-def _line(source: Source, row: int) -> int:
-    """The line of a row: blank lines hold none."""
-    rows = -1  # the header
-    number = 1
-    for number, line in source.lines():
-        if line.strip():
-            if rows == row:
-                return number
-            rows += 1
-    return number

@@ -1,23 +1,27 @@
-"""Writes traces: parquet holds everything and comes back equal.
+"""Writes traces: parquet and our JSON lines hold everything and come back equal; CSV holds no prompts.
 
 A file appears whole or not at all: it is written beside its place and then renamed.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.readers.parquet import IDS_COLUMN, METADATA_KEY, SPAN_COLUMNS
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import COLUMNS, DEFAULTS, REQUIRED, Trace
 
 
 def write_parquet(trace: Trace, path: str | Path) -> None:
@@ -38,6 +42,48 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
     data = data.replace_schema_metadata({METADATA_KEY: told.encode()})
     with replacing(path) as place:
         pq.write_table(data, place, compression="zstd")
+
+
+def write_jsonl(trace: Trace, path: str | Path) -> None:
+    """Writes our own JSON lines (`readers/own.py` describes them), packed if the name ends in .gz or .zst.
+
+    They hold what parquet does, but for the trace's name and notes. Times are written in full.
+    """
+    with replacing(path) as place, _packed(place, path) as out:
+        for line in jsonl_lines(trace):
+            out.write(line)
+
+
+def jsonl_lines(trace: Trace) -> Iterator[bytes]:
+    """The lines of our own JSON form, columns at their default left out."""
+    names = [name for name in COLUMNS if name in trace.requests]
+    columns = [trace.requests[name].astype(object).tolist() for name in names]
+    for row, values in enumerate(zip(*columns, strict=True)):
+        told = {
+            name: value
+            for name, value in zip(names, values, strict=True)
+            if value is not pd.NA and value == value and (name in REQUIRED or value != DEFAULTS[name])
+        }
+        if trace.spans is not None and (spans := trace.spans.row(row)):
+            told["spans"] = spans
+        if trace.token_ids is not None:
+            told["token_ids"] = trace.token_ids[row].tolist()
+        yield json.dumps(told, separators=(",", ":")).encode() + b"\n"
+
+
+@contextmanager
+def _packed(place: Path, path: str | Path) -> Iterator[IO[bytes]]:
+    """Opens `place` for writing, packed as the name `path` asks for."""
+    if str(path).endswith(".gz"):
+        # No time and no name inside: equal traces make equal files.
+        with place.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
+            yield cast(IO[bytes], packed)
+    elif str(path).endswith(".zst"):
+        with place.open("wb") as raw, zstandard.ZstdCompressor(10).stream_writer(raw) as packed:
+            yield packed
+    else:
+        with place.open("wb") as raw:
+            yield raw
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from pagecast.traces.building import finish
 from pagecast.traces.schema import Floats, Trace
 from pagecast.traces.source import Source
 from pagecast.traces.tabular import Table, read_table
@@ -24,8 +23,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
         "input_tokens": rows.whole("ContextTokens"),
         "output_tokens": rows.whole("GeneratedTokens", least=0),
     }
-    columns, lines, notes = rows.served(columns)
-    return finish(source, columns, lines, time_field="TIMESTAMP", sort=sort, notes=notes)
+    return rows.served(columns, sort=sort, time_field="TIMESTAMP")
 
 
 def _seconds(rows: Table) -> Floats:

@@ -37,7 +37,7 @@ def read(
         arrival, session, after, gap = _when(record, last_turn, len(rows))
         output_tokens = record.whole("output_length")
         rows.add(record.line, arrival, input_tokens, output_tokens, priority, session, after, gap)
-    return rows.finish(spans.finish() if shared else None, time_field="timestamp", sort=sort)
+    return rows.finish(spans.finish() if shared else None, sort=sort, time_field="timestamp")
 
 
 def add_ids(spans: BlockSpans, record: Record, field: str, ids: list[int], input_tokens: int) -> None:

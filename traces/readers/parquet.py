@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pagecast.traces.building import trace_name
+from pagecast.traces.building import NO_REQUESTS, finish, trace_name
 from pagecast.traces.schema import COLUMNS, INTEGERS, REQUIRED, Ints, Spans, Trace, dtype, table
 from pagecast.traces.source import Source
 
@@ -19,20 +19,17 @@ METADATA_KEY = b"pagecast"
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for a missing column, a wrong type or an empty value."""
-    from pagecast.traces.operations import sort as sort_trace
-
     data, ignored = _load(source, limit)
     columns = {name: _column(source, data, name) for name in COLUMNS if name in data.column_names}
     if not len(data):
-        raise source.fail("no requests in it; a trace needs at least one")
+        raise source.fail(NO_REQUESTS)
     told = json.loads((data.schema.metadata or {}).get(METADATA_KEY, b"{}"))
     notes = list(told.get("notes", ()))
     if ignored:
         notes.append(f"columns that are not part of the schema are ignored: {', '.join(ignored)}")
-    trace = Trace(
-        told.get("name") or trace_name(source), table(columns), _spans(source, data), _ids(data), tuple(notes)
-    )
-    return sort_trace(trace) if sort else trace
+    name = told.get("name") or trace_name(source)
+    trace = Trace(name, table(columns), _spans(source, data), _ids(data), tuple(notes))
+    return finish(source, trace, None, sort=sort)
 
 
 def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:

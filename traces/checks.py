@@ -1,0 +1,126 @@
+"""What a trace must satisfy before anything replays it, checked a whole column at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.core.content import own_prompt
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces.schema import SECONDS, Ints, Spans, Trace
+
+_FIRST_PRIVATE = own_prompt(0)
+
+
+class Problem(NamedTuple):
+    """The first thing wrong with a trace: in which row, in which field, and what."""
+
+    row: int
+    field: str
+    text: str
+
+
+def validate(trace: Trace) -> None:
+    """Raises BadInput, naming row and field, where a trace breaks the schema's rules."""
+    if not len(trace):
+        raise BadInput(f"trace {trace.name}: no requests; a trace needs at least one")
+    if problem := find_problem(trace) or find_disorder(trace):
+        raise BadInput(f"trace {trace.name}, row {problem.row}, field {problem.field}: {problem.text}")
+
+
+def find_disorder(trace: Trace) -> Problem | None:
+    """The first row whose arrival lies before that of the row above."""
+    arrival = trace.seconds("arrival_s")
+    timed = np.flatnonzero(~np.isnan(arrival))
+    back = np.flatnonzero(np.diff(arrival[timed]) < 0)
+    if not len(back):
+        return None
+    a, b = timed[back[0]], timed[back[0] + 1]
+    text = (
+        f"goes back in time: {arrival[b]:.9g} s comes after {arrival[a]:.9g} s; "
+        "sort the file, or say sort=True (--sort)"
+    )
+    return Problem(int(b), "arrival_s", text)
+
+
+def find_problem(trace: Trace) -> Problem | None:
+    """The first breach of the schema's rules, order of arrivals aside."""
+    return (
+        _least(trace, "input_tokens", 1)
+        or _least(trace, "output_tokens", 1)
+        or _least(trace, "output_content", -1)
+        or _least(trace, "output_offset", 0)
+        or _links(trace)
+        or _seconds(trace)
+        or (None if trace.spans is None else _spans(trace, trace.spans))
+        or _token_ids(trace)
+    )
+
+
+def _first(bad: npt.NDArray[np.bool_], field: str, text: str) -> Problem | None:
+    rows = np.flatnonzero(bad)
+    return Problem(int(rows[0]), field, text) if len(rows) else None
+
+
+def _least(trace: Trace, field: str, least: int) -> Problem | None:
+    values = trace.integers(field)
+    bad = np.flatnonzero(values < least)
+    if not len(bad):
+        return None
+    return Problem(int(bad[0]), field, f"{values[bad[0]]} is less than {least}; correct or remove the row")
+
+
+def _links(trace: Trace) -> Problem | None:
+    after, arrival = trace.integers("after"), trace.seconds("arrival_s")
+    follows = after >= 0
+    own = np.arange(len(trace))
+    return (
+        _first((after < -1) | (after >= own), "after", "must be -1 or the number of an earlier row (from 0)")
+        or _first(np.isnan(arrival) & ~follows, "arrival_s", "missing; every row needs it, or `after`")
+        or _first(~np.isnan(arrival) & follows, "arrival_s", "stands beside `after`: drop one")
+    )
+
+
+def _seconds(trace: Trace) -> Problem | None:
+    for field in SECONDS:
+        values = trace.seconds(field)
+        empty = np.isnan(values)
+        if field == "gap_s" and empty.any():
+            return _first(empty, field, "missing; give the think time in seconds")
+        bad = ~empty & ~(np.isfinite(values) & (values >= 0))
+        if problem := _first(bad, field, "must be a finite number of seconds, 0 or more"):
+            return problem
+    return None
+
+
+def _spans(trace: Trace, spans: Spans) -> Problem | None:
+    rows = len(trace)
+    if len(spans.start) != rows + 1 or spans.start[0] != 0 or spans.start[-1] != len(spans.content):
+        return Problem(0, "spans", f"the boundaries of {rows} rows don't fit the spans")
+    owner = np.repeat(np.arange(rows), np.diff(spans.start))
+    private = (spans.content - _FIRST_PRIVATE) >> 1
+    for bad, text in (
+        (spans.length < 1, "a span needs at least one token"),
+        (spans.offset < 0, "a span's offset must be 0 or more"),
+        ((spans.content < 0) & ((private < 0) | (private >= rows)), "a text's name must be 0 or more"),
+    ):
+        if len(at := np.flatnonzero(bad)):
+            return Problem(int(owner[at[0]]), "spans", text)
+    total = np.bincount(owner, weights=spans.length, minlength=rows).astype(np.int64)
+    tokens = trace.integers("input_tokens")
+    bad = (total != tokens) & (np.diff(spans.start) > 0)
+    row = int(np.argmax(bad))
+    return _first(bad, "spans", f"{total[row]} tokens, but input_tokens says {tokens[row]}")
+
+
+def _token_ids(trace: Trace) -> Problem | None:
+    if trace.token_ids is None:
+        return None
+    lengths: Ints = np.array([len(ids) for ids in trace.token_ids], dtype=np.int64)
+    if len(lengths) != len(trace):
+        return Problem(0, "token_ids", f"{len(lengths)} prompts for {len(trace)} rows")
+    tokens = trace.integers("input_tokens")
+    row = int(np.argmax(lengths != tokens))
+    text = f"{lengths[row]} tokens, but input_tokens says {tokens[row]}"
+    return _first(lengths != tokens, "token_ids", text)

@@ -1,0 +1,129 @@
+"""Laws for lengths in tokens (and think times): fixed, uniform, log-normal, or as found in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp
+from typing import Protocol
+
+import numpy as np
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces.schema import Floats, Ints
+
+HELP = "fixed:512, uniform:64-1024, lognormal:p50=1000,sigma=0.8[,max=8000], lognormal:mean=1200,sigma=0.8"
+
+
+class Law(Protocol):
+    """Anything that gives positive random numbers."""
+
+    def sample(self, count: int, rng: np.random.Generator) -> Floats:
+        """`count` independent values."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same."""
+
+    value: float
+
+    def sample(self, count: int, rng: np.random.Generator) -> Floats:
+        """`count` times the value."""
+        return np.full(count, float(self.value))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Whole numbers from `least` to `most`, both included."""
+
+    least: int
+    most: int
+
+    def sample(self, count: int, rng: np.random.Generator) -> Floats:
+        """`count` independent values."""
+        return rng.integers(self.least, self.most, count, endpoint=True).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """A log-normal law of median `p50`, cut off (clipped) to `least .. most`; `sigma` is that of the log."""
+
+    p50: float
+    sigma: float
+    least: float = 0.0
+    most: float = float("inf")
+
+    @classmethod
+    def from_mean(cls, mean: float, sigma: float, most: float = float("inf")) -> LogNormal:
+        """The law of this mean (before clipping)."""
+        return cls(mean * exp(-(sigma**2) / 2), sigma, most=most)
+
+    def sample(self, count: int, rng: np.random.Generator) -> Floats:
+        """`count` independent values."""
+        values: Floats = self.p50 * np.exp(self.sigma * rng.standard_normal(count))
+        return np.asarray(values.clip(self.least, self.most))
+
+
+@dataclass(frozen=True)
+class Empirical:
+    """Draws from observed values, each as often as its weight says (equally without weights)."""
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...] | None = None
+
+    def sample(self, count: int, rng: np.random.Generator) -> Floats:
+        """`count` independent values."""
+        values = np.asarray(self.values, dtype=np.float64)
+        if self.weights is None:
+            return values[rng.integers(0, len(values), count)]
+        upto = np.cumsum(self.weights)
+        return values[np.searchsorted(upto, rng.random(count) * upto[-1], side="right")]
+
+
+def tokens(law: Law, count: int, rng: np.random.Generator) -> Ints:
+    """`count` lengths in whole tokens, at least 1."""
+    return np.maximum(np.rint(law.sample(count, rng)), 1).astype(np.int64)
+
+
+def parse(text: str) -> Law:
+    """A law as the command line writes it: `fixed:512`, `uniform:64-1024`, `lognormal:p50=1000,sigma=0.8`.
+
+    A plain number is fixed. Raises BadInput for anything else.
+    """
+    kind, _, rest = text.partition(":")
+    try:
+        if not rest:
+            return _fixed(kind)
+        return _PARSERS[kind](rest)
+    except (KeyError, ValueError, TypeError):
+        raise BadInput(f"lengths {text!r}: not understood; write one of {HELP}") from None
+
+
+def _fixed(text: str) -> Law:
+    value = float(text)
+    if not 0 <= value < 2**53:
+        raise ValueError
+    return Fixed(value)
+
+
+def _uniform(text: str) -> Law:
+    least, _, most = text.partition("-")
+    law = Uniform(int(least), int(most))
+    if not 0 <= law.least <= law.most < 2**53:
+        raise ValueError
+    return law
+
+
+def _lognormal(text: str) -> Law:
+    given = {key.strip(): float(value) for key, value in (part.split("=") for part in text.split(","))}
+    most = given.pop("max", float("inf"))
+    sigma = given.pop("sigma")
+    if not (0 <= sigma < 10 and most > 0 and len(given) == 1 and 0 < next(iter(given.values())) < 2**53):
+        raise ValueError
+    if "mean" in given:
+        return LogNormal.from_mean(given["mean"], sigma, most)
+    return LogNormal(given["p50"], sigma, most=most)
+
+
+_PARSERS: dict[str, Callable[[str], Law]] = {"fixed": _fixed, "uniform": _uniform, "lognormal": _lognormal}

@@ -1,0 +1,140 @@
+"""Our own JSON lines, and the `inputs.jsonl.gz` of a recorded run: one request a line, schema names.
+
+    {"arrival_s": 0.5, "input_tokens": 900, "output_tokens": 80, "session": "a",
+     "spans": [[0, 0, 800], [7, 0, 100]], "output_content": 7, "output_offset": 100}
+    {"after": 0, "gap_s": 4.2, "input_tokens": 1000, "output_tokens": 60, "session": "a",
+     "spans": [[0, 0, 800], [7, 0, 200]], "output_content": 7, "output_offset": 200}
+
+Every column of the schema may stand in it (`traces/schema.py` says what each means); `arrival_s`,
+`input_tokens` and `output_tokens` must, but `after` takes the place of `arrival_s`. A prompt is `spans`
+(lists of text, offset, length; here the second turn quotes the first one's output), or `block_ids` with
+`block_ids_tokens` (equal id = equal tokens; the prompt is their concatenation, cut to `input_tokens`), or
+`token_ids`; with none of them it is unique. A file uses one of the three.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.readers.mooncake import add_ids
+from pagecast.traces.records import Record, records
+from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, TEXTS, Ints, Spans, Trace, starts
+from pagecast.traces.source import Source
+
+FORMS = ("spans", "block_ids", "token_ids")
+_KNOWN = {*COLUMNS, *FORMS, "block_ids_tokens"}
+_LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0}
+
+
+def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
+    """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
+    rows = Rows(source, COLUMNS)
+    form: str | None = None
+    prompts: _Spans | _Blocks | _Ids | None = None
+    ignored: set[str] = set()
+    for record in records(source, limit):
+        given = next((name for name in FORMS if name in record.values), None)
+        if prompts is None and given is not None:
+            form, prompts = given, _MAKERS[given](record)
+            for _ in range(len(rows)):
+                prompts.none()
+        if given not in (form, None):
+            raise record.fail(str(given), f"the lines above give prompts as {form}; use one of them")
+        values = [_value(record, name) for name in COLUMNS]
+        if prompts is not None and given is None:
+            prompts.none()
+        elif prompts is not None:
+            prompts.add(record, values[1])
+        ignored.update(record.values.keys() - _KNOWN)
+        rows.add(record.line, *values)
+    notes = [f"fields that are not part of the schema are ignored: {', '.join(sorted(ignored))}"]
+    spans = prompts.finish() if isinstance(prompts, _Spans | _Blocks) else None
+    ids = prompts.rows if isinstance(prompts, _Ids) else None
+    return rows.finish(spans, ids, sort=sort, notes=notes if ignored else ())
+
+
+def _value(record: Record, name: str) -> Any:
+    """A column's value, or its default where the line leaves it out."""
+    value = record.values.get(name)
+    if value is None:
+        if name == "arrival_s" and "after" in record.values:
+            return math.nan
+        if name in DEFAULTS:
+            return DEFAULTS[name]
+    if name in INTEGERS:
+        return record.whole(name, _LEAST.get(name, -(1 << 61)))
+    return record.text(name) if name in TEXTS else record.number(name)
+
+
+class _Spans:
+    """Prompts given as `spans`."""
+
+    def __init__(self, record: Record) -> None:
+        self._counts, self._flat = array("q"), array("q")
+
+    def none(self) -> None:
+        self._counts.append(0)
+
+    def add(self, record: Record, input_tokens: int) -> None:
+        spans = record.items("spans")
+        try:
+            for content, offset, length in spans:
+                self._flat.extend((content, offset, length))
+        except (TypeError, ValueError, OverflowError):
+            raise record.fail("spans", "must be lists of three whole numbers: text, offset, length") from None
+        self._counts.append(len(spans))
+
+    def finish(self) -> Spans:
+        flat = np.frombuffer(self._flat, dtype=np.int64).reshape(-1, 3)
+        columns = (np.ascontiguousarray(flat[:, i]) for i in range(3))
+        return Spans(starts(np.frombuffer(self._counts, dtype=np.int64)), *columns)
+
+
+class _Blocks:
+    """Prompts given as `block_ids`."""
+
+    def __init__(self, record: Record) -> None:
+        self._block_tokens = record.whole("block_ids_tokens")
+        self._spans = BlockSpans(self._block_tokens)
+
+    def none(self) -> None:
+        self._spans.add((), 0)
+
+    def add(self, record: Record, input_tokens: int) -> None:
+        if record.whole("block_ids_tokens") != self._block_tokens:
+            raise record.fail("block_ids_tokens", f"must be {self._block_tokens}, as in the lines above")
+        add_ids(self._spans, record, "block_ids", record.items("block_ids"), input_tokens)
+
+    def finish(self) -> Spans:
+        return self._spans.finish()
+
+
+class _Ids:
+    """Prompts given as `token_ids`."""
+
+    def __init__(self, record: Record) -> None:
+        self.rows: list[Ints] = []
+
+    def none(self) -> None:
+        self.rows.append(np.empty(0, dtype=np.int64))
+
+    def add(self, record: Record, input_tokens: int) -> None:
+        try:
+            ids = array("q", record.items("token_ids"))
+        except (TypeError, OverflowError):
+            raise record.fail("token_ids", "holds something other than whole numbers") from None
+        if ids and min(ids) < 0:
+            raise record.fail("token_ids", f"{min(ids)} is no token id; ids are 0 or more")
+        self.rows.append(np.frombuffer(ids, dtype=np.int64))
+
+
+_MAKERS: dict[str, Callable[[Record], _Spans | _Blocks | _Ids]] = {
+    "spans": _Spans,
+    "block_ids": _Blocks,
+    "token_ids": _Ids,
+}
