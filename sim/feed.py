@@ -79,7 +79,8 @@ def _column(trace: Trace, name: str) -> list[int] | None:
     if name not in trace.requests:
         return None
     values: npt.NDArray[np.int64] = trace.requests[name].to_numpy(np.int64)
-    return values.tolist()
+    numbers: list[int] = values.tolist()
+    return numbers
 
 
 def _scopes(trace: Trace) -> list[Scope] | None:

@@ -42,7 +42,7 @@ def limits_of(run: RecordedRun) -> Limits:
     config = run.meta.get("config", {})
     blocks = run.meta.get("usable_blocks")
     if not isinstance(blocks, int) or blocks < 1:
-        raise BadInput(f"{run.folder}/meta.json: 'usable_blocks' is {blocks!r}, must be a whole number above 0")
+        raise BadInput(f"{run.folder}/meta.json: 'usable_blocks' is {blocks!r}, must be at least 1")
     try:
         return Limits(
             num_blocks=blocks,

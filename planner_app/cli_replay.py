@@ -1,0 +1,147 @@
+"""`pagecast replay`: serve a trace on a simulated replica and read the forecast."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pagecast.planner_app import console
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+from rich.table import Table
+
+Opt = typer.Option
+
+
+def replay_command(
+    trace: Annotated[str, typer.Argument(help="trace file of any known format, or a sample's name")],
+    scenario: Annotated[Path | None, Opt(help="YAML file of scenario fields; options given here win")] = None,
+    model: Annotated[str | None, Opt(help="known model or folder with config.json [Qwen/Qwen3-8B]")] = None,
+    gpu: Annotated[str | None, Opt(help="GPU type [H200]")] = None,
+    profile: Annotated[str | None, Opt(help="engine to behave as: vllm, nano-vllm [vllm]")] = None,
+    costs: Annotated[str | None, Opt(help="step costs: roofline [roofline]")] = None,
+    block_size: Annotated[int | None, Opt(help="tokens in a KV block [16, vLLM's]")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, Opt(help="fraction of HBM the engine may use [0.9, vLLM's; newer vLLM: 0.92]")
+    ] = None,
+    free_gpu_memory_fraction: Annotated[
+        float | None, Opt(help="fraction of what is free after loading that KV may use (TensorRT-LLM)")
+    ] = None,
+    kv_tokens: Annotated[int | None, Opt(help="most KV tokens; of the three limits the lesser wins")] = None,
+    num_gpu_blocks: Annotated[
+        int | None,
+        Opt("--num-gpu-blocks", "--num-gpu-blocks-override", help="usable KV blocks, instead of a budget"),
+    ] = None,
+    max_num_seqs: Annotated[int | None, Opt(help="most running requests [256, vLLM's]")] = None,
+    max_num_batched_tokens: Annotated[int | None, Opt(help="most tokens in a step [8192, vLLM's]")] = None,
+    max_model_len: Annotated[
+        int | None, Opt(help="reject longer prompt + output [no limit; vLLM's is the model's]")
+    ] = None,
+    kv_cache_dtype: Annotated[str | None, Opt(help="auto, bfloat16, fp8 ... [auto, vLLM's]")] = None,
+    tensor_parallel_size: Annotated[int | None, Opt(help="GPUs per replica [1, vLLM's]")] = None,
+    scheduling_policy: Annotated[str | None, Opt(help="fcfs or priority [fcfs, vLLM's]")] = None,
+    async_scheduling: Annotated[
+        bool | None,
+        Opt("--async-scheduling/--no-async-scheduling", help="plan a step while the last runs [on, vLLM's]"),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool | None,
+        Opt("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse cached prefixes [on, vLLM's]"),
+    ] = None,
+    speedup: Annotated[float, Opt(help="compress the trace's time: 2 doubles the load")] = 1.0,
+    limit: Annotated[int | None, Opt(help="replay only the first N requests")] = None,
+    session_rate: Annotated[
+        float | None, Opt(help="sessions per second, for traces that have no absolute times")
+    ] = None,
+    seed: Annotated[int | None, Opt(help="of whatever is drawn at random [0]")] = None,
+    out: Annotated[Path | None, Opt(help="folder for summary, requests, steps, events and scenario")] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Replays TRACE on one replica and prints TTFT, TPOT, throughput, prefix hits and KV pressure."""
+    fields = {
+        "model": model, "gpu": gpu, "profile": profile, "costs": costs, "block_size": block_size,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "free_gpu_memory_fraction": free_gpu_memory_fraction, "kv_tokens": kv_tokens,
+        "num_gpu_blocks": num_gpu_blocks, "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+        "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size,
+        "scheduling_policy": scheduling_policy, "async_scheduling": async_scheduling,
+        "enable_prefix_caching": enable_prefix_caching, "seed": seed,
+    }  # fmt: skip
+    given = {name: value for name, value in fields.items() if value is not None}
+    chosen = Scenario.load(scenario, **given) if scenario else Scenario.make(given, "options")
+    work = load_trace(trace, speedup=speedup, limit=limit, session_rate=session_rate, seed=chosen.seed)
+    with console.progress("replaying", len(work)) as update:
+        result = replay(work, chosen, keep_steps=False, out=out, progress=update)
+    if json:
+        console.print_json(result.summary)
+    else:
+        show(result, out)
+
+
+def load_trace(
+    name: str, *, speedup: float, limit: int | None, session_rate: float | None, seed: int
+) -> Trace:
+    """Reads a trace and compresses its time. Errors: BadInput."""
+    if not 0 < speedup < float("inf"):
+        raise BadInput(f"--speedup is {speedup}; it must be above 0")
+    trace = read(name, limit=limit, session_rate=session_rate, seed=seed)
+    if speedup == 1:
+        return trace
+    return replace(trace, requests=trace.requests.assign(arrival_s=trace.requests["arrival_s"] / speedup))
+
+
+def show(result: Result, out: Path | None) -> None:
+    """Prints a result as tables, with what the figures mean and how far to trust them."""
+    s, scenario = result.summary, result.scenario
+    console.out.print(
+        f"{result.trace}: {s['requests']} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
+        f"{scenario.gpu}, profile {scenario.profile}, costs {s['costs']}",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = (
+        ("TTFT", "ttft_s"), ("  queue", "queue_s"), ("  prefill", "prefill_s"), ("TPOT", "tpot_s"),
+        ("E2E", "e2e_s"),
+    )  # fmt: skip
+    for title, key in rows:
+        table.add_row(title, *(console.seconds(value) for value in s[key].values()))
+    console.out.print(table)
+    console.out.print(_facts(s))
+    for note in result.notes:
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+    console.out.print(f"replayed in {s['wall_s']:.2f} s" + (f"; written to {out}" if out else ""))
+
+
+def _facts(s: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    ended = f"{s['completed']} completed"
+    ended += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
+    rate = s["requests"] / s["makespan_s"] if s["makespan_s"] else 0.0
+    table.add_row("requests", f"{ended} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
+    table.add_row("output", f"{s['output_tokens_per_s']:,.0f} tokens/s, {s['output_tokens']:,} tokens")
+    table.add_row(
+        "prefix hits",
+        f"{s['token_hit_rate']:.1%} of eligible prompt tokens reused, "
+        f"{console.seconds(s['prefill_avoided_s'])} of prefill avoided",
+    )
+    table.add_row(
+        "KV cache",
+        f"{s['num_gpu_blocks']:,} blocks, {s['peak_kv_usage']:.1%} in use at peak, "
+        f"{s['evicted_blocks']:,} evicted, {console.size(s['bytes_per_sequence'])} per sequence",
+    )
+    table.add_row(
+        "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
+    )
+    table.add_row("steps", f"{s['steps']:,}")
+    return table

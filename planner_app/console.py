@@ -1,0 +1,84 @@
+"""What the commands share: where words go, how errors end a command, how tables and JSON are printed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON object on stdout and nothing else; what is no number becomes null."""
+    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Any]:
+    """A progress bar on stderr, shown only on a terminal and after a second. Yields `update(done)`."""
+    bar = Progress(
+        TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=err, transient=True,
+    )  # fmt: skip
+    if not err.is_terminal:
+        yield lambda done: None
+        return
+    import time
+
+    begun = time.monotonic()
+    task = bar.add_task(title, total=total)
+    shown = False
+
+    def update(done: int) -> None:
+        nonlocal shown
+        if not shown and time.monotonic() - begun > 1:
+            shown = True
+            bar.start()
+        if shown:
+            bar.update(task, completed=done)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
+
+
+def seconds(value: float | None) -> str:
+    """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`."""
+    if value is None:
+        return "-"
+    if value < 0.9995e-3:
+        return f"{value * 1e6:.0f} us" if value else "0"
+    if value < 0.9995:
+        return f"{value * 1e3:.3g} ms" if value < 0.0995 else f"{value * 1e3:.0f} ms"
+    if value < 120:
+        return f"{value:.3g} s" if value < 99.5 else f"{value:.0f} s"
+    whole = round(value)
+    return f"{whole // 60}m{whole % 60:02d}s"
+
+
+def size(value: float) -> str:
+    """Bytes as people read them: `288 MiB`, `109 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -1,0 +1,163 @@
+"""What a replay leaves behind: rows of numbers, held flat in memory or written away as they come."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pagecast.sim.core.events import Event, run_length
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.request import Request, State
+
+STEP_COLUMNS = (
+    "step", "steps", "start_ns", "end_ns", "decode_n", "decode_ctx", "decode_max", "prefill_n",
+    "prefill_tokens", "running", "waiting", "used_blocks",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "row", "arrival_ns", "admitted_ns", "first_token_ns", "finished_ns", "input_tokens", "output_tokens",
+    "cached_tokens", "reused_tokens", "recomputed_tokens", "preemptions", "queue_depth", "state",
+)  # fmt: skip
+STATES = (State.FINISHED, State.CANCELLED, State.REJECTED)
+_STATE_CODE = {state: code for code, state in enumerate(STATES)}
+_FLUSH_ROWS = 1 << 16
+
+
+class Recorder:
+    """Collects requests, steps and events of one replica.
+
+    `out`: a folder that gets `steps.parquet` and `events.parquet` in pieces while the replay goes on.
+    `keep_steps`: hold the steps in memory as well. Requests are always held, 104 bytes each.
+    """
+
+    def __init__(self, *, keep_steps: bool = False, out: Path | None = None) -> None:
+        self.peak_used_blocks = 0
+        self.step_count = 0
+        self.ended = 0
+        self.reasons: dict[int, str] = {}
+        self._requests = array("q")
+        self._steps = array("q")
+        self._keep = keep_steps
+        self._step_file = _Rows(out / "steps.parquet", STEP_COLUMNS) if out else None
+        self._event_file = _Events(out / "events.parquet") if out else None
+        self.events: list[Event] | None = None  # the scheduler's log, emptied here
+
+    def step(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
+        """Notes a step, or a fast-forwarded row of them, from its plan to the device's end."""
+        used = plan.used_blocks
+        if used > self.peak_used_blocks:
+            self.peak_used_blocks = used
+        self.step_count += plan.steps
+        if self._keep or self._step_file is not None:
+            chunk_tokens = 0
+            for tokens, _ in plan.prefill:
+                chunk_tokens += tokens
+            self._steps.extend(
+                (
+                    plan.step, plan.steps, start_ns, end_ns, plan.decode_n, plan.decode_ctx, plan.decode_max,
+                    len(plan.prefill), chunk_tokens, plan.running, plan.waiting, used,
+                )
+            )  # fmt: skip
+            if self._step_file is not None and len(self._steps) >= _FLUSH_ROWS * len(STEP_COLUMNS):
+                self._flush_steps()
+        if self._event_file is not None and self.events is not None and len(self.events) >= _FLUSH_ROWS:
+            self._flush_events()
+
+    def request(self, request: Request) -> None:
+        """Notes a request that has ended, whichever way."""
+        self.ended += 1
+        self._requests.extend(
+            (
+                request.index, request.arrival_ns, request.admitted_ns, request.first_token_ns,
+                request.finished_ns, request.prompt_tokens, request.output_tokens, request.cached_tokens,
+                request.reused_tokens, request.recomputed_tokens, request.preemptions, request.queue_depth,
+                _STATE_CODE[request.state],
+            )
+        )  # fmt: skip
+        if request.reason:
+            self.reasons[request.index] = request.reason
+
+    def requests(self) -> pd.DataFrame:
+        """Every request that ended, in the trace's order; times in nanoseconds, -1 for never."""
+        rows = np.frombuffer(self._requests, dtype=np.int64).reshape(-1, len(REQUEST_COLUMNS))
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        return pd.DataFrame(dict(zip(REQUEST_COLUMNS, rows.T.copy(), strict=True)), copy=False)
+
+    def steps(self) -> pd.DataFrame:
+        """The steps held in memory, in order."""
+        rows = np.frombuffer(self._steps, dtype=np.int64).reshape(-1, len(STEP_COLUMNS))
+        return pd.DataFrame(dict(zip(STEP_COLUMNS, rows.T.copy(), strict=True)), copy=False)
+
+    def close(self) -> None:
+        """Writes away what is left and closes the files."""
+        if self._step_file is not None:
+            self._flush_steps()
+            self._step_file.close()
+        if self._event_file is not None:
+            self._flush_events()
+            self._event_file.close()
+
+    def _flush_steps(self) -> None:
+        assert self._step_file is not None
+        rows = np.frombuffer(self._steps, dtype=np.int64).reshape(-1, len(STEP_COLUMNS)).copy()
+        self._step_file.write(rows)
+        if not self._keep:
+            self._steps = array("q")
+
+    def _flush_events(self) -> None:
+        assert self._event_file is not None
+        if self.events:
+            self._event_file.write(self.events)
+            self.events.clear()
+
+
+class _Rows:
+    """A parquet file of whole-number columns, written a row group at a time."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        self.columns = columns
+        self._writer = pq.ParquetWriter(path, pa.schema([(name, pa.int64()) for name in columns]))
+
+    def write(self, rows: Any) -> None:
+        if len(rows):
+            self._writer.write_table(pa.table(dict(zip(self.columns, rows.T.copy(), strict=True))))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Events:
+    """A parquet file of events: step, kind, request, run-length coded blocks, detail."""
+
+    def __init__(self, path: Path) -> None:
+        text = pa.dictionary(pa.int32(), pa.string())
+        self._schema = pa.schema(
+            [
+                ("step", pa.int64()),
+                ("kind", text),
+                ("request", pa.string()),
+                ("blocks", pa.string()),
+                ("detail", pa.string()),
+            ]
+        )
+        self._writer = pq.ParquetWriter(path, self._schema)
+
+    def write(self, events: list[Event]) -> None:
+        table = pa.table(
+            {
+                "step": [event.step for event in events],
+                "kind": pa.array([event.kind.value for event in events]).dictionary_encode(),
+                "request": [event.request for event in events],
+                "blocks": [run_length(event.blocks) for event in events],
+                "detail": [event.detail for event in events],
+            },
+            schema=self._schema,
+        )
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,171 @@
+"""One server as a SimPy process: it plans, waits as long as the step takes, and commits.
+
+The host makes a plan and launches it (`host_ns`), then the device computes (`device_ns`). At pipeline depth
+0 the host waits for the device; at depth 1 it makes the next plan meanwhile:
+
+    depth 0   host  [plan k]........[plan k+1]........        depth 1   host   [k+1]......[k+2]......
+              device        [ k    ]          [ k+1  ]                  device [   k     ][   k+1   ]
+
+Arrivals are handled by the host between steps, one after another, and join the first plan made after
+them. Where the scheduler says that nothing will be decided for a while, those steps are one event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+import simpy
+from pagecast.sim.arrivals import Arrivals
+from pagecast.sim.core.plan import DONE, StepPlan
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.costs import Batch, StepCosts
+from pagecast.sim.feed import Feed
+from pagecast.sim.recorder import Recorder
+
+_FOREVER = 1 << 62
+
+
+class Replica:
+    """Serves what `arrivals` brings, with a scheduler's decisions and a cost model's times.
+
+    `fast_forward=False` makes every step an event; the outcome is the same to the nanosecond.
+    `after_step` is called between steps, for checks.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        costs: StepCosts,
+        arrivals: Arrivals,
+        feed: Feed,
+        recorder: Recorder,
+        *,
+        fast_forward: bool = True,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.costs = costs
+        self.arrivals = arrivals
+        self.feed = feed
+        self.recorder = recorder
+        self.fast_forward = fast_forward
+        self.after_step = after_step
+        self._flying: deque[tuple[StepPlan, int]] = deque()  # plans and when the device is done
+        self._device_free = 0
+        self.process = env.process(self._run())
+
+    def _run(self) -> Generator[Any, Any, None]:
+        env, s, arrivals = self.env, self.scheduler, self.arrivals
+        depth = s.limits.pipeline_depth
+        timeout = env.timeout
+        now: int = int(env.now)  # the host's clock, at most one step ahead of the environment's
+        while True:
+            flying = self._flying
+            if len(flying) <= depth:
+                due = arrivals.next_ns
+                if due is not None and due <= now:
+                    now = self._take_in(now)
+                    due = arrivals.next_ns
+                planned = self._plan(now, _FOREVER if due is None else due)
+                if planned is not None:
+                    now = planned
+                    continue
+                if not flying:
+                    if due is None:
+                        return
+                    now = due
+                    continue
+            plan, end = flying.popleft()
+            if end > now:
+                now = end
+            yield timeout(now - int(env.now))
+            self._commit(plan, now)
+
+    def _take_in(self, now: int) -> int:
+        """Handles what has arrived, and who has gone, one after another; each takes the host some time."""
+        arrivals, s = self.arrivals, self.scheduler
+        while True:
+            gone = arrivals.due_cancel(now)
+            if gone is not None:
+                request = s.requests.get(str(gone))
+                if request is not None and s.cancel(request.id, now):
+                    self._ended(request, now)
+                continue
+            arrival = arrivals.due(now)
+            if arrival is None:
+                return now
+            row, time = arrival
+            request = self.feed.request(row, time)
+            now += self.costs.arrival_ns(request.prompt_tokens)
+            if not s.submit(request):
+                request.finished_ns = now
+                self._ended(request, now)
+
+    def _plan(self, now: int, due: int) -> int | None:
+        """Plans at `now`. Returns when the host is free again; None: nothing can be planned."""
+        s = self.scheduler
+        free = s.free_steps() if self.fast_forward else 0
+        if free > 1:
+            return self._plan_many(now, due, free)
+        plan = s.plan(now)
+        if plan is None:
+            return None
+        chunks = len(plan.chunks)
+        host = now + self.costs.host_ns(len(plan.decodes) + chunks)
+        if chunks:
+            batch = Batch(plan.decode_n, plan.decode_ctx, plan.decode_max, plan.prefill)
+            duration = self.costs.device_ns(batch)
+        else:
+            duration = self.costs.decode_line(plan.decode_n).ns(plan.decode_ctx, plan.decode_max)
+        self._launch(plan, now, host, duration)
+        return host
+
+    def _plan_many(self, now: int, due: int, free: int) -> int | None:
+        """Plans as many steps as begin before the next arrival, of `free` without decisions."""
+        s, flying = self.scheduler, self._flying
+        decoders = s.decoders
+        n = len(decoders)
+        context, longest = decoders.context(s.tick), decoders.longest(s.tick)
+        line = self.costs.decode_line(n)
+        host = self.costs.host_ns(n)
+        if s.limits.pipeline_depth:
+            # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
+            bound = self._device_free >= now + host and line.ns(context, longest) >= host
+            if not flying or not bound or self._device_free >= due:
+                steps = 1
+            else:
+                steps = 1 + line.steps_begun(context, longest, due - self._device_free, free - 1)
+            plan = s.decode(steps)
+            if steps == 1:
+                self._launch(plan, now, now + host, line.ns(context, longest))
+                return now + host
+            self._commit(flying.popleft()[0], self._device_free)
+            before = self._device_free + line.ns(context, longest, steps - 1)
+            self._launch(plan, now, self._device_free, line.ns(context, longest, steps))
+            return before
+        steps = line.steps_begun(context, longest, due - now, free, host)
+        plan = s.decode(steps)
+        duration = line.ns(context, longest, steps) + host * (steps - 1)
+        self._launch(plan, now, now + host, duration)
+        return now + host
+
+    def _launch(self, plan: StepPlan, now: int, ready: int, duration: int) -> None:
+        begin = max(self._device_free, ready)
+        self._device_free = end = begin + duration
+        self._flying.append((plan, end))
+        self.recorder.step(plan, now, end)
+
+    def _commit(self, plan: StepPlan, now: int) -> None:
+        for request in self.scheduler.commit(plan, DONE, now):
+            self._ended(request, now)
+        if self.after_step is not None:
+            self.after_step()
+
+    def _ended(self, request: Request, now: int) -> None:
+        self.arrivals.ended(request.index, now)
+        self.recorder.request(request)

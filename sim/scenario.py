@@ -1,0 +1,156 @@
+"""A scenario: the model, the GPU and the engine's options. One form for the command line, YAML and Python.
+
+Options carry vLLM's names and defaults where vLLM has them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.profile import PROFILES
+from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.scheduler import Limits
+from pagecast.sim.costs import StepCosts
+from pagecast.sim.gpus import gpu as find_gpu
+from pagecast.sim.memory import HbmBudget, hbm_budget
+from pagecast.sim.models import model as find_model
+from pagecast.sim.roofline import Roofline
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class Scenario(BaseModel):
+    """Everything besides the trace that a replay depends on. Unknown fields are errors, not ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("Qwen/Qwen3-8B", description="a known model, or a folder with config.json")
+    gpu: str = Field("H200", description="GPU type")
+    profile: str = Field("vllm", description=f"engine whose rules are followed: {', '.join(PROFILES)}")
+    costs: str = Field("roofline", description="step costs: roofline")
+    block_size: int = Field(16, ge=1, description="tokens in a KV block (vLLM: 16)")
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="fraction of HBM the engine may use (vLLM: 0.9)"
+    )
+    free_gpu_memory_fraction: float | None = Field(
+        None, gt=0, le=1, description="fraction of what is free after loading that KV may use (TensorRT-LLM)"
+    )
+    kv_tokens: int | None = Field(None, ge=1, description="most tokens of KV to hold")
+    num_gpu_blocks: int | None = Field(None, ge=1, description="usable KV blocks; replaces the memory budget")
+    max_num_seqs: int = Field(256, ge=1, description="most running requests (vLLM: 256)")
+    max_num_batched_tokens: int = Field(8192, ge=1, description="most tokens in a step (vLLM: 8192)")
+    max_model_len: int | None = Field(
+        None, ge=2, description="longest prompt + output; longer requests are rejected (default: no limit)"
+    )
+    kv_cache_dtype: str = Field("auto", description="dtype of the KV cache (vLLM: auto, the model's)")
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs a replica is sharded over (vLLM: 1)")
+    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="queue order (vLLM: fcfs)")
+    async_scheduling: bool | None = Field(
+        None, description="plan a step while the last one runs (vLLM: on; nano-vllm: off)"
+    )
+    enable_prefix_caching: bool = Field(True, description="reuse cached prefixes (vLLM: on)")
+    seed: int = Field(0, description="of whatever is drawn at random")
+
+    @classmethod
+    def load(cls, path: str | Path, **changes: Any) -> Scenario:
+        """Reads a YAML file; `changes` replace its fields. Errors: BadInput naming file and field."""
+        try:
+            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path}: can't be read ({error}); give a YAML file of scenario fields") from None
+        except yaml.YAMLError as error:
+            line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
+            raise BadInput(f"{path} line {line}: not YAML; write `field: value` lines") from None
+        if data is None:
+            data = {}
+        if not isinstance(data, dict):
+            raise BadInput(f"{path}: must hold `field: value` lines")
+        return cls.make({**data, **changes}, str(path))
+
+    @classmethod
+    def make(cls, fields: dict[str, Any], where: str = "scenario") -> Scenario:
+        """Checks fields from outside. Errors: BadInput naming the field and what it may be."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"]) or "?"
+            if first["type"] == "extra_forbidden":
+                raise BadInput(
+                    f"{where}: field {name!r} is not known; fields are {', '.join(cls.model_fields)}"
+                ) from None
+            raise BadInput(f"{where}: {name} is {first['input']!r}: {first['msg']}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Writes every field, so that a run can be repeated from the file even where a default changes."""
+        Path(path).write_text(yaml.safe_dump(self.model_dump(), sort_keys=False), encoding="utf-8")
+
+    # ---- what follows from the fields
+
+    def budget(self) -> HbmBudget | None:
+        """The itemised HBM budget; None where `num_gpu_blocks` replaces it."""
+        if self.num_gpu_blocks is not None:
+            return None
+        return hbm_budget(
+            find_model(self.model),
+            find_gpu(self.gpu),
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            free_gpu_memory_fraction=self.free_gpu_memory_fraction,
+            kv_tokens=self.kv_tokens,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+
+    def limits(self) -> Limits:
+        """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other."""
+        find_profile(self.profile)
+        limits = Limits(
+            num_blocks=self.blocks(),
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            policy=self.scheduling_policy,
+            pipeline_depth=int(self.pipelined),
+            caching=self.enable_prefix_caching,
+        )
+        limits.check()
+        return limits
+
+    def blocks(self) -> int:
+        """KV blocks for whole sequences. Layers that share blocks in groups need one each."""
+        if self.num_gpu_blocks is not None:
+            return self.num_gpu_blocks
+        budget = self.budget()
+        assert budget is not None
+        return max(budget.num_gpu_blocks // budget.kv_groups, 1)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether steps are planned ahead."""
+        if self.async_scheduling is not None:
+            return self.async_scheduling
+        return self.profile == "vllm"
+
+    def step_costs(self) -> StepCosts:
+        """The cost model. Errors: BadInput for a name that is not known."""
+        if self.costs != "roofline":
+            raise BadInput(f"costs {self.costs!r} are not known; choose roofline")
+        return Roofline(
+            find_model(self.model),
+            find_gpu(self.gpu),
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+
+    def bytes_per_block(self) -> float:
+        """KV bytes that one block of a sequence occupies, over all GPUs of the replica."""
+        model = find_model(self.model)
+        per_token = model.kv_bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size)
+        return per_token * self.block_size * self.tensor_parallel_size
