@@ -8,16 +8,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pagecast.traces.checks import Problem, find_disorder, find_problem
 from pagecast.traces.operations import sort as sort_trace
+from pagecast.traces.records import Record
 from pagecast.traces.schema import INTEGERS, SECONDS, Ints, Spans, Trace, starts, table
 from pagecast.traces.source import Source
 
 NO_REQUESTS = "no requests in it; a trace needs at least one"
 _FLUSH_IDS = 1 << 20
+_MAX_TOKENS = 1 << 62
 _EPOCH_S = 1e8  # arrivals later than three years into a trace are dates
 
 
@@ -35,16 +37,52 @@ class BlockSpans:
         self._rows: list[tuple[int, int, int]] = []  # content, input tokens, content of the rest
         self._done: list[tuple[Ints, Ints, Ints, Ints]] = []
 
-    def add(self, ids: Sequence[int], input_tokens: int, content: int = 0, rest: int = 0) -> None:
-        """A prompt of `ids`, cut to `input_tokens`; tokens past the last id are a span of text `rest`.
+    def add(
+        self,
+        record: Record,
+        field: str,
+        input_tokens: int,
+        *,
+        last: Literal["cut", "left out", "either"] = "cut",
+        content: int = 0,
+        rest: int = 0,
+    ) -> None:
+        """A prompt whose blocks `field` names; no ids at all: a prompt of its own.
 
-        Raises OverflowError or TypeError for an id that is no integer of 64 bits.
+        `last` says whether an id stands for a last block that is not full: it is `cut` to what is left
+        of the prompt, or such a block is `left out` and its tokens are a span of the text `rest`, or
+        `either`. Raises BadInput, naming `field`, for too few or many ids and for such as are no whole
+        numbers in range.
         """
-        self._ids.extend(ids)
+        ids = record.items(field)
+        whole = input_tokens // self.block_tokens
+        most = whole if last == "left out" else -(-input_tokens // self.block_tokens)
+        least = most if last == "cut" else whole
+        if not ids and last != "left out":
+            self.none()
+            return
+        if not least <= len(ids) <= most:
+            raise record.fail(
+                field,
+                f"{len(ids)} ids, but {input_tokens} tokens at {self.block_tokens} a block need {least}; "
+                "correct the line, or give the block size (block_tokens, --block-tokens)",
+            )
+        try:
+            new = array("q", ids)
+        except (TypeError, OverflowError):
+            raise record.fail(field, "holds something other than whole numbers below 2**63") from None
+        if ids and not (min(new) >= 0 and max(new) < _MAX_TOKENS // self.block_tokens):
+            raise record.fail(field, f"ids must lie between 0 and {_MAX_TOKENS // self.block_tokens}")
+        self._ids += new
         self._counts.append(len(ids))
         self._rows.append((content, input_tokens, rest))
         if len(self._ids) >= _FLUSH_IDS:
             self._flush()
+
+    def none(self) -> None:
+        """A prompt of its own, shared by nobody."""
+        self._counts.append(0)
+        self._rows.append((0, 0, 0))
 
     def _flush(self) -> None:
         """Turns the collected ids into merged spans: counts a row, content, offset, length."""

@@ -123,4 +123,6 @@ def _token_ids(trace: Trace) -> Problem | None:
     tokens = trace.integers("input_tokens")
     row = int(np.argmax(lengths != tokens))
     text = f"{lengths[row]} tokens, but input_tokens says {tokens[row]}"
+    if not lengths[row]:
+        text = "missing; give the token ids of every prompt or of none"
     return _first(lengths != tokens, "token_ids", text)

@@ -62,7 +62,7 @@ class LogNormal:
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
         """`count` independent values."""
         values: Floats = self.p50 * np.exp(self.sigma * rng.standard_normal(count))
-        return np.asarray(values.clip(self.least, self.most))
+        return np.asarray(values.clip(self.least, self.most), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,12 @@ class Empirical:
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
         """`count` independent values."""
-        values = np.asarray(self.values, dtype=np.float64)
+        values: Floats = np.asarray(self.values, dtype=np.float64)
         if self.weights is None:
             return values[rng.integers(0, len(values), count)]
-        upto = np.cumsum(self.weights)
-        return values[np.searchsorted(upto, rng.random(count) * upto[-1], side="right")]
+        upto: Floats = np.cumsum(self.weights)
+        drawn: Floats = values[np.searchsorted(upto, rng.random(count) * upto[-1], side="right")]
+        return drawn
 
 
 def tokens(law: Law, count: int, rng: np.random.Generator) -> Ints:

@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.bundled import resolve
-from pagecast.traces.readers import azure, mooncake, own, parquet
-from pagecast.traces.schema import Trace
-from pagecast.traces.source import MAX_BYTES, open_source
+from pagecast.traces.readers import (
+    agents,
+    azure,
+    bailian,
+    burstgpt,
+    mooncake,
+    own,
+    parquet,
+    plain,
+    sharegpt,
+    vllm_bench,
+)
+from pagecast.traces.schema import COLUMNS, Trace
+from pagecast.traces.source import MAX_BYTES, Source, open_source
 from pagecast.traces.tabular import header
 
-FORMATS = "Mooncake, Azure or our own parquet"
+# What a format's first object or header holds. The one with most fields in a file wins, the first of equals.
+JSON_FORMATS: dict[str, set[str]] = {
+    "pagecast JSON lines": {"arrival_s", "input_tokens", "output_tokens", *own.FORMS},
+    "Mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
+    "agent sessions": {"session", "agent", "t", "input_length", "output_length", "hash_ids", "think_time"},
+    "Bailian": {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"},
+    "vLLM benchmark": {"input_lens", "output_lens", "start_times", "ttfts", "itls"},
+    "ShareGPT": {"conversations", "messages", "from", "value", "role", "content"},
+}
+CSV_FORMATS: dict[str, set[str]] = {
+    "plain CSV": set(COLUMNS),
+    "Azure": set(azure.COLUMNS),
+    "BurstGPT": {*burstgpt.COLUMNS, *burstgpt.OPTIONAL},
+}
+_ALL = ", ".join([*JSON_FORMATS, *CSV_FORMATS, "parquet with the schema's columns"])
+_TAR_MAGIC = slice(257, 262)
 
 
 def read(
     path: str | Path,
     *,
+    tokenizer: Callable[[str], Sequence[int]] | str | Path | None = None,
+    session_rate: float | None = None,
+    think_s: float | None = None,
+    seed: int = 0,
     limit: int | None = None,
     sort: bool = False,
     block_tokens: int | None = None,
@@ -27,36 +59,102 @@ def read(
 
     Args:
         path: the file, the folder of a recorded run, or the name of a bundled sample.
+        tokenizer: for texts (ShareGPT): a function from text to token ids, or a transformers folder.
+        session_rate: sessions a second, where a format has no absolute times (agents 0.01, ShareGPT 1).
+        think_s: seconds from an answer to the next turn, where a format has none (ShareGPT 10).
+        seed: for what is drawn at random, the starts of such sessions.
         limit: read at most this many requests.
         sort: put requests out of order in order of arrival, instead of refusing them.
         block_tokens: tokens that a hash id names, where it is not the format's usual number.
-        max_bytes: refuse files larger than this when decompressed.
+        max_bytes: refuse files larger than this when decompressed (4 GiB).
 
     Raises:
         BadInput: the file is missing, of no known format, or wrong somewhere; names file, line, field.
+        CannotRunHere: the tokenizer folder needs transformers, which is not installed.
     """
-    if limit is not None and limit < 1:
-        raise BadInput(f"limit {limit}: read at least one request")
+    _check(limit, block_tokens, session_rate, think_s)
     path = resolve(path)
     if path.is_dir():
-        path /= "inputs.jsonl.gz"
+        path = _recorded(path)
     source = open_source(path, max_bytes)
-    if source.head.startswith(b"PAR1"):
-        return parquet.read(source, limit=limit, sort=sort)
-    keys = json_keys(source.head)
-    if {"input_tokens", "output_tokens"} <= keys:
-        return own.read(source, limit=limit, sort=sort)
-    if {"timestamp", "input_length"} <= keys:
+    kind = recognise(source)
+    source = replace(source, format=kind)
+    if kind == "agent sessions":
+        return agents.read(
+            source, limit=limit, session_rate=session_rate, seed=seed, block_tokens=block_tokens
+        )
+    if kind == "ShareGPT":
+        return sharegpt.read(
+            source, tokenizer=tokenizer, limit=limit, session_rate=session_rate, think_s=think_s, seed=seed
+        )
+    if kind == "Mooncake":
         return mooncake.read(source, limit=limit, sort=sort, block_tokens=block_tokens)
-    if not keys and set(azure.COLUMNS) & set(header(source.head)[0]):
-        return azure.read(source, limit=limit, sort=sort)
-    raise source.fail(f"of no known format; pagecast reads {FORMATS}")
+    if kind == "Bailian":
+        return bailian.read(source, limit=limit, sort=sort, block_tokens=block_tokens)
+    return _PLAIN[kind](source, limit=limit, sort=sort)
 
 
-def json_keys(head: bytes) -> set[str]:
-    """The keys in the first JSON object of a file; empty where it does not begin with one."""
+_PLAIN: dict[str, Callable[..., Trace]] = {
+    "parquet": parquet.read,
+    "pagecast JSON lines": own.read,
+    "vLLM benchmark": vllm_bench.read,
+    "plain CSV": plain.read,
+    "Azure": azure.read,
+    "BurstGPT": burstgpt.read,
+}
+
+
+def recognise(source: Source) -> str:
+    """The format of a file by its first bytes. Raises BadInput, listing the formats, if it has none."""
+    head = source.head
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head[_TAR_MAGIC] == b"ustar":
+        raise source.fail(
+            "an archive; if it holds ServeGen's clients, `pagecast trace generate --servegen` reads it"
+        )
+    keys = json_keys(head)
+    if keys is None:
+        names = set(header(head)[0])
+        kind, fields = _best(CSV_FORMATS, names)
+        if fields:
+            return kind
+    else:
+        kind, fields = _best(JSON_FORMATS, keys)
+        if fields >= 2:
+            return kind
+    raise source.fail(f"of no known format; pagecast reads {_ALL}")
+
+
+def json_keys(head: bytes) -> set[str] | None:
+    """The keys in the first line of a JSON file (in its head if that line has none); None for other files."""
     text = head.decode("utf-8-sig", errors="replace").lstrip()
     if not text.startswith(("{", "[")):
-        return set()
-    line = text.split("\n", 1)[0]
-    return set(re.findall(r'"([^"\\]{1,64})"\s*:', line if len(line) > 2 else text))
+        return None
+    first = set(re.findall(r'"([^"\\]{1,64})"\s*:', text.split("\n", 1)[0]))
+    return first or set(re.findall(r'"([^"\\]{1,64})"\s*:', text))
+
+
+def _best(formats: dict[str, set[str]], names: set[str]) -> tuple[str, int]:
+    kind = max(formats, key=lambda name: len(formats[name] & names))
+    return kind, len(formats[kind] & names)
+
+
+def _recorded(folder: Path) -> Path:
+    inputs = folder / "inputs.jsonl.gz"
+    if not inputs.is_file():
+        raise BadInput(f"{folder}: a folder without inputs.jsonl.gz; give a trace file or a recorded run")
+    return inputs
+
+
+def _check(
+    limit: int | None, block_tokens: int | None, session_rate: float | None, think_s: float | None
+) -> None:
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit {limit}: read at least one request")
+    if block_tokens is not None and block_tokens < 1:
+        raise BadInput(f"block_tokens {block_tokens}: a hash id names at least one token")
+    if session_rate is not None and not 0 < session_rate < float("inf"):
+        raise BadInput(f"session_rate {session_rate:g}: give a positive number of sessions a second")
+    if think_s is not None and not 0 <= think_s < float("inf"):
+        raise BadInput(f"think_s {think_s:g}: give seconds, 0 or more")

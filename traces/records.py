@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from pagecast.traces.source import Source
+from pagecast.traces.source import MAX_LINE_BYTES, MIB, Source
 
 _BLANK_LINES = 1000
 
@@ -92,6 +93,46 @@ def records(source: Source, limit: int | None = None) -> Iterator[Record]:
             continue
         count += 1
         yield Record(source, number, _parse(source, number, line))
+
+
+def items(source: Source, limit: int | None = None) -> Iterator[Record]:
+    """The objects of a file that is one JSON array, read piece by piece; lines count items from 1.
+
+    Raises BadInput like `records`, and for an item of more than 64 MiB.
+    """
+    decoder, count, text, at, chunk = json.JSONDecoder(), 0, "", 0, MIB
+    with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig") as reader:
+        while limit is None or count < limit:
+            at = _skip(text, at, "[," if count == 0 else ",")
+            if at < len(text) and text[at] == "]":
+                return
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError) as error:
+                text, at = text[at:], 0
+                more = _more(source, reader, chunk, count)
+                if not more or len(text) > MAX_LINE_BYTES:
+                    problem = "the file ends within it" if not more else f"unreadable ({error})"
+                    raise source.fail(f"item {count + 1}: {problem}; repair or remove it") from None
+                text, chunk = text + more, 2 * chunk
+                continue
+            count, chunk = count + 1, MIB
+            if not isinstance(value, dict):
+                raise source.fail(f"item {count}: {_show(value)} is no JSON object; repair or remove it")
+            yield Record(source, count, value)
+
+
+def _skip(text: str, at: int, marks: str) -> int:
+    while at < len(text) and (text[at].isspace() or text[at] in marks):
+        at += 1
+    return at
+
+
+def _more(source: Source, reader: io.TextIOWrapper, size: int, count: int) -> str:
+    try:
+        return reader.read(size)
+    except UnicodeDecodeError:
+        raise source.fail(f"not UTF-8 after item {count}; convert the file to UTF-8") from None
 
 
 def _parse(source: Source, number: int, line: bytes) -> dict[str, Any]:

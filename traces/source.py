@@ -27,15 +27,16 @@ _GZIP, _ZSTD, _ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file to read, with its first MiB (decompressed) in `head`."""
+    """A file to read, with its first MiB (decompressed) in `head`, and what it was recognised as."""
 
     path: Path
     max_bytes: int
     head: bytes
+    format: str = ""
 
     def fail(self, problem: str, line: int | None = None, field: str | None = None) -> BadInput:
         """The error to raise: file, line and field, then what is wrong and what to do."""
-        where = str(self.path)
+        where = f"{self.path} (read as {self.format})" if self.format else str(self.path)
         if line is not None:
             where += f", line {line}"
         if field is not None:

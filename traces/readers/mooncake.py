@@ -30,34 +30,16 @@ def read(
     last_turn: dict[str, int] = {}
     for record in records(source, limit):
         input_tokens = record.whole("input_length")
-        ids = record.items("hash_ids") if "hash_ids" in record.values else []
-        shared = shared or bool(ids)
-        add_ids(spans, record, "hash_ids", ids, input_tokens)
+        if record.values.get("hash_ids"):
+            shared = True
+            spans.add(record, "hash_ids", input_tokens)
+        else:
+            spans.none()
         priority = record.whole("priority", -(1 << 31)) if "priority" in record.values else 0
         arrival, session, after, gap = _when(record, last_turn, len(rows))
         output_tokens = record.whole("output_length")
         rows.add(record.line, arrival, input_tokens, output_tokens, priority, session, after, gap)
     return rows.finish(spans.finish() if shared else None, sort=sort, time_field="timestamp")
-
-
-def add_ids(spans: BlockSpans, record: Record, field: str, ids: list[int], input_tokens: int) -> None:
-    """Adds a prompt named by ids of whole blocks; none at all: a unique prompt.
-
-    Raises BadInput where the ids are too few or too many for the prompt, or no whole numbers.
-    """
-    need = math.ceil(input_tokens / spans.block_tokens)
-    if ids and len(ids) != need:
-        raise record.fail(
-            field,
-            f"{len(ids)} ids, but {input_tokens} tokens at {spans.block_tokens} a block need {need}; "
-            "correct the line, or give the block size (block_tokens, --block-tokens)",
-        )
-    try:
-        if ids and not (min(ids) >= 0 and max(ids) * spans.block_tokens < 1 << 62):
-            raise record.fail(field, f"ids must lie between 0 and {(1 << 62) // spans.block_tokens}")
-        spans.add(ids, input_tokens if ids else 0)
-    except (TypeError, OverflowError):
-        raise record.fail(field, "holds something other than whole numbers") from None
 
 
 def _when(record: Record, last_turn: dict[str, int], row: int) -> tuple[float, str | None, int, float]:

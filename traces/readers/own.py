@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 from pagecast.traces.building import BlockSpans, Rows
-from pagecast.traces.readers.mooncake import add_ids
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, TEXTS, Ints, Spans, Trace, starts
 from pagecast.traces.source import Source
@@ -103,12 +102,12 @@ class _Blocks:
         self._spans = BlockSpans(self._block_tokens)
 
     def none(self) -> None:
-        self._spans.add((), 0)
+        self._spans.none()
 
     def add(self, record: Record, input_tokens: int) -> None:
         if record.whole("block_ids_tokens") != self._block_tokens:
             raise record.fail("block_ids_tokens", f"must be {self._block_tokens}, as in the lines above")
-        add_ids(self._spans, record, "block_ids", record.items("block_ids"), input_tokens)
+        self._spans.add(record, "block_ids", input_tokens)
 
     def finish(self) -> Spans:
         return self._spans.finish()

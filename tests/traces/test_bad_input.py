@@ -1,0 +1,208 @@
+"""Bad files end in one line that names file, line and field and says what to do."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces import source as sources
+from pagecast.traces.read import read
+
+GOOD = {"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
+
+
+def mooncake(**changes: object) -> bytes:
+    """Three lines of which the second is changed; a value of ... takes the field out."""
+    second = {name: value for name, value in {**GOOD, **changes}.items() if value is not ...}
+    return b"\n".join(json.dumps(row).encode() for row in ({**GOOD, "timestamp": 0}, second, GOOD)) + b"\n"
+
+
+def refusal(folder: Path, data: bytes, **options: object) -> str:
+    """The error message for a file, without its path."""
+    path = folder / "trace.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(BadInput) as error:
+        read(path, **options)
+    text = str(error.value)
+    assert error.value.exit_code == 2
+    assert "\n" not in text
+    assert text.startswith(str(path))
+    return text.removeprefix(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"input_length": -5}, "input_length"),
+        ({"input_length": 0}, "input_length"),
+        ({"input_length": 1.5}, "input_length"),
+        ({"input_length": "600"}, "input_length"),
+        ({"input_length": True}, "input_length"),
+        ({"input_length": ...}, "input_length"),
+        ({"input_length": None}, "input_length"),
+        ({"input_length": 10**30}, "input_length"),
+        ({"output_length": -1}, "output_length"),
+        ({"output_length": ...}, "output_length"),
+        ({"timestamp": float("nan")}, "timestamp"),
+        ({"timestamp": float("inf")}, "timestamp"),
+        ({"timestamp": -1}, "timestamp"),
+        ({"timestamp": "soon"}, "timestamp"),
+        ({"timestamp": ...}, "timestamp"),
+        ({"hash_ids": [1]}, "hash_ids"),
+        ({"hash_ids": [1, 2, 3]}, "hash_ids"),
+        ({"hash_ids": [1, -2]}, "hash_ids"),
+        ({"hash_ids": [1, "x"]}, "hash_ids"),
+        ({"hash_ids": [1, 2**70]}, "hash_ids"),
+        ({"hash_ids": 7}, "hash_ids"),
+    ],
+)
+def test_mooncake_fields(tmp_path: Path, changes: dict, field: str) -> None:
+    assert f", line 2, field {field}: " in refusal(tmp_path, mooncake(**changes))
+
+
+def test_times_out_of_order_name_the_line_and_the_remedy(tmp_path: Path) -> None:
+    text = refusal(tmp_path, mooncake(timestamp=5000))
+    assert ", line 3, field timestamp: " in text
+    assert "--sort" in text
+    assert read(tmp_path / "trace.jsonl", sort=True).requests["arrival_s"].tolist() == [0.0, 1.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (mooncake()[:-20], ", line 3: broken JSON"),
+        (mooncake() + b'{"timestamp": 1', ", line 4: broken JSON"),
+        (mooncake() + b"[1, 2]\n", ", line 4: [1, 2] is no JSON object"),
+        (mooncake() + b'{"timestamp": "\xff"}\n', ", line 4: not UTF-8"),
+        (mooncake() + b'{"timestamp": ' + b"9" * 5000 + b"}\n", ", line 4: unreadable JSON"),
+        (mooncake() + b"\n" * 2000, "blank lines"),
+        (b"", "empty"),
+        (b" \n\n", "empty"),
+        (b"PK\x03\x04 and so on", "unzip"),
+        (b"\xff\xfe{\x00", "UTF-16"),
+        (b'{"a": 1}\n', "no known format; pagecast reads"),
+        (b"name,age\nx,3\n", "no known format; pagecast reads"),
+        (b"\x00\x01\x02\x03" * 100, "no known format; pagecast reads"),
+        (gzip.compress(mooncake())[:-12], "cut off"),
+        (gzip.compress(mooncake())[:10] + b"broken broken", "compress"),
+        (zstandard.ZstdCompressor().compress(mooncake() * 50)[:-5], "cut off"),
+        (zstandard.ZstdCompressor().compress(mooncake())[:8] + b"broken broken", "compress"),
+    ],
+)
+def test_broken_files(tmp_path: Path, data: bytes, part: str) -> None:
+    assert part in refusal(tmp_path, data)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_a_bomb_is_refused_by_its_unpacked_size(tmp_path: Path, pack) -> None:
+    assert "--max-bytes" in refusal(tmp_path, pack(mooncake() * 20_000), max_bytes=1 << 21)
+
+
+def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 20)
+    long = b'{"timestamp": 5, "x": "' + b"y" * (1 << 21) + b'"}\n'
+    assert ", line 4: longer than 1 MiB" in refusal(tmp_path, mooncake() + long)
+
+
+def test_a_sparse_two_gigabyte_line_is_refused_quickly(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    with path.open("wb") as file:
+        file.write(mooncake())
+        file.truncate(2 << 30)
+    with pytest.raises(BadInput, match="line 4: longer than 64 MiB"):
+        read(path)
+
+
+CSV = b"arrival_s,input_tokens,output_tokens\n0,10,1\n\n1,20,2\n2,30,3\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (CSV.replace(b"20", b"-20"), ", line 4, field input_tokens: -20 is less than 1"),
+        (CSV.replace(b"20", b"2.5"), ", line 4, field input_tokens: 2.5 is no whole number"),
+        (CSV.replace(b"20", b"x"), ", line 4, field input_tokens: 'x' is no number"),
+        (CSV.replace(b"20", b""), ", line 4, field input_tokens: empty"),
+        (CSV.replace(b"1,20", b"nan,20"), ", line 4, field arrival_s: nan is not finite"),
+        (CSV.replace(b"1,20", b"9,20"), ", line 5, field arrival_s: goes back in time"),
+        (CSV.replace(b"1,20", b"-1,20"), ", line 4, field arrival_s: -1 is less than 0"),
+        (CSV.replace(b"1,20,2", b"1,20"), ", line 4: 2 fields where the header has 3"),
+        (CSV.replace(b"20", b"\xff"), ", line 4: not UTF-8"),
+        (CSV.replace(b"output_tokens", b"out"), "line 1: column output_tokens is missing"),
+        (CSV.replace(b"arrival_s", b"time"), "line 1: column arrival_s is missing"),
+        (CSV.replace(b"arrival_s", b"input_tokens"), "line 1: "),
+        (CSV.splitlines(keepends=True)[0], "at least one"),
+        (b"arrival_s,input_tokens,output_tokens,after\n0,1,1,0\n", "line 2, field after: must be"),
+        (b"arrival_s,input_tokens,output_tokens,after\n,1,1,\n", "line 2, field arrival_s: missing"),
+        (b"arrival_s,input_tokens,output_tokens,cancel_after_s\n0,1,1,-3\n", "field cancel_after_s"),
+        (
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,1\n",
+            "line 2, field TIMESTAMP: 'soon' is no date",
+        ),
+        (b"TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n", "column GeneratedTokens is missing"),
+        (b"Timestamp,Model,Request tokens\n5,x,1\n", "column Response tokens is missing"),
+    ],
+)
+def test_csv(tmp_path: Path, data: bytes, part: str) -> None:
+    assert part in refusal(tmp_path, data)
+
+
+OWN = {"arrival_s": 0.0, "input_tokens": 10, "output_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ({**OWN, "spans": [[0, 0, 9]]}, "field spans: 9 tokens, but input_tokens says 10"),
+        ({**OWN, "spans": [[0, 0]]}, "field spans: must be lists of three"),
+        ({**OWN, "spans": [[0, -1, 10]]}, "field spans: a span's offset"),
+        ({**OWN, "spans": [[-5, 0, 10]]}, "field spans: a text's name"),
+        ({**OWN, "token_ids": [1, 2]}, "field token_ids: 2 tokens"),
+        ({**OWN, "token_ids": [-1] * 10}, "field token_ids: -1 is no token id"),
+        ({**OWN, "block_ids": [1]}, "field block_ids_tokens: missing"),
+        ({**OWN, "after": 0}, "field arrival_s: stands beside"),
+        ({**OWN, "arrival_s": None, "after": 5}, "field after: must be"),
+        ({**OWN, "arrival_s": None}, "field arrival_s: missing"),
+        ({**OWN, "gap_s": -1}, "field gap_s: -1 is less than 0"),
+        ({**OWN, "model": 1.5}, "field model: 1.5 is no text"),
+    ],
+)
+def test_own_lines(tmp_path: Path, row: dict, part: str) -> None:
+    first = {**OWN, "token_ids": list(range(10))} if "token_ids" in row else OWN
+    text = refusal(tmp_path, json.dumps(first).encode() + b"\n" + json.dumps(row).encode())
+    assert ", line 2, " in text
+    assert part in text
+
+
+def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
+    data = json.dumps([{"conversations": [{"from": "human", "value": "a"}]}]).encode()
+    assert "--tokenizer" in refusal(tmp_path, data)
+    assert "item 2" in refusal(tmp_path, data[:-1] + b', {"conversations": [', tokenizer=str.split)
+    assert "field conversations" in refusal(tmp_path, data.replace(b"value", b"v"), tokenizer=str.split)
+
+
+def test_agent_turns_must_stand_together(tmp_path: Path) -> None:
+    row = {"session": "a", "agent": "m", "t": 0, "input_length": 70, "output_length": 1, "hash_ids": [1]}
+    data = b"\n".join(json.dumps({**row, "session": name}).encode() for name in "aba")
+    assert ", line 3, field session: " in refusal(tmp_path, data)
+    back = b"\n".join(json.dumps({**row, "t": t}).encode() for t in (5, 1))
+    assert ", line 2, field t: goes back" in refusal(tmp_path, back)
+
+
+def test_paths_that_are_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such file"):
+        read(tmp_path / "missing")
+    with pytest.raises(BadInput, match="folder without inputs"):
+        read(tmp_path)
+    with pytest.raises(BadInput, match="no such sample; there are chat"):
+        read("sample:nothing")
+
+
+@pytest.mark.parametrize(
+    "options", [{"limit": 0}, {"block_tokens": 0}, {"session_rate": 0.0}, {"think_s": -1.0}]
+)
+def test_options_out_of_range(options: dict) -> None:
+    with pytest.raises(BadInput, match=next(iter(options))):
+        read("chat", **options)

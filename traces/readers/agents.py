@@ -1,0 +1,136 @@
+"""Agent sessions as kv-cache-tester publishes them: JSON lines of one turn each, grouped by session.
+
+`hash_ids` name 64 tokens each, in whole blocks only and local to the session: every session is a text of
+its own, and the tokens past the last whole block are private. `t` is when a turn was sent, in seconds
+from its session's start, `api_time` how long it took, `think_time` the seconds from the end of its
+agent's last answered turn until it was sent (measured so in the data: `t` minus the end agrees with it
+to a second, the resolution of both). So a turn comes `think_time` after its agent's last answered turn
+has ended, however long that took. A sub-agent (`main/agent_001`) begins a while after its parent's last
+turn; agents run beside each other. Source: github.com/callanjfox/kv-cache-tester.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from pagecast.sim.core.content import own_prompt
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.operations import sort as sort_trace
+from pagecast.traces.records import Record, records
+from pagecast.traces.schema import Trace
+from pagecast.traces.source import Source
+
+BLOCK_TOKENS = 64
+SESSION_RATE = 0.01
+_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "session", "after", "gap_s", "model")
+
+
+@dataclass(slots=True)
+class _Session:
+    """What is known of the session being read: its number, and each agent's answered turns."""
+
+    name: str
+    number: int
+    start_s: float
+    last_t: float = 0.0
+    answered: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # agent: rows, ends
+
+
+def read(
+    source: Source,
+    *,
+    limit: int | None = None,
+    session_rate: float | None = None,
+    seed: int = 0,
+    block_tokens: int | None = None,
+) -> Trace:
+    """Reads the file; sessions start as a Poisson process of `session_rate` a second (0.01 unless given).
+
+    Rows come in the order of arrival that they would have if serving took no time; `limit` counts the
+    file's lines.
+    """
+    rate = SESSION_RATE if session_rate is None else session_rate
+    starts = _Starts(rate, seed)
+    rows = Rows(source, _COLUMNS)
+    spans = BlockSpans(block_tokens or BLOCK_TOKENS)
+    session = _Session("", -1, 0.0)
+    seen: set[str] = set()
+    cut_off = 0
+    for record in records(source, limit):
+        name = record.text("session")
+        if name != session.name:
+            if name in seen:
+                raise record.fail("session", f"{name} goes on after another one; put its turns together")
+            seen.add(name)
+            session = _Session(name, session.number + 1, starts.next())
+        row = len(rows)
+        input_tokens = record.whole("input_length")
+        spans.add(
+            record, "hash_ids", input_tokens, last="left out", content=session.number, rest=own_prompt(row)
+        )
+        arrival_s, after, gap_s = _when(record, session, row)
+        model = record.text("model") if record.values.get("model") is not None else None
+        output_tokens = record.whole("output_length", least=0)
+        cut_off += output_tokens == 0
+        output_tokens = max(output_tokens, 1)
+        rows.add(record.line, arrival_s, input_tokens, output_tokens, name, after, gap_s, model)
+    notes = [
+        f"{session.number + 1} sessions start at {rate:g} a second (Poisson, seed {seed})",
+        "answers are not named in this format: later turns do not reuse the blocks of generated tokens",
+    ]
+    if session_rate is None:
+        notes[0] += ": the format has no absolute times; choose with session_rate (--session-rate)"
+    if cut_off:
+        notes.append(f"{cut_off} answers of no recorded length (cut off) count as one token")
+    return sort_trace(rows.finish(spans.finish(), sort=True, time_field="t", notes=notes))
+
+
+class _Starts:
+    """When sessions start: a Poisson process, drawn as far as it is needed."""
+
+    def __init__(self, rate: float, seed: int) -> None:
+        if not (math.isfinite(rate) and rate > 0):
+            raise BadInput(f"session rate {rate:g}: give a positive number of sessions a second")
+        self._law = Arrivals("poisson", rate)
+        self._rng = np.random.default_rng(seed)
+        self._now_s = 0.0
+
+    def next(self) -> float:
+        start_s = self._now_s
+        self._now_s += float(self._law.gaps_s(1, self._rng)[0])
+        return start_s
+
+
+def _when(record: Record, session: _Session, row: int) -> tuple[float, int, float]:
+    """Arrival, `after` and `gap_s` of a turn; without an answered turn before it, by the clock."""
+    agent, t = record.text("agent"), record.number("t")
+    if t < session.last_t:
+        raise record.fail(
+            "t", f"goes back in time: {t:g} s after {session.last_t:g} s; sort the session's turns"
+        )
+    session.last_t = t
+    think_s = record.number("think_time") if record.values.get("think_time") is not None else None
+    own = session.answered.setdefault(agent, [])
+    before = own[-1] if own else None
+    if before is None and "/" in agent:
+        before, think_s = _parent(session, agent, t), None
+    if record.values.get("api_time") is not None:
+        own.append((row, t + record.number("api_time")))
+    if before is None:
+        return session.start_s + t, -1, 0.0
+    after, end = before
+    return math.nan, after, max(0.0, round(t - end, 6)) if think_s is None else think_s
+
+
+def _parent(session: _Session, agent: str, t: float) -> tuple[int, float] | None:
+    """The last turn of the nearest agent above that had been answered by `t`."""
+    while "/" in agent:
+        agent = agent.rsplit("/", 1)[0]
+        for row, end in reversed(session.answered.get(agent, [])):
+            if end <= t:
+                return row, end
+    return None
