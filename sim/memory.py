@@ -1,43 +1,68 @@
 """The HBM budget: what a GPU's memory is spent on, and how many KV blocks remain.
 
-`hbm_budget` adds up weights, activations at peak, CUDA graphs, libraries and communication buffers, applies
+`hbm_budget` adds up weights, activations at peak, libraries, CUDA graphs and communication buffers, applies
 the limit the user chose (vLLM's fraction of the total, TensorRT-LLM's fraction of what is free, or a number
-of tokens; the lesser wins), and cuts the rest into blocks. Three figures of bytes per token are kept
-apart: theoretical (what the tensors need), allocated (with block rounding and metadata), admissible (with
-every reserve: the only one that sizes admission).
+of tokens; the lesser wins) and cuts the rest into blocks. It follows what vLLM 0.24 counts inside its
+fraction, and what it leaves to the margin.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
-from pagecast.sim.activations import LIBRARY_BYTES, MIB, activation_bytes, graph_bytes
+from pagecast.sim import activations
+from pagecast.sim.block_layout import BlockLayout, block_layout
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.gpus import GIB, Gpu
-from pagecast.sim.model_facts import KvGroup, ModelFacts
+from pagecast.sim.model_facts import ModelFacts
+from pagecast.sim.weights import MIB, loaded_weight_bytes
 
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
-# The driver's context, made before an engine measures anything: it lies outside of vLLM's fraction.
+# The driver's context on one GPU, made before an engine measures anything.
 CONTEXT_BYTES = 550 * MIB
-# NCCL's channels and the custom all-reduce's buffers, per GPU (tensor parallelism only).
+# NCCL's channels and the all-reduce's buffers on each GPU of several, likewise made before.
 NCCL_BYTES = 900 * MIB
-# Bytes the scheduler and the block tables keep for each block and layer group on the GPU.
-_BLOCK_TABLE_BYTES = 4
+# Kernels of cuBLAS, attention, Triton and the engine, loaded on first use, and their local memory. By
+# subtraction from logs: 0.1 to 0.35 GiB.
+LIBRARY_BYTES = 256 * MIB
+# What compiling holds while an engine profiles: nothing on a start that finds its compile cache, 0.5 GiB
+# (H200) to 0.9 GiB (RTX 4090) on a first start of the same configuration.
+COMPILE_BYTES = 200 * MIB
+# How far the KV cache of a real start has been from this budget, either way (tests/sim/test_memory.py).
+UNCERTAIN_BYTES = 768 * MIB
+_TABLE_ENTRY_BYTES = 4  # one block in a request's block table on the GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the budget: `bytes` on one GPU, and what it is."""
+    """One line of the budget on one GPU. `counted`: inside the fraction that the engine may use."""
 
     name: str
     bytes: int
     detail: str
+    counted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPerToken:
+    """Three figures, kept apart. Only `admissible` sizes admission.
+
+    `theoretical`: the tensors of one token. `allocated`: with the rounding to blocks (half a block for each
+    group on average) and block tables. `admissible`: the KV item divided by the tokens of as many whole
+    sequences as it admits. The last two are for sequences of `sequence_tokens`.
+    """
+
+    sequence_tokens: int
+    theoretical: float
+    allocated: float
+    admissible: float
 
 
 @dataclass(frozen=True, slots=True)
 class HbmBudget:
-    """Where one GPU's memory goes. `items` add up to `total_bytes`; KV and the unused rest are among them.
+    """Where one GPU's memory goes: `items` add up to `total_bytes`, the KV cache and the margin among them.
 
     `num_gpu_blocks` counts the blocks that requests can use; vLLM's own figure has one more, the null
     block. `limit` says which option set the size of the KV cache.
@@ -46,23 +71,24 @@ class HbmBudget:
     model: str
     gpu: str
     tensor_parallel_size: int
-    block_size: int
     total_bytes: int
     items: tuple[Item, ...]
-    kv_bytes: int
-    block_bytes: int
-    num_gpu_blocks: int
-    kv_groups: int
     limit: str
-    theoretical_bytes_per_token: float
-    allocated_bytes_per_token: float
-    admissible_bytes_per_token: float
+    kv_bytes: int
+    num_gpu_blocks: int
+    layout: BlockLayout
+    kv_tokens: int
+    bytes_per_token: BytesPerToken
     notes: tuple[str, ...]
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens of one layer group that fit; for plain models, tokens of context."""
-        return self.num_gpu_blocks * self.block_size // self.kv_groups
+    def uncertain_blocks(self) -> int:
+        """Blocks by which a real start may differ: compile caches, drivers, what else uses the GPU."""
+        return 0 if self.limit.startswith("kv_tokens") else -(-UNCERTAIN_BYTES // self.layout.block_bytes)
+
+    def sequences(self, tokens: int) -> int:
+        """How many sequences of `tokens` each the KV cache holds at once."""
+        return self.num_gpu_blocks // self.layout.blocks_of(tokens)
 
 
 def hbm_budget(
@@ -79,114 +105,147 @@ def hbm_budget(
     max_model_len: int | None = None,
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
+    model_runner: str = "auto",
+    sequence_tokens: int = 2048,
 ) -> HbmBudget:
     """The budget of one GPU of `tensor_parallel_size`.
 
     Of the three limits the lesser wins; with none given, `gpu_memory_utilization` is 0.9. Errors:
-    `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for one block.
+    `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for a block.
     """
-    _check(gpu_memory_utilization, free_gpu_memory_fraction, kv_tokens, block_size, max_num_seqs)
-    if gpu_memory_utilization is None and free_gpu_memory_fraction is None and kv_tokens is None:
-        gpu_memory_utilization = DEFAULT_GPU_MEMORY_UTILIZATION
-    tp = tensor_parallel_size
-    model.check_tensor_parallel(tp)
-    fixed = _fixed_items(model, tp, max_num_batched_tokens, max_num_seqs, enforce_eager)
-    counted = sum(item.bytes for item in fixed)
-    context = Item("CUDA context", CONTEXT_BYTES + (NCCL_BYTES if tp > 1 else 0), "driver, before measuring")
-    layout = block_layout(model.kv_groups(tp))
-    element = model.kv_element_bytes(kv_cache_dtype)
-    block_bytes = layout.layers * layout.elements_per_token * block_size * element
-    free = gpu.hbm_bytes - counted - context.bytes
-    limits: dict[str, float] = {"what is free": free}
-    if gpu_memory_utilization is not None:
-        limits[f"gpu_memory_utilization {gpu_memory_utilization:g}"] = (
-            ceil(gpu.hbm_bytes * gpu_memory_utilization) - counted
-        )
-    if free_gpu_memory_fraction is not None:
-        limits[f"free_gpu_memory_fraction {free_gpu_memory_fraction:g}"] = free * free_gpu_memory_fraction
-    if kv_tokens is not None:
-        limits[f"kv_tokens {kv_tokens}"] = (ceil(kv_tokens / block_size) * layout.groups + 1) * block_bytes
+    for name, fraction in (
+        ("gpu_memory_utilization", gpu_memory_utilization),
+        ("free_gpu_memory_fraction", free_gpu_memory_fraction),
+    ):
+        if fraction is not None and not 0 < fraction <= 1:
+            raise BadInput(f"{name} is {fraction}; it must lie above 0 and at most 1")
+    for name, size in (
+        ("kv_tokens", kv_tokens), ("block_size", block_size), ("max_num_seqs", max_num_seqs),
+        ("max_num_batched_tokens", max_num_batched_tokens), ("max_model_len", max_model_len),
+    ):  # fmt: skip
+        if size is not None and size < 1:
+            raise BadInput(f"{name} is {size}; it must be at least 1")
+    model.check_tensor_parallel(tensor_parallel_size)
+    layout = block_layout(
+        model.kv_groups(tensor_parallel_size), block_size, model.kv_element_bytes(kv_cache_dtype)
+    )
+    lean = activations.lean_runner(model, model_runner)
+    profile = _Profile(max_num_batched_tokens, max_num_seqs, max_model_len, enforce_eager, lean)
+    fixed = _fixed_items(model, gpu, tensor_parallel_size, profile)
+    limits = _limits(gpu, fixed, layout, gpu_memory_utilization, free_gpu_memory_fraction, kv_tokens)
     limit = min(limits, key=limits.__getitem__)
-    blocks = int(limits[limit]) // block_bytes
+    blocks = int(limits[limit] // layout.block_bytes)
     if blocks < 2:
-        raise BadInput(
-            f"{model.name} leaves no room for a KV cache on {gpu.name}: {limit} leaves "
-            f"{limits[limit] / GIB:.2f} GiB after {counted / GIB:.2f} GiB of weights and workspace; "
-            "raise the limit, tensor_parallel_size, or choose a larger GPU or a smaller weight format"
-        )
-    kv = blocks * block_bytes
-    usable = blocks - 1
-    rest = gpu.hbm_bytes - counted - context.bytes - kv
-    items = (*fixed, context, Item("KV cache", kv, f"{usable} blocks of {block_size} tokens, 1 null block"),
-             Item("margin", rest, "left to other processes and fragmentation"))  # fmt: skip
-    theoretical = model.kv_bytes_per_token(kv_cache_dtype, tp)
-    allocated = layout.groups * (block_bytes + _BLOCK_TABLE_BYTES) / block_size
+        raise BadInput(_no_room(model, gpu, fixed, limit, limits[limit]))
+    return _budget(model, gpu, tensor_parallel_size, fixed, limit, blocks, layout,
+                   max_model_len or model.max_position, sequence_tokens, kv_cache_dtype)  # fmt: skip
+
+
+def _budget(
+    model: ModelFacts, gpu: Gpu, tp: int, fixed: tuple[Item, ...], limit: str, blocks: int,
+    layout: BlockLayout, max_model_len: int, sequence_tokens: int, kv_cache_dtype: str,
+) -> HbmBudget:  # fmt: skip
+    kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
+    rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
+    detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
+    items = (
+        *fixed,
+        Item("KV cache", kv_bytes, detail),
+        Item("margin", rest, "unused: fragmentation, other processes", counted=False),
+    )
+    notes = list(model.notes)
+    if rest < 0:
+        notes.append("the items do not fit: expect to run out of memory when CUDA graphs are captured")
+    if layout.groups > 1:
+        notes.append(f"layers keep different windows: {layout.groups} block tables a sequence")
+    whole = usable // layout.blocks_of(sequence_tokens) * sequence_tokens
+    half = (layout.block_size - 1) / 2
+    held = sum((min(w, sequence_tokens) if w else sequence_tokens) + half for w in layout.windows)
+    a_block = layout.block_bytes + _TABLE_ENTRY_BYTES
     return HbmBudget(
         model=model.name,
         gpu=gpu.name,
         tensor_parallel_size=tp,
-        block_size=block_size,
         total_bytes=gpu.hbm_bytes,
         items=items,
-        kv_bytes=kv,
-        block_bytes=block_bytes,
-        num_gpu_blocks=usable,
-        kv_groups=layout.groups,
         limit=limit,
-        theoretical_bytes_per_token=theoretical,
-        allocated_bytes_per_token=allocated,
-        admissible_bytes_per_token=gpu.hbm_bytes / (usable * block_size / layout.groups),
-        notes=model.notes,
+        kv_bytes=kv_bytes,
+        num_gpu_blocks=usable,
+        layout=layout,
+        kv_tokens=_tokens(usable, layout, max_model_len),
+        bytes_per_token=BytesPerToken(
+            sequence_tokens=sequence_tokens,
+            theoretical=model.kv_bytes_of_sequence(sequence_tokens, kv_cache_dtype, tp) / sequence_tokens,
+            allocated=held / layout.block_size * a_block / sequence_tokens,
+            admissible=kv_bytes / whole if whole else float("inf"),
+        ),
+        notes=tuple(notes),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLayout:
-    """How layers share blocks: `groups` block tables, each of `layers` layers with equal pages."""
-
-    groups: int
-    layers: int
-    elements_per_token: int
+def _tokens(blocks: int, layout: BlockLayout, max_model_len: int) -> int:
+    """Tokens that fit: those of sequences of `max_model_len` where layers keep different windows."""
+    if layout.groups == 1 and not layout.windows[0]:
+        return blocks * layout.block_size
+    return blocks * max_model_len // layout.blocks_of(max_model_len)
 
 
-def block_layout(kv_groups: tuple[KvGroup, ...]) -> BlockLayout:
-    """vLLM's layout: layers of one kind in groups of equal size, the last padded; one block serves a group.
+def _limits(
+    gpu: Gpu, fixed: tuple[Item, ...], layout: BlockLayout,
+    utilization: float | None, fraction: float | None, kv_tokens: int | None,
+) -> dict[str, float]:  # fmt: skip
+    """Bytes that each limit leaves for the KV cache."""
+    counted = sum(item.bytes for item in fixed if item.counted)
+    graphs = sum(item.bytes for item in fixed if item.name == "CUDA graphs")
+    free = gpu.hbm_bytes - sum(item.bytes for item in fixed)
+    limits: dict[str, float] = {"free memory": free}
+    if utilization is None and fraction is None and kv_tokens is None:
+        utilization = DEFAULT_GPU_MEMORY_UTILIZATION
+    if utilization is not None:
+        asked = ceil(gpu.hbm_bytes * utilization)
+        limits[f"gpu_memory_utilization {utilization:g}"] = asked - counted
+        del limits["free memory"]  # vLLM counts only what lies inside its fraction
+    if fraction is not None:
+        # TensorRT-LLM takes its fraction of what is free before graphs are captured.
+        limits[f"free_gpu_memory_fraction {fraction:g}"] = (free + graphs) * fraction
+    if kv_tokens is not None:
+        limits[f"kv_tokens {kv_tokens}"] = (layout.blocks_of(kv_tokens) + 1) * layout.block_bytes
+    return limits
 
-    The size is that of the least numerous kind, or of the most numerous if that is less than 1.5 times.
-    """
-    counts = [group.layers for group in kv_groups]
-    size = min(counts)
-    if max(counts) < 1.5 * size:
-        size = max(counts)
-    return BlockLayout(
-        groups=sum(-(-count // size) for count in counts),
-        layers=size,
-        elements_per_token=kv_groups[0].elements_per_token,
-    )
+
+class _Profile(NamedTuple):
+    """What the budget of everything but KV depends on beside model and GPU."""
+
+    tokens: int
+    seqs: int
+    max_model_len: int | None
+    eager: bool
+    lean: bool
 
 
-def _fixed_items(
-    model: ModelFacts, tp: int, max_num_batched_tokens: int, max_num_seqs: int, eager: bool
-) -> tuple[Item, ...]:
-    graphs = 0 if eager else graph_bytes(model, max_num_seqs, tp)
-    activations = activation_bytes(model, max_num_batched_tokens, max_num_seqs, tp)
-    return (
-        Item("weights", model.weight_bytes(tp), f"{model.params / 1e9:.2f} B in {model.weight_dtype}"),
-        Item("activations", activations, f"peak of a step of {max_num_batched_tokens} tokens"),
-        Item("CUDA graphs", graphs, "off (eager)" if eager else f"batches to {min(2 * max_num_seqs, 512)}"),
+def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tuple[Item, ...]:
+    tokens, seqs, max_model_len, eager, lean = profile
+    graphs = 0 if eager else activations.graph_bytes(model, gpu, seqs, tp)
+    state = activations.sampler_state_bytes(model, seqs) if lean else 0
+    items = [
+        Item("weights", loaded_weight_bytes(model, tp, max_model_len),
+             f"{model.params / 1e9:.2f} B parameters in {model.weight_dtype}"),
+        Item("activations", activations.activation_bytes(model, gpu, tokens, seqs, tp, lean),
+             f"peak of a step of {tokens} tokens"),
         Item("libraries", LIBRARY_BYTES, "kernels loaded on first use"),
+        Item("compilation", 0 if eager else COMPILE_BYTES, "none to 0.9 GiB; most on a first start"),
+        Item("CUDA graphs", graphs, f"{len(activations.capture_sizes(seqs))} batch sizes", counted=not lean),
+        Item("sampler", state, "token counts for penalties", counted=False),
+        Item("CUDA context", CONTEXT_BYTES, "the driver's", counted=False),
+        Item("communication", NCCL_BYTES if tp > 1 else 0, "NCCL and all-reduce buffers", counted=False),
+    ]  # fmt: skip
+    return tuple(item for item in items if item.bytes)
+
+
+def _no_room(model: ModelFacts, gpu: Gpu, fixed: tuple[Item, ...], limit: str, left: float) -> str:
+    counted = sum(item.bytes for item in fixed if item.counted)
+    return (
+        f"{model.name} leaves no room for a KV cache on {gpu.name}: {limit} leaves {left / GIB:.2f} GiB "
+        f"after {counted / GIB:.2f} GiB of weights and workspace; raise the limit or tensor_parallel_size, "
+        "or choose a larger GPU or a smaller weight format"
     )
-
-
-def _check(
-    utilization: float | None, fraction: float | None, tokens: int | None, block_size: int, seqs: int
-) -> None:
-    for name, value in (("gpu_memory_utilization", utilization), ("free_gpu_memory_fraction", fraction)):
-        if value is not None and not 0 < value <= 1:
-            raise BadInput(f"{name} is {value}; it must lie above 0 and at most 1")
-    if tokens is not None and tokens < 1:
-        raise BadInput(f"kv_tokens is {tokens}; it must be at least 1")
-    if block_size < 1:
-        raise BadInput(f"block_size is {block_size}; it must be at least 1")
-    if seqs < 1:
-        raise BadInput(f"max_num_seqs is {seqs}; it must be at least 1")

@@ -147,8 +147,7 @@ def _windows(read: _Reader, kind: str) -> tuple[int, ...]:
         return tuple(chunk if (i + 1) % 4 else 0 for i in range(layers))
     window = config.get("sliding_window") or 0
     longest = read.integer("max_position_embeddings", "n_positions", default=2048)
-    if not window or window >= longest or config.get("use_sliding_window") is False or kind.startswith("phi"):
-        # Phi-3 states a window that serving engines, and its long-context versions, don't apply.
+    if not window or window >= longest or config.get("use_sliding_window") is False:
         return (0,) * layers
     types = config.get("layer_types")
     if types:
