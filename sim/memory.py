@@ -82,6 +82,11 @@ class HbmBudget:
     notes: tuple[str, ...]
 
     @property
+    def kv_groups(self) -> int:
+        """Block tables of a sequence: 1 for plain models, more where layers keep different windows."""
+        return self.layout.groups
+
+    @property
     def uncertain_blocks(self) -> int:
         """Blocks by which a real start may differ: compile caches, drivers, what else uses the GPU."""
         return 0 if self.limit.startswith("kv_tokens") else -(-UNCERTAIN_BYTES // self.layout.block_bytes)
