@@ -50,8 +50,8 @@ class BytesPerToken:
     """Three figures, kept apart. Only `admissible` sizes admission.
 
     `theoretical`: the tensors of one token. `allocated`: with the rounding to blocks (half a block for each
-    group on average) and block tables. `admissible`: the KV item divided by the tokens of as many whole
-    sequences as it admits. The last two are for sequences of `sequence_tokens`.
+    group on average) and block tables. `admissible`: the whole KV item and its tables, null block included,
+    divided by the tokens of as many whole sequences as it admits. All are for sequences of `sequence_tokens`.
     """
 
     sequence_tokens: int
@@ -163,10 +163,10 @@ def _budget(
         notes.append("the items do not fit: expect to run out of memory when CUDA graphs are captured")
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables a sequence")
-    whole = usable // layout.blocks_of(sequence_tokens) * sequence_tokens
     half = (layout.block_size - 1) / 2
     held = sum((min(w, sequence_tokens) if w else sequence_tokens) + half for w in layout.windows)
-    a_block = layout.block_bytes + _TABLE_ENTRY_BYTES
+    blocks_each = held / layout.block_size
+    whole = int(usable / blocks_each) * sequence_tokens
     return HbmBudget(
         model=model.name,
         gpu=gpu.name,
@@ -181,8 +181,8 @@ def _budget(
         bytes_per_token=BytesPerToken(
             sequence_tokens=sequence_tokens,
             theoretical=model.kv_bytes_of_sequence(sequence_tokens, kv_cache_dtype, tp) / sequence_tokens,
-            allocated=held / layout.block_size * a_block / sequence_tokens,
-            admissible=kv_bytes / whole if whole else float("inf"),
+            allocated=blocks_each * (layout.block_bytes + _TABLE_ENTRY_BYTES) / sequence_tokens,
+            admissible=(kv_bytes + usable * _TABLE_ENTRY_BYTES) / whole if whole else float("inf"),
         ),
         notes=tuple(notes),
     )
