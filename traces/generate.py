@@ -30,10 +30,7 @@ def requests(
     """Independent requests with prompts of their own: `count` of them, or those of `duration_s` seconds."""
     rng = np.random.default_rng(seed)
     times = arrivals.times_s(rng, count=count, duration_s=duration_s)
-    if not len(times):
-        raise BadInput(
-            f"no request arrives in {duration_s:g} s at {arrivals.rate:g} a second; make it longer"
-        )
+    _need(times, arrivals, duration_s)
     columns = {
         "arrival_s": times,
         "input_tokens": tokens(input_tokens, len(times), rng),

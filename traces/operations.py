@@ -6,12 +6,15 @@ unique prompt, a request's own output) are named anew, because their names hold 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pagecast.sim.core.content import own_output, own_prompt
-from pagecast.traces.schema import Ints, Spans, Trace, nominal_arrival_s, starts, table
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces.schema import COLUMNS, Ints, Spans, Trace, nominal_arrival_s, starts, table
 
 _FIRST_PRIVATE = own_prompt(0)
 assert (own_output(0), own_prompt(1)) == (_FIRST_PRIVATE + 1, _FIRST_PRIVATE + 2)
@@ -58,3 +61,142 @@ def _move_spans(trace: Trace, spans: Spans, rows: Ints, moved: Ints) -> Spans:
 def sort(trace: Trace) -> Trace:
     """Requests in order of arrival, as far as it is known before they are served; ties keep their order."""
     return select(trace, np.argsort(nominal_arrival_s(trace), kind="stable"))
+
+
+def slice(
+    trace: Trace,
+    *,
+    start_s: float | None = None,
+    end_s: float | None = None,
+    rows: tuple[int, int] | None = None,
+    sessions: int | None = None,
+) -> Trace:
+    """What satisfies every condition given; arrivals then count from `start_s`.
+
+    Args:
+        start_s, end_s: arrival from `start_s` to before `end_s`. A later turn counts as arriving when it
+            would if serving took no time; one whose predecessor is cut off arrives at that time.
+        rows: from the first row number to before the second.
+        sessions: the first so many sessions, by their first request; requests of no session are kept.
+
+    Raises:
+        BadInput: nothing is left.
+    """
+    nominal = nominal_arrival_s(trace)
+    keep = np.ones(len(trace), dtype=bool)
+    if start_s is not None:
+        keep &= nominal >= start_s
+    if end_s is not None:
+        keep &= nominal < end_s
+    if rows is not None:
+        number = np.arange(len(trace))
+        keep &= (number >= rows[0]) & (number < rows[1])
+    if sessions is not None:
+        keep &= pd.factorize(trace.column("session"))[0] < sessions
+    if not keep.any():
+        raise BadInput(f"trace {trace.name}: nothing is left of {len(trace):,} requests; widen the slice")
+    cut = select(trace, np.flatnonzero(keep))
+    if start_s is None:
+        return cut
+    shifted = cut.requests["arrival_s"] - start_s
+    return replace(cut, requests=table({**_columns(cut), "arrival_s": shifted}))
+
+
+def scale(trace: Trace, rate: float, *, think_times: bool = False) -> Trace:
+    """Makes requests come `rate` times as often: all arrival times are divided by it.
+
+    Think times stay, for people don't think faster when there are more of them, so that traces of
+    sessions gain sessions at a time, not speed within one; with `think_times` they are divided as well.
+    Raises BadInput for a rate that is not positive.
+    """
+    if not (np.isfinite(rate) and rate > 0):
+        raise BadInput(f"rate factor {rate:g}: give a positive number")
+    columns = {**_columns(trace), "arrival_s": trace.seconds("arrival_s") / rate}
+    if think_times:
+        columns["gap_s"] = trace.seconds("gap_s") / rate
+    return replace(trace, requests=table(columns))
+
+
+def mix(traces: Sequence[Trace], *, share_contents: bool = False, name: str = "mix") -> Trace:
+    """Plays several traces at once, in order of arrival.
+
+    Contents and sessions of different traces are kept apart: texts get new names, sessions the number of
+    their trace before their own name, and prompts given as token ids a salt. With `share_contents`
+    equal names mean equal texts, and no salt is added. Raises BadInput for none, or prompts as token ids
+    mixed with prompts as spans.
+    """
+    if not traces:
+        raise BadInput("nothing to mix; give at least one trace")
+    if len({trace.token_ids is None for trace in traces}) > 1:
+        raise BadInput("prompts as token ids don't mix with prompts as spans; convert one")
+    if len(traces) == 1:
+        return replace(traces[0], name=name)
+    ids = [row for trace in traces for row in trace.token_ids or ()]
+    mixed = Trace(
+        name,
+        table(_mixed_columns(traces, share_contents)),
+        _mixed_spans(traces, share_contents),
+        ids if traces[0].token_ids is not None else None,
+        tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+    )
+    return sort(mixed)
+
+
+def _columns(trace: Trace) -> dict[str, Any]:
+    return {str(column): trace.requests[column] for column in trace.requests}
+
+
+def _texts_used(trace: Trace) -> int:
+    """One more than the greatest name of a text."""
+    most = int(trace.integers("output_content").max(initial=-1))
+    if trace.spans is not None:
+        most = max(most, int(trace.spans.content.max(initial=-1)))
+    return most + 1
+
+
+def _text_shifts(traces: Sequence[Trace], share_contents: bool) -> list[int]:
+    used = [0 if share_contents else _texts_used(trace) for trace in traces]
+    return [int(shift) for shift in starts(np.array(used, dtype=np.int64))[:-1]]
+
+
+def _mixed_columns(traces: Sequence[Trace], share_contents: bool) -> dict[str, Any]:
+    salted = traces[0].token_ids is not None and not share_contents
+    names = [name for name in COLUMNS if any(name in trace.requests for trace in traces)]
+    names += ["salt"] if salted and "salt" not in names else []
+    shifts = _text_shifts(traces, share_contents)
+    before = starts(np.array([len(trace) for trace in traces], dtype=np.int64))
+    made: dict[str, list[Any]] = {name: [] for name in names}
+    for number, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):
+        for name in names:
+            column = trace.column(name)
+            if name == "after":
+                column = column.where(column < 0, column + int(before[number]))
+            elif name == "output_content":
+                column = column.where(column < 0, column + shift)
+            elif name == "session":
+                column = f"{number}/" + column
+            elif name == "salt" and salted:
+                column = f"{number}/" + column.fillna("")
+            made[name].append(column)
+    return {name: pd.concat(columns, ignore_index=True) for name, columns in made.items()}
+
+
+def _mixed_spans(traces: Sequence[Trace], share_contents: bool) -> Spans | None:
+    if all(trace.spans is None for trace in traces):
+        return None
+    shifts = _text_shifts(traces, share_contents)
+    before = 0
+    counts, contents, offsets, lengths = [], [], [], []
+    for trace, shift in zip(traces, shifts, strict=True):
+        spans = trace.spans
+        if spans is None:
+            counts.append(np.zeros(len(trace), dtype=np.int64))
+        else:
+            counts.append(np.diff(spans.start))
+            # Private names hold row numbers, two names a row.
+            contents.append(spans.content + np.where(spans.content < 0, 2 * before, shift))
+            offsets.append(spans.offset)
+            lengths.append(spans.length)
+        before += len(trace)
+    flat = (np.concatenate(part) for part in (contents, offsets, lengths))
+    return Spans(starts(np.concatenate(counts)), *flat)

@@ -1,0 +1,136 @@
+"""Generated traces have the rates, burstiness and lengths asked for, and depend on the seed alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.checks import validate
+from pagecast.traces.generate import Conversations, Retrieval, conversations, requests, retrieval
+from pagecast.traces.lengths import Empirical, Fixed, LogNormal, Uniform, parse, tokens
+
+from .making import output_tokens, prompt_tokens
+
+RNG = np.random.default_rng
+
+
+@pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", 0.3), ("gamma", 3.0), ("weibull", 2.0)])
+def test_rate_and_burstiness(kind: str, cv: float) -> None:
+    law = Arrivals(kind, 4.0, cv)
+    gaps = law.gaps_s(100_000, RNG(1))
+    assert gaps.mean() == pytest.approx(0.25, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+@pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", 5.0), ("weibull", 5.0), ("even", 0.0)])
+def test_short_windows_hold_as_many_as_the_rate_says(kind: str, cv: float) -> None:
+    law, rng = Arrivals(kind, 0.5, cv), RNG(2)
+    counts = [len(law.times_s(rng, duration_s=10.0)) for _ in range(4000)]
+    assert np.mean(counts) == pytest.approx(5.0, abs=5 * np.std(counts) / np.sqrt(4000) + 1e-9)
+
+
+@given(st.sampled_from(["poisson", "gamma", "weibull", "even"]), st.integers(1, 50), st.floats(0.1, 100))
+def test_times_rise_and_stop_where_told(kind: str, count: int, duration_s: float) -> None:
+    law = Arrivals(kind, 1.0, 0.7)
+    assert len(law.times_s(RNG(0), count=count)) == count
+    times = law.times_s(RNG(0), count=count, duration_s=duration_s)
+    assert len(times) <= count
+    assert (np.diff(times) >= 0).all()
+    assert (times < duration_s).all()
+
+
+def test_lengths() -> None:
+    assert tokens(parse("512"), 3, RNG(0)).tolist() == [512] * 3
+    assert set(tokens(parse("uniform:3-5"), 500, RNG(0))) == {3, 4, 5}
+    drawn = parse("lognormal:p50=1000,sigma=0.5,max=3000").sample(20_000, RNG(0))
+    assert np.median(drawn) == pytest.approx(1000, rel=0.03)
+    assert drawn.max() <= 3000
+    assert parse("lognormal:mean=1000,sigma=0.5").sample(50_000, RNG(0)).mean() == pytest.approx(
+        1000, rel=0.03
+    )
+    weighted = Empirical((1, 7), (3, 1)).sample(20_000, RNG(0))
+    assert (weighted == 7).mean() == pytest.approx(0.25, abs=0.02)
+    assert tokens(Fixed(0.1), 1, RNG(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "many", "uniform:5", "uniform:9-3", "lognormal:p50=5", "lognormal:sigma=1", "zipf:3", "-5", "nan"],
+)
+def test_lengths_that_make_no_sense(text: str) -> None:
+    with pytest.raises(BadInput, match="not understood"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "cv"), [("erlang", 1, 1), ("poisson", 0, 1), ("gamma", 1, 0), ("gamma", 1, 99)]
+)
+def test_arrivals_that_make_no_sense(kind: str, rate: float, cv: float) -> None:
+    with pytest.raises(BadInput):
+        Arrivals(kind, rate, cv)
+
+
+def chat(seed: int = 0, **changes):
+    shape = {
+        "starts": Arrivals("poisson", 2.0),
+        "turns": Uniform(1, 5),
+        "message": LogNormal(30, 0.5),
+        "opening": Fixed(50),
+        "output": Uniform(5, 40),
+        "think_s": LogNormal(8, 0.3),
+        "system_prompts": (100, 60),
+        **changes,
+    }
+    return conversations(Conversations(**shape), sessions=40, seed=seed)
+
+
+def test_conversations_quote_what_was_said_and_answered() -> None:
+    trace = chat()
+    validate(trace)
+    assert trace.requests["session"].nunique() == 40
+    for row, before in enumerate(trace.integers("after").tolist()):
+        prompt = prompt_tokens(trace, row)
+        if before < 0:
+            assert len(prompt) in (150, 110)
+            continue
+        said = prompt_tokens(trace, before) + output_tokens(trace, before)
+        assert prompt[: len(said)] == said
+        assert len(prompt) > len(said)
+    firsts = [prompt_tokens(trace, row)[0] for row in range(len(trace))]
+    assert firsts.count((0, 0)) > firsts.count((1, 0)) > 0, "earlier system prompts are more popular"
+
+
+def test_the_seed_decides() -> None:
+    assert chat(3).requests.equals(chat(3).requests)
+    assert not chat(3).requests.equals(chat(4).requests)
+
+
+def test_sessions_end_before_they_grow_too_long() -> None:
+    trace = chat(most_tokens=260, system_prompts=())
+    total = trace.requests["input_tokens"] + trace.requests["output_tokens"]
+    assert total.max() <= 260
+    assert len(trace) < len(chat(system_prompts=()))
+    with pytest.raises(BadInput, match="no turn fits"):
+        chat(most_tokens=20)
+
+
+def test_retrieval_shares_the_system_prompt_and_popular_documents() -> None:
+    shape = Retrieval(Arrivals("even", 5.0), 30, Uniform(20, 40), Uniform(1, 3), Fixed(10), Fixed(5), 50, 2.0)
+    trace = retrieval(shape, count=200)
+    validate(trace)
+    prompts = [prompt_tokens(trace, row) for row in range(len(trace))]
+    assert len({tuple(prompt[:50]) for prompt in prompts}) == 1
+    assert len({prompt[50] for prompt in prompts}) < 30
+    assert len({prompt[-1] for prompt in prompts}) == 200
+
+
+def test_single_requests() -> None:
+    trace = requests(Arrivals("poisson", 10.0), Uniform(5, 9), Fixed(3), duration_s=60)
+    validate(trace)
+    assert len(trace) == pytest.approx(600, abs=120)
+    assert set(trace.requests["input_tokens"]) == {5, 6, 7, 8, 9}
+    with pytest.raises(BadInput, match="nothing arrives"):
+        requests(Arrivals("even", 0.001), Fixed(1), Fixed(1), duration_s=0.001)
+    with pytest.raises(BadInput, match="without end"):
+        requests(Arrivals("poisson", 1.0), Fixed(1), Fixed(1))
