@@ -18,7 +18,7 @@ KINDS = ("poisson", "gamma", "weibull", "even")
 class Arrivals:
     """Independent times between arrivals with mean `1 / rate` seconds and coefficient of variation `cv`.
 
-    `kind` is `poisson` (cv 1), `gamma`, `weibull` (cv 0.05 to 20) or `even` (cv 0). The process runs
+    `kind` is `poisson` (cv 1), `gamma`, `weibull` (cv 0.05 to 30) or `even` (cv 0). The process runs
     since ever when it is first looked at: the time to the first arrival has the stationary law, so that
     the expected number of arrivals in T seconds is `rate * T` for every kind and cv, short T included.
 
@@ -34,8 +34,8 @@ class Arrivals:
             raise BadInput(f"arrivals {self.kind!r}: no such kind; choose {', '.join(KINDS)}")
         if not (np.isfinite(self.rate) and self.rate > 0):
             raise BadInput(f"arrival rate {self.rate:g}: give a positive number of arrivals a second")
-        if self.kind in ("gamma", "weibull") and not 0.05 <= self.cv <= 20:
-            raise BadInput(f"arrival cv {self.cv:g}: give a number from 0.05 to 20")
+        if self.kind in ("gamma", "weibull") and not 0.05 <= self.cv <= 30:
+            raise BadInput(f"arrival cv {self.cv:g}: give a number from 0.05 to 30")
 
     @cached_property
     def _shape(self) -> float:
@@ -93,4 +93,4 @@ def weibull_shape(cv: float) -> float:
     def excess(shape: float) -> float:
         return gamma(1 + 2 / shape) / gamma(1 + 1 / shape) ** 2 - 1 - cv**2
 
-    return float(brentq(excess, 0.15, 30.0))
+    return float(brentq(excess, 0.12, 30.0))

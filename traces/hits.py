@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.prefixes import Paths, paths
+from pagecast.traces.blocks import BlockRuns, block_runs
+from pagecast.traces.prefixes import paths
 from pagecast.traces.schema import Floats, Ints, Trace, starts
 
 
@@ -60,7 +61,7 @@ def hits(trace: Trace, capacities: Sequence[int], block_size: int = 512) -> Hits
         raise BadInput(f"block size {block_size}: a block needs at least one token")
     if bad := [blocks for blocks in capacities if blocks < 1]:
         raise BadInput(f"capacity {bad[0]}: a cache needs at least one block")
-    runs = _runs(paths(trace), block_size)
+    runs = block_runs(paths(trace), block_size)
     references = int(runs.length.sum())
     pieces = _reuses(runs)
     reach = _reach(pieces, _distances(pieces))
@@ -73,43 +74,6 @@ def hits(trace: Trace, capacities: Sequence[int], block_size: int = 512) -> Hits
     )
     result.capacity.update((blocks, result.ratio(blocks)) for blocks in capacities)
     return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """References in order: runs of `length` blocks with consecutive names from `first`, of request `row`."""
-
-    row: Ints
-    first: Ints
-    length: Ints
-    shared: np.ndarray  # whether any other run may have the same names
-    names: int
-
-
-def _runs(where: Paths, block_size: int) -> _Runs:
-    """Names blocks: on each chain in order; a trailing partial block by its chain and its end.
-
-    A block lies on the chain of its last token, which tells everything before it.
-    """
-    begin, end = where.begin // block_size, where.end // block_size
-    last = np.append(where.row[1:] != where.row[:-1], True)
-    partial = np.flatnonzero(last & (where.end % block_size > 0))
-    # Room for each chain's blocks, side by side.
-    low = np.full(where.chains, np.iinfo(np.int64).max)
-    high = np.zeros(where.chains, dtype=np.int64)
-    np.minimum.at(low, where.chain, begin)
-    np.maximum.at(high, where.chain, end)
-    room = starts(np.maximum(high - np.minimum(low, high), 0))
-    visits = np.bincount(where.chain, minlength=where.chains)
-    ends = np.stack([where.chain[partial], where.end[partial]], axis=1)
-    _, tail, tail_count = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
-    row = np.concatenate([where.row, where.row[partial]])
-    first = np.concatenate([room[where.chain] + begin - low[where.chain], room[-1] + tail.ravel()])
-    length = np.concatenate([end - begin, np.ones(len(partial), dtype=np.int64)])
-    shared = np.concatenate([visits[where.chain] > 1, tail_count[tail.ravel()] > 1])
-    order = np.argsort(row, kind="stable")
-    order = order[length[order] > 0]
-    return _Runs(row[order], first[order], length[order], shared[order], int(room[-1]) + len(tail_count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +90,7 @@ class _Reuses:
     length: Ints
 
 
-def _reuses(runs: _Runs) -> _Reuses:
+def _reuses(runs: BlockRuns) -> _Reuses:
     used = np.full(runs.names, -1, dtype=np.int64)
     times = starts(runs.length)
     fresh = np.flatnonzero(~runs.shared)

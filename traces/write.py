@@ -1,4 +1,4 @@
-"""Writes traces: parquet and our JSON lines hold everything and come back equal; CSV holds no prompts.
+"""Writes traces: parquet and our JSON lines hold everything and come back equal, other forms what they can.
 
 A file appears whole or not at all: it is written beside its place and then renamed.
 """
@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -20,13 +20,46 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.export import csv_lines, mooncake_lines
 from pagecast.traces.readers.parquet import IDS_COLUMN, METADATA_KEY, SPAN_COLUMNS
-from pagecast.traces.schema import COLUMNS, DEFAULTS, REQUIRED, Trace
+from pagecast.traces.schema import COLUMNS, DEFAULTS, REQUIRED, TEXTS, Trace
+
+FORMS = ("parquet", "jsonl", "mooncake", "csv")
+
+
+def write(trace: Trace, path: str | Path, form: str | None = None, *, lossy: bool = False) -> None:
+    """Writes a trace in the form its file name asks for: .parquet, .jsonl or .csv (these with .gz or .zst).
+
+    `form` names one instead; `mooncake` is only to be had so. Raises BadInput for an unknown form, and
+    where the form can't hold all of the trace, saying what would be lost; with `lossy` it is dropped.
+    """
+    form = form or _form_of(path)
+    if form not in FORMS:
+        raise BadInput(f"form {form!r}: unknown; choose {', '.join(FORMS)}")
+    if form == "parquet":
+        write_parquet(trace, path)
+    elif form == "jsonl":
+        write_jsonl(trace, path)
+    else:
+        lines, lost = (mooncake_lines if form == "mooncake" else csv_lines)(trace)
+        if lost and not lossy:
+            raise BadInput(
+                f"{path}: {form} can't hold {'; '.join(lost)}; write parquet or jsonl, or drop it (--lossy)"
+            )
+        _write_lines(lines, path)
+
+
+def _form_of(path: str | Path) -> str:
+    name = str(path).removesuffix(".gz").removesuffix(".zst")
+    for form in ("parquet", "jsonl", "csv"):
+        if name.endswith(f".{form}"):
+            return form
+    raise BadInput(f"{path}: no form is known by this ending; end it in .parquet, .jsonl(.gz, .zst) or .csv")
 
 
 def write_parquet(trace: Trace, path: str | Path) -> None:
     """Writes the requests with their prompts as lists of spans or token ids; `read` gives them back."""
-    data = pa.Table.from_pandas(trace.requests, preserve_index=False)
+    data = pa.table({name: _arrow(trace, name) for name in COLUMNS if name in trace.requests})
     if trace.spans is not None:
         offsets = pa.array(trace.spans.start, pa.int64())
         arrays = (trace.spans.content, trace.spans.offset, trace.spans.length)
@@ -49,8 +82,12 @@ def write_jsonl(trace: Trace, path: str | Path) -> None:
 
     They hold what parquet does, but for the trace's name and notes. Times are written in full.
     """
+    _write_lines(jsonl_lines(trace), path)
+
+
+def _write_lines(lines: Iterable[bytes], path: str | Path) -> None:
     with replacing(path) as place, _packed(place, path) as out:
-        for line in jsonl_lines(trace):
+        for line in lines:
             out.write(line)
 
 
@@ -69,6 +106,13 @@ def jsonl_lines(trace: Trace) -> Iterator[bytes]:
         if trace.token_ids is not None:
             told["token_ids"] = trace.token_ids[row].tolist()
         yield json.dumps(told, separators=(",", ":")).encode() + b"\n"
+
+
+def _arrow(trace: Trace, name: str) -> pa.Array:
+    if name in TEXTS:
+        return pa.array(trace.requests[name], pa.string(), from_pandas=True)
+    # Missing times stay NaN, so that they come back as they were.
+    return pa.array(trace.requests[name].to_numpy(), from_pandas=False)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
 def _column(source: Source, data: pa.Table, name: str) -> Any:
     column = data.column(name)
     kind = {"int64": pa.int64(), "float64": pa.float64(), "string": pa.string()}[dtype(name)]
-    if column.null_count and (name in INTEGERS or name == "arrival_s"):
+    if column.null_count and name in INTEGERS:
         row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
         raise source.fail(f"row {row} is empty; every row needs it", field=name)
     try:

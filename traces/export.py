@@ -1,0 +1,94 @@
+"""Puts traces in forms that hold less than ours, and says what each would lose."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pagecast.traces.blocks import block_ids, block_runs
+from pagecast.traces.prefixes import SCOPE, paths
+from pagecast.traces.readers.mooncake import BLOCK_TOKENS
+from pagecast.traces.schema import Ints, Spans, Trace
+
+
+def csv_lines(trace: Trace) -> tuple[Iterator[bytes], list[str]]:
+    """CSV of all columns, and what it loses: what prompts are made of."""
+    lost = []
+    if trace.spans is not None or trace.token_ids is not None:
+        lost.append("what prompts are made of and share")
+    text = trace.requests.to_csv(index=False, lineterminator="\n")
+    return iter([text.encode()]), lost
+
+
+def mooncake_lines(trace: Trace) -> tuple[Iterator[bytes], list[str]]:
+    """Mooncake's JSON lines, and what they lose; later turns have a `session_id` and a `delay` (ms)."""
+    ids, begins = block_ids(block_runs(paths(trace), BLOCK_TOKENS), len(trace))
+    return _mooncake_rows(trace, ids, begins), _mooncake_losses(trace, ids, begins)
+
+
+def _mooncake_rows(trace: Trace, ids: Ints, begins: Ints) -> Iterator[bytes]:
+    chained = _follow_their_sessions(trace)
+    has_session = "session" in trace.requests
+    columns = {
+        name: trace.column(name).tolist() for name in ("arrival_s", "input_tokens", "output_tokens", "gap_s")
+    }
+    sessions, priorities = (
+        trace.column("session").astype(object).tolist(),
+        trace.integers("priority").tolist(),
+    )
+    shared = trace.spans is not None or trace.token_ids is not None
+    for row, (arrival_s, inputs, outputs, gap_s) in enumerate(zip(*columns.values(), strict=True)):
+        told: dict[str, Any] = {"input_length": inputs, "output_length": outputs}
+        if not math.isnan(arrival_s):
+            told = {"timestamp": _milliseconds(arrival_s), **told}
+        if has_session and chained and isinstance(sessions[row], str):
+            told["session_id"] = sessions[row]
+        if math.isnan(arrival_s):
+            told["delay"] = _milliseconds(gap_s)
+        if priorities[row]:
+            told["priority"] = priorities[row]
+        if shared:
+            told["hash_ids"] = ids[begins[row] : begins[row + 1]].tolist()
+        yield json.dumps(told).encode() + b"\n"
+
+
+def _mooncake_losses(trace: Trace, ids: Ints, begins: Ints) -> list[str]:
+    lost = [f"the column {name}" for name in (*SCOPE, "cancel_after_s") if name in trace.requests]
+    if "after" in trace.requests and not _follow_their_sessions(trace):
+        lost.append("turns that follow another than their session's last one")
+    if trace.token_ids is not None:
+        lost.append("token ids")
+    if "output_content" in trace.requests:
+        lost.append("which answers later turns quote")
+    counts = np.diff(begins)
+    length = np.full(len(ids), BLOCK_TOKENS)
+    length[begins[1:] - 1] = trace.integers("input_tokens") - BLOCK_TOKENS * (counts - 1)
+    kept = replace(trace, spans=Spans(begins, ids, np.zeros_like(ids), length), token_ids=None)
+    finer = int(paths(trace).matched.sum() - paths(kept).matched.sum())
+    if finer:
+        lost.append(f"sharing finer than {BLOCK_TOKENS} tokens ({finer:,} shared tokens)")
+    return lost
+
+
+def _follow_their_sessions(trace: Trace) -> bool:
+    """Whether every `after` is the last turn of the same session, which is all that a session id says."""
+    last: dict[Any, int] = {}
+    follows = trace.integers("after").tolist()
+    for row, session in enumerate(trace.column("session").astype(object).tolist()):
+        if follows[row] >= 0 and (not isinstance(session, str) or last.get(session) != follows[row]):
+            return False
+        last[session] = row
+    return True
+
+
+def _milliseconds(seconds: float) -> float:
+    """Milliseconds that divide back to exactly these seconds, where there are any."""
+    near = seconds * 1000
+    for value in (float(round(near)), near, math.nextafter(near, 0), math.nextafter(near, math.inf)):
+        if value / 1000 == seconds:
+            return int(value) if value.is_integer() else value
+    return near
