@@ -1,1 +1,20 @@
-"""Moves bytes: Triton kernels for a paged KV cache. Importing this package imports nothing."""
+"""Moves bytes: Triton kernels for a paged KV cache. Importing this package imports nothing.
+
+The KV cache of one layer is one tensor
+
+    kv[num_blocks, 2, block_size, kv_heads, head_dim]      K at [:, 0], V at [:, 1]
+
+so a block of a layer is one dense run of bytes (fast to copy), and `kv[:, 0]` and `kv[:, 1]` are the
+views [num_blocks, block_size, kv_heads, head_dim] that every kernel here takes. Layers are stacked in
+front: [layers, num_blocks, 2, ...]. The kernels read strides and assume no more than 16-byte rows for
+speed; any other order of the dimensions works too.
+
+A token of a sequence at position p lies in slot `block_table[sequence, p // block_size] * block_size +
+p % block_size`. Modules:
+
+    store_kv.py        writes new K and V to their slots
+    paged_decode.py    attention of one new token a sequence
+    paged_prefill.py   causal attention of chunks of new tokens (prefill_hopper.py: its fast path)
+    copy_blocks.py     copies blocks inside the pool, to the host and back
+    reference.py       the same in plain PyTorch: what each kernel must compute
+"""

@@ -1,0 +1,68 @@
+"""Launches Triton kernels cheaply: what depends on shapes is decided once, then remembered.
+
+Triton's own launch binds, specialises and hashes every argument on every call. A `Launch` does it
+once; later calls with 16-byte aligned pointers go straight to the compiled kernel.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pagecast.sim.core.errors import BadInput
+
+ALIGNMENT_BYTES = 16
+
+
+class Launch:
+    """One kernel with its compile-time constants and options.
+
+    `kernel` is a `triton.jit` function whose parameters are tensors first, then numbers marked
+    `do_not_specialize`, then `constants` in order (all `tl.constexpr`).
+    """
+
+    __slots__ = ("_compiled", "constants", "kernel", "options")
+
+    def __init__(self, kernel: Any, constants: dict[str, Any], **options: int) -> None:
+        self.kernel = kernel
+        self.constants = constants
+        self.options = options
+        self._compiled: Any = None
+
+    def __call__(self, programs: int, tensors: Sequence[torch.Tensor | None], *numbers: float) -> None:
+        """Queues `programs` of the kernel on the current stream.
+
+        `tensors` keep their kinds (dtype or None) from call to call.
+        """
+        grid = (programs, 1, 1)
+        aligned = not any(t is not None and t.data_ptr() % ALIGNMENT_BYTES for t in tensors)
+        if aligned and self._compiled is not None:
+            self._compiled[grid](*tensors, *numbers, *self.constants.values())
+            return
+        compiled = self.kernel[grid](*tensors, *numbers, **self.constants, **self.options)
+        if aligned and hasattr(compiled, "run"):
+            self._compiled = compiled
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least `n` (n >= 1)."""
+    return 1 << (n - 1).bit_length()
+
+
+def require_attention(
+    name: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor
+) -> None:
+    """Raises BadInput unless q, the caches and the block table can belong together."""
+    require(
+        k_cache.shape == v_cache.shape
+        and k_cache.shape[3] == q.shape[2]
+        and q.shape[1] % k_cache.shape[2] == 0,
+        f"{name}: q {tuple(q.shape)} doesn't fit caches {tuple(k_cache.shape)} and {tuple(v_cache.shape)}; "
+        "they must be [num_blocks, block_size, kv_heads, head_dim], and kv_heads must divide heads",
+    )
+    require(table.stride(1) == 1, f"{name}: the rows of block_table must be dense")
+
+
+def require(holds: bool, what: str) -> None:
+    """Raises BadInput(what) unless `holds`."""
+    if not holds:
+        raise BadInput(what)

@@ -1,0 +1,246 @@
+"""Causal attention of chunks of new tokens over the paged cache: prefill, chunked prefill, mixed batches.
+
+A program takes a few new tokens of one sequence and all query heads of one KV head: the rows of its tile
+are (token, head in the group), so short chunks and any group fill the tile alike. Which tiles there are
+is planned on the host once a step (`PrefillPlan`), the most work first; every layer uses the same plan.
+"""
+
+# Device code takes tensors of the kernel language, which has no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from pagecast.kernels.launch import Launch, next_power_of_2, require_attention
+from pagecast.kernels.tile import load_tile, page_ids, scores, weigh
+from torch import Tensor
+
+ROWS = 128
+FP32_ROWS = 32
+
+
+@triton.jit
+def _attend(
+    q,
+    k,
+    v,
+    table_row,
+    length,
+    positions,
+    first,
+    last,
+    state,
+    scale,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    WINDOW: tl.constexpr,
+    EDGE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Online softmax over the KV tiles [first, last); EDGE masks what a row must not see."""
+    m, total, acc = state
+    for tile in tl.range(first, last, num_stages=STAGES):
+        start = tile * TILE
+        ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, EDGE)
+        keys = load_tile(k, ids, start, length, K, BLOCK_SIZE, TILE, DIM, DIM_POW2, False)
+        values = load_tile(v, ids, start, length, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, EDGE)
+        s = scores(q, keys) * scale
+        if EDGE:
+            ago = positions[:, None] - (start + tl.arange(0, TILE))[None, :]
+            seen = ago >= 0
+            if WINDOW > 0:
+                seen = seen & (ago < WINDOW)
+            # Finite, so that a row that sees nothing of a tile stays finite; later tiles outweigh it.
+            s = tl.where(seen, s, -1.0e30)
+        m, total, acc = weigh(s, values, m, total, acc, q.dtype)
+    return m, total, acc
+
+
+@triton.jit(do_not_specialize=["table_stride", "scale"])
+def _paged_prefill(
+    q,
+    k_cache,
+    v_cache,
+    out,
+    table,
+    tiles,
+    k_scale,
+    v_scale,
+    table_stride,
+    scale,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0) % KV_HEADS
+    entry = tiles + 4 * (tl.program_id(0) // KV_HEADS)
+    sequence, token = tl.load(entry), tl.load(entry + 1)
+    count, position = tl.load(entry + 2), tl.load(entry + 3)
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_POW2)
+    nth = tl.minimum(rows // GROUP, count - 1)
+    mask = (rows < count * GROUP)[:, None] & (dims < DIM)[None, :]
+    tokens = (token + nth).to(tl.int64)[:, None]
+    heads = (head * GROUP + rows % GROUP)[:, None]
+    queries = tl.load(q + tokens * Q[0] + heads * Q[1] + dims[None, :] * Q[2], mask=mask, other=0.0)
+    factor = scale
+    v_factor = 1.0
+    if k_scale is not None:
+        factor = scale * tl.load(k_scale + head * SCALE_STRIDE)
+        v_factor = tl.load(v_scale + head * SCALE_STRIDE)
+    length = position + count
+    last = tl.cdiv(length, TILE)
+    first = last * 0
+    whole = first
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0) // TILE
+        whole = tl.minimum(last, tl.cdiv(tl.maximum(length - WINDOW, 0), TILE))
+    edge = tl.maximum(whole, (position + 1) // TILE)
+    k = k_cache + head.to(tl.int64) * K[2]
+    v = v_cache + head.to(tl.int64) * V[2]
+    table_row = table + sequence.to(tl.int64) * table_stride
+    state = (
+        tl.full([ROWS], -float("inf"), tl.float32),
+        tl.zeros([ROWS], tl.float32),
+        tl.zeros([ROWS, DIM_POW2], tl.float32),
+    )
+    if WINDOW > 0:
+        state = _attend(
+            queries, k, v, table_row, length, position + nth, first, whole, state, factor,
+            K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, True, 1,
+        )  # fmt: skip
+    state = _attend(
+        queries, k, v, table_row, length, position + nth, whole, edge, state, factor,
+        K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, False, STAGES,
+    )  # fmt: skip
+    _m, total, acc = _attend(
+        queries, k, v, table_row, length, position + nth, edge, last, state, factor,
+        K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, True, 1,
+    )  # fmt: skip
+    result = acc * (v_factor / total)[:, None]
+    at = out + tokens * O[0] + heads * O[1] + dims[None, :] * O[2]
+    tl.store(at, result.to(out.dtype.element_ty), mask=mask)
+
+
+def tokens_per_tile(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
+    """New tokens that one program takes: as many as fill its rows with the heads of a group."""
+    return max(1, (FP32_ROWS if dtype == torch.float32 else ROWS) // (heads // kv_heads))
+
+
+def plan_prefill(query_lens: Sequence[int], seq_lens: Sequence[int], tokens: int) -> NDArray[np.int32]:
+    """The tiles of a step, int32 [tiles, 4]: sequence, first row of q, rows, position of the first row.
+
+    Most work comes first.
+    Sequence i brings query_lens[i] new tokens (0: none), the last of its seq_lens[i]; q holds them sequence
+    after sequence. `tokens` is `tokens_per_tile`. Copy it to the device with the step's other metadata.
+    """
+    queries = np.asarray(query_lens, dtype=np.int64)
+    counts = -(-queries // tokens)
+    sequence = np.repeat(np.arange(queries.size), counts)
+    nth = np.arange(sequence.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = nth * tokens
+    rows = np.minimum(tokens, queries[sequence] - start)
+    position = (np.asarray(seq_lens, dtype=np.int64) - queries)[sequence] + start
+    row = (np.cumsum(queries) - queries)[sequence] + start
+    tiles = np.stack([sequence, row, rows, position], axis=1).astype(np.int32)
+    return np.ascontiguousarray(tiles[np.argsort(-position, kind="stable")])
+
+
+_launches: dict[Any, Launch] = {}
+
+
+def paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    tiles: Tensor,
+    *,
+    out: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of new tokens over all cached tokens of their sequences, themselves included.
+
+    q and out are [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim], in q's dtype
+    or fp8 with scales (fp32, [1] or [kv_heads]), already holding the new tokens; block_table int32
+    [sequences, blocks]; `tiles` from `plan_prefill`, on the device. `window`: how many positions a token
+    sees, itself included. Raises BadInput where shapes don't fit together.
+    """
+    out = torch.empty_like(q) if out is None else out
+    if tiles.shape[0] == 0:
+        return out
+    key = (q.dtype, q.shape[1:], q.stride(), out.stride(), k_cache.dtype, k_cache.shape[1:],
+           k_cache.stride(), v_cache.stride(), block_table.dtype,
+           k_scale is None or k_scale.shape[0], window, q.device)  # fmt: skip
+    launch = _launches.get(key)
+    if launch is None:
+        require_attention("paged_prefill", q, k_cache, v_cache, block_table)
+        launch = _launches[key] = _configure(q, k_cache, v_cache, out, k_scale, window)
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale)
+    launch(tiles.shape[0] * k_cache.shape[2], tensors, block_table.stride(0), scale * math.log2(math.e))
+    return out
+
+
+def _configure(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, k_scale: Tensor | None, window: int | None
+) -> Launch:
+    heads, head_dim = q.shape[1:]
+    kv_heads = k_cache.shape[2]
+    group = heads // kv_heads
+    tokens = tokens_per_tile(heads, kv_heads, q.dtype)
+    dim = next_power_of_2(head_dim)
+    tile, stages, options = _tile(dim, q.dtype)
+    constants = {
+        "Q": q.stride(),
+        "K": k_cache.stride(),
+        "V": v_cache.stride(),
+        "O": out.stride(),
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "TOKENS": tokens,
+        "ROWS": max(16, next_power_of_2(tokens * group)),
+        "DIM": head_dim,
+        "DIM_POW2": dim,
+        "BLOCK_SIZE": k_cache.shape[1],
+        "TILE": tile,
+        "WINDOW": window or 0,
+        "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
+        "STAGES": stages,
+    }
+    return Launch(_paged_prefill, constants, **options)
+
+
+def _tile(dim: int, dtype: torch.dtype) -> tuple[int, int, dict[str, int]]:
+    """Tokens of a KV tile, pipeline stages and compiler options; measured on an H200."""
+    if dtype == torch.float32:
+        return 32, 3, {"num_warps": 4}
+    if dim > 128:
+        return 32, 5, {"num_warps": 8}
+    # 128 registers let two programs share a multiprocessor: one multiplies while the other exponentiates.
+    return 64, 3, {"num_warps": 8, "maxnreg": 128}

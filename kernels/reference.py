@@ -1,0 +1,133 @@
+"""What each kernel must compute, in plain PyTorch: the reference of the tests, and the way without a GPU."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FP8_MAX = 448.0
+
+
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Writes k and v [tokens, kv_heads, head_dim] to `slots` [tokens]; a negative slot writes nothing.
+
+    Caches are [num_blocks, block_size, kv_heads, head_dim]. With scales (fp32, [1] or [kv_heads]) the
+    caches hold x / scale, clamped to the range of fp8 e4m3 where they are fp8.
+    """
+    keep = slots >= 0
+    chosen = slots[keep].long()
+    block, offset = chosen // k_cache.shape[1], chosen % k_cache.shape[1]
+    for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        cache[block, offset] = quantise(x[keep], cache.dtype, scale)
+
+
+def quantise(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """x / scale in `dtype`; x is [..., kv_heads, head_dim], scale [1] or [kv_heads]."""
+    if scale is not None:
+        x = x.float() / scale.float()[:, None]
+    if dtype == torch.float8_e4m3fn:
+        x = x.float().clamp(-FP8_MAX, FP8_MAX)
+    return x.to(dtype)
+
+
+def gather(cache: Tensor, table_row: Tensor, length: int, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """The first `length` tokens of a sequence, [length, kv_heads, head_dim], in `dtype` and unscaled."""
+    block_size = cache.shape[1]
+    blocks = table_row[: -(-length // block_size)].long()
+    rows = cache[blocks].flatten(0, 1)[:length].to(dtype)
+    return rows if scale is None else rows * scale.to(dtype)[:, None]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    """Causal attention of the last q.shape[0] positions of a sequence; all [tokens, heads, head_dim].
+
+    `window` is how many positions a token sees, itself included (None: all).
+    """
+    queries, length = q.shape[0], k.shape[0]
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    positions = torch.arange(length, device=q.device)
+    ago = positions[length - queries :, None] - positions
+    hidden = (ago < 0) if window is None else (ago < 0) | (ago >= window)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
+
+
+def paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Attention of the last query_lens[i] of seq_lens[i] tokens of each sequence; computed in `dtype`.
+
+    q is [sum(query_lens), heads, head_dim], sequence after sequence; block_table [sequences, blocks].
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    first = 0
+    for row, queries, length in zip(block_table, query_lens, seq_lens, strict=True):
+        if queries == 0:
+            continue
+        k = gather(k_cache, row, length, dtype, k_scale)
+        v = gather(v_cache, row, length, dtype, v_scale)
+        out[first : first + queries] = attention(q[first : first + queries].to(dtype), k, v, scale, window)
+        first += queries
+    return out
+
+
+def paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Sequence[int],
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Attention of one new token a sequence, q [sequences, heads, head_dim]; rows of length 0 are zero."""
+    live = [i for i, length in enumerate(seq_lens) if length > 0]
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    if not live:
+        return out
+    out[live] = paged_prefill(
+        q[live],
+        k_cache,
+        v_cache,
+        block_table[live],
+        [1] * len(live),
+        [seq_lens[i] for i in live],
+        scale=scale,
+        window=window,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        dtype=dtype,
+    )
+    return out
+
+
+def copy_blocks(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]], block_dim: int = 0) -> None:
+    """Copies block a of `source` over block b of `target` for each pair (a, b), all layers at once."""
+    for a, b in pairs:
+        target.select(block_dim, b).copy_(source.select(block_dim, a))

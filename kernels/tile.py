@@ -1,0 +1,73 @@
+"""Parts that the two attention kernels share: fetching a tile of K or V through the block table, softmax."""
+
+# Device code takes tensors of the kernel language, which has no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def page_ids(table_row, start, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, EDGE: tl.constexpr):
+    """Blocks of the tokens [start, start + TILE): one int64 where a tile lies in one block, else [TILE].
+
+    With EDGE, tokens from `length` on get block 0; without it, all must lie below `length`.
+    """
+    if BLOCK_SIZE % TILE == 0:
+        ids = tl.load(table_row + start // BLOCK_SIZE)
+    else:
+        tokens = start + tl.arange(0, TILE)
+        if EDGE:
+            ids = tl.load(table_row + tokens // BLOCK_SIZE, mask=tokens < length, other=0)
+        else:
+            ids = tl.load(table_row + tokens // BLOCK_SIZE)
+    return ids.to(tl.int64)
+
+
+@triton.jit
+def load_tile(
+    cache,
+    ids,
+    start,
+    length,
+    STRIDES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    EDGE: tl.constexpr,
+):
+    """Rows [TILE, DIM_POW2] of the tokens [start, start + TILE); zeros from DIM on.
+
+    With EDGE also zeros from `length` on; without it, whatever the block holds there (memory that exists,
+    as `page_ids` gives block 0 where a sequence has none). `cache` points at the head; STRIDES are those of
+    [block, slot, head, dim].
+    """
+    lanes = tl.arange(0, TILE)
+    dims = tl.arange(0, DIM_POW2)
+    if BLOCK_SIZE % TILE == 0:
+        rows = ids * STRIDES[0] + (start % BLOCK_SIZE + lanes) * STRIDES[1]
+    else:
+        rows = ids * STRIDES[0] + ((start + lanes) % BLOCK_SIZE) * STRIDES[1]
+    at = cache + rows[:, None] + dims[None, :] * STRIDES[3]
+    if EDGE:
+        return tl.load(at, mask=(start + lanes < length)[:, None] & (dims < DIM)[None, :], other=0.0)
+    if DIM != DIM_POW2:
+        return tl.load(at, mask=(dims < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def scores(q, k):
+    """q k^T in fp32, [rows, tile]; k may be fp8."""
+    return tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+
+
+@triton.jit
+def weigh(s, v, m, denominator, acc, DTYPE: tl.constexpr):
+    """One step of the online softmax: scores in base 2 [rows, tile], v [tile, dim], sums so far."""
+    new_m = tl.maximum(m, tl.max(s, 1))
+    p = tl.exp2(s - new_m[:, None])
+    fade = tl.exp2(m - new_m)
+    acc = tl.dot(p.to(DTYPE), v.to(DTYPE), acc * fade[:, None], input_precision="ieee")
+    return new_m, denominator * fade + tl.sum(p, 1), acc

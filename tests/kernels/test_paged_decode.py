@@ -1,0 +1,156 @@
+"""Decode attention through the block table equals float64 attention over the gathered tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pagecast.kernels import reference
+from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
+from pagecast.sim.core.errors import BadInput
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+SLOW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def attend(
+    cache: Any, q: torch.Tensor, window: int | None = None, programs: int = 5, **more: Any
+) -> torch.Tensor:
+    """Runs decode twice over a schedule of few programs, so that work is split; results must be equal."""
+    shape = DecodeShape(q.shape[1], cache.k.shape[2], q.shape[2], cache.k.dtype, window)
+    schedule = DecodeSchedule(shape, q.shape[0], q.device, programs)
+    schedule.update(cache.seq_lens)
+    runs = [
+        paged_decode(q, cache.k, cache.v, cache.table, cache.seq_lens, schedule=schedule, window=window,
+                     out=torch.zeros_like(q), **more)
+        for _ in range(2)
+    ]  # fmt: skip
+    assert torch.equal(*runs)
+    return runs[0]
+
+
+@SLOW
+@given(
+    seed=st.integers(0, 1000),
+    lens=st.lists(st.one_of(st.just(0), st.integers(1, 400)), min_size=1, max_size=5),
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 3),
+    dim=st.sampled_from([64, 80, 96, 128, 256]),
+    block_size=st.sampled_from([16, 32, 64, 128, 256]),
+    window=st.sampled_from([None, None, 1, 37, 150]),
+    programs=st.sampled_from([1, 3, 7, 40]),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+)
+def test_equals_attention_in_float64(
+    paged: Callable[..., Any],
+    error: Callable[..., float],
+    seed: int,
+    lens: list[int],
+    group: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    window: int | None,
+    programs: int,
+    dtype: torch.dtype,
+) -> None:
+    cache = paged(lens, kv_heads, dim, block_size, dtype, seed)
+    torch.manual_seed(seed)
+    q = torch.randn(len(lens), group * kv_heads + 2, dim).to(dtype).to(cache.k.device)[:, 2:]
+    out = attend(cache, q, window, programs)
+    expected = reference.paged_decode(
+        q, cache.k, cache.v, cache.table, lens, window=window, dtype=torch.float64
+    )
+    if any(lens):
+        assert error(out, expected) < TOLERANCE[dtype]
+
+
+def test_rows_of_length_0_are_left_alone(paged: Callable[..., Any], device: str) -> None:
+    cache = paged([0, 40, 0], 2, 64, 16, torch.float16)
+    q = torch.randn(3, 4, 64, device=device).half()
+    out = torch.full_like(q, 7.0)
+    paged_decode(q, cache.k, cache.v, cache.table, cache.seq_lens, out=out)
+    assert (out[[0, 2]] == 7.0).all()
+    assert (out[1] != 7.0).any()
+
+
+def test_one_schedule_serves_steps_of_other_lengths(
+    paged: Callable[..., Any], error: Callable[..., float], device: str
+) -> None:
+    schedule = DecodeSchedule(DecodeShape(4, 2, 64, torch.float32), 8, device, 6)
+    for lens in ([300, 5, 70], [1, 0, 0, 900, 16, 17, 33, 2], [64]):
+        cache = paged(lens, 2, 64, 16, torch.float32, len(lens))
+        q = torch.randn(len(lens), 4, 64, device=device)
+        out = torch.zeros_like(q)
+        schedule.update(cache.seq_lens)
+        paged_decode(q, cache.k, cache.v, cache.table, cache.seq_lens, schedule=schedule, out=out)
+        expected = reference.paged_decode(q, cache.k, cache.v, cache.table, lens, dtype=torch.float64)
+        assert error(out, expected) < 2e-6
+
+
+def test_batches_beyond_one_chunk_of_the_schedule(
+    paged: Callable[..., Any], error: Callable[..., float], device: str
+) -> None:
+    lens = [(7 * i) % 20 for i in range(300)]
+    cache = paged(lens, 1, 64, 16, torch.float32)
+    q = torch.randn(300, 1, 64, device=device)
+    out = attend(cache, q, programs=16)
+    expected = reference.paged_decode(q, cache.k, cache.v, cache.table, lens, dtype=torch.float64)
+    assert error(out, expected) < 2e-6
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+def test_fp8_cache_with_scales(
+    paged: Callable[..., Any], error: Callable[..., float], device: str, per_head: bool
+) -> None:
+    lens = [100, 33]
+    cache = paged(lens, 2, 80, 16, torch.float8_e4m3fn)
+    q = torch.randn(2, 8, 80, device=device).half()
+    scale = (torch.tensor([0.5, 2.0]) if per_head else torch.tensor([0.7])).to(device)
+    out = attend(cache, q, k_scale=scale, v_scale=scale)
+    expected = reference.paged_decode(
+        q, cache.k, cache.v, cache.table, lens, k_scale=scale, v_scale=scale, dtype=torch.float64
+    )
+    assert error(out, expected) < 2e-3
+
+
+def test_a_schedule_of_another_model_is_refused(paged: Callable[..., Any], device: str) -> None:
+    cache = paged([20], 2, 64, 16, torch.float32)
+    schedule = DecodeSchedule(DecodeShape(4, 4, 64, torch.float32), 1, device)
+    with pytest.raises(BadInput, match="schedule"):
+        paged_decode(
+            torch.randn(1, 4, 64, device=device),
+            cache.k,
+            cache.v,
+            cache.table,
+            cache.seq_lens,
+            schedule=schedule,
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(40))
+def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[..., float], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(*options: Any) -> Any:
+        return options[int(torch.randint(len(options), (1,), generator=generator))]
+
+    dtype = pick(torch.bfloat16, torch.float16, torch.float32)
+    kv_heads, group, dim = pick(1, 2, 8), pick(1, 2, 3, 4, 5, 7, 8, 16), pick(64, 80, 96, 128, 256)
+    lens = [pick(0, 1, 15, 16, 17, 500, 3000, 20_000) for _ in range(pick(1, 7, 60))] + [65]
+    window = pick(None, None, 100, 4096)
+    fp8 = dtype != torch.float32 and pick(False, False, True)
+    cache = paged(
+        lens, kv_heads, dim, pick(16, 32, 64, 128, 256), torch.float8_e4m3fn if fp8 else dtype, seed
+    )
+    scales = {"k_scale": torch.rand(kv_heads) + 0.5, "v_scale": torch.rand(kv_heads) + 0.5} if fp8 else {}
+    scales = {name: scale.cuda() for name, scale in scales.items()}
+    q = torch.randn(len(lens), kv_heads * group, dim, generator=generator).to(dtype).cuda()
+    out = attend(cache, q, window, pick(2, 100, 396, 792), **scales)
+    expected = reference.paged_decode(
+        q, cache.k, cache.v, cache.table, lens, window=window, dtype=torch.float64, **scales
+    )
+    assert error(out, expected) < TOLERANCE[dtype]

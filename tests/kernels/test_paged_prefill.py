@@ -1,0 +1,135 @@
+"""Prefill attention of chunks over a cached prefix equals float64 attention over the gathered tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pagecast.kernels import reference
+from pagecast.kernels.paged_decode import paged_decode
+from pagecast.kernels.paged_prefill import paged_prefill, plan_prefill, tokens_per_tile
+from pagecast.sim.core.errors import BadInput
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+SLOW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+CHUNKS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 150)), min_size=1, max_size=4)
+
+
+def attend(cache: Any, q: torch.Tensor, query_lens: list[int], **more: Any) -> torch.Tensor:
+    plan = plan_prefill(query_lens, cache.lens, tokens_per_tile(q.shape[1], cache.k.shape[2], q.dtype))
+    tiles = torch.from_numpy(plan).to(q.device)
+    return paged_prefill(
+        q, cache.k, cache.v, cache.table, tiles, out=torch.full_like(q, float("nan")), **more
+    )
+
+
+@SLOW
+@given(
+    seed=st.integers(0, 1000),
+    chunks=CHUNKS,
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 2),
+    dim=st.sampled_from([64, 80, 96, 128, 256]),
+    block_size=st.sampled_from([16, 32, 64, 128, 256]),
+    window=st.sampled_from([None, None, 1, 37, 150]),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+)
+def test_equals_attention_in_float64(
+    paged: Callable[..., Any],
+    error: Callable[..., float],
+    seed: int,
+    chunks: list[tuple[int, int]],
+    group: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    query_lens = [new for new, _ in chunks]
+    cache = paged([new + cached for new, cached in chunks], kv_heads, dim, block_size, dtype, seed)
+    torch.manual_seed(seed)
+    q = torch.randn(sum(query_lens), group * kv_heads + 2, dim).to(dtype).to(cache.k.device)[:, 2:]
+    out = attend(cache, q, query_lens, window=window)
+    expected = reference.paged_prefill(
+        q, cache.k, cache.v, cache.table, query_lens, cache.lens, window=window, dtype=torch.float64
+    )
+    if sum(query_lens):
+        assert error(out, expected) < TOLERANCE[dtype]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=20),
+    st.sampled_from([1, 18, 32, 128]),
+)
+def test_the_plan_covers_every_new_token_once(chunks: list[tuple[int, int]], tokens: int) -> None:
+    query_lens = [new for new, _ in chunks]
+    tiles = plan_prefill(query_lens, [new + cached for new, cached in chunks], tokens)
+    covered = sorted(
+        (int(s), int(row) + i, int(position) + i) for s, row, count, position in tiles for i in range(count)
+    )
+    first, expected = 0, []
+    for s, (new, cached) in enumerate(chunks):
+        expected += [(s, first + i, cached + i) for i in range(new)]
+        first += new
+    assert covered == expected
+    assert all(1 <= count <= tokens for count in tiles[:, 2])
+    assert all(tiles[:-1, 3] >= tiles[1:, 3])
+
+
+def test_a_chunk_of_one_token_equals_decode(
+    paged: Callable[..., Any], error: Callable[..., float], device: str
+) -> None:
+    cache = paged([130, 7, 64], 2, 64, 16, torch.float32)
+    q = torch.randn(3, 8, 64, device=device)
+    decoded = paged_decode(q, cache.k, cache.v, cache.table, cache.seq_lens)
+    assert error(attend(cache, q, [1, 1, 1]), decoded) < 2e-6
+
+
+def test_fp8_cache_with_scales(paged: Callable[..., Any], error: Callable[..., float], device: str) -> None:
+    cache = paged([100, 33], 2, 80, 16, torch.float8_e4m3fn)
+    q = torch.randn(60, 8, 80, device=device).half()
+    scales = {
+        "k_scale": torch.tensor([0.5, 2.0], device=device),
+        "v_scale": torch.tensor([1.5, 0.3], device=device),
+    }
+    expected = reference.paged_prefill(
+        q, cache.k, cache.v, cache.table, [40, 20], cache.lens, dtype=torch.float64, **scales
+    )
+    assert error(attend(cache, q, [40, 20], **scales), expected) < 2e-3
+
+
+def test_caches_that_do_not_fit_are_refused(paged: Callable[..., Any], device: str) -> None:
+    cache = paged([20], 3, 64, 16, torch.float32)
+    with pytest.raises(BadInput, match="kv_heads must divide heads"):
+        attend(cache, torch.randn(5, 4, 64, device=device), [5])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(40))
+def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[..., float], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(*options: Any) -> Any:
+        return options[int(torch.randint(len(options), (1,), generator=generator))]
+
+    dtype = pick(torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)
+    kv_heads, group, dim = pick(1, 2, 8), pick(1, 2, 3, 4, 5, 7, 8, 16), pick(64, 80, 96, 128, 128, 256)
+    query_lens = [pick(0, 1, 15, 128, 129, 700, 2000) for _ in range(pick(1, 4))] + [33]
+    cached = [pick(0, 0, 1, 16, 300, 2500) for _ in query_lens]
+    window = pick(None, None, 100, 1024)
+    fp8 = dtype != torch.float32 and pick(False, False, False, True)
+    cache = paged(
+        [a + b for a, b in zip(query_lens, cached, strict=True)],
+        kv_heads, dim, pick(16, 32, 64, 128, 256), torch.float8_e4m3fn if fp8 else dtype, seed,
+    )  # fmt: skip
+    scales = {"k_scale": torch.rand(kv_heads) + 0.5, "v_scale": torch.rand(kv_heads) + 0.5} if fp8 else {}
+    scales = {name: scale.cuda() for name, scale in scales.items()}
+    q = torch.randn(sum(query_lens), kv_heads * group, dim, generator=generator).to(dtype).cuda()
+    out = attend(cache, q, query_lens, window=window, **scales)
+    expected = reference.paged_prefill(
+        q, cache.k, cache.v, cache.table, query_lens, cache.lens, window=window, dtype=torch.float64, **scales
+    )
+    assert error(out, expected) < TOLERANCE[dtype]
