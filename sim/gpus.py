@@ -97,8 +97,9 @@ GPUS: tuple[Gpu, ...] = (
          f"NVIDIA Blackwell architecture brief (HGX B200); {_OOM} (178.35 GiB)"),
     _gpu("GB200", "GB200 NVL72, GB200 186GB", 184.31, 8000, (2500, 2500, 5000), 152, _NV5,
          f"NVIDIA GB200 NVL72 datasheet, a half of a superchip; {_OOM} (184.31 GiB)"),
-    _gpu("H200", "H200 SXM, H200 141GB, H200 SXM5", 139.80, 4800, (989.4, 989.4, 1978.9), 132, _NV4,
-         f"NVIDIA H200 datasheet; {_OOM} (139.80 GiB, drivers 570 and 580; 143771 MiB in nvidia-smi)"),
+    _gpu("H200", "H200 SXM, H200 141GB, H200 SXM5", 139.80059, 4800, (989.4, 989.4, 1978.9), 132, _NV4,
+         "NVIDIA H200 datasheet; usable memory measured: 150,109,880,320 bytes with driver 580 (nvidia-smi's "
+         "143,771 MiB less the 616 MiB it calls reserved)"),
     _gpu("H100 SXM", "H100, H100 80GB, H100 SXM5, H100 80GB HBM3, H100 SXM 80GB", 79.18, 3352,
          (989.4, 989.4, 1978.9), 132, _NV4,
          f"NVIDIA H100 datasheet; {_OOM} (79.10 to 79.22 GiB by driver)"),
