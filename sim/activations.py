@@ -35,7 +35,7 @@ def lean_runner(model: ModelFacts, model_runner: str = "auto") -> bool:
 
 
 def workspace_bytes(gpu: Gpu) -> int:
-    """PyTorch's cuBLAS workspace: 32 MiB on Hopper and later, 8 MiB before."""
+    """PyTorch's cuBLAS workspace: 32 MiB on Hopper (measured on an H200) and later, 8 MiB before."""
     return 32 * MIB if gpu.peak_flops("bf16") > 500e12 or gpu.name == "H20" else 8 * MIB
 
 

@@ -118,18 +118,12 @@ def hbm_budget(
     Of the three limits the lesser wins; with none given, `gpu_memory_utilization` is 0.9. Errors:
     `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for a block.
     """
-    for name, fraction in (
-        ("gpu_memory_utilization", gpu_memory_utilization),
-        ("free_gpu_memory_fraction", free_gpu_memory_fraction),
-    ):
-        if fraction is not None and not 0 < fraction <= 1:
-            raise BadInput(f"{name} is {fraction}; it must lie above 0 and at most 1")
-    for name, size in (
-        ("kv_tokens", kv_tokens), ("block_size", block_size), ("max_num_seqs", max_num_seqs),
-        ("max_num_batched_tokens", max_num_batched_tokens), ("max_model_len", max_model_len),
-    ):  # fmt: skip
-        if size is not None and size < 1:
-            raise BadInput(f"{name} is {size}; it must be at least 1")
+    _check(
+        {"gpu_memory_utilization": gpu_memory_utilization, "free_gpu_memory_fraction": free_gpu_memory_fraction},
+        {"kv_tokens": kv_tokens, "block_size": block_size, "max_num_seqs": max_num_seqs,
+         "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+         "sequence_tokens": sequence_tokens},
+    )  # fmt: skip
     model.check_tensor_parallel(tensor_parallel_size)
     layout = block_layout(
         model.kv_groups(tensor_parallel_size), block_size, model.kv_element_bytes(kv_cache_dtype)
@@ -144,6 +138,15 @@ def hbm_budget(
         raise BadInput(_no_room(model, gpu, fixed, limit, limits[limit]))
     return _budget(model, gpu, tensor_parallel_size, fixed, limit, blocks, layout,
                    max_model_len or model.max_position, sequence_tokens, kv_cache_dtype)  # fmt: skip
+
+
+def _check(fractions: dict[str, float | None], sizes: dict[str, int | None]) -> None:
+    for name, fraction in fractions.items():
+        if fraction is not None and not 0 < fraction <= 1:
+            raise BadInput(f"{name} is {fraction}; it must lie above 0 and at most 1")
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise BadInput(f"{name} is {size}; it must be at least 1")
 
 
 def _budget(

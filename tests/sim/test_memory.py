@@ -172,6 +172,7 @@ def test_admission_by_the_admissible_figure_never_overfills(name: str, tokens: i
         ({"block_size": 0}, "block_size is 0; it must be at least 1"),
         ({"kv_tokens": 0}, "kv_tokens is 0"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"sequence_tokens": 0}, "sequence_tokens is 0"),
         ({"gpu_memory_utilization": 0.1}, "leaves no room for a KV cache on H100 SXM"),
         ({"kv_cache_dtype": "fp5"}, "kv_cache_dtype 'fp5' is unknown"),
         ({"model_runner": "v3"}, "model_runner is 'v3'; it must be auto, v1 or v2"),
