@@ -119,7 +119,8 @@ def hbm_budget(
     `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for a block.
     """
     _check(
-        {"gpu_memory_utilization": gpu_memory_utilization, "free_gpu_memory_fraction": free_gpu_memory_fraction},
+        {"gpu_memory_utilization": gpu_memory_utilization,
+         "free_gpu_memory_fraction": free_gpu_memory_fraction},
         {"kv_tokens": kv_tokens, "block_size": block_size, "max_num_seqs": max_num_seqs,
          "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
          "sequence_tokens": sequence_tokens},
