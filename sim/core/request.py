@@ -109,6 +109,12 @@ class Request:
         """Whether the scheduler still has work for it."""
         return self.state in _ALIVE
 
+    @property
+    def last_block(self) -> int:
+        """The newest block of a decoding request's table: where the token being computed goes. O(1)."""
+        assert self.tail is not None
+        return self.tail.blocks[-1]
+
     def blocks(self) -> list[int]:
         """The block table: block numbers in sequence order."""
         numbers: list[int] = []
