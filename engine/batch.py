@@ -1,0 +1,241 @@
+"""A step laid out for the device: every number it needs, packed into one int32 buffer for one transfer.
+
+Tokens of requests that compute one token come first, a row each; then the longer prompt chunks, sequence
+after sequence. For a CUDA graph the single rows are padded to the graph's size, and their sections stand
+at places that depend on that size alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pagecast.engine.rows import Rows
+from pagecast.engine.sequence import Sequence
+from pagecast.sim.core.plan import Chunk, StepPlan
+from pagecast.sim.core.request import Request
+
+Ints = NDArray[np.int32]
+PADDING = -1  # the position of a row that computes nothing
+_ALIGN = 4  # sections begin at multiples of 16 bytes
+
+
+class Packed:
+    """The buffer on the device, and two of it in pinned host memory, filled in turn.
+
+    Two are enough: a step's is filled again two steps later, when the step has been waited for.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        pin = device.type == "cuda"
+        self.device = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self._hosts = [torch.zeros(capacity, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
+        self._arrays: list[Ints] = [host.numpy() for host in self._hosts]
+        self._turn = 0
+        self._end = 0
+
+    def begin(self) -> None:
+        """Starts a step."""
+        self._turn ^= 1
+        self._end = 0
+
+    def room(self, length: int) -> tuple[slice, Ints]:
+        """The next section of that length, and where to write it."""
+        start = -(-self._end // _ALIGN) * _ALIGN
+        self._end = start + length
+        section = slice(start, self._end)
+        return section, self._arrays[self._turn][section]
+
+    def put(self, values: Ints) -> slice:
+        """Adds a section with these values."""
+        section, place = self.room(len(values))
+        place[:] = values
+        return section
+
+    def send(self) -> None:
+        """Queues the transfer of everything since `begin`."""
+        self.device[: self._end].copy_(self._hosts[self._turn][: self._end], non_blocking=True)
+
+
+class Tokens(NamedTuple):
+    """Sections of one number a token: its row, its id (-1: the newest drawn in that row), its position."""
+
+    rows: slice
+    ids: slice
+    positions: slice
+
+
+class Draws(NamedTuple):
+    """Who gets the token drawn in each row of the logits (None: nobody), and sections of one number a row.
+
+    `sampled`: numbers of the tokens whose logits are needed (None: of all). `forced`: tokens to take
+    whatever is drawn (-1: none). `filtered`: numbers of the rows with top-k or top-p (None: no such row).
+    """
+
+    takers: list[Sequence | None]
+    sampled: slice | None
+    forced: slice
+    filtered: slice | None
+
+
+class Chunks(NamedTuple):
+    """The prompt chunks of more than one token: sections of their rows and of what the backend planned."""
+
+    tokens: list[int]
+    lens: list[int]
+    rows: slice
+    extra: slice
+
+
+class Changes(NamedTuple):
+    """Sections of what changed in the device's tables, and blocks to copy as pairs."""
+
+    places: slice
+    blocks: slice
+    params: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's layout; slices are sections of the packed buffer.
+
+    The first `singles` tokens are one of a request each. `columns`: blocks of the longest table.
+    `graph`: the size of the CUDA graph to run, 0 for none.
+    """
+
+    singles: int
+    columns: int
+    graph: int
+    tokens: Tokens
+    draws: Draws
+    chunks: Chunks
+    changes: Changes
+
+
+class _Part(NamedTuple):
+    """Numbers of some of the step's tokens, as in `Tokens`."""
+
+    rows: Ints
+    ids: Ints
+    positions: Ints
+
+
+class Batches:
+    """Lays out plans. `plan_chunks` is the attention backend's; `graphs` are the sizes of CUDA graphs."""
+
+    def __init__(
+        self,
+        packed: Packed,
+        rows: Rows,
+        sequences: Mapping[Request, Sequence],
+        plan_chunks: Callable[[list[int], list[int]], Ints],
+    ) -> None:
+        self.packed = packed
+        self.rows = rows
+        self.graphs: list[int] = []
+        self._sequences = sequences
+        self._plan_chunks = plan_chunks
+        self._decodes: tuple[Request, ...] = ()
+        self._decoding: list[Sequence] = []
+        self._decode_rows = _ints([])
+
+    def lay_out(self, plan: StepPlan) -> Batch:
+        """Packs a plan's numbers and queues their transfer."""
+        for chunk in plan.chunks:
+            self.rows.serve(self._sequences[chunk.request])
+        longs = [chunk for chunk in plan.chunks if chunk.tokens > 1]
+        part, takers = self._singles(plan)
+        singles, graph = len(takers), 0
+        if longs:
+            part = _join([part, *map(self._part, longs)])
+        else:
+            graph = next((size for size in self.graphs if size >= singles), 0)
+            part = _padded(part, graph - singles, self.rows.padding)
+        ends = singles - 1 + np.cumsum([chunk.tokens for chunk in longs], dtype=np.int32)
+        last = [chunk.last for chunk in longs]
+        takers += [self._sequences[chunk.request] for chunk in longs if chunk.last]
+        self.packed.begin()
+        batch = Batch(
+            singles=graph or singles,
+            columns=-(-max([plan.decode_max + 1, *_lens(longs)]) // self.rows.block_size),
+            graph=graph,
+            tokens=Tokens(*map(self.packed.put, part)),
+            draws=self._draws(takers, part, np.concatenate([np.arange(singles), ends[last]]), longs, graph),
+            chunks=self._chunks(longs),
+            changes=Changes(*map(self.packed.put, self.rows.changes())),
+        )
+        self.packed.send()
+        return batch
+
+    def _singles(self, plan: StepPlan) -> tuple[_Part, list[Sequence | None]]:
+        """Tokens of requests that compute one, and who takes what is drawn after them."""
+        if plan.decodes is not self._decodes:
+            self._decodes = plan.decodes
+            self._decoding = [self._sequences[request] for request in plan.decodes]
+            self._decode_rows = _ints([sequence.row for sequence in self._decoding])
+        n = len(plan.decodes)
+        positions = plan.tick - np.fromiter((request.lag for request in plan.decodes), np.int32, n)
+        self.rows.serve_decodes(self._decoding, positions)
+        part = _Part(self._decode_rows, np.full(n, -1, np.int32), positions)
+        takers: list[Sequence | None] = list(self._decoding)
+        chunks = [chunk for chunk in plan.chunks if chunk.tokens == 1]
+        if chunks:
+            part = _join([part, *map(self._part, chunks)])
+            takers += [self._sequences[chunk.request] if chunk.last else None for chunk in chunks]
+        return part, takers
+
+    def _part(self, chunk: Chunk) -> _Part:
+        sequence = self._sequences[chunk.request]
+        start, end = chunk.start, chunk.start + chunk.tokens
+        rows = np.full(chunk.tokens, sequence.row, np.int32)
+        return _Part(rows, sequence.ids[start:end], np.arange(start, end, dtype=np.int32))
+
+    def _draws(
+        self, takers: list[Sequence | None], part: _Part, sampled: Ints, longs: list[Chunk], graph: int
+    ) -> Draws:
+        """`sampled` numbers the tokens after which `takers` get one; a graph draws after padding as well."""
+        section, forced = self.packed.room(graph or len(takers))
+        forced[:] = -1
+        filtered = []
+        for i, taker in enumerate(takers):
+            if taker is None:
+                continue
+            if taker.params.filtered:
+                filtered.append(i)
+            if taker.forced is not None:
+                forced[i] = taker.forced[part.positions[sampled[i]] + 1 - taker.request.prompt_tokens]
+        return Draws(
+            takers,
+            self.packed.put(sampled) if longs else None,
+            section,
+            self.packed.put(_ints(filtered)) if filtered else None,
+        )
+
+    def _chunks(self, longs: list[Chunk]) -> Chunks:
+        tokens, lens = [chunk.tokens for chunk in longs], _lens(longs)
+        rows = _ints([self._sequences[chunk.request].row for chunk in longs])
+        extra = self._plan_chunks(tokens, lens) if longs else _ints([])
+        return Chunks(tokens, lens, self.packed.put(rows), self.packed.put(extra))
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int32)
+
+
+def _lens(chunks: list[Chunk]) -> list[int]:
+    return [chunk.start + chunk.tokens for chunk in chunks]
+
+
+def _join(parts: list[_Part]) -> _Part:
+    return _Part(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _padded(part: _Part, n: int, row: int) -> _Part:
+    """With `n` tokens more (none if n < 1) in `row` that compute nothing."""
+    if n < 1:
+        return part
+    return _join([part, _Part(*(np.full(n, fill, np.int32) for fill in (row, 0, PADDING)))])

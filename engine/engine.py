@@ -1,0 +1,215 @@
+"""The engine as people use it: give it a model and prompts, get texts.
+
+    with Engine("models/Qwen3-0.6B") as engine:
+        for completion in engine.generate(["Hello"], SamplingParams(max_tokens=32)):
+            print(completion.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pagecast.engine.loading import Loaded, load
+from pagecast.engine.loop import Loop
+from pagecast.engine.options import Options
+from pagecast.engine.params import SamplingParams
+from pagecast.engine.sampling import SEEDS
+from pagecast.engine.sequence import Listener, Sequence
+from pagecast.engine.text import Growing
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.request import Request
+
+Prompt = str | Listed[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One generated text. `text` is empty where the model has no tokenizer.
+
+    `finish_reason`: "stop", "length", "cancelled", "failed" or "rejected"; `reason` explains the last two.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    cached_tokens: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of one prompt: `n` outputs."""
+
+    prompt_token_ids: list[int]
+    outputs: list[Output]
+
+
+class Engine:
+    """Serves one model. Options are the fields of `Options`, given by name.
+
+    `model` is a transformers folder, or with `random_weights` a known model's name. Errors: BadInput,
+    CannotRunHere (no GPU, too little memory).
+    """
+
+    def __init__(self, model: str, *, log_events: bool = False, **options: Any) -> None:
+        self.options = Options(**options)
+        self.options.check()
+        self._loaded: Loaded | None = load(model, self.options)
+        self.limits = self.loaded.limits
+        self.tokenizer = self.loaded.tokenizer
+        self.on_end: Callable[[Sequence], None] | None = None
+        self.loop = Loop(self.limits, self.loaded.runner, ended=self._note_end, log_events=log_events)
+        self._random = random.Random(self.options.seed)
+        self._count = 0
+
+    @property
+    def loaded(self) -> Loaded:
+        """The model and its memory. Errors: BadInput after `close`."""
+        if self._loaded is None:
+            raise BadInput("the engine is closed; make a new one")
+        return self._loaded
+
+    # ---- texts
+
+    def generate(
+        self, prompts: Listed[Prompt] | str, params: SamplingParams | Listed[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Serves all prompts together and returns what came of each, in order.
+
+        `params` are for all prompts, or one for each. A prompt that can't be served ends by itself: its
+        output says why.
+        """
+        listed: Listed[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        each = params if isinstance(params, list | tuple) else [params or SamplingParams()] * len(listed)
+        if len(each) != len(listed):
+            raise BadInput(f"{len(each)} sampling parameters for {len(listed)} prompts; give one for each")
+        ids = [self.encode(prompt) for prompt in listed]
+        groups = [self.submit(prompt, chosen) for prompt, chosen in zip(ids, each, strict=True)]
+        try:
+            while not all(sequence.done for group in groups for sequence in group):
+                self.loop.step()
+        except BaseException:
+            self.loop.drain()
+            raise
+        return [
+            Completion(prompt.tolist(), [self.output(sequence) for sequence in group])
+            for prompt, group in zip(ids, groups, strict=True)
+        ]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Serves one prompt and yields its text as it grows. Errors: BadInput where it can't be served."""
+        pieces: list[str] = []
+        growing = Growing(self._needed_tokenizer())
+
+        def listen(sequence: Sequence, token: int) -> None:
+            if token not in sequence.stops:
+                pieces.append(growing.add(token))
+
+        (sequence,) = self.submit(self.encode(prompt), params or SamplingParams(), listener=listen)
+        try:
+            while not sequence.done:
+                self.loop.step()
+                yield from pieces
+                pieces.clear()
+            yield from (*pieces, growing.rest())
+        finally:
+            self.loop.cancel(sequence.request.id)
+        if sequence.finish_reason in ("failed", "rejected"):
+            raise BadInput(f"the prompt was not served: {sequence.reason}")
+
+    # ---- requests
+
+    def submit(
+        self,
+        prompt: NDArray[np.int32],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        listener: Listener | None = None,
+    ) -> list[Sequence]:
+        """Queues a prompt given as token ids; `params.n` sequences. `loop.step` serves them.
+
+        Errors: BadInput for parameters out of range, an empty prompt, and ids beyond the vocabulary.
+        """
+        params.check()
+        self._check_ids(prompt)
+        output = params.max_tokens or max(1, self.loaded.max_model_len - len(prompt))
+        stops = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= self.loaded.spec.eos_ids
+        seed = self._random.randrange(SEEDS) if params.seed is None else params.seed
+        sequences = []
+        for i in range(params.n):
+            keys = BlockKeys.of_ids(self.limits.block_size, prompt.astype(np.int64))
+            number = self._count
+            request = Request(str(number), keys, len(prompt), output, priority=priority, index=number)
+            request.arrival_ns = self.loop.clock.now()
+            self._count += 1
+            sequence = Sequence(request, prompt, params, seed=seed + i, stops=stops, listener=listener)
+            self.loop.submit(sequence)
+            sequences.append(sequence)
+        return sequences
+
+    def encode(self, prompt: Prompt) -> NDArray[np.int32]:
+        """Token ids of a prompt, which may be ids already. Errors: BadInput where there is no tokenizer."""
+        if isinstance(prompt, str):
+            return np.array(self._needed_tokenizer().encode(prompt), np.int32)
+        return np.asarray(prompt, np.int32)
+
+    def output(self, sequence: Sequence) -> Output:
+        """What came of a sequence that has ended."""
+        ids = sequence.output.tolist()
+        shown = ids[:-1] if sequence.finish_reason == "stop" else ids
+        text = self.tokenizer.decode(shown, skip_special_tokens=True) if self.tokenizer is not None else ""
+        cached = max(sequence.request.cached_tokens, 0)
+        return Output(text, ids, sequence.finish_reason, cached, sequence.reason)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Ends every request and gives the memory back."""
+        if self._loaded is None:
+            return
+        self.loop.drain()
+        on_gpu = self._loaded.device.type == "cuda"
+        self._loaded = None
+        del self.loop
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- small things
+
+    def _needed_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise BadInput(f"{self.loaded.spec.facts.name} has no tokenizer here; give prompts as token ids")
+        return self.tokenizer
+
+    def _check_ids(self, prompt: NDArray[np.int32]) -> None:
+        vocab = self.loaded.spec.facts.vocab
+        if not len(prompt):
+            raise BadInput("the prompt is empty; give at least one token")
+        if prompt.min() < 0 or prompt.max() >= vocab:
+            raise BadInput(f"the prompt has token ids outside of 0 to {vocab - 1}")
+
+    def _note_end(self, sequence: Sequence) -> None:
+        if self.on_end is not None:
+            self.on_end(sequence)

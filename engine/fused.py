@@ -1,0 +1,231 @@
+"""The small operations of `ops` and the draw of `sampling` as one Triton kernel each.
+
+They read and write what they must once, and compute in fp32; `ops` and `sampling` say what they compute.
+"""
+
+# Device code takes tensors of the kernel language, which has no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from pagecast.kernels.launch import Launch, next_power_of_2
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pagecast.engine.sampling import Sampler
+
+_SPLITS = 8
+_DRAW_BLOCK = 4096
+_MUL_BLOCK = 1024
+_launches: dict[Any, Launch] = {}
+
+
+def _launch(kernel: Any, key: Any, constants: dict[str, Any], warps: int) -> Launch:
+    found = _launches.get((kernel, key))
+    if found is None:
+        found = _launches[kernel, key] = Launch(kernel, constants, num_warps=warps)
+    return found
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _add_rms_norm(x, residual, weight, out, total, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    lanes = tl.arange(0, BLOCK)
+    mask = lanes < WIDTH
+    wide = tl.load(x + row + lanes, mask=mask, other=0.0).to(tl.float32)
+    if residual is not None:
+        wide += tl.load(residual + row + lanes, mask=mask, other=0.0).to(tl.float32)
+        tl.store(total + row + lanes, wide.to(total.dtype.element_ty), mask=mask)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide) / WIDTH + eps)
+    factor = tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row + lanes, (wide * scale * factor).to(out.dtype.element_ty), mask=mask)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`ops.add_rms_norm` for dense [tokens, hidden]."""
+    width = x.shape[1]
+    block = next_power_of_2(width)
+    out = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
+    key, warps = (x.dtype, width, residual is None), 8 if block > 2048 else 4
+    launch = _launch(_add_rms_norm, key, {"WIDTH": width, "BLOCK": block}, warps)
+    launch(x.shape[0], (x, residual, weight, out, total), eps)
+    return out, total
+
+
+@triton.jit
+def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    lanes = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    mask = lanes < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + lanes, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + lanes, mask=mask, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * WIDTH + lanes, value.to(out.dtype.element_ty), mask=mask)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`ops.silu_mul` for dense [tokens, 2 * width]."""
+    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
+    launch = _launch(_silu_mul, (gate_up.dtype, width), {"WIDTH": width, "BLOCK": _MUL_BLOCK}, 4)
+    launch(tokens * -(-width // _MUL_BLOCK), (gate_up, out))
+    return out
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _norm_rotate(
+    qk,
+    angles,
+    q_norm,
+    k_norm,
+    eps,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS_POW2: tl.constexpr,
+    HALF_POW2: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.arange(0, HEADS_POW2)[:, None]
+    lanes = tl.arange(0, HALF_POW2)[None, :]
+    mask = (heads < HEADS) & (lanes < HALF)
+    at = qk + token * TOKEN + heads * HEAD + lanes
+    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    if q_norm is not None:
+        squares = tl.sum(first * first + second * second, 1)
+        scale = (1.0 / tl.sqrt(squares / (2 * HALF) + eps))[:, None]
+        is_q = mask & (heads < Q_HEADS)
+        is_k = mask & (heads >= Q_HEADS)
+        nothing = tl.zeros([HEADS_POW2, 1], tl.int32)
+        w1 = tl.load(q_norm + lanes + nothing, mask=is_q, other=0.0).to(tl.float32)
+        w1 += tl.load(k_norm + lanes + nothing, mask=is_k, other=0.0).to(tl.float32)
+        w2 = tl.load(q_norm + HALF + lanes + nothing, mask=is_q, other=0.0).to(tl.float32)
+        w2 += tl.load(k_norm + HALF + lanes + nothing, mask=is_k, other=0.0).to(tl.float32)
+        first = first * scale * w1
+        second = second * scale * w2
+    cos = tl.load(angles + token * 2 * HALF + lanes, mask=lanes < HALF, other=0.0)
+    sin = tl.load(angles + token * 2 * HALF + HALF + lanes, mask=lanes < HALF, other=0.0)
+    tl.store(at, (first * cos - second * sin).to(qk.dtype.element_ty), mask=mask)
+    tl.store(at + HALF, (second * cos + first * sin).to(qk.dtype.element_ty), mask=mask)
+
+
+def norm_rotate(
+    qk: Tensor, angles: Tensor, q_heads: int, q_norm: Tensor | None, k_norm: Tensor | None, eps: float
+) -> Tensor:
+    """`ops.norm_rotate` in place; rows of a head must be dense."""
+    tokens, heads, dim = qk.shape
+    constants = {
+        "TOKEN": qk.stride(0),
+        "HEAD": qk.stride(1),
+        "Q_HEADS": q_heads,
+        "HEADS": heads,
+        "HALF": dim // 2,
+        "HEADS_POW2": next_power_of_2(heads),
+        "HALF_POW2": next_power_of_2(dim // 2),
+    }
+    key = (qk.dtype, qk.stride(), q_heads, heads, dim, q_norm is None)
+    launch = _launch(_norm_rotate, key, constants, 4)
+    launch(tokens, (qk, angles, q_norm, k_norm), eps)
+    return qk
+
+
+@triton.jit
+def _mix(x):
+    """`sampling._mix` for uint32."""
+    x = x ^ (x >> 16)
+    x = (x.to(tl.int32, bitcast=True) * 0x7FEB352D).to(tl.uint32, bitcast=True)
+    x = x ^ (x >> 15)
+    x = (x.to(tl.int32, bitcast=True) * -2073254261).to(tl.uint32, bitcast=True)  # 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _gumbel(key, tokens):
+    """`sampling.gumbel` of one row; `key` is the row's, uint32."""
+    hashed = _mix(_mix(tokens.to(tl.uint32, bitcast=True) + key) ^ _mix(key ^ 0x5BD1E995))
+    u = (hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    # log(1 - u), which would lose the smallest u: they make the largest noise.
+    wait = tl.where(u < 0.001, u * (1.0 + u * (0.5 + u * 0.3333333)), -tl.log(1.0 - u))
+    return -tl.log(wait)
+
+
+@triton.jit
+def _draw(
+    logits,
+    rows,
+    positions,
+    temperature,
+    seed,
+    best,
+    place,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+):
+    """The best noisy logit of a share of the vocabulary, and where it is; -1 where one is not finite."""
+    i = (tl.program_id(0) // SPLITS).to(tl.int64)
+    split = tl.program_id(0) % SPLITS
+    row = tl.load(rows + i)
+    warmth = tl.load(temperature + row)
+    factor = tl.where(warmth > 0, 1.0 / tl.maximum(warmth, 1e-5), 1.0)
+    key = _mix(tl.load(seed + row).to(tl.uint32, bitcast=True))
+    key = _mix(key + tl.load(positions + i).to(tl.uint32, bitcast=True))
+    lanes = tl.arange(0, BLOCK)
+    top = tl.full([BLOCK], -float("inf"), tl.float32)
+    at = tl.full([BLOCK], 0, tl.int32)
+    bad = tl.full([BLOCK], 0, tl.int32)
+    for start in range(0, SHARE, BLOCK):
+        token = split * SHARE + start + lanes
+        value = tl.load(logits + i * VOCAB + token, mask=token < VOCAB, other=-float("inf")).to(tl.float32)
+        bad = bad | (value != value).to(tl.int32) | (value == float("inf")).to(tl.int32)
+        value = value * factor
+        if warmth > 0:
+            value += _gumbel(key, token)
+        better = value > top
+        top = tl.where(better, value, top)
+        at = tl.where(better, token, at)
+    most = tl.max(top, 0)
+    first = tl.min(tl.where(top == most, at, VOCAB), 0)
+    tl.store(best + i * SPLITS + split, most)
+    tl.store(place + i * SPLITS + split, tl.where(tl.max(bad, 0) > 0, -1, first))
+
+
+@triton.jit
+def _settle(best, place, rows, forced, newest, out, SPLITS: tl.constexpr, VOCAB: tl.constexpr):
+    """The best of all shares; writes the token, and -1 for a row whose logits are not finite."""
+    i = tl.program_id(0)
+    splits = tl.arange(0, SPLITS)
+    tops = tl.load(best + i * SPLITS + splits)
+    places = tl.load(place + i * SPLITS + splits)
+    most = tl.max(tops, 0)
+    drawn = tl.min(tl.where(tops == most, places, VOCAB), 0)
+    bad = (tl.min(places, 0) < 0) | (most == -float("inf"))
+    wanted = tl.load(forced + i)
+    token = tl.where(wanted >= 0, wanted, tl.minimum(tl.maximum(drawn, 0), VOCAB - 1))
+    tl.store(newest + tl.load(rows + i), token)
+    tl.store(out + i, tl.where(bad, -1, token))
+
+
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, sampler: Sampler) -> Tensor:
+    """`Sampler.sample` without filters, for dense logits [n, vocab]."""
+    n, vocab = logits.shape
+    out = torch.empty(n, dtype=torch.int32, device=logits.device)
+    best = torch.empty(n, _SPLITS, dtype=torch.float32, device=logits.device)
+    place = torch.empty(n, _SPLITS, dtype=torch.int32, device=logits.device)
+    share = -(-vocab // (_SPLITS * _DRAW_BLOCK)) * _DRAW_BLOCK
+    constants = {"VOCAB": vocab, "BLOCK": _DRAW_BLOCK, "SPLITS": _SPLITS, "SHARE": share}
+    draw = _launch(_draw, (logits.dtype, vocab), constants, 8)
+    draw(n * _SPLITS, (logits, rows, positions, sampler.temperature, sampler.seed, best, place))
+    settle = _launch(_settle, vocab, {"SPLITS": _SPLITS, "VOCAB": vocab}, 1)
+    settle(n, (best, place, rows, forced, sampler.newest, out))
+    return out

@@ -1,0 +1,209 @@
+"""The one loop, with a GPU in it: plan, launch, and, when the tokens are there, commit.
+
+At pipeline depth 1 the next step is planned and launched while the device still computes the last one:
+
+    host    [plan k+1][launch k+1][ wait for k ][commit k][plan k+2] ...
+    device  [        step k                   ][      step k+1     ] ...
+
+Who computes what, and where, is the scheduler's to decide; here its plans are only carried out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from pagecast.engine.runner import Flight, Runner
+from pagecast.engine.sequence import NO_ROW, Sequence
+from pagecast.sim.core.plan import Outcome, StepPlan
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.scheduler import Limits, Scheduler
+
+NOT_FINITE = "the model's logits are not finite"
+
+
+class Clock:
+    """Nanoseconds since it was made; no two readings are equal, so they order what happened."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter_ns()
+        self._last = 0
+
+    def now(self) -> int:
+        """Later than every reading before it."""
+        self._last = max(self._last + 1, time.perf_counter_ns() - self._start)
+        return self._last
+
+
+class Log(Protocol):
+    """Is told what a recorded run consists of; times are the clock's."""
+
+    def idle(self, start_ns: int) -> None:
+        """A plan was tried that preempted requests and yet found nothing to compute."""
+
+    def step(self, plan: StepPlan, start_ns: int, planned_ns: int) -> None:
+        """A plan was made between these times."""
+
+    def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
+        """The oldest plan in flight was committed."""
+
+
+class Loop:
+    """Serves sequences until they end; `make_runner` gets the table of live sequences.
+
+    `ended` is called with each sequence that ends, whichever way.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        make_runner: Callable[[dict[Request, Sequence]], Runner],
+        *,
+        ended: Callable[[Sequence], None],
+        log_events: bool = False,
+    ) -> None:
+        self.scheduler = Scheduler(limits, log=log_events)
+        self.clock = Clock()
+        self.log: Log | None = None
+        self._sequences: dict[Request, Sequence] = {}
+        self.runner = make_runner(self._sequences)
+        self._ended = ended
+        self._flying: deque[tuple[StepPlan, Flight | str]] = deque()
+        self._preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any sequence is live."""
+        return bool(self._sequences)
+
+    def submit(self, sequence: Sequence) -> bool:
+        """Queues a sequence. False: it was rejected, and has ended."""
+        self._sequences[sequence.request] = sequence
+        if self.scheduler.submit(sequence.request):
+            return True
+        self._end(sequence.request)
+        return False
+
+    def cancel(self, id: str, reason: str = "") -> bool:
+        """Ends a live sequence. False: there is none of that id."""
+        request = self.scheduler.requests.get(id)
+        if request is None:
+            return False
+        request.reason = reason
+        self.scheduler.cancel(id, self.clock.now())
+        self._end(request)
+        return True
+
+    def step(self) -> bool:
+        """Launches the next step if there is one and the pipeline has room, and lands the oldest otherwise.
+
+        False: there was nothing to do.
+        """
+        depth = self.scheduler.limits.pipeline_depth
+        launched = len(self._flying) <= depth and self._launch()
+        if self._flying and (not launched or len(self._flying) > depth):
+            self._land()
+            return True
+        return launched
+
+    def drain(self) -> None:
+        """Cancels everything and waits for the device."""
+        for request in list(self._sequences):
+            self.cancel(request.id)
+        while self._flying:
+            self._land()
+
+    def _launch(self) -> bool:
+        start = self.clock.now()
+        plan = self.scheduler.plan(start)
+        planned = self.clock.now()
+        preempted = self.scheduler.preemptions != self._preemptions
+        if preempted:
+            self._release_preempted()
+        if plan is None:
+            if preempted and self.log is not None:
+                self.log.idle(start)
+            return False
+        if self.log is not None:
+            self.log.step(plan, start, planned)
+        try:
+            self._flying.append((plan, self.runner.launch(plan)))
+        except torch.OutOfMemoryError as error:
+            # Nothing of this step can be trusted, nor of one that would build on it.
+            self._flying.append((plan, f"out of memory in step {plan.step}: {error}"))
+            while len(self._flying) > 1:
+                self._land()
+        return True
+
+    def _release_preempted(self) -> None:
+        self._preemptions = self.scheduler.preemptions
+        for request, sequence in self._sequences.items():
+            if request.preemptions != sequence.preemptions:
+                self.runner.rows.free(sequence)
+
+    def _land(self) -> None:
+        """Waits for the oldest step, hands out its tokens and commits it."""
+        plan, flight = self._flying.popleft()
+        stopped: list[str] = []
+        failed: list[tuple[str, str]] = []
+        heard: list[tuple[Sequence, int]] = []
+        if isinstance(flight, str):
+            computing = (*plan.decodes, *(chunk.request for chunk in plan.chunks))
+            failed = [(request.id, flight) for request in computing if request in self._sequences]
+        else:
+            self._hand_out(flight, stopped, failed, heard)
+        now = self.clock.now()
+        outcome = Outcome(tuple(stopped), tuple(failed))
+        for request in self.scheduler.commit(plan, outcome, now):
+            self._end(request)
+        if self.log is not None:
+            self.log.committed(plan, outcome, now)
+        for sequence, token in heard:
+            self._tell(sequence, token)
+
+    def _hand_out(
+        self,
+        flight: Flight,
+        stopped: list[str],
+        failed: list[tuple[str, str]],
+        heard: list[tuple[Sequence, int]],
+    ) -> None:
+        block_size = self.runner.rows.block_size
+        for sequence, token in zip(flight.takers, flight.wait(), strict=True):
+            if sequence is None or sequence.done:
+                continue
+            if token < 0:
+                failed.append((sequence.request.id, NOT_FINITE))
+                continue
+            sequence.append(token, block_size)
+            if token in sequence.stops:
+                stopped.append(sequence.request.id)
+            if sequence.listener is not None:
+                heard.append((sequence, token))
+
+    def _tell(self, sequence: Sequence, token: int) -> None:
+        assert sequence.listener is not None
+        try:
+            sequence.listener(sequence, token)
+        except Exception as error:
+            # Whoever listens may fail; the others' requests go on.
+            if not sequence.done:
+                self.cancel(sequence.request.id, f"{type(error).__name__}: {error}")
+
+    def _end(self, request: Request) -> None:
+        sequence = self._sequences.pop(request)
+        sequence.done = True
+        sequence.reason = request.reason
+        if sequence.row != NO_ROW:
+            self.runner.rows.free(sequence)
+        if request.state is State.FINISHED:
+            last = int(sequence.ids[sequence.length - 1])
+            sequence.finish_reason = "stop" if last in sequence.stops else "length"
+        elif request.state is State.CANCELLED:
+            sequence.finish_reason = "failed" if request.reason else "cancelled"
+        else:
+            sequence.finish_reason = "rejected"
+        self._ended(sequence)

@@ -1,0 +1,61 @@
+"""What an engine is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.scheduler import Limits
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Limits are the scheduler's; names are vLLM's where it has them.
+
+    `device`: auto (a CUDA GPU), cuda or cpu. `num_blocks` None: what fits `gpu_memory_utilization` of the
+    GPU's memory. `dtype` auto: the checkpoint's, float32 on the CPU. `attention`: auto, triton, flash-attn
+    or torch. `pipeline_depth` 1 plans a step while its predecessor runs. `seed` is for requests that have
+    none, and for random weights.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str = "auto"
+    pipeline_depth: int = 1
+    scheduling_policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    random_weights: bool = False
+    seed: int = 0
+
+    def check(self) -> None:
+        """Errors: BadInput naming the first option that can't work."""
+        if self.dtype not in DTYPES:
+            raise BadInput(f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        if self.device not in ("auto", "cuda", "cpu"):
+            raise BadInput(f"device {self.device!r} is not known; choose auto, cuda or cpu")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            value = self.gpu_memory_utilization
+            raise BadInput(f"gpu_memory_utilization is {value}; it must lie above 0 and at most 1")
+        self.limits(1 if self.num_blocks is None else self.num_blocks, self.max_model_len).check()
+
+    def limits(self, num_blocks: int, max_model_len: int | None) -> Limits:
+        """The scheduler's limits once the number of blocks and the length are known."""
+        return Limits(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            policy=self.scheduling_policy,
+            pipeline_depth=self.pipeline_depth,
+            caching=self.enable_prefix_caching,
+        )

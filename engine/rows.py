@@ -1,0 +1,77 @@
+"""Which row of the device's tables a running request has, and what has changed in them since the last step.
+
+The block tables, sampling parameters and newest tokens of running requests stay on the device. A step
+sends only what is new: a few blocks of tables that grew, and the parameters of requests that came.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from pagecast.engine.sampling import FIELDS, packed
+from pagecast.engine.sequence import NO_ROW, Sequence
+
+Ints = NDArray[np.int32]
+_NONE = np.empty(0, np.int32)
+
+
+class Rows:
+    """`count` rows of `columns` blocks each; `changes` empties what is to be sent."""
+
+    def __init__(self, count: int, columns: int, block_size: int) -> None:
+        self.columns = columns
+        self.padding = count  # the number of a row more that nobody has
+        self.block_size = block_size
+        self._free = list(range(count - 1, -1, -1))
+        self._places: list[Ints] = []  # row * columns + column
+        self._blocks: list[Ints] = []
+        self._params: list[Ints] = []
+
+    def serve(self, sequence: Sequence) -> None:
+        """Brings a prefilling request's row up to date with its block table; gives it one if it has none."""
+        blocks = sequence.request.blocks()
+        if sequence.row == NO_ROW:
+            sequence.row = self._free.pop()
+            sequence.blocks_sent = 0
+            row = np.empty(FIELDS + 1, np.int32)
+            row[0], row[1:] = sequence.row, packed(sequence.params, sequence.seed)
+            self._params.append(row)
+        sent, sequence.blocks_sent = sequence.blocks_sent, len(blocks)
+        if sent < len(blocks):
+            first = sequence.row * self.columns
+            self._places.append(np.arange(first + sent, first + len(blocks), dtype=np.int32))
+            self._blocks.append(np.array(blocks[sent:], np.int32))
+
+    def serve_decodes(self, sequences: list[Sequence], positions: Ints) -> None:
+        """The same for decoding requests that compute `positions`: those that begin a block got one."""
+        begin = np.flatnonzero(positions % self.block_size == 0)
+        if not len(begin):
+            return
+        columns = (positions[begin] // self.block_size).tolist()
+        places, blocks = [], []
+        for i, column in zip(begin.tolist(), columns, strict=True):
+            sequence = sequences[i]
+            places.append(sequence.row * self.columns + column)
+            blocks.append(sequence.request.last_block)
+            sequence.blocks_sent = column + 1
+        self._places.append(np.array(places, np.int32))
+        self._blocks.append(np.array(blocks, np.int32))
+
+    def free(self, sequence: Sequence) -> None:
+        """Takes a request's row back: it has ended, or was preempted."""
+        sequence.preemptions = sequence.request.preemptions
+        if sequence.row != NO_ROW:
+            self._free.append(sequence.row)
+            sequence.row = NO_ROW
+
+    def changes(self) -> tuple[Ints, Ints, Ints]:
+        """What the device doesn't know yet: places in the tables, their blocks, and rows of parameters."""
+        if not self._places and not self._params:
+            return _NONE, _NONE, _NONE
+        found = _flat(self._places), _flat(self._blocks), _flat(self._params)
+        self._places, self._blocks, self._params = [], [], []
+        return found
+
+
+def _flat(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else _NONE

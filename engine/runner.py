@@ -1,0 +1,146 @@
+"""Runs steps: the model, its KV cache, and the tables on the device; returns before the device is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from pagecast.engine import attention
+from pagecast.engine.attention import Pages, Shape
+from pagecast.engine.batch import Batch, Batches, Packed
+from pagecast.engine.model import Decoder
+from pagecast.engine.rope import rotary_table
+from pagecast.engine.rows import Rows
+from pagecast.engine.sampling import FIELDS, Sampler
+from pagecast.engine.sequence import Sequence
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.request import Request
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step under way: who gets its tokens, and where these will be."""
+
+    takers: list[Sequence | None]
+    tokens: Tensor
+    landed: torch.cuda.Event | None
+
+    def wait(self) -> list[int]:
+        """The token drawn for each of `takers`, -1 where its logits were not finite."""
+        if self.landed is not None:
+            self.landed.synchronize()
+        return self.tokens.tolist()
+
+
+class Runner:
+    """`kv` is [layers, blocks, 2, block_size, kv heads, head_dim] on the device where everything runs."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: Tensor,
+        backend: str,
+        sequences: Mapping[Request, Sequence],
+        *,
+        max_rows: int,
+        max_tokens: int,
+        max_len: int,
+    ) -> None:
+        device = kv.device
+        self.model = model
+        self.device = device
+        self.kv = kv
+        block_size = kv.shape[3]
+        columns = -(-max_len // block_size)
+        self.backend = attention.make(backend, Shape.of(model.spec, kv, max_rows + 1))
+        self.rows = Rows(max_rows, columns, block_size)
+        self.batches = Batches(
+            Packed(_capacity(max_rows, max_tokens, columns), device), self.rows, sequences, self.backend.plan
+        )
+        self.sampler = Sampler(max_rows + 1, device)
+        self._tables = torch.zeros(max_rows + 1, columns, dtype=torch.int32, device=device)
+        self._angles = rotary_table(model.spec, max_len).to(device)
+        pin = device.type == "cuda"
+        self._landing = [torch.zeros(max_rows + 1, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
+        self._turn = 0
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Flight:
+        """Lays a step out and queues it; `wait` on what it returns for its tokens."""
+        batch = self.batches.lay_out(plan)
+        self._change_tables(batch)
+        states = self._states(batch)
+        tokens = self._draw(batch, states)
+        return self._bring_back(batch, tokens)
+
+    def _change_tables(self, batch: Batch) -> None:
+        packed, changes = self.batches.packed.device, batch.changes
+        if changes.places.stop > changes.places.start:
+            self._tables.view(-1)[packed[changes.places]] = packed[changes.blocks]
+        if changes.params.stop > changes.params.start:
+            rows = packed[changes.params].view(-1, FIELDS + 1)
+            self.sampler.params[:, rows[:, 0]] = rows[:, 1:].T
+
+    def _states(self, batch: Batch) -> Tensor:
+        """Final states after the tokens that are sampled, [rows, hidden]."""
+        packed, tokens = self.batches.packed.device, batch.tokens
+        rows, positions = packed[tokens.rows], packed[tokens.positions]
+        chunks, n = batch.chunks, batch.singles
+        slots = self._slots(rows, positions)
+        pages = Pages(
+            decode_rows=n,
+            decode_table=self._tables[rows[:n], : batch.columns],
+            decode_lens=positions[:n] + 1,
+            slots=slots,
+            chunk_tokens=chunks.tokens,
+            chunk_lens=chunks.lens,
+            chunk_table=self._tables[packed[chunks.rows], : batch.columns] if chunks.tokens else None,
+            extra=packed[chunks.extra],
+        )
+        sampled = None if batch.draws.sampled is None else packed[batch.draws.sampled]
+        return self.forward(rows, packed[tokens.ids], positions, pages, sampled)
+
+    def forward(
+        self, rows: Tensor, ids: Tensor, positions: Tensor, pages: Pages, sampled: Tensor | None
+    ) -> Tensor:
+        """The model over one step's tokens."""
+        self.backend.begin(pages)
+        ids = torch.where(ids < 0, self.sampler.newest[rows], ids)
+        angles = self._angles[positions.clamp(min=0)]
+        return self.model(ids, angles, self.backend.attend, sampled)
+
+    def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        size = self.rows.block_size
+        block = self._tables[rows, positions.clamp(min=0) // size]
+        return torch.where(positions < 0, -1, block * size + positions % size)
+
+    def _draw(self, batch: Batch, states: Tensor) -> Tensor:
+        packed, draws = self.batches.packed.device, batch.draws
+        rows, positions = packed[batch.tokens.rows], packed[batch.tokens.positions]
+        if draws.sampled is not None:
+            sampled = packed[draws.sampled]
+            rows, positions = rows[sampled], positions[sampled]
+        filtered = None if draws.filtered is None else packed[draws.filtered]
+        logits = self.model.logits(states)
+        return self.sampler.sample(logits, rows, positions + 1, packed[draws.forced], filtered)
+
+    def _bring_back(self, batch: Batch, tokens: Tensor) -> Flight:
+        takers = batch.draws.takers
+        self._turn ^= 1
+        landing = self._landing[self._turn][: len(takers)]
+        landing.copy_(tokens[: len(takers)], non_blocking=True)
+        landed = None
+        if self.device.type == "cuda":
+            landed = torch.cuda.Event()
+            landed.record()
+        return Flight(takers, landing, landed)
+
+
+def _capacity(max_rows: int, max_tokens: int, columns: int) -> int:
+    """Numbers a step can have at most: of tokens, draws and chunks, tiles of chunks, and changed tables."""
+    tokens = 3 * (max_tokens + max_rows)
+    tiles = 4 * (max_tokens + max_rows)
+    changes = 2 * (max_rows + 1) * columns + (FIELDS + 1) * max_rows
+    return tokens + tiles + changes + 8 * max_rows + 1024

@@ -1,0 +1,98 @@
+"""Draws the next tokens on the device, a row at a time and whatever company a row is in.
+
+A draw is the likeliest token after adding Gumbel noise to the logits divided by the temperature. The noise
+is a hash of (seed, position, token), so it needs no state and repeats with the seed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pagecast.engine.params import SamplingParams
+from torch import Tensor
+
+FIELDS = 4  # temperature, top_p (fp32 bits), top_k, seed
+SEEDS = 1 << 31
+_LOW = 0xFFFFFFFF
+
+
+def packed(params: SamplingParams, seed: int) -> NDArray[np.int32]:
+    """The row of parameters the sampler keeps on the device: int32 [FIELDS]."""
+    row = np.empty(FIELDS, np.int32)
+    row[:2] = np.array([params.temperature, params.top_p], np.float32).view(np.int32)
+    row[2:] = params.top_k, seed % SEEDS
+    return row
+
+
+class Sampler:
+    """Parameters and the newest token of every row; row numbers are those of the block tables."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.params = torch.zeros(FIELDS, rows, dtype=torch.int32, device=device)
+        self.temperature = self.params[0].view(torch.float32)
+        self.top_p = self.params[1].view(torch.float32)
+        self.top_k = self.params[2]
+        self.seed = self.params[3]
+        self.newest = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    def sample(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, filtered: Tensor | None
+    ) -> Tensor:
+        """The next token of each of `rows`: int32 [n], -1 where its logits are not finite.
+
+        `logits` [n, vocab] may be overwritten; `positions` (int32 [n]) are those of the tokens to be drawn;
+        `forced` (int32 [n]) tokens to take instead, or -1. `filtered` numbers the rows of `logits` with
+        top-k or top-p.
+        """
+        if filtered is not None:
+            of = rows[filtered]
+            logits = logits if logits.dtype == torch.float32 else logits.float()
+            logits[filtered] = _keep_likely(
+                logits[filtered], self.temperature[of], self.top_k[of], self.top_p[of]
+            )
+        if logits.is_cuda:
+            from pagecast.engine import fused
+
+            return fused.sample(logits, rows, positions, forced, self)
+        return self._sample(logits.float(), rows, positions, forced)
+
+    def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor) -> Tensor:
+        finite = logits.amax(-1).isfinite() & ~logits.isnan().any(-1)
+        temperature = self.temperature[rows][:, None]
+        random = (temperature > 0).any()
+        if random:
+            noise = gumbel(self.seed[rows], positions, logits.shape[1])
+            logits = torch.where(temperature > 0, logits / temperature.clamp(min=1e-5) + noise, logits)
+        tokens = torch.where(forced >= 0, forced, logits.argmax(-1).int())
+        self.newest[rows] = tokens
+        return torch.where(finite, tokens, -1)
+
+
+def gumbel(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise, float32 [n, vocab], from int32 seeds and positions [n]."""
+    key = _mix((_mix(seeds.long() & _LOW) + positions.long()) & _LOW)[:, None]
+    tokens = torch.arange(vocab, device=seeds.device)
+    hashed = _mix(_mix((tokens + key) & _LOW) ^ _mix(key ^ 0x5BD1E995))
+    uniform = (hashed.float() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit integer hash with little bias (Wellons, hash prospector: lowbias32), in int64 lanes."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _LOW
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _LOW
+    return x ^ (x >> 16)
+
+
+def _keep_likely(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Logits [n, vocab] with -inf for all but the `top_k` likeliest (0: all) that have `top_p` together."""
+    ordered, order = logits.sort(dim=-1, descending=True)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    ordered = ordered.masked_fill((top_k[:, None] > 0) & (rank >= top_k[:, None]), -torch.inf)
+    likely = (ordered / temperature.clamp(min=1e-5)[:, None]).softmax(-1)
+    before = likely.cumsum(-1) - likely
+    ordered = ordered.masked_fill((before >= top_p[:, None]) & (rank > 0), -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, order, ordered)

@@ -1,0 +1,69 @@
+"""One text in the making: a request of the scheduler, its token ids and how they are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from pagecast.engine.params import SamplingParams
+from pagecast.sim.core.request import Request
+
+Listener = Callable[["Sequence", int], None]
+"""Is told each token as it comes: (sequence, token id). What it raises ends this sequence alone."""
+
+NO_ROW = -1
+
+
+class Sequence:
+    """The engine's side of a request. `ids[:length]` are its tokens so far, the prompt first.
+
+    `forced`: token ids to generate whatever is sampled (int32, one for each output token). `row`: where its
+    block table lies on the device while it runs; `blocks_sent` of its blocks are there.
+    """
+
+    __slots__ = (
+        "blocks_sent", "done", "finish_reason", "forced", "ids", "keyed", "length", "listener", "params",
+        "preemptions", "reason", "request", "row", "seed", "stops",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: NDArray[np.int32],
+        params: SamplingParams,
+        *,
+        seed: int = 0,
+        stops: frozenset[int] = frozenset(),
+        forced: NDArray[np.int32] | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.request = request
+        self.params = params
+        self.seed = seed
+        self.stops = stops
+        self.forced = forced
+        self.listener = listener
+        self.ids = np.empty(len(prompt) + request.output_tokens, np.int32)
+        self.ids[: len(prompt)] = prompt
+        self.length = len(prompt)
+        self.keyed = len(prompt)  # tokens that the request's block keys know
+        self.row = NO_ROW
+        self.blocks_sent = 0
+        self.preemptions = 0  # of the request, as far as its row knows
+        self.done = False
+        self.finish_reason = ""  # "stop", "length", "cancelled", "failed" or "rejected"
+        self.reason = ""
+
+    def append(self, token: int, block_size: int) -> None:
+        """Takes note of a generated token; a block it completes gets its key."""
+        self.ids[self.length] = token
+        self.length += 1
+        if self.length % block_size == 0 and self.request.keys.explicit:
+            self.request.keys.extend(self.ids[self.keyed : self.length].astype(np.int64))
+            self.keyed = self.length
+
+    @property
+    def output(self) -> NDArray[np.int32]:
+        """The token ids generated so far."""
+        return self.ids[self.request.prompt_tokens : self.length]

@@ -1,0 +1,93 @@
+"""Which model is served: its sizes, and what `config.json` says beyond sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.model_facts import ModelFacts
+from pagecast.sim.models import model as find_facts
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+DEFAULT_ROPE_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model the engine can run. `folder` is None where only its sizes are known (random weights).
+
+    `rope` holds `rope_type`, `rope_theta` and the parameters of its scaling; `eos_ids` end a text.
+    """
+
+    facts: ModelFacts
+    folder: Path | None
+    norm_eps: float = 1e-6
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    eos_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def find(cls, model: str) -> ModelSpec:
+        """The model in a transformers folder, or one known by name (its sizes only).
+
+        Errors: BadInput for an unknown name, an unreadable file, or an architecture the engine can't run.
+        """
+        facts = find_facts(model)
+        folder = Path(model).expanduser()
+        if folder.is_file():
+            folder = folder.parent
+        if not folder.is_dir():
+            _check(facts, {}, model)
+            return cls(facts, None)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        _check(facts, config, str(folder / "config.json"))
+        return cls(
+            facts,
+            folder,
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=_rope(config),
+            eos_ids=_eos_ids(folder, config),
+        )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Sliding window of each layer in tokens, the token itself included; None: sees everything."""
+        return tuple(window or None for window in self.facts.attention.windows)
+
+
+def _check(facts: ModelFacts, config: Mapping[str, Any], where: str) -> None:
+    if facts.model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise BadInput(f"{where}: the engine can't run model_type {facts.model_type!r}; it runs {known}")
+    if config.get("quantization_config"):
+        raise BadInput(f"{where}: quantization_config is set; the engine runs bf16, fp16 and fp32 weights")
+    act = config.get("hidden_act", "silu")
+    if act != "silu":
+        raise BadInput(f"{where}: hidden_act is {act!r}; the engine knows silu only")
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    # Newer files have `rope_parameters`; older ones `rope_theta` beside `rope_scaling`.
+    found = config.get("rope_parameters")
+    if not isinstance(found, Mapping):
+        found = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
+    rope = {key: value for key, value in found.items() if value is not None}
+    rope.setdefault("rope_theta", config.get("rope_theta") or DEFAULT_ROPE_THETA)
+    rope["rope_type"] = str(rope.get("rope_type") or rope.get("type") or "default")
+    return rope
+
+
+def _eos_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
+    path = folder / "generation_config.json"
+    chosen = config.get("eos_token_id")
+    if path.is_file():
+        try:
+            chosen = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", chosen)
+        except ValueError as error:
+            raise BadInput(f"{path}: not JSON ({error})") from None
+    if chosen is None:
+        return frozenset()
+    return frozenset(chosen if isinstance(chosen, list) else [chosen])
