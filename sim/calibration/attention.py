@@ -1,0 +1,69 @@
+"""How evenly attention's work is spread over a GPU: tiles, waves, and the longest sequence.
+
+FlashAttention 3 cuts a step's attention into tiles of 128 query rows (the heads of a group packed) by one
+sequence's keys, walks them in blocks of 128 keys, and hands them to the SMs in order of request. Long
+sequences of a decode batch are split so that no piece exceeds 1.1 times an SM's even share; beside a long
+prompt chunk nothing is split (its `prepare_varlen_num_blocks` and `num_splits_heuristic`). What follows are
+closed forms of that schedule, checked against a simulation of it over lognormal contexts and over those of
+`azure_conv_repeat2`: an SM left alone runs at most twice as fast as its share of the memory allows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.calibration.shape import Shape
+
+Floats = npt.NDArray[np.float64]
+Number = TypeVar("Number", float, Floats)
+
+BLOCK = 128  # keys in a block, and query rows in a tile
+EVEN_TOKENS = 64  # a batch is even when its longest context exceeds the mean by less than this
+LONGEST_TILE = 0.36  # of the longest tile's time is not hidden behind other tiles
+MOST_IMBALANCE = 0.15  # splitting long sequences keeps the idle share below this
+SHARE = 1.1  # of an SM's even share, the longest piece of a split sequence
+ALONE = 2.0  # how much faster an SM reads when few others do
+
+
+def imbalance_cap(shape: Shape, n: Floats) -> Floats:
+    """The most that idle SMs add to a decode batch of `n` requests, as a share of its work.
+
+    With few requests every sequence is split finely and nothing is lost; the loss is in full once the
+    tiles of whole sequences are about a third of the SMs.
+    """
+    waves = shape.kv_heads * n / shape.sms
+    return MOST_IMBALANCE * np.clip((waves - 0.18) / 0.18, 0.0, 1.0)
+
+
+def tail_tokens(shape: Shape) -> float:
+    """Context tokens whose reading takes as long as what shows of one token of the longest sequence."""
+    return LONGEST_TILE * shape.sms / shape.kv_heads
+
+
+def even_waves(shape: Shape, n: int) -> float:
+    """Time over work of a decode batch whose `n` contexts are equal: the last wave is seldom full."""
+    pieces = max(1, -int(-shape.sms // (SHARE * shape.kv_heads * n)))
+    tiles = n * shape.kv_heads * pieces
+    full, rest = divmod(tiles, shape.sms)
+    last = max(1.0 / ALONE, rest / shape.sms) if rest else 0.0
+    return (full + last) * shape.sms / tiles
+
+
+def spread_tokens(shape: Shape, n: Floats, ctx: Floats, longest: Floats) -> Floats:
+    """Context tokens to add for uneven sequences: the longest one's tail, or the cap where that is less."""
+    mean = ctx / np.maximum(n, 1.0)
+    return np.minimum(imbalance_cap(shape, n) * ctx, tail_tokens(shape) * (longest - mean))
+
+
+def chunk_tiles(shape: Shape, tokens: Number, context: Number) -> Number:
+    """Tiles x key blocks of one prompt chunk on one KV head; halves stand for blocks cut by the mask."""
+    rows = max(1, BLOCK // shape.group)
+    count = -(-tokens // rows)
+    return count * (context + rows * (count + 1) / 2) / BLOCK + count / 2
+
+
+def splits_beside(shape: Shape, chunk_tokens: Any) -> Any:
+    """Whether sequences are still split beside a prompt chunk of this many tokens (a number or an array)."""
+    return shape.kv_heads * -(-chunk_tokens // max(1, BLOCK // shape.group)) < 0.8 * shape.sms

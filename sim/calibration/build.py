@@ -1,0 +1,195 @@
+"""From recorded runs to a calibration: fit, noise, cross-validation, bootstrap and provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.calibration.features import StepTable, step_table
+from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.fit import Design, Fit, design, fit, solve
+from pagecast.sim.calibration.noise import error_summary, noise_of, region_errors
+from pagecast.sim.calibration.overlap import fitted_host, measured_host
+from pagecast.sim.calibration.shape import Shape, identity, model_of, shape_of
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.recorded import RecordedRun
+
+REPLICATES = 32
+_BLOCK = 64  # consecutive steps that a resampled block keeps together
+_REPLICATE_ROUNDS = 3
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recorded run to learn from, or its first part `upto` (a share of its steps)."""
+
+    run: RecordedRun
+    upto: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """`FOLDER`, or `FOLDER:0.5` for its first half. Errors: BadInput."""
+        folder, colon, share = text.rpartition(":")
+        if not colon or Path(text).is_dir():
+            return cls(RecordedRun.load(text))
+        try:
+            upto = float(share)
+        except ValueError:
+            upto = 0.0
+        if not 0 < upto <= 1:
+            raise BadInput(f"{text}: the part after the colon is a share of the run's steps, above 0 up to 1")
+        return cls(RecordedRun.load(folder), upto)
+
+
+def calibrate(
+    sources: list[Source],
+    name: str,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Fits step costs to recorded runs of one engine, model and GPU.
+
+    Synchronous runs give the costs; asynchronous ones, where there are any, what of them is hidden when
+    steps are planned ahead. Errors: BadInput where there is no synchronous run, where runs differ in set-up,
+    or for too few steps.
+    """
+    tell = progress or (lambda _: None)
+    plain = [source for source in sources if not source.run.pipeline_depth]
+    ahead = [source for source in sources if source.run.pipeline_depth]
+    if not plain:
+        raise BadInput("no run with synchronous scheduling: without one, costs can't be told from overlap")
+    shape = _one_shape(sources)
+    tables = [step_table(source.run, shape, source.upto) for source in plain]
+    tell("fitting")
+    found = fit(tables, shape)
+    late = [step_table(source.run, shape, source.upto) for source in ahead]
+    host = fitted_host(late, found, shape) if late else measured_host(tables)
+    tell("cross-validating")
+    cross = _cross_validate(tables, shape)
+    tell("resampling")
+    copies = _bootstrap(tables, found, shape, replicates, seed)
+    return Calibration(
+        name=name,
+        made_for=_made_for(plain[0].run),
+        shape=shape,
+        knots=found.knots,
+        curve_ns=tuple(round(value, 1) for value in found.curve.tolist()),
+        terms_ns={key: float(f"{value:.6g}") for key, value in found.terms.items()},
+        host=host,
+        noise=noise_of(tables, found, shape),
+        provenance=_provenance(plain + ahead, tables + late, found),
+        regions=region_errors(tables, found, shape),
+        cross_validation=cross,
+        replicates=copies,
+    )
+
+
+def _one_shape(sources: list[Source]) -> Shape:
+    """The set-up all runs share. Errors: BadInput naming the run and what differs."""
+    first = sources[0].run
+    where = f"{first.folder}/meta.json"
+    shape = shape_of(first.meta, where)
+    for source in sources[1:]:
+        run = source.run
+        for key in ("engine", "gpu"):
+            if run.meta.get(key) != first.meta.get(key):
+                raise BadInput(
+                    f"{run.folder}/meta.json: {key} is {run.meta.get(key)!r}, {first.folder} has "
+                    f"{first.meta.get(key)!r}: calibrate them apart"
+                )
+        other = f"{run.folder}/meta.json"
+        if identity(model_of(run.meta, other)) != identity(model_of(first.meta, where)):
+            raise BadInput(f"{other}: another model than {first.folder}'s: calibrate them apart")
+        if shape_of(run.meta, other) != shape:
+            raise BadInput(f"{other}: other CUDA graphs, attention or sharding than {first.folder}'s")
+    return shape
+
+
+def _made_for(run: RecordedRun) -> dict[str, Any]:
+    config = run.meta.get("config", {})
+    facts = model_of(run.meta, f"{run.folder}/meta.json")
+    return {
+        "engine": run.meta.get("engine"), "engine_version": run.meta.get("engine_version"),
+        "gpu": run.meta.get("gpu"), "model": facts.name, "model_shape": identity(facts),
+        "tensor_parallel_size": config.get("tensor_parallel_size", 1),
+        "kv_cache_dtype": config.get("kv_cache_dtype"), "attention": config.get("attention"),
+        "block_size": config.get("block_size"),
+    }  # fmt: skip
+
+
+def _provenance(sources: list[Source], tables: list[StepTable], found: Fit) -> dict[str, Any]:
+    runs = []
+    scales = [*found.scales, *[None] * (len(tables) - len(found.scales))]
+    for source, table, scale in zip(sources, tables, scales, strict=True):
+        meta = source.run.meta
+        runs.append({
+            "run": source.run.name, "steps": len(table), "seconds": round(float(table.ns.sum()) / 1e9, 3),
+            "part": source.upto, "asynchronous": bool(source.run.pipeline_depth),
+            "scale": None if scale is None else round(scale, 5),
+            "driver": meta.get("driver"), "torch": meta.get("torch"),
+        })  # fmt: skip
+    return {
+        "pagecast": version("pagecast"), "runs": runs, "step_sd": round(found.sd, 5),
+        "merged_terms": list(found.merged), "absent_terms": list(found.absent),
+    }  # fmt: skip
+
+
+def _cross_validate(tables: list[StepTable], shape: Shape) -> list[dict[str, Any]]:
+    """Each run as the others forecast it, where they have steps enough."""
+    rows: list[dict[str, Any]] = []
+    for i, table in enumerate(tables):
+        others = tables[:i] + tables[i + 1 :]
+        if not others:
+            continue
+        try:
+            found = fit(others, shape)
+        except BadInput:
+            continue
+        expected = found.predict(table, shape)
+        whole = float(table.ns.sum())
+        every = np.ones(len(table), bool)
+        for kind, pick in (("all", every), ("pure decode", ~table.mixed), ("with prompts", table.mixed)):
+            if pick.any():
+                errors = error_summary(expected[pick], table.ns[pick], whole)
+                rows.append({"run": table.run, "steps of": kind, **errors})
+    return rows
+
+
+def _bootstrap(
+    tables: list[StepTable], found: Fit, shape: Shape, count: int, seed: int
+) -> tuple[tuple[float, ...], ...]:
+    """Coefficients fitted to runs resampled by blocks of consecutive steps."""
+    if count < 1:
+        return ()
+    full, _ = design(tables, shape)
+    base = _same_terms(full, found)
+    start = np.concatenate([found.curve, np.array(list(found.terms.values()))])
+    random = np.random.default_rng(seed)
+    copies = []
+    for _ in range(count):
+        rows = np.concatenate([_blocks(np.flatnonzero(base.run == i), random) for i in range(base.runs)])
+        values, _, _ = solve(base.take(rows), start, _REPLICATE_ROUNDS)
+        copies.append(tuple(values.tolist()))
+    return tuple(copies)
+
+
+def _same_terms(full: Design, found: Fit) -> Design:
+    size = len(full.knots)
+    columns = [*range(size), *(size + full.names.index(name) for name in found.terms)]
+    return Design(full.knots, tuple(found.terms), full.matrix[:, columns], full.ns, full.run, full.runs)
+
+
+def _blocks(rows: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """As many rows again, drawn in blocks of neighbours that wrap around the end."""
+    starts = random.integers(0, len(rows), size=-(-len(rows) // _BLOCK))
+    offsets = (starts[:, None] + np.arange(_BLOCK)[None, :]) % len(rows)
+    return np.asarray(rows[offsets.ravel()[: len(rows)]], np.int64)

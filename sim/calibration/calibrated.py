@@ -1,0 +1,164 @@
+"""`Calibrated`: step costs as fitted from recorded runs; implements `StepCosts`."""
+
+from __future__ import annotations
+
+import numpy as np
+from pagecast.sim.calibration import attention
+from pagecast.sim.calibration.features import curve_weights, padded
+from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.line import UnevenLine
+from pagecast.sim.costs import FEMTO, Batch, DecodeLine
+
+_TABLE = 16384  # token counts whose matrix work is looked up
+
+
+class Calibrated:
+    """The costs of a calibration, or of one of its replicates.
+
+    A step takes host and device time one after the other; their sum is what was fitted. At pipeline depth 1
+    the host's part disappears behind the device, and steps with prompts change as `Host` says.
+    """
+
+    def __init__(
+        self, calibration: Calibration, values: tuple[float, ...] | None = None, *, pipeline_depth: int = 0
+    ) -> None:
+        c = self.calibration = calibration
+        self.name = c.name
+        self._values = values or (*c.curve_ns, *c.terms_ns.values())
+        count = len(c.knots)
+        self._curve = np.array(self._values[:count])
+        self._terms = dict(zip(c.terms_ns, self._values[count:], strict=True))
+        self._host_step = round(c.host.step_ns)
+        self._host_request = round(c.host.request_ns)
+        self._hidden = c.host.launch_ns if pipeline_depth else 0.0
+        self._busy = 1.0 + (c.host.busy if pipeline_depth else 0.0)
+        self._arrival = self._terms.get("arrival", 0.0)
+        self._arriving = self._terms.get("arriving_token", 0.0)
+        self._matrix: list[float] = self._matrix_ns(np.arange(_TABLE + 1)).tolist()
+        self._lines: dict[int, DecodeLine] = {}
+        self._chunks: dict[tuple[int, int], float] = {}
+        self._caps: dict[int, float] = {}
+        self._prompt_terms()
+
+    def _prompt_terms(self) -> None:
+        """Flat copies of what `device_ns` needs."""
+        t, shape = self._terms, self.calibration.shape
+        self._sizes_end = shape.graph_sizes[-1] if shape.graph_sizes else 0
+        self._request = t.get("request", 0.0)
+        self._beside = t.get("request_beside_prompt", 0.0)
+        self._kv = t.get("kv_token", 0.0)
+        self._longest = t.get("longest_context", 0.0)
+        self._tile = t.get("prompt_tile", 0.0)
+        self._last_tile = t.get("longest_prompt_tile", 0.0) / attention.BLOCK
+        self._share = shape.kv_heads / shape.sms
+        self._tail = attention.tail_tokens(shape)
+
+    # -- the interface ---------------------------------------------------------------------------
+
+    def device_ns(self, batch: Batch) -> int:
+        """Device time of a step with prompt chunks."""
+        n, ctx, longest, prefill = batch
+        tokens, tiles, keys, largest = n, 0.0, 0, 0
+        known = self._chunks
+        for chunk in prefill:
+            cost = known.get(chunk)
+            tiles += self._chunk_tiles(chunk) if cost is None else cost
+            size = chunk[0]
+            tokens += size
+            largest = max(largest, size)
+            keys = max(keys, size + chunk[1])
+        chunks = len(prefill)
+        total = self._matrix[tokens] if tokens <= _TABLE else float(self._matrix_ns(np.array([tokens]))[0])
+        total += self._prompt_step(chunks, tokens) + self._request * (n + chunks) + self._beside * n
+        work = tiles * self._share
+        if n:
+            total += self._kv * (ctx + attention.BLOCK / 2 * n + self._spread(n, ctx, longest))
+            total += self._longest * longest
+        if self.calibration.shape.tile_schedule and not self._splits(largest):
+            read = (ctx / attention.BLOCK + n / 2) * self._share
+            work += max(0.0, max(longest, keys) / attention.BLOCK - work - read)
+        total += self._tile * work + self._last_tile * keys
+        return max(round(total * self._busy - self._hidden) - self.host_ns(n + chunks), 0)
+
+    def decode_line(self, n: int) -> DecodeLine:
+        """Device time of a pure decode step of `n` requests; kept once computed."""
+        line = self._lines.get(n)
+        if line is None:
+            line = self._lines[n] = self._make_line(n)
+        return line
+
+    def host_ns(self, requests: int) -> int:
+        """CPU time a step of `requests` requests adds when nothing overlaps it."""
+        return self._host_step + requests * self._host_request
+
+    def arrival_ns(self, input_tokens: int) -> int:
+        """CPU time between steps for one arriving request."""
+        return round(self._arrival + self._arriving * input_tokens)
+
+    def expected_error(self) -> str:
+        """One sentence: on what it was fitted, and how well."""
+        c = self.calibration
+        made = c.made_for
+        if "transferred_from" in made:
+            return (
+                f"Step costs carried over from {made['transferred_from']} to {made['model']} on "
+                f"{made['gpu']}: expect errors of {100 * c.noise.level_sd:.0f}% in step time, unmeasured."
+            )
+        whole = next((row for row in c.regions if row["region"] == "all steps"), {})
+        return (
+            f"Step costs fitted to {whole.get('steps', '?')} steps of {made.get('engine')} "
+            f"{made.get('engine_version')} with {made.get('model')} on {made.get('gpu')}: a step is off by "
+            f"{whole.get('p50_percent', '?')}% (median), a run by {100 * c.noise.run_sd:.1f}% (one standard "
+            "deviation)."
+        )
+
+    # -- the parts -------------------------------------------------------------------------------
+
+    def _matrix_ns(self, tokens: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.float64]:
+        c = self.calibration
+        at = padded(tokens, c.shape.graph_sizes)
+        weights = curve_weights(at, c.knots)
+        return np.asarray(weights @ self._curve, np.float64)
+
+    def _prompt_step(self, chunks: int, tokens: int) -> float:
+        total = self._terms.get("prompt_step", 0.0) + self._terms.get("prompt_chunk", 0.0) * chunks
+        if tokens > self._sizes_end > 0:
+            total += self._terms.get("ungraphed_step", 0.0)
+        return total
+
+    def _splits(self, largest: int) -> bool:
+        return bool(attention.splits_beside(self.calibration.shape, largest))
+
+    def _spread(self, n: int, ctx: int, longest: int) -> float:
+        if not self.calibration.shape.tile_schedule:
+            return 0.0
+        cap = self._caps.get(n)
+        if cap is None:
+            cap = self._caps[n] = float(attention.imbalance_cap(self.calibration.shape, np.array(float(n))))
+        return min(cap * ctx, self._tail * (longest - ctx / n))
+
+    def _chunk_tiles(self, chunk: tuple[int, int]) -> float:
+        tiles = attention.chunk_tiles(self.calibration.shape, float(chunk[0]), float(chunk[1]))
+        if len(self._chunks) < 1 << 16:
+            self._chunks[chunk] = tiles
+        return tiles
+
+    def _make_line(self, n: int) -> DecodeLine:
+        shape = self.calibration.shape
+        matrix = self._matrix[n] if n <= _TABLE else float(self._matrix_ns(np.array([n]))[0])
+        fixed = matrix + self._request * n - self.host_ns(n)
+        rounding = self._kv * attention.BLOCK / 2 * n
+
+        def line(base: float, per_ctx: float, per_max: float) -> DecodeLine:
+            return DecodeLine(n, max(round(base * FEMTO), 0), round(per_ctx * FEMTO), round(per_max * FEMTO))
+
+        if not shape.tile_schedule:
+            return line(fixed + rounding, self._kv, self._longest)
+        waves = attention.even_waves(shape, n)
+        even = line(fixed + rounding * waves, self._kv * waves, 0.0)
+        cap = float(attention.imbalance_cap(shape, np.array(float(n))))
+        capped = line(fixed + rounding, self._kv * (1 + cap), 0.0)
+        if cap == 0.0:
+            return UnevenLine.of(capped, capped, even, attention.EVEN_TOKENS)
+        tail = line(fixed + rounding, self._kv * (1 - self._tail / n), self._kv * self._tail)
+        return UnevenLine.of(tail, capped, even, attention.EVEN_TOKENS)

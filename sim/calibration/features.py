@@ -1,0 +1,225 @@
+"""The physical terms a step's time is made of, as columns: one row a recorded step, one column a term.
+
+    time = matrix work (a curve over the step's tokens) + terms x their coefficients
+
+The curve is piecewise linear over `knots`; its value at a token count is the cost of everything that each
+token passes through, weights included, with the fixed cost of a step. Tokens are padded to CUDA graph
+sizes where graphs exist. All other terms are counts, with coefficients in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.calibration import attention
+from pagecast.sim.calibration.shape import Shape
+from pagecast.sim.recorded import RecordedRun, Steps
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+TERMS: dict[str, str] = {
+    "request": "a request in the step: scheduling, sampling, handing out its token",
+    "prompt_step": "a step with prompt chunks: no full CUDA graph",
+    "ungraphed_step": "a step with more tokens than any CUDA graph",
+    "prompt_chunk": "a prompt chunk",
+    "request_beside_prompt": "a decoding request in a step with prompt chunks",
+    "kv_token": "a context token read by decode attention, with the time of SMs left idle",
+    "longest_context": "a token of the longest decoding request",
+    "prompt_tile": "a tile x key block of prompt attention, an SM's share, and the longest tile's excess",
+    "longest_prompt_tile": "a key block of the longest prompt tile",
+    "arrival": "a request that arrived since the last step",
+    "arriving_token": "a prompt token of those",
+}
+# Terms that are given up first where the data can't tell them from the others.
+EXPENDABLE = (
+    "longest_prompt_tile", "request_beside_prompt", "ungraphed_step", "prompt_chunk", "longest_context",
+    "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
+)  # fmt: skip
+
+_KNOTS = (
+    1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280,
+    1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152, 65536,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Steps ready to be fitted: their time from start to start, and what they computed.
+
+    `ns` is the time to the next start; only steps after which there was work left are here. `index`
+    numbers them within the run. `arrivals` and `arrived_tokens` came in that time.
+    """
+
+    run: str
+    index: Ints
+    ns: Floats
+    sched_ns: Floats
+    gap_ns: Floats
+    n: Floats
+    ctx: Floats
+    longest: Floats
+    chunks: Floats
+    tokens: Ints
+    prompt_tiles: Floats  # of one KV head
+    longest_prompt: Floats  # keys of the longest chunk
+    largest_chunk: Ints
+    arrivals: Floats
+    arrived_tokens: Floats
+
+    def __len__(self) -> int:
+        return len(self.ns)
+
+    @property
+    def mixed(self) -> npt.NDArray[np.bool_]:
+        """Which steps compute prompt chunks."""
+        return self.chunks > 0
+
+    def take(self, rows: Ints) -> StepTable:
+        """The table of the given rows, in that order; rows may repeat."""
+        columns = {key: value[rows] for key, value in vars(self).items() if key != "run"}
+        return StepTable(run=self.run, **columns)
+
+
+def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
+    """The steps of a run that had work after them, of its first part `upto` (a share of the steps)."""
+    steps = run.steps
+    size, context = steps.prefill_tokens.astype(np.float64), steps.prefill_ctx.astype(np.float64)
+    last = np.append(steps.section[1:] != steps.section[:-1], True)
+    start = steps.start_ns
+    following = np.append(start[1:], start[-1])
+    arrivals, tokens, busy = _requests_around(run, following)
+    keep = np.flatnonzero(~last & busy & (np.arange(len(steps)) < upto * len(steps)))
+    columns: dict[str, npt.NDArray[Any]] = {
+        "index": np.arange(len(steps)), "ns": (following - start).astype(np.float64),
+        "sched_ns": steps.sched_ns.astype(np.float64),
+        "gap_ns": (following - steps.end_ns).astype(np.float64),
+        "n": steps.decode_n.astype(np.float64), "ctx": steps.decode_ctx.astype(np.float64),
+        "longest": steps.decode_max.astype(np.float64),
+        "chunks": np.diff(steps.prefill_start).astype(np.float64),
+        "tokens": steps.decode_n + _per_step(steps, size).astype(np.int64),
+        "prompt_tiles": _per_step(steps, attention.chunk_tiles(shape, size, context)),
+        "longest_prompt": _largest(steps, steps.prefill_tokens + steps.prefill_ctx).astype(np.float64),
+        "largest_chunk": _largest(steps, steps.prefill_tokens),
+        "arrivals": arrivals, "arrived_tokens": tokens,
+    }  # fmt: skip
+    return StepTable(run=run.name, **{key: value[keep] for key, value in columns.items()})
+
+
+def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """Per step: arrivals before the next start, their tokens, and whether work was left at its end."""
+    steps = run.steps
+    size = len(steps)
+    if not len(run.requests):
+        return np.zeros(size), np.zeros(size), np.ones(size, dtype=bool)
+    submitted = run.submitted_ns
+    during = np.searchsorted(steps.start_ns, submitted, side="right") - 1
+    known = during >= 0
+    tokens = run.requests["input_tokens"].to_numpy(np.float64)
+    arrivals = np.bincount(during[known], minlength=size).astype(np.float64)
+    arrived = np.bincount(during[known], weights=tokens[known], minlength=size).astype(np.float64)
+    finished = np.sort(run.requests["finish_s"].to_numpy(np.float64) * 1e9)
+    live = np.searchsorted(np.sort(submitted), steps.end_ns) - np.searchsorted(finished, following)
+    return arrivals, arrived, live > 0
+
+
+def _per_step(steps: Steps, values: Floats) -> Floats:
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return np.asarray(total[steps.prefill_start[1:]] - total[steps.prefill_start[:-1]], np.float64)
+
+
+def _largest(steps: Steps, values: Ints) -> Ints:
+    largest = np.zeros(len(steps), np.int64)
+    owner = np.repeat(np.arange(len(steps)), np.diff(steps.prefill_start))
+    np.maximum.at(largest, owner, values)
+    return largest
+
+
+def padded(tokens: Ints, sizes: tuple[int, ...]) -> Floats:
+    """Tokens as computed: up to the next CUDA graph size where there is one."""
+    if not sizes:
+        return tokens.astype(np.float64)
+    table = np.array(sizes)
+    slot = np.minimum(np.searchsorted(table, tokens), len(table) - 1)
+    return np.where(tokens <= table[-1], table[slot], tokens).astype(np.float64)
+
+
+def choose_knots(tokens: Floats, least: int = 4) -> tuple[int, ...]:
+    """Knots of the curve that the data can place: each with `least` steps nearer to it than to the next."""
+    low, high = int(tokens.min()), int(tokens.max())
+    knots = [low, *(k for k in _KNOTS if low < k < high), high] if high > low else [low]
+    while len(knots) > 2:
+        middles = np.sqrt(np.array(knots[:-1], float) * np.array(knots[1:], float))
+        counts = np.bincount(np.searchsorted(middles, tokens), minlength=len(knots))
+        thin = [i for i in range(1, len(knots) - 1) if counts[i] < least]
+        if not thin:
+            break
+        knots.pop(min(thin, key=lambda i: counts[i]))
+    return tuple(knots)
+
+
+def curve_weights(tokens: Floats, knots: tuple[int, ...]) -> Floats:
+    """Weight of each knot's value at the given tokens; beyond the last knot the last slope goes on."""
+    table = np.array(knots, np.float64)
+    weights = np.zeros((len(tokens), len(table)))
+    if len(table) == 1:
+        weights[:, 0] = 1.0
+        return weights
+    inside = np.maximum(tokens, table[0])
+    left = np.clip(np.searchsorted(table, inside, side="right") - 1, 0, len(table) - 2)
+    share = (inside - table[left]) / (table[left + 1] - table[left])
+    rows = np.arange(len(tokens))
+    weights[rows, left] = 1.0 - share
+    weights[rows, left + 1] = share
+    return weights
+
+
+def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
+    """One column for each of `TERMS`, in the unit its name says."""
+    mixed = table.mixed
+    kv = table.ctx + attention.BLOCK / 2 * table.n
+    if shape.tile_schedule:
+        kv = kv + np.where(mixed, attention.spread_tokens(shape, table.n, table.ctx, table.longest), 0.0)
+        kv = np.where(mixed, kv, decode_kv_tokens(table, shape))
+    share = shape.kv_heads / shape.sms
+    prompt = table.prompt_tiles * share
+    if shape.tile_schedule:
+        prompt = prompt + _outlasting(table, shape, prompt)
+    most = shape.graph_sizes[-1] if shape.graph_sizes else 0
+    return {
+        "request": table.n + table.chunks,
+        "prompt_step": mixed.astype(np.float64),
+        "ungraphed_step": ((table.tokens > most) & mixed & (most > 0)).astype(np.float64),
+        "prompt_chunk": table.chunks,
+        "request_beside_prompt": np.where(mixed, table.n, 0.0),
+        "kv_token": kv,
+        "longest_context": np.zeros(len(table)) if shape.tile_schedule else table.longest,
+        "prompt_tile": prompt,
+        "longest_prompt_tile": table.longest_prompt / attention.BLOCK,
+        "arrival": table.arrivals,
+        "arriving_token": table.arrived_tokens,
+    }
+
+
+def decode_kv_tokens(table: StepTable, shape: Shape) -> Floats:
+    """Context tokens that decode attention reads in pure decode steps, idle SMs counted as reading."""
+    n = np.maximum(table.n, 1.0)
+    spread = table.ctx + attention.BLOCK / 2 * n
+    spread = spread + attention.spread_tokens(shape, n, table.ctx, table.longest)
+    even = table.longest - table.ctx / n < attention.EVEN_TOKENS
+    blocks = np.ceil((table.longest + 1) / attention.BLOCK)
+    waves = {size: attention.even_waves(shape, int(size)) for size in np.unique(n)}
+    factor = np.array([waves[size] for size in n])
+    return np.where(even, n * blocks * attention.BLOCK * factor, spread)
+
+
+def _outlasting(table: StepTable, shape: Shape, prompt: Floats) -> Floats:
+    """Key blocks by which the longest tile outlasts all others' work, where it isn't split."""
+    share = shape.kv_heads / shape.sms
+    work = prompt + (table.ctx / attention.BLOCK + table.n / 2) * share
+    longest = np.maximum(table.longest, table.longest_prompt) / attention.BLOCK
+    whole = ~attention.splits_beside(shape, table.largest_chunk)
+    return np.where(table.mixed & whole, np.maximum(0.0, longest - work), 0.0)

@@ -1,0 +1,144 @@
+"""A calibration and its file: coefficients, where they come from, and how far to trust them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pagecast.sim.calibration.features import TERMS
+from pagecast.sim.calibration.noise import Noise
+from pagecast.sim.calibration.overlap import Host
+from pagecast.sim.calibration.shape import Shape
+from pagecast.sim.core.errors import BadInput
+
+FORMAT = 1
+KIND = "pagecast step costs"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Step costs of one engine, model and GPU.
+
+    `curve_ns` is the matrix work at `knots` (tokens), `terms_ns` the other terms; `replicates` hold the same
+    numbers in the same order for resampled data. `made_for` says of what engine, model and GPU; `provenance`
+    from which runs. `regions` and `cross_validation` are errors in percent.
+    """
+
+    name: str
+    made_for: dict[str, Any]
+    shape: Shape
+    knots: tuple[int, ...]
+    curve_ns: tuple[float, ...]
+    terms_ns: dict[str, float]
+    host: Host
+    noise: Noise
+    provenance: dict[str, Any]
+    regions: list[dict[str, Any]] = field(default_factory=list)
+    cross_validation: list[dict[str, Any]] = field(default_factory=list)
+    replicates: tuple[tuple[float, ...], ...] = ()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the file; returns its path."""
+        where = Path(path)
+        body = {
+            "format": FORMAT,
+            "kind": KIND,
+            **{key: value for key, value in asdict(self).items() if key not in ("shape", "replicates")},
+            "shape": self.shape.as_dict(),
+            "replicates": [[float(f"{value:.5g}") for value in row] for row in self.replicates],
+        }
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.write_text(_compact(body), encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"{where}: can't be written ({error.strerror})") from None
+        return where
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """Reads a file. Errors: BadInput for another version of the format, a field that lacks, or NaN."""
+        where = Path(path)
+        try:
+            body = json.loads(where.read_text(encoding="utf-8"), parse_constant=float)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{where}: can't be read as JSON ({error})") from None
+        if not isinstance(body, dict) or body.get("kind") != KIND:
+            raise BadInput(f"{where}: not a calibration; `pagecast calibrate` writes one")
+        if body.get("format") != FORMAT:
+            raise BadInput(
+                f"{where}: version {body.get('format')!r} of the calibration format; this pagecast reads "
+                f"{FORMAT}: calibrate again"
+            )
+        try:
+            made = cls._from(body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{where}: field missing or of the wrong kind ({error})") from None
+        made._check(where)
+        return made
+
+    @classmethod
+    def _from(cls, body: dict[str, Any]) -> Calibration:
+        return cls(
+            name=str(body["name"]),
+            made_for=dict(body["made_for"]),
+            shape=Shape.from_dict(body["shape"]),
+            knots=tuple(int(knot) for knot in body["knots"]),
+            curve_ns=tuple(float(value) for value in body["curve_ns"]),
+            terms_ns={str(name): float(value) for name, value in body["terms_ns"].items()},
+            host=Host(**body["host"]),
+            noise=Noise(**{name: float(value) for name, value in body["noise"].items()}),
+            provenance=dict(body["provenance"]),
+            regions=list(body.get("regions", [])),
+            cross_validation=list(body.get("cross_validation", [])),
+            replicates=tuple(tuple(float(value) for value in row) for row in body.get("replicates", [])),
+        )
+
+    def _check(self, where: Path) -> None:
+        numbers = [*self.curve_ns, *self.terms_ns.values(), self.host.step_ns, self.host.request_ns]
+        numbers += [self.host.launch_ns, self.host.busy]
+        numbers += [*asdict(self.noise).values(), *(value for row in self.replicates for value in row)]
+        if any(not math.isfinite(value) for value in numbers):
+            raise BadInput(f"{where}: holds NaN or infinite values: calibrate again")
+        if min([*self.curve_ns, *self.terms_ns.values(), 0.0]) < 0:
+            raise BadInput(f"{where}: holds a negative cost: calibrate again")
+        size = len(self.knots) + len(self.terms_ns)
+        if not self.knots or len(self.knots) != len(self.curve_ns) or sorted(self.knots) != list(self.knots):
+            raise BadInput(f"{where}: 'knots' and 'curve_ns' don't fit together: calibrate again")
+        unknown = [name for name in self.terms_ns if name not in TERMS]
+        if unknown:
+            raise BadInput(f"{where}: term {unknown[0]!r} is not known to this pagecast: calibrate again")
+        if any(len(row) != size for row in self.replicates):
+            raise BadInput(f"{where}: 'replicates' need {size} numbers each: calibrate again")
+
+
+def _compact(body: dict[str, Any]) -> str:
+    """JSON with one line a field, and one a row of lists of rows."""
+    lines = []
+    for key, value in body.items():
+        if isinstance(value, list) and value and isinstance(value[0], list | dict):
+            rows = ",\n  ".join(json.dumps(row) for row in value)
+            lines.append(f"{json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def shipped() -> dict[str, Path]:
+    """The calibrations that come with pagecast, by name."""
+    folder = files("pagecast.sim").joinpath("calibrations")
+    found = [Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".json")]
+    return {path.stem: path for path in sorted(found)}
+
+
+def load(name: str) -> Calibration:
+    """A shipped calibration by name, or a file. Errors: BadInput naming those there are."""
+    known = shipped()
+    if name in known:
+        return Calibration.load(known[name])
+    if Path(name).is_file():
+        return Calibration.load(name)
+    raise BadInput(f"no costs {name!r}: give a calibration's file, 'roofline', or one of {', '.join(known)}")

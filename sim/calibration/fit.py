@@ -1,0 +1,199 @@
+"""Fits the terms of `features` to recorded steps: non-negative, weighted by relative error, by run.
+
+Runs of the same set-up differ by a percent or so as a whole (clocks, host). Each run therefore has a scale
+of its own, drawn towards 1; the result is the middle run. Rare long pauses (garbage collection, the
+operating system) are cut while fitting and given back as a cost of each request handled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.calibration.features import (
+    EXPENDABLE,
+    TERMS,
+    StepTable,
+    choose_knots,
+    curve_weights,
+    padded,
+    term_columns,
+)
+from pagecast.sim.calibration.shape import Shape
+from pagecast.sim.core.errors import BadInput
+from scipy.optimize import nnls
+
+Floats = npt.NDArray[np.float64]
+
+RUN_SD = 0.013  # prior of a run's scale: three recordings of one load differed by as much
+STEPS_PER_TERM = 4
+_OUTLIER = 6.0  # standard deviations beyond which a step counts as a pause
+_CORRELATED = 20  # steps that move together: fewer of them are independent
+_SMOOTH = 1.0  # weight of the curve's bending against one step of data
+_TELL_APART = 400.0  # variance inflation beyond which a term is merged into the others
+_ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients in nanoseconds: the curve's value at each knot, and one for each term that was kept.
+
+    `merged` names terms that the data can't tell from the others, `absent` those that never occur.
+    `scales` are the runs' own factors, `sd` a step's relative spread around the fit.
+    """
+
+    knots: tuple[int, ...]
+    curve: Floats
+    terms: dict[str, float]
+    merged: tuple[str, ...]
+    absent: tuple[str, ...]
+    scales: tuple[float, ...]
+    sd: float
+
+    def predict(self, table: StepTable, shape: Shape) -> Floats:
+        """Nanoseconds of each step, from start to start."""
+        total = curve_weights(padded(table.tokens, shape.graph_sizes), self.knots) @ self.curve
+        columns = term_columns(table, shape)
+        for name, value in self.terms.items():
+            total = total + value * columns[name]
+        return np.asarray(total, np.float64)
+
+
+@dataclass(frozen=True)
+class Design:
+    """The matrix of a fit, its target, and which run each row is of."""
+
+    knots: tuple[int, ...]
+    names: tuple[str, ...]
+    matrix: Floats
+    ns: Floats
+    run: npt.NDArray[np.int64]
+    runs: int
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Design:
+        """The design of the given rows; rows may repeat."""
+        return replace(self, matrix=self.matrix[rows], ns=self.ns[rows], run=self.run[rows])
+
+
+def fit(tables: list[StepTable], shape: Shape) -> Fit:
+    """Fits all terms to the steps of several runs. Errors: BadInput for too few steps."""
+    full, absent = design(tables, shape)
+    names, merged = _separable(full)
+    kept = _keep(full, names)
+    coefficients, scales, sd = solve(kept)
+    curve = coefficients[: len(kept.knots)]
+    terms = dict(zip(names, coefficients[len(kept.knots) :].tolist(), strict=True))
+    return Fit(kept.knots, curve, terms, merged, absent, tuple(scales.tolist()), sd)
+
+
+def design(tables: list[StepTable], shape: Shape) -> tuple[Design, tuple[str, ...]]:
+    """The matrix with every term that occurs, and the names of those that don't. Errors: BadInput."""
+    ns = np.concatenate([table.ns for table in tables])
+    run = np.concatenate([np.full(len(table), i) for i, table in enumerate(tables)]).astype(np.int64)
+    if not len(ns):
+        raise BadInput("no step with work after it: nothing to fit")
+    tokens = np.concatenate([padded(table.tokens, shape.graph_sizes) for table in tables])
+    knots = choose_knots(tokens)
+    parts = [term_columns(table, shape) for table in tables]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in TERMS}
+    present = tuple(name for name, column in columns.items() if np.any(column > 0))
+    absent = tuple(name for name in TERMS if name not in present)
+    count = len(knots) + len(present)
+    least = STEPS_PER_TERM * count
+    if len(ns) < least:
+        raise BadInput(f"{len(ns)} steps are too few for {count} terms: record at least {least}")
+    matrix = np.hstack([curve_weights(tokens, knots), *(columns[name][:, None] for name in present)])
+    return Design(knots, present, matrix, ns, run, len(tables)), absent
+
+
+def _keep(full: Design, names: tuple[str, ...]) -> Design:
+    columns = [*range(len(full.knots)), *(len(full.knots) + full.names.index(name) for name in names)]
+    return replace(full, names=names, matrix=full.matrix[:, columns])
+
+
+def _separable(full: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Terms the data tells apart, and those merged into the rest, the most expendable first."""
+    names = list(full.names)
+    merged: list[str] = []
+    while len(names) > 1:
+        kept = _keep(full, tuple(names))
+        weighted = kept.matrix / kept.ns[:, None]
+        norms = np.linalg.norm(weighted, axis=0)
+        gram = (weighted / norms).T @ (weighted / norms)
+        inflation = np.diag(np.linalg.inv(gram + 1e-9 * np.eye(len(gram))))[len(kept.knots) :]
+        alike = {name for name, value in zip(names, inflation, strict=True) if value > _TELL_APART}
+        victim = next((name for name in EXPENDABLE if name in alike), None)
+        if victim is None:
+            break
+        names.remove(victim)
+        merged.append(victim)
+    return tuple(names), tuple(merged)
+
+
+def solve(
+    d: Design, start: Floats | None = None, rounds: int = _ROUNDS
+) -> tuple[Floats, Floats, float]:
+    """Coefficients, run scales and the relative spread. Starts from `start` where given.
+
+    Rows are weighted by the reciprocal of what the last round predicted (not of what was measured, which
+    would draw the fit below the mean).
+    """
+    scales = np.ones(d.runs)
+    bend = _bending(d)
+    coefficients = _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns))) if start is None else start
+    sd = 0.0
+    cut = d.ns
+    for _ in range(rounds):
+        expected = np.maximum(d.matrix @ coefficients, 1.0)
+        scaled = expected * scales[d.run]
+        spread = np.abs(d.ns / scaled - 1)
+        sd = float(np.mean([1.48 * np.median(spread[d.run == i]) for i in range(d.runs)]))
+        cut = np.clip(d.ns, scaled * (1 - _OUTLIER * sd), scaled * (1 + _OUTLIER * sd))
+        weighted = d.matrix / expected[:, None]
+        target = cut / scaled
+        rows = np.zeros((len(bend), d.matrix.shape[1]))
+        rows[:, : len(d.knots)] = bend / np.maximum(coefficients[1 : len(bend) + 1], 1e3)[:, None]
+        coefficients = _nnls(np.vstack([weighted, rows]), np.append(target, np.zeros(len(rows))))
+        scales = _run_scales(d, cut / np.maximum(d.matrix @ coefficients, 1.0), sd)
+    return _give_back(d, coefficients, float((d.ns - cut).sum())), scales, sd
+
+
+def _bending(d: Design) -> Floats:
+    """Rows that ask each knot of the curve to lie on the line between its neighbours."""
+    x = np.array(d.knots, np.float64)
+    rows = np.zeros((max(len(x) - 2, 0), len(x)))
+    for i in range(1, len(x) - 1):
+        a, b, c = x[i - 1 : i + 2]
+        rows[i - 1, i - 1 : i + 2] = ((c - b) / (c - a), -1.0, (b - a) / (c - a))
+    return _SMOOTH * rows
+
+
+def _run_scales(d: Design, ratio: Floats, sd: float) -> Floats:
+    """Each run's factor: its mean ratio drawn towards 1 by the prior, all of them centred on 1."""
+    found = np.ones(d.runs)
+    if d.runs == 1:
+        return found
+    for i in range(d.runs):
+        mine = ratio[d.run == i]
+        weight = len(mine) / _CORRELATED / max(sd, 1e-6) ** 2
+        found[i] = (weight * mine.mean() + 1 / RUN_SD**2) / (weight + 1 / RUN_SD**2)
+    return np.asarray(found / np.exp(np.mean(np.log(found))), np.float64)
+
+
+def _give_back(d: Design, coefficients: Floats, pauses_ns: float) -> Floats:
+    """Adds the time of pauses to the cost of a request: they come with the objects that requests leave."""
+    if "request" not in d.names or pauses_ns <= 0:
+        return coefficients
+    column = len(d.knots) + d.names.index("request")
+    coefficients = coefficients.copy()
+    coefficients[column] += pauses_ns / d.matrix[:, column].sum()
+    return coefficients
+
+
+def _nnls(matrix: Floats, target: Floats) -> Floats:
+    """Non-negative least squares by way of the QR factors, which have as many rows as there are terms."""
+    q, r = np.linalg.qr(matrix)
+    norms = np.maximum(np.linalg.norm(r, axis=0), 1e-300)
+    solution, _ = nnls(r / norms, q.T @ target, maxiter=50 * r.shape[1])
+    return np.asarray(solution / norms, np.float64)

@@ -1,0 +1,98 @@
+"""What the cost terms must know of a model, its GPU and its engine: heads, SMs, tiles and graph sizes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.gpus import gpu as find_gpu
+from pagecast.sim.model_config import model_from_config
+from pagecast.sim.model_facts import ModelFacts
+from pagecast.sim.models import known_models
+from pagecast.sim.models import model as find_model
+
+FA3 = "FlashAttention 3"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How work is cut into tiles.
+
+    `kv_heads` and `group` (query heads to one KV head) are of one GPU; `sms` its multiprocessors;
+    `graph_sizes` the token counts that CUDA graphs were captured for (empty: none); `tile_schedule`
+    whether attention's tiles are spread over the SMs as FlashAttention 3 does it.
+    """
+
+    kv_heads: int
+    group: int
+    sms: int
+    graph_sizes: tuple[int, ...]
+    tile_schedule: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        return {**asdict(self), "graph_sizes": list(self.graph_sizes)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Shape:
+        """The opposite of `as_dict`."""
+        return cls(**{**fields, "graph_sizes": tuple(fields["graph_sizes"])})
+
+
+def shape_of(meta: dict[str, Any], where: str) -> Shape:
+    """The shape that a run's `meta.json` describes. Errors: BadInput naming what it lacks."""
+    facts = model_of(meta, where)
+    config = meta.get("config", {})
+    tp = int(config.get("tensor_parallel_size", 1))
+    kv_heads = facts.local_kv_heads(tp)
+    heads = max(1, facts.attention.heads // tp)
+    return Shape(
+        kv_heads=kv_heads,
+        group=max(1, heads // kv_heads),
+        sms=find_gpu(str(meta.get("gpu", ""))).sms,
+        graph_sizes=graph_sizes(meta),
+        tile_schedule=str(config.get("attention", "")).startswith(FA3),
+    )
+
+
+def model_of(meta: dict[str, Any], where: str) -> ModelFacts:
+    """The model of a run: the known one of that shape, or one of its own. Errors: BadInput."""
+    described = meta.get("model")
+    if not isinstance(described, dict):
+        raise BadInput(f"{where}: 'model' must hold the model's config.json")
+    kind = str((described.get("architectures") or [""])[0]).removesuffix("ForCausalLM").lower()
+    config = {"model_type": kind or "llama", **described}
+    facts = model_from_config(config, str(meta.get("model_name") or "a model of its own"), where)
+    for name in known_models():
+        known = find_model(name)
+        if identity(known) == identity(facts):
+            return known
+    return facts
+
+
+def identity(facts: ModelFacts) -> dict[str, Any]:
+    """The facts that step times hang on; two models that agree in them cost the same."""
+    a = facts.attention
+    return {
+        "hidden": facts.hidden, "layers": facts.layers, "intermediate": facts.intermediate,
+        "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim, "vocab": facts.vocab,
+        "weight_dtype": facts.weight_dtype, "experts": facts.moe.experts if facts.moe else 0,
+    }  # fmt: skip
+
+
+def graph_sizes(meta: dict[str, Any]) -> tuple[int, ...]:
+    """Token counts a step is padded to: as recorded in `config.cuda_graph_sizes`, or vLLM's defaults.
+
+    vLLM's: 1, 2, 4, then multiples of 8 below 256 and of 16 up to twice `max_num_seqs`, at most 512
+    (`vllm/config/vllm.py`, `_set_cudagraph_sizes`, 0.11 and later).
+    """
+    config = meta.get("config", {})
+    listed = config.get("cuda_graph_sizes")
+    if isinstance(listed, list):
+        return tuple(sorted(int(size) for size in listed))
+    if meta.get("engine") != "vllm" or config.get("cuda_graphs") in (None, "none"):
+        return ()
+    most = min(2 * int(config.get("max_num_seqs", 256)), 512)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    return tuple(size for size in sizes if size <= most)

@@ -1,0 +1,159 @@
+"""A calibration's file and the costs it gives: what they refuse, and that they are what was fitted."""
+
+import json
+
+import numpy as np
+import pytest
+from pagecast.sim.calibration.build import Source, calibrate
+from pagecast.sim.calibration.calibrated import Calibrated
+from pagecast.sim.calibration.features import step_table
+from pagecast.sim.calibration.file import Calibration, load, shipped
+from pagecast.sim.calibration.fit import Fit
+from pagecast.sim.calibration.transfer import costs_for, difference
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs import Batch
+from pagecast.sim.gpus import gpu
+from pagecast.sim.models import model
+from pagecast.sim.recorded import RecordedRun
+
+VLLM = "vllm-0.24-h200-qwen3-8b"
+RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return load(VLLM)
+
+
+def test_written_and_read_again_a_calibration_is_the_same(calibration, tmp_path):
+    assert Calibration.load(calibration.save(tmp_path / "a.json")) == calibration
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 7}, "version 7 of the calibration format; this pagecast reads 1"),
+        ({"kind": "something"}, "not a calibration"),
+        ({"knots": [1, 2]}, "'knots' and 'curve_ns' don't fit together"),
+        ({"host": {"step_ns": 1.0}}, "field missing or of the wrong kind"),
+        ({"terms_ns": {"kv_token": float("nan")}, "replicates": []}, "NaN"),
+        ({"terms_ns": {"kv_token": -1.0}, "replicates": []}, "negative cost"),
+        ({"terms_ns": {"magic": 1.0}, "replicates": []}, "'magic' is not known"),
+        ({"replicates": [[1.0]]}, "'replicates' need"),
+    ],
+)
+def test_a_file_that_can_not_be_used_says_why_in_one_line(calibration, tmp_path, change, words):
+    path = calibration.save(tmp_path / "a.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(BadInput, match=words) as caught:
+        Calibration.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_no_calibration_is_answered_with_those_there_are(tmp_path):
+    with pytest.raises(BadInput, match=VLLM):
+        load("vllm-9")
+    (tmp_path / "text.json").write_text("{")
+    with pytest.raises(BadInput, match="can't be read as JSON"):
+        load(str(tmp_path / "text.json"))
+
+
+def test_every_shipped_calibration_loads_and_says_what_error_to_expect():
+    assert VLLM in shipped()
+    for name in shipped():
+        sentence = Calibrated(load(name)).expected_error()
+        assert sentence.endswith(".")
+        assert "None" not in sentence
+        assert "?" not in sentence
+
+
+def test_another_model_gpu_or_sharding_is_refused_unless_asked_for(calibration):
+    qwen, h200 = model("Qwen/Qwen3-8B"), gpu("H200")
+    assert difference(calibration, qwen, h200) is None
+    for other, where, words in (
+        (model("Qwen/Qwen3-0.6B"), h200, "for Qwen/Qwen3-8B, not Qwen/Qwen3-0.6B"),
+        (qwen, gpu("H100"), "for NVIDIA H200, not H100 SXM"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            costs_for(calibration, other, where)
+    with pytest.raises(BadInput, match="not 2"):
+        costs_for(calibration, qwen, h200, tensor_parallel_size=2)
+
+
+def test_a_transfer_scales_with_model_and_gpu_and_widens_the_interval(calibration):
+    here = Calibrated(calibration)
+    batch = Batch(16, 32_000, 4_000, ((2048, 0),))
+    small = costs_for(calibration, model("Qwen/Qwen3-0.6B"), gpu("H200"), transfer=True)
+    slow = costs_for(calibration, model("Qwen/Qwen3-8B"), gpu("A100 80GB"), transfer=True)
+    same = costs_for(calibration, model("Qwen/Qwen3-8B"), gpu("H200"), transfer=True)
+    assert same.device_ns(batch) == here.device_ns(batch)
+    assert small.device_ns(batch) < 0.3 * here.device_ns(batch)
+    assert 2 < slow.device_ns(batch) / here.device_ns(batch) < 4
+    assert small.host_ns(16) == here.host_ns(16)
+    assert small.calibration.noise.level_sd > 5 * calibration.noise.level_sd
+    assert "carried over from Qwen/Qwen3-8B" in small.expected_error()
+
+
+def test_planning_ahead_hides_the_host_and_the_launch_of_prompts(calibration):
+    plain, ahead = Calibrated(calibration), Calibrated(calibration, pipeline_depth=1)
+    small, large = Batch(4, 4000, 1500, ((30, 0),)), Batch(4, 4000, 1500, ((8000, 0),))
+    assert plain.decode_line(8).ns(8000, 2000) == ahead.decode_line(8).ns(8000, 2000)
+    assert ahead.device_ns(small) < plain.device_ns(small)
+    assert ahead.device_ns(large) > plain.device_ns(large)
+
+
+@pytest.mark.parametrize("name", ["azure_conv_repeat3", "mooncake_conv", "azure_priority_tight"])
+def test_costs_are_what_was_fitted_step_by_step(shared, calibration, name):
+    run = RecordedRun.load(shared / RUNS / name)
+    table = step_table(run, calibration.shape)
+    fit = Fit(
+        calibration.knots, np.array(calibration.curve_ns), calibration.terms_ns, (), (), (1.0,), 0.0
+    )  # fmt: skip
+    expected = fit.predict(table, calibration.shape)
+    costs = Calibrated(calibration)
+    for row in range(0, len(table), 11):
+        batch = run.steps.batch(int(table.index[row]))
+        if batch.prefill:
+            ns = costs.device_ns(batch)
+        else:
+            ns = costs.decode_line(batch.decode_n).ns(batch.decode_ctx, batch.decode_max)
+        ns += costs.host_ns(batch.decode_n + len(batch.prefill))
+        ns += round(fit.terms["arrival"] * table.arrivals[row])
+        ns += round(fit.terms["arriving_token"] * table.arrived_tokens[row])
+        # Blocks of even contexts are counted whole in the fit, on average in a line that is to be summed.
+        even = not batch.prefill and batch.decode_max * batch.decode_n - batch.decode_ctx < 64 * batch.decode_n
+        assert ns == pytest.approx(expected[row], rel=0.02 if even else 1e-3), batch
+
+
+@pytest.fixture(scope="module")
+def vllm_runs(shared) -> dict[str, RecordedRun]:
+    names = ("sweep", "azure_conv", "azure_conv_repeat2", "azure_conv_repeat3", "azure_priority_tight")
+    return {name: RecordedRun.load(shared / RUNS / name) for name in (*names, "mooncake_conv")}
+
+
+def test_the_shipped_vllm_costs_are_fitted_from_two_runs_alone(vllm_runs, calibration):
+    sources = [Source(vllm_runs["sweep"]), Source(vllm_runs["azure_conv_repeat2"])]
+    again = calibrate(sources, VLLM, replicates=0)
+    assert again.curve_ns == pytest.approx(calibration.curve_ns, rel=1e-4)
+    assert again.terms_ns == pytest.approx(calibration.terms_ns, rel=1e-4)
+
+
+NOT_FITTED = ("azure_conv", "azure_conv_repeat3", "mooncake_conv", "azure_priority_tight")
+
+
+@pytest.mark.parametrize("name", NOT_FITTED)
+def test_step_times_of_runs_not_fitted_are_within_one_percent_in_all_and_two_by_kind(
+    vllm_runs, calibration, name
+):
+    table = step_table(vllm_runs[name], calibration.shape)
+    fit = Fit(
+        calibration.knots, np.array(calibration.curve_ns), calibration.terms_ns, (), (), (1.0,), 0.0
+    )  # fmt: skip
+    expected = fit.predict(table, calibration.shape)
+
+    def error(rows):
+        return expected[rows].sum() / table.ns[rows].sum() - 1
+
+    assert abs(error(np.ones(len(table), bool))) < 0.01
+    assert abs(error(~table.mixed)) < 0.02
+    assert abs(error(table.mixed)) < 0.02

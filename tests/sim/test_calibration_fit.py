@@ -1,0 +1,130 @@
+"""The fit: finds costs that are known, says what it can't tell, and keeps totals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pagecast.sim.calibration import features
+from pagecast.sim.calibration.build import Source, calibrate
+from pagecast.sim.calibration.features import step_table
+from pagecast.sim.calibration.fit import Fit, fit
+from pagecast.sim.calibration.shape import shape_of
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.recorded import RecordedRun, Steps
+
+META = {
+    "engine": "vllm", "engine_version": "0.24.0", "gpu": "NVIDIA H200", "usable_blocks": 1000,
+    "model": {
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
+        "vocab_size": 151936, "dtype": "bfloat16",
+    },
+    "config": {"max_num_seqs": 256, "cuda_graphs": "full", "attention": "FlashAttention 3"},
+}  # fmt: skip
+SHAPE = shape_of(META, "meta.json")
+TRUTH = Fit(
+    knots=(1, 256, 8192),
+    curve=np.array([5.5e6, 8e6, 170e6]),
+    terms={"request": 15_000.0, "prompt_step": 900_000.0, "kv_token": 34.0, "prompt_tile": 60_000.0},
+    merged=(), absent=(), scales=(1.0,), sd=0.0,
+)  # fmt: skip
+
+
+def made_run(count: int, seed: int, noise: float = 0.0, scale: float = 1.0) -> RecordedRun:
+    """A run of random shapes, each step taking what `TRUTH` says, times noise."""
+    random = np.random.default_rng(seed)
+    n = random.integers(1, 257, count)
+    mean = random.integers(100, 4000, count)
+    ctx, longest = n * mean, (mean * random.uniform(1, 3, count)).astype(np.int64) + 64
+    chunks = np.where(random.uniform(size=count) < 0.4, 1, 0)
+    start = np.concatenate([[0], np.cumsum(chunks)])
+    tokens = random.integers(1, 7000, start[-1])
+    context = random.integers(0, 8000, start[-1])
+    empty, zero = np.zeros(count), np.zeros(count, np.int64)
+
+    def steps(begin, end):
+        return Steps(
+            begin, end, zero, n, ctx, longest, n, zero, empty, start, tokens, context, zero, ("",)
+        )  # fmt: skip
+
+    first = steps(np.arange(count), np.arange(count))
+    run = RecordedRun("made", Path("made"), META, first, pd.DataFrame(), pd.DataFrame())
+    table = step_table(run, SHAPE)
+    ns = TRUTH.predict(table, SHAPE) * scale * np.exp(noise * random.standard_normal(len(table)))
+    begin = np.concatenate([[0], np.cumsum(ns)]).astype(np.int64)
+    whole = steps(begin, np.append(begin[1:], begin[-1] + 1))
+    return RecordedRun("made", Path("made"), META, whole, pd.DataFrame(), pd.DataFrame())
+
+
+def test_costs_that_are_known_are_found_again():
+    table = step_table(made_run(3000, 1, noise=0.02), SHAPE)
+    found = fit([table], SHAPE)
+    fresh = step_table(made_run(500, 2), SHAPE)
+    assert np.abs(found.predict(fresh, SHAPE) / fresh.ns - 1).mean() < 0.01
+    assert found.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
+    assert found.terms["prompt_tile"] == pytest.approx(60_000.0, rel=0.05)
+    assert all(value >= 0 for value in [*found.terms.values(), *found.curve])
+
+
+def test_the_result_lies_between_runs_that_differ_as_a_whole():
+    slow = step_table(made_run(400, 3, 0.01, 1.02), SHAPE)
+    fast = step_table(made_run(4000, 4, 0.01, 0.98), SHAPE)
+    found = fit([slow, fast], SHAPE)
+    plain = step_table(made_run(500, 5), SHAPE)
+    level = found.predict(plain, SHAPE).sum() / plain.ns.sum()
+    assert level == pytest.approx(1.0, abs=0.006)
+    assert found.scales[0] / found.scales[1] == pytest.approx(1.04, abs=0.012)
+
+
+def test_rare_pauses_bend_no_term_but_are_in_the_total():
+    table = step_table(made_run(3000, 6, noise=0.01), SHAPE)
+    rows = np.arange(0, len(table), 150)
+    paused = table.ns.copy()
+    paused[rows] += 30e6
+    table = features.StepTable(**{**vars(table), "ns": paused})
+    found = fit([table], SHAPE)
+    assert found.predict(table, SHAPE).sum() == pytest.approx(paused.sum(), rel=0.003)
+    assert found.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
+
+
+def test_terms_that_always_go_together_are_merged_and_the_forecast_stays():
+    table = step_table(made_run(2000, 7, noise=0.01), SHAPE)
+    # One prompt chunk in every step that has any: a step with prompts and a chunk can't be told apart.
+    found = fit([table], SHAPE)
+    assert "prompt_chunk" in found.merged
+    assert "arrival" in found.absent
+    assert found.predict(table, SHAPE).sum() == pytest.approx(table.ns.sum(), rel=0.003)
+
+
+def test_too_few_steps_for_the_terms_is_one_line():
+    with pytest.raises(BadInput, match=r"^\d+ steps are too few for \d+ terms: record at least \d+$"):
+        fit([step_table(made_run(20, 8), SHAPE)], SHAPE)
+
+
+def test_calibrating_reports_noise_regions_and_cross_validation():
+    sources = [Source(made_run(1500, seed, 0.03)) for seed in (9, 10)]
+    made = calibrate(sources, "made", replicates=4)
+    assert made.noise.decode_sd == pytest.approx(0.03, rel=0.2)
+    assert {row["region"] for row in made.regions} >= {"all steps", "pure decode", "with prompts"}
+    assert all(abs(row["error_percent"]) < 1.5 for row in made.cross_validation)
+    assert len(made.cross_validation) == 6
+    assert len(made.replicates) == 4
+    assert len(set(made.replicates)) == 4
+
+
+def test_runs_of_different_set_ups_are_not_mixed():
+    run = made_run(600, 11)
+    other = replace(run, meta={**META, "gpu": "NVIDIA A100 80GB"})
+    with pytest.raises(BadInput, match="gpu is 'NVIDIA A100 80GB'"):
+        calibrate([Source(run), Source(other)], "x")
+    ahead = replace(run, meta={**META, "config": {**META["config"], "async_scheduling": True}})
+    with pytest.raises(BadInput, match="no run with synchronous scheduling"):
+        calibrate([Source(ahead)], "x")
+
+
+def test_the_curve_is_exact_at_knots_and_goes_on_straight_beyond_the_last():
+    weights = features.curve_weights(np.array([1.0, 128.5, 256.0, 16128.0]), (1, 256, 8192))
+    values = weights @ np.array([5.0, 10.0, 50.0])
+    assert values == pytest.approx([5.0, 7.5, 10.0, 90.0])
