@@ -184,8 +184,8 @@ class Engine:
         on_gpu = self._loaded.device.type == "cuda"
         self._loaded = None
         del self.loop
-        gc.collect()
         if on_gpu:
+            gc.collect()
             torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:

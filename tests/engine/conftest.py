@@ -1,0 +1,97 @@
+"""Tiny random models of each family, made by transformers, and an engine on the CPU over them."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+# Kernels are interpreted where there is no GPU; the choice is made when they are first imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+VOCAB = 256
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "llama": ("Llama", {"attention_bias": True, "mlp_bias": True, "rope_theta": 500.0}),
+    "mistral": ("Mistral", {"sliding_window": 24, "head_dim": 16}),
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's folder, and transformers' own implementation of it."""
+
+    folder: Path
+    theirs: Any
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """transformers' logits after each token: float32 [tokens, vocab]."""
+        return self.theirs(torch.tensor([ids])).logits[0].float()
+
+
+def make_model(folder: Path, family: str, **changes: Any) -> Model:
+    """Writes a random model into `folder`: config.json and safetensors, all parameters random."""
+    import transformers
+
+    name, fields = _FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**{**_SIZES, **fields, **changes})
+    torch.manual_seed(len(family))
+    theirs = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for key, values in theirs.named_parameters():
+            if values.ndim == 1:
+                values.uniform_(0.5, 1.5) if "norm" in key else values.normal_(0, 0.2)
+    theirs.save_pretrained(folder)
+    return Model(folder, theirs)
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]:
+    """`make_model`, each one made once."""
+    torch.set_num_threads(1)
+    made: dict[str, Model] = {}
+
+    def get(family: str, **changes: Any) -> Model:
+        key = f"{family}{sorted(changes.items())}"
+        if key not in made:
+            made[key] = make_model(tmp_path_factory.mktemp(family), family, **changes)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def engine_of() -> Any:
+    """Makes engines on the CPU, closed when the test ends."""
+    from pagecast.engine.engine import Engine
+
+    engines = []
+
+    def make(folder: Path, **options: Any) -> Engine:
+        chosen = {"device": "cpu", "num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+        engine = Engine(str(folder), **{**chosen, **options})
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
