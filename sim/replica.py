@@ -110,9 +110,9 @@ class Replica:
         """Plans at `now`. Returns when the host is free again; None: nothing can be planned."""
         s = self.scheduler
         free = s.free_steps() if self.fast_forward else 0
-        if free > 1:
+        if free:
             return self._plan_many(now, due, free)
-        plan = s.plan(now)
+        plan = s.decide(now) if self.fast_forward else s.plan(now)
         if plan is None:
             return None
         chunks = len(plan.chunks)
@@ -129,7 +129,7 @@ class Replica:
         """Plans as many steps as begin before the next arrival, of `free` without decisions."""
         s, flying = self.scheduler, self._flying
         decoders = s.decoders
-        n = len(decoders)
+        n = decoders.count
         context, longest = decoders.context(s.tick), decoders.longest(s.tick)
         line = self.costs.decode_line(n)
         host = self.costs.host_ns(n)

@@ -181,19 +181,46 @@ class KVCacheManager:
             before, run.published = run.published, reach
             if not run.indexed:
                 self.pool.publish(run)
+            if run.next is not None or self.pool.index[run.key] is not run:
+                self._overtake(run)
             if self.pool.events is not None:
                 self._log(EventKind.STORED, request, run.blocks[before:reach])
 
-    def withdraw(self, request: Request, tokens: int) -> None:
-        """Takes back what was published beyond the first `tokens` tokens: they were never computed.
+    def _overtake(self, run: Run) -> None:
+        """Puts what others still have to fill under this key behind what `run` has just published.
 
-        Nobody else can hold these blocks yet, or the caller has made them let go.
+        Of equal blocks the one published first is found, and a request's last run stands in the index
+        before its blocks are full.
+        """
+        assert run.key is not None
+        pool = self.pool
+        others: list[Run] = []
+        other: Run | None = pool.index[run.key]
+        while other is not None:
+            others.append(other)
+            other = other.next
+        for other in others:
+            writer = other.writer
+            if writer is None or writer is run.writer or writer.tail is not other:
+                continue
+            if writer.state is State.DECODE:
+                self.settle(writer)
+            late = other
+            if other.published:
+                late = writer.tail = pool.split(other, other.published)
+            pool.forget(late)
+            pool.publish(late)
+
+    def withdraw(self, request: Request, tokens: int) -> None:
+        """Takes back what was published beyond the first `tokens` tokens, which no finished step computed.
+
+        What another request found in the meantime stays: the plan that fills it comes before its own.
         """
         full = tokens // self.block_size
         for run, length in request.table:
             part: Run | None = run if length < 0 else None
             while part is not None and part.writer is request:
-                reach = max(full - part.start, 0)
+                reach = max(full - part.start, max(part.held) if part.held else 0, 0)
                 if part.published > reach:
                     part.published = reach
                     if not reach:
@@ -206,11 +233,16 @@ class KVCacheManager:
         """Gives back every block of a request, its last first. Returns how many became free."""
         pool = self.pool
         before = pool.queue.count
+        blanks: list[Run] = []
         for run, length in reversed(request.table):
             if length < 0 and run.rest is None:
-                pool.give_back(run)
+                blank = pool.give_back(run)
+                if blank is not None:
+                    blanks.append(blank)
             else:
-                self._let_go(request, run, length)
+                blanks += self._let_go(request, run, length)
+        if blanks:
+            pool.put_first(blanks)
         if pool.freed:
             self._log(EventKind.FREED, request, pool.freed)
             pool.freed = []
@@ -220,16 +252,16 @@ class KVCacheManager:
         request.segment = 0
         return pool.queue.count - before
 
-    def _let_go(self, request: Request, run: Run, length: int) -> None:
+    def _let_go(self, request: Request, run: Run, length: int) -> list[Run]:
+        """Lets go of a run and of what was split off it. Returns what has to go ahead of all others."""
         parts = []
         part: Run | None = run
         if length < 0:
             while part is not None and part.writer is request:
                 parts.append(part)
                 part = part.rest
-            for part in reversed(parts):
-                self.pool.give_back(part)
-            return
+            blanks = [self.pool.give_back(part) for part in reversed(parts)]
+            return [blank for blank in blanks if blank is not None]
         end = run.start + length
         while part is not None and part.start < end:
             parts.append(part)
@@ -237,6 +269,19 @@ class KVCacheManager:
         for part in reversed(parts):
             self.pool.drop(part, end - part.start)
             end = part.start
+        return []
+
+    def evict(self, blocks: int) -> int:
+        """Forgets the content of the next `blocks` free blocks (all there are, at most) in eviction order.
+
+        They stay free, ahead of all others. Returns how many that were.
+        """
+        blocks = min(blocks, self.pool.queue.count)
+        if blocks:
+            taken = self.pool.take(blocks)
+            taken.reverse()
+            self.pool.queue.prepend(Run(None, 0, taken, None), 0, blocks)
+        return blocks
 
     def _log(self, kind: EventKind, request: Request, blocks: list[int]) -> None:
         events = self.pool.events

@@ -20,6 +20,7 @@ class Decoders:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.requests: dict[Request, None] = {}
+        self.count = 0
         self.explicit = 0  # how many have a key for each block (token ids)
         self._buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._lag_sum = 0
@@ -28,14 +29,12 @@ class Decoders:
         self._end_ticks: list[int] = []
         self._snapshot: tuple[Request, ...] | None = ()
 
-    def __len__(self) -> int:
-        return len(self.requests)
-
     # ---- membership
 
     def add(self, request: Request) -> None:
         """Adds a request whose `lag` and `last_step` (its last tick) are set."""
         self.requests[request] = None
+        self.count += 1
         self._snapshot = None
         self.explicit += request.keys.explicit
         self._place(request)
@@ -47,6 +46,7 @@ class Decoders:
 
     def _drop(self, request: Request) -> None:
         del self.requests[request]
+        self.count -= 1
         self._snapshot = None
         self.explicit -= request.keys.explicit
 
@@ -99,7 +99,7 @@ class Decoders:
 
     def context(self, tick: int) -> int:
         """Tokens of context of all requests at a tick, without those being computed."""
-        return tick * len(self.requests) - self._lag_sum
+        return tick * self.count - self._lag_sum
 
     def longest(self, tick: int) -> int:
         """The longest context at a tick; 0 where nothing decodes."""
@@ -144,7 +144,7 @@ class Decoders:
         """Blocks that `ticks` ticks from `tick` on allocate together."""
         size = self.block_size
         rounds, rest = divmod(ticks, size)
-        needed = rounds * len(self.requests)
+        needed = rounds * self.count
         if rest:
             at = tick % size
             buckets = self._buckets
@@ -155,7 +155,7 @@ class Decoders:
     def ticks_within(self, tick: int, free: int) -> int:
         """How many ticks from `tick` on can be served with `free` blocks."""
         size = self.block_size
-        rounds, left = divmod(free, len(self.requests))
+        rounds, left = divmod(free, self.count)
         ticks = rounds * size
         at = tick % size
         for offset in range(size):

@@ -19,31 +19,40 @@ if TYPE_CHECKING:
 
 def plan(s: Scheduler, now: int) -> StepPlan | None:
     """One step by vLLM's rule, or None where nothing can be computed."""
+    while True:
+        made, preempted = _plan(s, now)
+        if made is not None or not preempted or s.in_flight:
+            return made
+        # All that could run was preempted and its blocks are free now, so somebody can run.
+
+
+def _plan(s: Scheduler, now: int) -> tuple[StepPlan | None, bool]:
     chunks: list[Chunk] = []
     preempted: list[Request] = []
     if not s.prefilling and len(s.decoders.crossing(s.tick)) <= s.pool.queue.count:
         s.serve_decoders()
-        late: list[Request] = []
+        late: set[Request] = set()
     else:
         late = _serve_running(s, chunks, preempted)
     decoders, tick = s.decoders, s.tick
-    n = len(decoders) - len(late)
+    n = decoders.count
     if late:
-        left_out = set(late)
-        on_time = [request for request in decoders.requests if request not in left_out]
+        on_time = [request for request in decoders.requests if request not in late]
+        n = len(on_time)
         context = sum(tick - request.lag for request in on_time)
         longest = max((tick - request.lag for request in on_time), default=0)
         decodes = tuple(on_time)
     else:
         context, longest = decoders.context(tick), decoders.longest(tick)
         decodes = decoders.snapshot()
-    for request in late:
-        decoders.delay(request)
     if not preempted:
         budget = s.limits.max_num_batched_tokens - n - sum(chunk.tokens for chunk in chunks)
         _admit_waiting(s, budget, chunks, now)
     if not n and not chunks:
-        return None
+        return None, bool(preempted)
+    for request in late:
+        if request.state is State.DECODE:
+            decoders.delay(request)
     prefill = []
     for chunk in chunks:
         if chunk.tokens == 1:
@@ -61,7 +70,7 @@ def plan(s: Scheduler, now: int) -> StepPlan | None:
         longest,
         tuple(prefill),
         len(s.running),
-        len(s.waiting),
+        s.waiting.size,
         s.cache.used_blocks,
         tuple(chunks),
         decodes,
@@ -70,16 +79,17 @@ def plan(s: Scheduler, now: int) -> StepPlan | None:
     s.step += 1
     s.tick += 1
     s.finish_planning(made)
-    return made
+    return made, bool(preempted)
 
 
-def _serve_running(s: Scheduler, chunks: list[Chunk], preempted: list[Request]) -> list[Request]:
+def _serve_running(s: Scheduler, chunks: list[Chunk], preempted: list[Request]) -> set[Request]:
     """Blocks for running requests, preempting where they run out.
 
-    Returns the decoding requests that this step leaves out: those behind a request that had to preempt
-    itself.
+    Returns the running requests that this step leaves out: those behind a request that had to preempt
+    itself, and those that vLLM's loop passes over (see `_make_room`).
     """
     decoders, tick, size = s.decoders, s.tick, s.limits.block_size
+    late: set[Request] = set()
     if _enough(s):
         s.serve_decoders()
         wanting: list[Request] = list(s.prefilling)
@@ -87,16 +97,17 @@ def _serve_running(s: Scheduler, chunks: list[Chunk], preempted: list[Request]) 
         # Who fills a block needs none, but publishes in its turn.
         wanting = sorted([*decoders.crossing(tick), *decoders.filling(tick), *s.prefilling], key=_order)
     for request in dict.fromkeys(wanting):
-        if request.state is State.WAITING:
-            continue  # preempted in this very step
+        if request.state is State.WAITING or request in late:
+            continue
         if request.state is State.PREFILL:
             tokens = _next_chunk(s, request, chunks)
             blocks = s.cache.blocks_for(request.computed + tokens) - request.table_blocks
         else:
             tokens = 0
             blocks = int((tick - request.lag) % size == 0)
-        if not _make_room(s, request, blocks, chunks, preempted):
-            return [other for other in decoders.requests if other.order > request.order]
+        if not _make_room(s, request, blocks, chunks, preempted, late):
+            late.update(other for other in decoders.requests if other.order > request.order)
+            break
         if tokens:
             if blocks > 0:
                 s.cache.allocate(request, blocks)
@@ -106,7 +117,7 @@ def _serve_running(s: Scheduler, chunks: list[Chunk], preempted: list[Request]) 
                 s.serve_decoder(request)
             if not s.delay and (tick - request.lag) % size == size - 1:
                 s.cache.publish(request, tick - request.lag + 1)
-    return []
+    return late
 
 
 def _enough(s: Scheduler) -> bool:
@@ -119,22 +130,39 @@ def _enough(s: Scheduler) -> bool:
 
 
 def _next_chunk(s: Scheduler, request: Request, chunks: Sequence[Chunk]) -> int:
-    taken = len(s.decoders) + sum(chunk.tokens for chunk in chunks)
+    taken = s.decoders.count + sum(chunk.tokens for chunk in chunks)
     return max(min(request.known - request.computed, s.limits.max_num_batched_tokens - taken), 0)
 
 
 def _make_room(
-    s: Scheduler, request: Request, blocks: int, chunks: list[Chunk], preempted: list[Request]
+    s: Scheduler,
+    request: Request,
+    blocks: int,
+    chunks: list[Chunk],
+    preempted: list[Request],
+    late: set[Request],
 ) -> bool:
-    """Preempts until `blocks` are free. False: the request itself had to go."""
+    """Preempts until `blocks` are free. False: the request itself had to go.
+
+    vLLM walks the running list by index. Where it preempts somebody before that index who had no tokens
+    in this step (all are in flight already), it does not step back, and passes over whoever is next.
+    """
+    passed_over = 0
     while s.pool.queue.count < blocks:
         s.failed_allocations += 1
         victim = _victim(s)
-        s.preempt(victim, served=victim.order < request.order)
+        before = victim.order < request.order
+        idle = victim.state is State.DRAINING or victim in late
+        passed_over += before and idle
+        s.preempt(victim, served=before and not idle)
+        late.discard(victim)
         preempted.append(victim)
         chunks[:] = [chunk for chunk in chunks if chunk.request is not victim]
         if victim is request:
             return False
+    if passed_over:
+        behind = [other for other in s.running if other.order > request.order]
+        late.update(behind[:passed_over])
     return True
 
 

@@ -26,7 +26,7 @@ def plan(s: Scheduler, now: int) -> StepPlan | None:
         return made
     s.unpark()
     preempted = _make_room(s)
-    if not len(s.decoders):
+    if not s.decoders.count:
         return None
     tick, decoders = s.tick, s.decoders
     context, longest, decodes = decoders.context(tick), decoders.longest(tick), decoders.snapshot()
@@ -35,12 +35,12 @@ def plan(s: Scheduler, now: int) -> StepPlan | None:
         s.step,
         1,
         tick,
-        len(decoders),
+        decoders.count,
         context,
         longest,
         (),
         len(s.running),
-        len(s.waiting),
+        s.waiting.size,
         s.cache.used_blocks,
         (),
         decodes,
@@ -58,7 +58,7 @@ def _prefill(s: Scheduler, now: int) -> list[Chunk]:
     batched = 0
     s.blocked = False
     while len(chunks) < limits.max_num_seqs and batched < limits.max_num_batched_tokens:
-        request = s.waiting.first()
+        request = next(iter(s.prefilling), None) or s.waiting.first()
         if request is None:
             break
         hit: Hit | None = None
@@ -96,7 +96,7 @@ def _plan_of_chunks(s: Scheduler, chunks: list[Chunk]) -> StepPlan:
         max(single, default=0),
         tuple((chunk.tokens, chunk.start) for chunk in chunks if chunk.tokens > 1),
         len(s.running),
-        len(s.waiting),
+        s.waiting.size,
         s.cache.used_blocks,
         tuple(chunks),
     )

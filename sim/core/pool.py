@@ -153,8 +153,12 @@ class BlockPool:
                 run.free = [*(run.free or []), piece]
         return rest
 
-    def give_back(self, run: Run) -> None:
-        """The writer lets go: what others hold stays, the rest is free, its last block first in the queue."""
+    def give_back(self, run: Run) -> Run | None:
+        """The writer lets go: what others hold stays, the rest is free, its last block first in the queue.
+
+        Returns what has to go ahead of all others: the caller passes it to `put_first`.
+        """
+        first: Run | None = None
         run.writer = None
         published = run.published
         blocks = run.blocks
@@ -164,9 +168,7 @@ class BlockPool:
             if published:
                 del blocks[published:]
             if self.unfindable_first:
-                self.queue.prepend(blank, 0, n - published)
-                if self.events is not None:
-                    self.freed += blank.blocks[::-1]
+                first = blank
             else:
                 self._queue(blank, 0, n - published)
         if published:
@@ -175,6 +177,14 @@ class BlockPool:
                 self._queue(run, left, published)
         elif run.indexed:
             self.forget(run)
+        return first
+
+    def put_first(self, runs: list[Run]) -> None:
+        """Puts whole runs at the head of the queue, the first of them foremost."""
+        for run in reversed(runs):
+            self.queue.prepend(run, 0, len(run.blocks))
+        if self.events is not None:
+            self.freed = [block for run in runs for block in reversed(run.blocks)] + self.freed
 
     def _queue(self, run: Run, low: int, high: int) -> None:
         self.queue.append(run, low, high)

@@ -114,9 +114,9 @@ class Scheduler:
             self._event(EventKind.REJECTED, request, detail=reason)
             return False
         request.state = State.WAITING
-        request.queue_depth = len(self.waiting)
+        request.queue_depth = self.waiting.size
         self.requests[request.id] = request
-        if not len(self.waiting) or self.limits.policy == "priority":
+        if not self.waiting.size or self.limits.policy == "priority":
             self.blocked = False
         self.waiting.add(request)
         return True
@@ -208,8 +208,8 @@ class Scheduler:
         last of them may be one with which requests end. 0: the next plan is not of this kind.
         """
         decoders = self.decoders
-        n = len(decoders)
-        if not n or self.prefilling or not (self.blocked or not len(self.waiting)):
+        n = decoders.count
+        if not n or self.prefilling or not (self.blocked or not self.waiting.size):
             return 0
         if self.parked and n < self.limits.max_num_seqs:
             return 0
@@ -224,13 +224,17 @@ class Scheduler:
 
     def _silent(self, plan: StepPlan) -> bool:
         # Nothing happens at its commit that a later plan could see.
-        return not plan.chunks and plan.last not in self.draining
+        return plan.last not in self.draining and (self.profile.publish_at_schedule or not plan.chunks)
 
     def plan(self, now: int) -> StepPlan | None:
         """Decides the next step. None: nothing can be computed before a commit or an arrival."""
-        self.pool.step = self.step
         if self._shortcuts and self.free_steps():
             return self.decode(1)
+        return self.decide(now)
+
+    def decide(self, now: int) -> StepPlan | None:
+        """The same by the profile's full rule, for when `free_steps` is 0."""
+        self.pool.step = self.step
         if self.profile.mixed:
             return mixed.plan(self, now)
         return phased.plan(self, now)
@@ -253,12 +257,12 @@ class Scheduler:
             step,
             steps,
             tick,
-            len(decoders),
+            decoders.count,
             decoders.context(tick),
             decoders.longest(tick),
             (),
             len(self.running),
-            len(self.waiting),
+            self.waiting.size,
             self.pool.num_blocks - self.pool.queue.count,
             (),
             decoders.snapshot(),
@@ -339,14 +343,14 @@ class Scheduler:
             return
         request.state = State.DECODE
         self.cache.open_tail(request)
-        if len(self.decoders) < self.limits.max_num_seqs:
+        if self.decoders.count < self.limits.max_num_seqs:
             self.decoders.add(request)
         else:
             self.parked[request] = None
 
     def unpark(self) -> None:
         """Lets parked requests decode where the batch has room again."""
-        while self.parked and len(self.decoders) < self.limits.max_num_seqs:
+        while self.parked and self.decoders.count < self.limits.max_num_seqs:
             request = next(iter(self.parked))
             del self.parked[request]
             delay = self.tick - request.lag - request.known
@@ -386,16 +390,16 @@ class Scheduler:
 
     def finish_planning(self, plan: StepPlan) -> None:
         """Closes a plan: who completed its prompt decodes next; who computed its last token only waits."""
-        if self.joining:
-            for request in self.joining:
-                self._begin_decode(request, self.tick)
-            self.joining.clear()
         ended = self.decoders.pop_ended(self.tick - 1)
         if ended:
             for request in ended:
                 request.state = State.DRAINING
                 request.computed = request.prompt_tokens + request.output_tokens - 1
-            self.draining.setdefault(plan.last, []).extend(ended)
+            self.draining[plan.last] = ended
+        if self.joining:
+            for request in self.joining:
+                self._begin_decode(request, self.tick)
+            self.joining.clear()
         self.in_flight.append(plan)
 
     # ---- committing

@@ -11,9 +11,10 @@ from pagecast.sim.core.request import Request
 
 
 class WaitingQueue(Protocol):
-    """First in, first out, or by priority. Removing is lazy, so every call is O(log n) at worst."""
+    """First in, first out, or by priority. `size` counts who waits; every call is O(log n), amortised."""
 
-    def __len__(self) -> int: ...
+    size: int
+
     def __iter__(self) -> Iterator[Request]: ...
     def add(self, request: Request) -> None:
         """Queues an arrival."""
@@ -34,28 +35,29 @@ class FirstComeFirstServed:
     def __init__(self) -> None:
         self._queue: deque[Request] = deque()
         self._gone: set[Request] = set()
-
-    def __len__(self) -> int:
-        return len(self._queue) - len(self._gone)
+        self.size = 0
 
     def __iter__(self) -> Iterator[Request]:
         return (request for request in self._queue if request not in self._gone)
 
     def add(self, request: Request) -> None:
         self._settle(request)
+        self.size += 1
         self._queue.append(request)
 
     def put_back(self, request: Request) -> None:
         self._settle(request)
+        self.size += 1
         self._queue.appendleft(request)
 
     def first(self) -> Request | None:
         queue, gone = self._queue, self._gone
-        while queue and queue[0] in gone:
+        while gone and queue and queue[0] in gone:
             gone.discard(queue.popleft())
         return queue[0] if queue else None
 
     def remove(self, request: Request) -> None:
+        self.size -= 1
         if self._queue and self._queue[0] is request:
             self._queue.popleft()
         else:
@@ -75,9 +77,7 @@ class ByPriority:
         self._heap: list[tuple[int, int, int, Request]] = []
         self._in: set[Request] = set()
         self._count = 0
-
-    def __len__(self) -> int:
-        return len(self._in)
+        self.size = 0
 
     def __iter__(self) -> Iterator[Request]:
         return (entry[3] for entry in sorted(self._heap) if entry[3] in self._in)
@@ -86,6 +86,7 @@ class ByPriority:
         self._count += 1
         if request not in self._in:
             self._in.add(request)
+            self.size += 1
             heapq.heappush(self._heap, (request.priority, request.arrival_ns, self._count, request))
 
     def put_back(self, request: Request) -> None:
@@ -98,6 +99,7 @@ class ByPriority:
 
     def remove(self, request: Request) -> None:
         self._in.discard(request)
+        self.size -= 1
         if self._heap and self._heap[0][3] is request:
             heapq.heappop(self._heap)
         else:

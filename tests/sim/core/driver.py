@@ -1,0 +1,226 @@
+"""Turns a string of bytes into a life of the core: a configuration, then operations.
+
+Bytes shrink well and cost little, so hypothesis can drive long sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pagecast.sim.core.check import check, check_counts
+from pagecast.sim.core.content import token_ids
+from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.profile import PROFILES
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.scheduler import Limits, Scheduler
+from pagecast.sim.core.scope import Scope
+from reference import Reference, Req
+
+SCOPES = (Scope(), Scope(salt="b"))
+
+
+def limits_from(draw: Iterator[int], profile: str) -> Limits:
+    """A small replica, so that pressure is the rule."""
+    seqs = 1 + next(draw) % 6
+    return Limits(
+        num_blocks=3 + next(draw) % 24,
+        block_size=(1, 2, 3, 4, 4, 8)[next(draw) % 6],
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs + next(draw) % 24,
+        policy="priority" if next(draw) % 3 == 0 and profile == "vllm" else "fcfs",
+        pipeline_depth=next(draw) % 2 if profile == "vllm" else 0,
+        caching=next(draw) % 8 != 0,
+    )
+
+
+class Life:
+    """A scheduler with everything that ever happened to it; `operate` does one random operation."""
+
+    def __init__(self, draw: Iterator[int], profile: str = "vllm", *, ids: bool = False) -> None:
+        self.draw = draw
+        self.limits = limits_from(draw, profile)
+        self.s = Scheduler(self.limits, PROFILES[profile], log=next(draw) % 4 == 0)
+        self.ids = ids
+        self.plans: list = []
+        self.count = 0
+        self.operations = 0
+        self.ended: list[str] = []
+        self.writing: dict[str, int] = {}  # the text each live request generates
+        self.twins: dict[str, Req] = {}
+
+    # ---- operations
+
+    def operate(self) -> None:
+        kind = next(self.draw)
+        self.operations += 1
+        if kind < 150:
+            self.step()
+        elif kind < 215:
+            self.submit(f"r{self.count}")
+            self.count += 1
+        elif kind < 222 and self.ended:
+            self.submit(self.ended[next(self.draw) % len(self.ended)])
+        elif kind < 236:
+            self.cancel()
+        elif kind < 246:
+            self.preempt()
+        else:
+            self.evict(next(self.draw) % 8)
+        check_counts(self.s)
+
+    def submit(self, id: str) -> None:
+        if id in self.s.requests:
+            return
+        request, twin = self.make(id)
+        self.twins[id] = twin
+        self.s.submit(request)
+
+    def make(self, id: str) -> tuple[Request, Req]:
+        d = self.draw
+        self.writing = {id: text for id, text in self.writing.items() if id in self.s.requests}
+        spans = []
+        for _ in range(1 + next(d) % 3):
+            # Few texts and offsets, so that prefixes are shared, cut short and quoted.
+            spans.append((next(d) % 4, (0, 0, 0, 4)[next(d) % 4], 1 + next(d) % 9))
+        prompt = sum(span[2] for span in spans)
+        length = 1 + next(d) % 12
+        # Sometimes the output is what another request's prompt says, or goes on where the prompt ends.
+        generated = ((100 + self.count, 0), (next(d) % 4, 0), (spans[-1][0], spans[-1][1] + spans[-1][2]))
+        output = generated[next(d) % 3]
+        if any(output[0] == keys for keys in self.writing.values()):
+            output = generated[0]  # two that write one text at a time: which is found first is left open
+        self.writing[id] = output[0]
+        scope = SCOPES[next(d) % 8 == 0]
+        tokens = tuple(token_ids([*spans, (*output, length)]).tolist())
+        if self.ids:
+            keys = BlockKeys.of_ids(self.limits.block_size, np.array(tokens, np.uint64).view(np.int64), scope)
+        else:
+            keys = BlockKeys.of_spans(self.limits.block_size, spans, output, scope)
+        arrival, priority = self.operations, next(d) % 3
+        request = Request(id, keys, prompt, length, arrival_ns=arrival, priority=priority)
+        twin = Req(id, scope.salt, tokens, prompt, priority=priority, arrival=arrival)
+        return request, twin
+
+    def step(self) -> None:
+        self.settle()
+        plan = self.s.plan(self.operations)
+        if plan is not None:
+            self.plans.append(plan)
+        elif self.plans:
+            self.commit()
+
+    def settle(self) -> None:
+        while len(self.plans) > self.limits.pipeline_depth:
+            self.commit()
+
+    def commit(self) -> None:
+        for request in self.s.commit(self.plans.pop(0), now=self.operations):
+            self.ended.append(request.id)
+
+    def evict(self, blocks: int) -> None:
+        self.s.cache.evict(blocks)
+
+    def pick(self) -> Request | None:
+        live = list(self.s.requests.values())
+        return live[next(self.draw) % len(live)] if live else None
+
+    def cancel(self) -> None:
+        request = self.pick()
+        if request is not None:
+            self.s.cancel(request.id, self.operations)
+            self.ended.append(request.id)
+
+    def preempt(self) -> None:
+        while self.plans:  # between plans, nothing may be in flight that a preempted request waits for
+            self.commit()
+        if self.s.running:
+            running = list(self.s.running)
+            self.s.preempt(running[next(self.draw) % len(running)], served=False)
+
+    def drain(self, most: int = 3000) -> None:
+        """Steps until nothing lives. Errors: AssertionError where that never comes."""
+        for _ in range(most):
+            if not self.s.requests:
+                break
+            self.step()
+        assert not self.s.requests, "requests wait for ever"
+        while self.plans:
+            self.commit()
+        check(self.s)
+        assert self.s.cache.used_blocks == 0
+
+
+def endless(data: bytes) -> Iterator[int]:
+    """The bytes, then zeros: a life goes on as long as its operations are counted elsewhere."""
+    yield from data
+    while True:
+        yield 0
+
+
+class TwinLife(Life):
+    """The same life lived by the reference scheduler beside the core; `compare` holds them together."""
+
+    def __init__(self, draw: Iterator[int], *, ids: bool = False) -> None:
+        super().__init__(draw, "vllm", ids=ids)
+        m = self.limits
+        self.twin = Reference(
+            m.num_blocks, m.block_size, m.max_num_seqs, m.max_num_batched_tokens, m.policy, m.pipeline_depth,
+            m.caching,
+        )  # fmt: skip
+
+    def submit(self, id: str) -> None:
+        if id in self.s.requests:
+            return
+        request, twin = self.make(id)
+        assert self.s.submit(request) == self.twin.submit(twin)
+
+    def step(self) -> None:
+        self.settle()
+        plan = self.s.plan(self.operations)
+        twin = self.twin.plan()
+        assert (plan is None) == (twin is None)
+        if plan is not None and twin is not None:
+            self.plans.append(plan)
+            ours = [(chunk.request.id, chunk.start, chunk.tokens) for chunk in plan.chunks]
+            ours += [(request.id, plan.tick - request.lag, 1) for request in plan.decodes]
+            theirs = [(req.id, start, tokens) for req, start, tokens in twin]
+            assert sorted(ours) == sorted(theirs), (ours, theirs)
+        elif self.plans:
+            self.commit()
+        self.compare()
+
+    def commit(self) -> None:
+        ended = [request.id for request in self.s.commit(self.plans.pop(0), now=self.operations)]
+        assert sorted(ended) == sorted(self.twin.commit())
+        self.ended += ended
+
+    def cancel(self) -> None:
+        request = self.pick()
+        if request is not None:
+            twin = self.twin.live[request.id]
+            self.s.cancel(request.id, self.operations)
+            self.twin.cancel(twin)
+            self.ended.append(request.id)
+
+    def evict(self, blocks: int) -> None:
+        self.s.cache.evict(blocks)
+        self.twin.evict(blocks)
+
+    def preempt(self) -> None:
+        """Left to the scheduler here: when to preempt is its decision."""
+
+    def operate(self) -> None:
+        super().operate()
+        self.compare()
+
+    def compare(self) -> None:
+        """Every queue, every block table, every free block, in order."""
+        s, twin = self.s, self.twin
+        assert [r.id for r in s.running] == [r.id for r in twin.running]
+        assert [r.id for r in s.waiting] == [r.id for r in twin.waiting]
+        for request in s.running:
+            assert request.blocks() == twin.live[request.id].table
+            assert request.cached_tokens == twin.live[request.id].cached
+        assert s.cache.used_blocks == s.limits.num_blocks - len(twin.free)
