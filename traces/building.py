@@ -14,7 +14,7 @@ import numpy as np
 from pagecast.traces.checks import Problem, find_disorder, find_problem
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record
-from pagecast.traces.schema import INTEGERS, SECONDS, Ints, Spans, Trace, starts, table
+from pagecast.traces.schema import DEFAULTS, INTEGERS, SECONDS, Ints, Spans, Trace, starts, table
 from pagecast.traces.source import Source
 
 NO_REQUESTS = "no requests in it; a trace needs at least one"
@@ -138,6 +138,12 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    def include(self, name: str) -> None:
+        """One more column, the last; the requests so far have its default."""
+        column = array("q") if name in INTEGERS else array("d") if name in SECONDS else []
+        column.extend([DEFAULTS[name]] * len(self))
+        self._columns[name] = column
 
     def add(self, line: int, *values: Any) -> None:
         """One request: its line, then a value for each column, in the order given to the constructor."""

@@ -19,23 +19,31 @@ from pagecast.traces.schema import Floats, Ints, Spans, Trace, starts, table
 
 def requests(
     arrivals: Arrivals,
-    input_tokens: Law,
-    output_tokens: Law,
+    input_tokens: Law | None = None,
+    output_tokens: Law | None = None,
     *,
+    like: Trace | None = None,
     count: int | None = None,
     duration_s: float | None = None,
     seed: int = 0,
     name: str = "generated",
 ) -> Trace:
-    """Independent requests with prompts of their own: `count` of them, or those of `duration_s` seconds."""
+    """Independent requests with prompts of their own: `count` of them, or those of `duration_s` seconds.
+
+    Lengths follow the laws given, or both together those of requests drawn from the trace `like`. Raises
+    BadInput where nothing arrives, or neither laws nor a trace are given.
+    """
     rng = np.random.default_rng(seed)
     times = arrivals.times_s(rng, count=count, duration_s=duration_s)
     _need(times, arrivals, duration_s)
-    columns = {
-        "arrival_s": times,
-        "input_tokens": tokens(input_tokens, len(times), rng),
-        "output_tokens": tokens(output_tokens, len(times), rng),
-    }
+    if like is not None:
+        rows = rng.integers(0, len(like), len(times))
+        inputs, outputs = like.integers("input_tokens")[rows], like.integers("output_tokens")[rows]
+    elif input_tokens is None or output_tokens is None:
+        raise BadInput("lengths of what? give laws for input and output tokens, or a trace to draw them from")
+    else:
+        inputs, outputs = tokens(input_tokens, len(times), rng), tokens(output_tokens, len(times), rng)
+    columns = {"arrival_s": times, "input_tokens": inputs, "output_tokens": outputs}
     return Trace(name, table(columns))
 
 

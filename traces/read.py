@@ -54,6 +54,7 @@ def read(
     sort: bool = False,
     block_tokens: int | None = None,
     max_bytes: int = MAX_BYTES,
+    progress: Callable[[int], object] | None = None,
 ) -> Trace:
     """Reads a trace; .gz and .zst are unpacked on the way.
 
@@ -67,6 +68,7 @@ def read(
         sort: put requests out of order in order of arrival, instead of refusing them.
         block_tokens: tokens that a hash id names, where it is not the format's usual number.
         max_bytes: refuse files larger than this when decompressed (4 GiB).
+        progress: told, now and then, how many bytes of the file have been read.
 
     Raises:
         BadInput: the file is missing, of no known format, or wrong somewhere; names file, line, field.
@@ -78,7 +80,7 @@ def read(
         path = _recorded(path)
     source = open_source(path, max_bytes)
     kind = recognise(source)
-    source = replace(source, format=kind)
+    source = replace(source, format=kind, progress=progress)
     if kind == "agent sessions":
         return agents.read(
             source, limit=limit, session_rate=session_rate, seed=seed, block_tokens=block_tokens

@@ -27,12 +27,16 @@ _GZIP, _ZSTD, _ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file to read, with its first MiB (decompressed) in `head`, and what it was recognised as."""
+    """A file to read, with its first MiB (decompressed) in `head`, and what it was recognised as.
+
+    `progress` is told, now and then, how many bytes of the file have been read.
+    """
 
     path: Path
     max_bytes: int
     head: bytes
     format: str = ""
+    progress: Callable[[int], object] | None = None
 
     def fail(self, problem: str, line: int | None = None, field: str | None = None) -> BadInput:
         """The error to raise: file, line and field, then what is wrong and what to do."""
@@ -45,7 +49,7 @@ class Source:
 
     def open(self) -> io.BufferedReader:
         """A fresh stream of the decompressed bytes; raises BadInput when it is broken or too long."""
-        return _open(self.path, self.max_bytes)
+        return _open(self.path, self.max_bytes, self.progress)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Line numbers (from 1) and lines, their ends included."""
@@ -80,7 +84,7 @@ def open_source(path: str | Path, max_bytes: int = MAX_BYTES) -> Source:
     return Source(path, max_bytes, head)
 
 
-def _open(path: Path, max_bytes: int) -> io.BufferedReader:
+def _open(path: Path, max_bytes: int, progress: Callable[[int], object] | None = None) -> io.BufferedReader:
     try:
         raw = path.open("rb")
         magic = raw.read(4)
@@ -94,7 +98,7 @@ def _open(path: Path, max_bytes: int) -> io.BufferedReader:
         read = gzip.GzipFile(fileobj=raw).read
     elif magic == _ZSTD:
         read = _Zstd(raw).read
-    return io.BufferedReader(_Guarded(path, raw, read, max_bytes), MIB)
+    return io.BufferedReader(_Guarded(path, raw, read, max_bytes, progress), MIB)
 
 
 class _Zstd:
@@ -132,9 +136,15 @@ class _Guarded(io.RawIOBase):
     """Counts what comes out and turns every decompression error into one line."""
 
     def __init__(
-        self, path: Path, raw: io.BufferedReader, read: Callable[[int], bytes], max_bytes: int
+        self,
+        path: Path,
+        raw: io.BufferedReader,
+        read: Callable[[int], bytes],
+        max_bytes: int,
+        progress: Callable[[int], object] | None,
     ) -> None:
         self._path, self._raw, self._read, self._max_bytes = path, raw, read, max_bytes
+        self._progress = progress
         self._count = 0
 
     def readable(self) -> bool:
@@ -155,6 +165,8 @@ class _Guarded(io.RawIOBase):
                 f"{self._path}: more than {self._max_bytes:,} bytes decompressed; "
                 "cut it, or raise the limit (max_bytes, --max-bytes) if it is no mistake"
             )
+        if self._progress is not None:
+            self._progress(self._raw.tell())
         buffer[: len(data)] = data
         return len(data)
 

@@ -22,39 +22,30 @@ from typing import Any
 import numpy as np
 from pagecast.traces.building import BlockSpans, Rows
 from pagecast.traces.records import Record, records
-from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, TEXTS, Ints, Spans, Trace, starts
+from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, REQUIRED, TEXTS, Ints, Spans, Trace, starts
 from pagecast.traces.source import Source
 
 FORMS = ("spans", "block_ids", "token_ids")
-_KNOWN = {*COLUMNS, *FORMS, "block_ids_tokens"}
 _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0}
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
-    rows = Rows(source, COLUMNS)
-    form: str | None = None
-    prompts: _Spans | _Blocks | _Ids | None = None
-    ignored: set[str] = set()
+    names = list(REQUIRED)
+    rows, prompts = Rows(source, names), _Prompts()
+    known = {*names, *FORMS, "block_ids_tokens"}
     for record in records(source, limit):
-        given = next((name for name in FORMS if name in record.values), None)
-        if prompts is None and given is not None:
-            form, prompts = given, _MAKERS[given](record)
-            for _ in range(len(rows)):
-                prompts.none()
-        if given not in (form, None):
-            raise record.fail(str(given), f"the lines above give prompts as {form}; use one of them")
-        values = [_value(record, name) for name in COLUMNS]
-        if prompts is not None and given is None:
-            prompts.none()
-        elif prompts is not None:
-            prompts.add(record, values[1])
-        ignored.update(record.values.keys() - _KNOWN)
+        for name in record.values.keys() - known:
+            known.add(name)
+            if name in COLUMNS:
+                names.append(name)
+                rows.include(name)
+        values = [_value(record, name) for name in names]
+        prompts.add(record, values[1])
         rows.add(record.line, *values)
-    notes = [f"fields that are not part of the schema are ignored: {', '.join(sorted(ignored))}"]
-    spans = prompts.finish() if isinstance(prompts, _Spans | _Blocks) else None
-    ids = prompts.rows if isinstance(prompts, _Ids) else None
-    return rows.finish(spans, ids, sort=sort, notes=notes if ignored else ())
+    ignored = sorted(known - {*COLUMNS, *FORMS, "block_ids_tokens"})
+    notes = [f"fields that are not part of the schema are ignored: {', '.join(ignored)}"] if ignored else []
+    return rows.finish(prompts.spans(), prompts.token_ids(), sort=sort, notes=notes)
 
 
 def _value(record: Record, name: str) -> Any:
@@ -68,6 +59,39 @@ def _value(record: Record, name: str) -> Any:
     if name in INTEGERS:
         return record.whole(name, _LEAST.get(name, -(1 << 61)))
     return record.text(name) if name in TEXTS else record.number(name)
+
+
+class _Prompts:
+    """The prompts so far, in the one form that a file uses."""
+
+    def __init__(self) -> None:
+        self._unique = 0  # prompts before the first that is given in some form
+        self._form = ""
+        self._made: _Spans | _Blocks | _Ids | None = None
+
+    def add(self, record: Record, input_tokens: int) -> None:
+        """Adds a line's prompt; without one of the forms it is unique."""
+        form = next((name for name in FORMS if name in record.values), None)
+        if form is None:
+            self._unique += self._made is None
+            if self._made is not None:
+                self._made.none()
+            return
+        if self._made is None:
+            self._form, self._made = form, _MAKERS[form](record)
+            for _ in range(self._unique):
+                self._made.none()
+        if form != self._form:
+            raise record.fail(form, f"the lines above give prompts as {self._form}; use one of them")
+        self._made.add(record, input_tokens)
+
+    def spans(self) -> Spans | None:
+        """Prompts as spans, where they were given as spans or blocks."""
+        return self._made.finish() if isinstance(self._made, _Spans | _Blocks) else None
+
+    def token_ids(self) -> list[Ints] | None:
+        """Prompts as token ids, where they were given so."""
+        return self._made.rows if isinstance(self._made, _Ids) else None
 
 
 class _Spans:

@@ -1,0 +1,103 @@
+"""`pagecast trace generate`: requests, conversations, or a ServeGen workload, from laws and a seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.trace_view import show
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces import lengths
+from pagecast.traces.arrivals import KINDS, Arrivals
+from pagecast.traces.describe import describe
+from pagecast.traces.generate import Conversations, conversations, requests
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+from pagecast.traces.servegen import load_clients, servegen
+from pagecast.traces.write import write
+
+Opt = typer.Option
+_COUNT, _SERVEGEN_S = 1000, 600.0
+_INPUT, _OUTPUT = "lognormal:p50=1000,sigma=0.8,max=32000", "lognormal:p50=200,sigma=0.7,max=4000"
+
+
+def generate_command(
+    out: Annotated[
+        Path, typer.Argument(help="file to write: .parquet, .jsonl or .csv (these with .gz or .zst too)")
+    ],
+    arrivals: Annotated[str, Opt(help=", ".join(KINDS))] = "poisson",
+    rate: Annotated[
+        float | None, Opt(help="requests a second [5]; with --turns, sessions a second [1]")
+    ] = None,
+    cv: Annotated[
+        float, Opt(help="coefficient of variation of the times between, for gamma and weibull")
+    ] = 1.0,
+    count: Annotated[int | None, Opt("--requests", help="how many [1000 unless --duration]")] = None,
+    duration: Annotated[
+        float | None, Opt(help="seconds within which requests (sessions) start; ServeGen: 600")
+    ] = None,
+    input_law: Annotated[str, Opt("--input", help=f"prompt tokens: {lengths.HELP}")] = _INPUT,
+    output_law: Annotated[str, Opt("--output", help="generated tokens, written likewise")] = _OUTPUT,
+    like: Annotated[str | None, Opt(help="draw input and output lengths from this trace instead")] = None,
+    turns: Annotated[str | None, Opt(help="turns of a session, likewise: makes conversations")] = None,
+    message: Annotated[
+        str, Opt(help="with --turns: tokens that a later turn adds")
+    ] = "lognormal:p50=60,sigma=1",
+    think: Annotated[
+        str, Opt(help="with --turns: seconds between answer and next turn")
+    ] = "lognormal:p50=8,sigma=0.7",
+    system_prompt: Annotated[
+        list[int] | None, Opt(help="with --turns: tokens of a shared system prompt; may be repeated")
+    ] = None,
+    most_tokens: Annotated[int, Opt(help="with --turns: end a session before it grows beyond this")] = 32_768,
+    servegen_clients: Annotated[
+        Path | None, Opt("--servegen", help="archive or folder of ServeGen clients, which give all the rest")
+    ] = None,
+    start: Annotated[float, Opt(help="with --servegen: second of the clients' day to begin at")] = 0.0,
+    seed: Annotated[int, Opt(help="same seed, same trace")] = 0,
+    json: Annotated[bool, Opt("--json", help="print one JSON object (the trace's description)")] = False,
+) -> None:
+    """Generates a trace from laws; the same options and seed give the same trace."""
+    _check(count, duration, rate)
+    if servegen_clients is not None:
+        trace = _from_clients(servegen_clients, start, duration or _SERVEGEN_S, rate, seed)
+    elif turns is not None:
+        shape = Conversations(
+            Arrivals(arrivals, rate or 1.0, cv), lengths.parse(turns), lengths.parse(message),
+            lengths.parse(output_law), lengths.parse(think), tuple(system_prompt or ()),
+            lengths.parse(input_law), most_tokens=most_tokens,
+        )  # fmt: skip
+        most = count or (_COUNT if duration is None else None)
+        trace = conversations(
+            shape, sessions=most, duration_s=duration, count=most, seed=seed, name=_name(out)
+        )
+    else:
+        laws = lengths.parse(input_law), lengths.parse(output_law)
+        most = count or (_COUNT if duration is None else None)
+        drawn = read(like) if like is not None else None
+        law = Arrivals(arrivals, rate or 5.0, cv)
+        trace = requests(law, *laws, like=drawn, count=most, duration_s=duration, seed=seed, name=_name(out))
+    write(trace, out)
+    if json:
+        console.print_json({**describe(trace), "out": str(out)})
+    else:
+        show(describe(trace))
+        console.out.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+def _check(count: int | None, duration: float | None, rate: float | None) -> None:
+    if count is not None and count < 1:
+        raise BadInput(f"--requests {count}: generate at least one")
+    for name, value in (("--duration", duration), ("--rate", rate)):
+        if value is not None and not 0 < value < float("inf"):
+            raise BadInput(f"{name} {value:g}: give a positive number")
+
+
+def _name(out: Path) -> str:
+    return out.name.split(".")[0] or "generated"
+
+
+def _from_clients(path: Path, start: float, duration: float, rate: float | None, seed: int) -> Trace:
+    return servegen(load_clients(path), start_s=start, duration_s=duration, rate=rate, seed=seed)

@@ -1,0 +1,96 @@
+"""How the trace commands read traces and print them: a bar while reading, a table of what is in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pagecast.planner_app import console
+from pagecast.traces.bundled import resolve
+from pagecast.traces.describe import describe
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+from rich.table import Table
+
+
+def read_with_progress(name: str, **options: Any) -> Trace:
+    """Reads a trace with a progress bar on stderr, if it takes a while."""
+    path = resolve(name)
+    size = path.stat().st_size if path.is_file() else 1
+    with console.progress("reading", size) as update:
+        return read(name, progress=update, **options)
+
+
+def written(trace: Trace, out: Path, json: bool) -> None:
+    """Says what was written where, and what to know about it."""
+    if json:
+        console.print_json({"requests": len(trace), "out": str(out), "notes": list(trace.notes)})
+        return
+    console.out.print(f"{len(trace):,} requests written to {out}", soft_wrap=True, markup=False)
+    for note in trace.notes:
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+
+
+def describe_and_show(trace: Trace, json: bool) -> None:
+    """Prints a trace's description: a table, or one JSON object."""
+    told = describe(trace)
+    if json:
+        console.print_json(told)
+    else:
+        show(told)
+
+
+def show(told: dict[str, Any]) -> None:
+    """Prints a description as tables."""
+    console.out.print(f"{told['name']}: {told['requests']:,} requests", soft_wrap=True, markup=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for title, key in (("input tokens", "input_tokens"), ("output tokens", "output_tokens")):
+        table.add_row(
+            title, *(f"{told[key][column]:,.0f}" for column in ("mean", "p50", "p90", "p99", "max"))
+        )
+    if told["sessions"]:
+        turns = told["sessions"]["turns"]
+        table.add_row(
+            "turns a session", *(f"{turns[column]:,.3g}" for column in ("mean", "p50", "p90", "p99", "max"))
+        )
+    if told["gap_s"]:
+        gaps = told["gap_s"]
+        table.add_row(
+            "think time", *(console.seconds(gaps[column]) for column in ("mean", "p50", "p90", "p99", "max"))
+        )
+    console.out.print(table)
+    console.out.print(_facts(told))
+    for note in told["notes"]:
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+
+
+def _facts(told: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    if told["requests_per_s"] is not None:
+        rate = f"{told['requests_per_s']:.3g} requests/s over {console.seconds(told['duration_s'])}"
+        if told["follow_others"]:
+            rate += f", if serving took no time ({told['follow_others']:,} requests wait for another's end)"
+        table.add_row("load", rate)
+        table.add_row(
+            "burstiness", f"cv {told['interarrival_cv']:.3g} of the times between arrivals (Poisson: 1)"
+        )
+    sharing = told["sharing"]
+    table.add_row(
+        "reuse",
+        f"{sharing['shareable_fraction']:.1%} of prompt tokens begin an earlier prompt or quoted answer: "
+        "what an endless cache would find",
+    )
+    table.add_row("working set", f"{sharing['working_set_tokens']:,} tokens hold every prompt once")
+    if told["sessions"]:
+        table.add_row("sessions", f"{told['sessions']['count']:,}")
+    if told["scopes"] > 1:
+        table.add_row("scopes", f"{told['scopes']:,} (model, adapter, salt) share nothing with each other")
+    if len(told["priorities"]) > 1:
+        table.add_row("priorities", ", ".join(map(str, told["priorities"])))
+    if told["may_cancel"]:
+        table.add_row("cancellation", f"{told['may_cancel']:,} requests have a time after which they give up")
+    return table
