@@ -23,6 +23,7 @@ class Hit(NamedTuple):
 
 
 NO_HIT = Hit([], 0, 0)
+_GENERATING = (State.DECODE, State.DRAINING)
 
 
 class KVCacheManager:
@@ -59,7 +60,7 @@ class KVCacheManager:
                 run = first
                 cover = 0
                 while run is not None:
-                    if run.writer is not None and run.writer.state is State.DECODE:
+                    if run.writer is not None and run.writer.state in _GENERATING:
                         self.settle(run.writer)
                     cover = run.start + run.published
                     if run.start <= position < cover:
@@ -203,7 +204,7 @@ class KVCacheManager:
             writer = other.writer
             if writer is None or writer is run.writer or writer.tail is not other:
                 continue
-            if writer.state is State.DECODE:
+            if writer.state in _GENERATING:
                 self.settle(writer)
             late = other
             if other.published:

@@ -149,14 +149,13 @@ class Scheduler:
 
     def _committed(self, request: Request) -> int:
         """Tokens whose KV is certainly there: what no plan in flight still computes."""
-        computed = self._computed(request)
+        flying = 0
         for plan in self.in_flight:
             for chunk in plan.chunks:
                 if chunk.request is request:
                     return chunk.start
-            if request in plan.decodes:
-                return plan.tick + plan.steps - 1 - request.lag
-        return computed
+            flying += request in plan.decodes
+        return self._computed(request) - flying
 
     def _computed(self, request: Request) -> int:
         """Tokens planned so far."""
@@ -426,7 +425,7 @@ class Scheduler:
         for id in outcome.stopped:
             early = self.requests.get(id)
             if early is not None:
-                early.output_tokens = self._emitted(early, plan)
+                early.output_tokens = self._emitted(early)
                 self._finish(early, now)
                 ended.append(early)
         for id, reason in outcome.failed:
@@ -437,12 +436,10 @@ class Scheduler:
                 ended.append(broken)
         return ended
 
-    def _emitted(self, request: Request, plan: StepPlan) -> int:
-        if request.state is State.DECODE or request.state is State.DRAINING:
-            for chunk in plan.chunks:
-                if chunk.request is request:
-                    return chunk.start + chunk.tokens + 1 - request.prompt_tokens
-            return plan.tick + plan.steps - 1 - request.lag + 2 - request.prompt_tokens
+    def _emitted(self, request: Request) -> int:
+        """Output tokens a request has been given by the plans committed so far."""
+        if request.state in (State.DECODE, State.DRAINING):
+            return self._committed(request) + 1 - request.prompt_tokens
         return request.known - request.prompt_tokens
 
     def _finish(self, request: Request, now: int) -> None:
@@ -456,14 +453,18 @@ class Scheduler:
 
     def _settle(self, request: Request) -> None:
         # Called in the waiting loop, when this tick's tokens are given out: they count.
-        done = request.computed if request in self.parked else self.tick + 1 - request.lag - self.delay
-        self.cache.publish(request, done)
+        done = request.computed if request in self.parked else self.tick + 1 - request.lag
+        if request.state is State.DRAINING:
+            done = request.computed
+        self.cache.publish(request, done - self.delay)
 
     def may_find_more(self, request: Request, hit: Hit) -> bool:
         """Whether a waiting request's hit may grow while others just decode: they are writing its prefix."""
         keys = request.keys
         if hit.blocks >= (request.known - 1) // self.limits.block_size:
             return False
+        if self.joining:
+            return True  # their runs are not in the index yet
         if keys.explicit:
             return self.decoders.explicit > 0
         segment = next(i for i, end in enumerate(keys.ends) if hit.blocks < end)

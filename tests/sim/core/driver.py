@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-
 from pagecast.sim.core.check import check, check_counts
 from pagecast.sim.core.content import token_ids
 from pagecast.sim.core.keys import BlockKeys

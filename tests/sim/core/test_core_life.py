@@ -6,28 +6,37 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pagecast.sim.core.check import check
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from driver import Life, endless
-
-from pagecast.sim.core.check import check
+from driver import Life, TwinLife, endless
 
 OPERATIONS = 250
-SETTINGS = settings(
-    max_examples=170, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+LIVES = st.binary(min_size=700, max_size=1400)
+SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
 @pytest.mark.parametrize("profile", ["vllm", "nano-vllm"])
-@given(data=st.binary(min_size=700, max_size=1400))
+@given(data=LIVES)
 @SETTINGS
 def test_no_operation_breaks_an_invariant(profile, ids, data):
-    """4 x 170 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
+    """4 x 250 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
     life = Life(endless(data), profile, ids=ids)
     while life.operations < OPERATIONS:
         life.operate()
         if life.operations % 25 == 0:
             check(life.s)
+    life.drain()
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
+@given(data=LIVES)
+@SETTINGS
+def test_core_agrees_with_a_scheduler_written_block_by_block(ids, data):
+    """2 x 250 lives: the same requests, tokens, blocks and hits in every step, at both policies and depths."""
+    life = TwinLife(endless(data), ids=ids)
+    while life.operations < OPERATIONS:
+        life.operate()
     life.drain()
