@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -61,29 +62,37 @@ def generate_command(
 ) -> None:
     """Generates a trace from laws; the same options and seed give the same trace."""
     _check(count, duration, rate)
+    most = count or (_COUNT if duration is None else None)
     if servegen_clients is not None:
-        trace = _from_clients(servegen_clients, start, duration or _SERVEGEN_S, rate, seed)
-    elif turns is not None:
-        shape = Conversations(
-            Arrivals(arrivals, rate or 1.0, cv), lengths.parse(turns), lengths.parse(message),
-            lengths.parse(output_law), lengths.parse(think), tuple(system_prompt or ()),
-            lengths.parse(input_law), most_tokens=most_tokens,
-        )  # fmt: skip
-        most = count or (_COUNT if duration is None else None)
-        trace = conversations(
-            shape, sessions=most, duration_s=duration, count=most, seed=seed, name=_name(out)
+        trace = servegen(
+            load_clients(servegen_clients),
+            start_s=start,
+            duration_s=duration or _SERVEGEN_S,
+            rate=rate,
+            seed=seed,
         )
+    elif turns is not None:
+        law = Arrivals(arrivals, rate or 1.0, cv)
+        said, added, answered, thought = map(lengths.parse, (turns, message, output_law, think))
+        shape = Conversations(
+            law, said, added, answered, thought,
+            tuple(system_prompt or ()), lengths.parse(input_law), most_tokens=most_tokens,
+        )  # fmt: skip
+        trace = conversations(shape, sessions=most, duration_s=duration, count=most, seed=seed)
     else:
-        laws = lengths.parse(input_law), lengths.parse(output_law)
-        most = count or (_COUNT if duration is None else None)
-        drawn = read(like) if like is not None else None
-        law = Arrivals(arrivals, rate or 5.0, cv)
-        trace = requests(law, *laws, like=drawn, count=most, duration_s=duration, seed=seed, name=_name(out))
+        laws = map(lengths.parse, (input_law, output_law))
+        law, drawn = Arrivals(arrivals, rate or 5.0, cv), read(like) if like is not None else None
+        trace = requests(law, *laws, like=drawn, count=most, duration_s=duration, seed=seed)
+    _finish(replace(trace, name=out.name.split(".")[0] or "generated"), out, json)
+
+
+def _finish(trace: Trace, out: Path, json: bool) -> None:
     write(trace, out)
+    told = describe(trace)
     if json:
-        console.print_json({**describe(trace), "out": str(out)})
+        console.print_json({**told, "out": str(out)})
     else:
-        show(describe(trace))
+        show(told)
         console.out.print(f"written to {out}", soft_wrap=True, markup=False)
 
 
@@ -93,11 +102,3 @@ def _check(count: int | None, duration: float | None, rate: float | None) -> Non
     for name, value in (("--duration", duration), ("--rate", rate)):
         if value is not None and not 0 < value < float("inf"):
             raise BadInput(f"{name} {value:g}: give a positive number")
-
-
-def _name(out: Path) -> str:
-    return out.name.split(".")[0] or "generated"
-
-
-def _from_clients(path: Path, start: float, duration: float, rate: float | None, seed: int) -> Trace:
-    return servegen(load_clients(path), start_s=start, duration_s=duration, rate=rate, seed=seed)

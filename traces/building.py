@@ -67,17 +67,21 @@ class BlockSpans:
                 f"{len(ids)} ids, but {input_tokens} tokens at {self.block_tokens} a block need {least}; "
                 "correct the line, or give the block size (block_tokens, --block-tokens)",
             )
-        try:
-            new = array("q", ids)
-        except (TypeError, OverflowError):
-            raise record.fail(field, "holds something other than whole numbers below 2**63") from None
-        if ids and not (min(new) >= 0 and max(new) < _MAX_TOKENS // self.block_tokens):
-            raise record.fail(field, f"ids must lie between 0 and {_MAX_TOKENS // self.block_tokens}")
-        self._ids += new
+        self._ids += self._checked(record, field, ids)
         self._counts.append(len(ids))
         self._rows.append((content, input_tokens, rest))
         if len(self._ids) >= _FLUSH_IDS:
             self._flush()
+
+    def _checked(self, record: Record, field: str, ids: list[Any]) -> array[int]:
+        try:
+            checked = array("q", ids)
+        except (TypeError, OverflowError):
+            raise record.fail(field, "holds something other than whole numbers below 2**63") from None
+        most = _MAX_TOKENS // self.block_tokens
+        if ids and not (min(checked) >= 0 and max(checked) < most):
+            raise record.fail(field, f"ids must lie between 0 and {most}")
+        return checked
 
     def none(self) -> None:
         """A prompt of its own, shared by nobody."""

@@ -10,6 +10,8 @@ from pagecast.sim.core.content import own_prompt
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.schema import SECONDS, Ints, Spans, Trace
 
+MAX_TOKENS = 1 << 40
+MAX_SECONDS = 1e11
 _FIRST_PRIVATE = own_prompt(0)
 
 
@@ -47,10 +49,10 @@ def find_disorder(trace: Trace) -> Problem | None:
 def find_problem(trace: Trace) -> Problem | None:
     """The first breach of the schema's rules, order of arrivals aside."""
     return (
-        _least(trace, "input_tokens", 1)
-        or _least(trace, "output_tokens", 1)
-        or _least(trace, "output_content", -1)
-        or _least(trace, "output_offset", 0)
+        _range(trace, "input_tokens", 1, MAX_TOKENS)
+        or _range(trace, "output_tokens", 1, MAX_TOKENS)
+        or _range(trace, "output_content", -1)
+        or _range(trace, "output_offset", 0)
         or _links(trace)
         or _seconds(trace)
         or (None if trace.spans is None else _spans(trace, trace.spans))
@@ -63,12 +65,14 @@ def _first(bad: npt.NDArray[np.bool_], field: str, text: str) -> Problem | None:
     return Problem(int(rows[0]), field, text) if len(rows) else None
 
 
-def _least(trace: Trace, field: str, least: int) -> Problem | None:
+def _range(trace: Trace, field: str, least: int, most: int = 1 << 62) -> Problem | None:
     values = trace.integers(field)
-    bad = np.flatnonzero(values < least)
+    bad = np.flatnonzero((values < least) | (values > most))
     if not len(bad):
         return None
-    return Problem(int(bad[0]), field, f"{values[bad[0]]} is less than {least}; correct or remove the row")
+    value = values[bad[0]]
+    wrong = f"less than {least}" if value < least else f"more than {most:,}"
+    return Problem(int(bad[0]), field, f"{value} is {wrong}; correct or remove the row")
 
 
 def _links(trace: Trace) -> Problem | None:
@@ -88,8 +92,8 @@ def _seconds(trace: Trace) -> Problem | None:
         empty = np.isnan(values)
         if field == "gap_s" and empty.any():
             return _first(empty, field, "missing; give the think time in seconds")
-        bad = ~empty & ~(np.isfinite(values) & (values >= 0))
-        if problem := _first(bad, field, "must be a finite number of seconds, 0 or more"):
+        bad = ~empty & ~((values >= 0) & (values <= MAX_SECONDS))
+        if problem := _first(bad, field, f"must be seconds from 0 to {MAX_SECONDS:g}"):
             return problem
     return None
 
@@ -101,8 +105,8 @@ def _spans(trace: Trace, spans: Spans) -> Problem | None:
     owner = np.repeat(np.arange(rows), np.diff(spans.start))
     private = (spans.content - _FIRST_PRIVATE) >> 1
     for bad, text in (
-        (spans.length < 1, "a span needs at least one token"),
-        (spans.offset < 0, "a span's offset must be 0 or more"),
+        ((spans.length < 1) | (spans.length > MAX_TOKENS), "a span needs at least one token"),
+        ((spans.offset < 0) | (spans.offset >= 1 << 62), "a span's offset must be 0 or more"),
         ((spans.content < 0) & ((private < 0) | (private >= rows)), "a text's name must be 0 or more"),
     ):
         if len(at := np.flatnonzero(bad)):

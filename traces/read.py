@@ -109,7 +109,7 @@ _PLAIN: dict[str, Callable[..., Trace]] = {
 def recognise(source: Source) -> str:
     """The format of a file by its first bytes. Raises BadInput, listing the formats, if it has none."""
     head = source.head
-    if head.startswith(b"PAR1"):
+    if head.startswith(parquet.MAGIC):
         return "parquet"
     if head[_TAR_MAGIC] == b"ustar":
         raise source.fail(

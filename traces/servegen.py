@@ -22,7 +22,7 @@ import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.arrivals import Arrivals
 from pagecast.traces.lengths import Empirical, tokens
-from pagecast.traces.schema import Trace, table
+from pagecast.traces.schema import Floats, Trace, table
 from pagecast.traces.source import MAX_BYTES, MAX_LINE_BYTES, open_source
 
 _WINDOW_S = 600.0
@@ -100,7 +100,7 @@ def servegen(
     if expected <= 0:
         raise BadInput(f"no client sends anything from {start_s:g} s to {end_s:g} s; choose another time")
     factor = 1.0 if rate is None else rate * duration_s / expected
-    made: list[np.ndarray] = [np.empty((0, 3))]
+    made: list[Floats] = [np.empty((0, 3))]
     for number, client in enumerate(clients):
         rng = np.random.default_rng([seed, number])
         made += [_play(client, window, start_s, end_s, factor, rng) for window in client.windows]
@@ -127,7 +127,7 @@ def expected_requests(clients: list[Client], start_s: float, end_s: float) -> fl
 
 def _play(
     client: Client, window: Window, start_s: float, end_s: float, factor: float, rng: np.random.Generator
-) -> np.ndarray:
+) -> Floats:
     """Arrival, input and output tokens of what a client sends in the part of a window asked for."""
     begin, end = max(start_s, window.start_s), min(end_s, window.end_s)
     if begin >= end or window.arrivals is None:

@@ -19,6 +19,7 @@ from pagecast.sim.core.errors import BadInput
 MIB = 1 << 20
 MAX_BYTES = 4 << 30  # decompressed
 MAX_LINE_BYTES = 64 * MIB
+MAX_DOCUMENT_BYTES = 1 << 30
 _HEAD_BYTES = MIB
 _ZSTD_WINDOW_BYTES = 128 * MIB
 _ZSTD_FEED_BYTES = 4096  # one call expands by at most 32,768 times
@@ -62,10 +63,13 @@ class Source:
                 yield number, line
 
     def text(self) -> str:
-        """The whole file as text. Raises BadInput where it is not UTF-8."""
+        """The whole file as text. Raises BadInput where it is not UTF-8, or larger than a GiB."""
         with self.open() as stream:
+            data = stream.read(MAX_DOCUMENT_BYTES + 1)
+            if len(data) > MAX_DOCUMENT_BYTES:
+                raise self.fail("one JSON document of more than a GiB; split it")
             try:
-                return stream.read().decode("utf-8-sig")
+                return data.decode("utf-8-sig")
             except UnicodeDecodeError as error:
                 raise self.fail(f"not UTF-8 at byte {error.start}; convert it to UTF-8") from None
 

@@ -107,8 +107,6 @@ class Table:
         notes: Sequence[str] = (),
     ) -> Trace:
         """The trace of these columns. Raises BadInput where it breaks the schema's rules."""
-        if not len(self):
-            raise self.source.fail(NO_REQUESTS)
         trace = Trace(trace_name(self.source), table(columns), notes=tuple(notes))
         return finish(self.source, trace, self.line, sort=sort, time_field=time_field)
 
@@ -138,8 +136,8 @@ def read_table(
 ) -> Table:
     """Reads the named columns as text, at most `limit` rows.
 
-    Raises BadInput for a missing column, a row with more or fewer fields than the header, and text that
-    is not UTF-8.
+    Raises BadInput for a missing column, a row with more or fewer fields than the header, text that is
+    not UTF-8, and no rows at all.
     """
     names, delimiter = header(source.head)
     for name in required:
@@ -170,6 +168,8 @@ def read_table(
         raise _explain(source, names, str(error)) from None
     table = pa.Table.from_batches(rows, pa.schema([(name, pa.string()) for name in wanted]))
     table = table if limit is None else table.slice(0, limit)
+    if not len(table):
+        raise source.fail(NO_REQUESTS)
     return Table(source, {name: table.column(name) for name in wanted})
 
 
@@ -198,4 +198,8 @@ def _fields(line: bytes) -> Iterable[list[str]]:
     import csv as standard
 
     text = line.decode("utf-8-sig", errors="replace")
-    return standard.reader([text], delimiter=header(line)[1] if b"," not in line else ",")
+    delimiter = "," if b"," in line else header(line)[1]
+    try:
+        return list(standard.reader([text], delimiter=delimiter))
+    except standard.Error:  # such as a carriage return within the line
+        return [text.split(delimiter)]

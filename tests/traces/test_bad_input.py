@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces import source as sources
+from pagecast.traces.checks import find_problem
 from pagecast.traces.read import read
+from pagecast.traces.write import jsonl_lines
 
 GOOD = {"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 
@@ -206,3 +210,61 @@ def test_paths_that_are_no_trace(tmp_path: Path) -> None:
 def test_options_out_of_range(options: dict) -> None:
     with pytest.raises(BadInput, match=next(iter(options))):
         read("chat", **options)
+
+
+TURN = {"session": "a", "agent": "m", "t": 0, "input_length": 70, "output_length": 1, "hash_ids": [1]}
+CHAT = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 9, "output_length": 2}
+SEEDS = {
+    "own": b"".join(jsonl_lines(read("chat", limit=5))),
+    "mooncake": mooncake(),
+    "csv": CSV,
+    "azure": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,3,4\n2023-11-16 18:15:50,9,1\n",
+    "burstgpt": b"Timestamp,Model,Request tokens,Response tokens\n5,x,472,18\n45,,1087,0\n",
+    "vllm": b'{"input_lens": [1, 2], "output_lens": [3, 0], "start_times": [0.5, 0.25], "itls": [[], []]}',
+    "sharegpt": b'[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]',
+    "agents": json.dumps(TURN).encode() + b"\n" + json.dumps(TURN).encode(),
+    "bailian": json.dumps(CHAT).encode(),
+    "gzip": gzip.compress(mooncake()),
+    "zstd": zstandard.ZstdCompressor().compress(mooncake()),
+}
+SCRAPS = [
+    b"null",
+    b"NaN",
+    b"-1",
+    b"1e999",
+    b'"',
+    b"[]",
+    b"{}",
+    b"9" * 20,
+    b"0.5",
+    b",",
+    b"\n",
+    b"\r",
+    b"\x00",
+    b"\xff",
+]
+
+
+@pytest.mark.parametrize("kind", sorted(SEEDS))
+@given(
+    edits=st.lists(
+        st.tuples(st.floats(0, 1), st.integers(0, 30), st.sampled_from(SCRAPS) | st.binary(max_size=3)),
+        max_size=3,
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+def test_whatever_a_file_holds_it_is_read_or_refused_in_one_line(
+    tmp_path: Path, kind: str, edits: list
+) -> None:
+    data = SEEDS[kind]
+    for place, length, scrap in edits:
+        at = int(place * len(data))
+        data = data[:at] + scrap + data[at + length :]
+    path = tmp_path / "trace"
+    path.write_bytes(data)
+    refused = None
+    try:
+        assert find_problem(read(path, tokenizer=str.split)) is None
+    except BadInput as error:
+        refused = str(error)
+    assert "\n" not in (refused or "")

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from pagecast.sim.core.content import own_prompt
-from pagecast.sim.core.errors import BadInput
 from pagecast.traces.arrivals import Arrivals
 from pagecast.traces.building import BlockSpans, Rows
 from pagecast.traces.operations import sort as sort_trace
@@ -53,33 +52,23 @@ def read(
     Rows come in the order of arrival that they would have if serving took no time; `limit` counts the
     file's lines.
     """
-    rate = SESSION_RATE if session_rate is None else session_rate
-    starts = _Starts(rate, seed)
+    sessions = _Sessions(SESSION_RATE if session_rate is None else session_rate, seed)
     rows = Rows(source, _COLUMNS)
     spans = BlockSpans(block_tokens or BLOCK_TOKENS)
-    session = _Session("", -1, 0.0)
-    seen: set[str] = set()
     cut_off = 0
     for record in records(source, limit):
-        name = record.text("session")
-        if name != session.name:
-            if name in seen:
-                raise record.fail("session", f"{name} goes on after another one; put its turns together")
-            seen.add(name)
-            session = _Session(name, session.number + 1, starts.next())
-        row = len(rows)
+        row, session = len(rows), sessions.of(record)
         input_tokens = record.whole("input_length")
-        spans.add(
-            record, "hash_ids", input_tokens, last="left out", content=session.number, rest=own_prompt(row)
-        )
+        rest = own_prompt(row)
+        spans.add(record, "hash_ids", input_tokens, last="left out", content=session.number, rest=rest)
         arrival_s, after, gap_s = _when(record, session, row)
         model = record.text("model") if record.values.get("model") is not None else None
         output_tokens = record.whole("output_length", least=0)
         cut_off += output_tokens == 0
-        output_tokens = max(output_tokens, 1)
-        rows.add(record.line, arrival_s, input_tokens, output_tokens, name, after, gap_s, model)
+        given = (arrival_s, input_tokens, max(output_tokens, 1), session.name, after, gap_s, model)
+        rows.add(record.line, *given)
     notes = [
-        f"{session.number + 1} sessions start at {rate:g} a second (Poisson, seed {seed})",
+        f"{sessions.count} sessions start at {sessions.law.rate:g} a second (Poisson, seed {seed})",
         "answers are not named in this format: later turns do not reuse the blocks of generated tokens",
     ]
     if session_rate is None:
@@ -89,20 +78,29 @@ def read(
     return sort_trace(rows.finish(spans.finish(), sort=True, time_field="t", notes=notes))
 
 
-class _Starts:
-    """When sessions start: a Poisson process, drawn as far as it is needed."""
+class _Sessions:
+    """The sessions of a file, one after the other, with a start drawn for each."""
 
     def __init__(self, rate: float, seed: int) -> None:
-        if not (math.isfinite(rate) and rate > 0):
-            raise BadInput(f"session rate {rate:g}: give a positive number of sessions a second")
-        self._law = Arrivals("poisson", rate)
+        self.law = Arrivals("poisson", rate)
+        self.count = 0
         self._rng = np.random.default_rng(seed)
-        self._now_s = 0.0
+        self._next_s = 0.0
+        self._now: _Session | None = None
+        self._seen: set[str] = set()
 
-    def next(self) -> float:
-        start_s = self._now_s
-        self._now_s += float(self._law.gaps_s(1, self._rng)[0])
-        return start_s
+    def of(self, record: Record) -> _Session:
+        """The session of a turn. Raises BadInput where it goes on after another has begun."""
+        name = record.text("session")
+        if self._now is not None and name == self._now.name:
+            return self._now
+        if name in self._seen:
+            raise record.fail("session", f"{name} goes on after another one; put its turns together")
+        self._seen.add(name)
+        self._now = _Session(name, self.count, self._next_s)
+        self.count += 1
+        self._next_s += float(self.law.gaps_s(1, self._rng)[0])
+        return self._now
 
 
 def _when(record: Record, session: _Session, row: int) -> tuple[float, int, float]:

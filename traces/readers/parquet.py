@@ -15,6 +15,7 @@ from pagecast.traces.source import Source
 SPAN_COLUMNS = ("span_content", "span_offset", "span_length")
 IDS_COLUMN = "token_ids"
 METADATA_KEY = b"pagecast"
+MAGIC = b"PAR1"
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
@@ -23,16 +24,29 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     columns = {name: _column(source, data, name) for name in COLUMNS if name in data.column_names}
     if not len(data):
         raise source.fail(NO_REQUESTS)
-    told = json.loads((data.schema.metadata or {}).get(METADATA_KEY, b"{}"))
-    notes = list(told.get("notes", ()))
+    told = _told(data)
+    listed = told.get("notes")
+    notes = [str(note) for note in listed] if isinstance(listed, list) else []
     if ignored:
         notes.append(f"columns that are not part of the schema are ignored: {', '.join(ignored)}")
-    name = told.get("name") or trace_name(source)
+    name = str(told.get("name") or trace_name(source))
     trace = Trace(name, table(columns), _spans(source, data), _ids(data), tuple(notes))
     return finish(source, trace, None, sort=sort)
 
 
+def _told(data: pa.Table) -> dict[str, Any]:
+    """Name and notes that `write` put in; none in other tables."""
+    try:
+        told = json.loads((data.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
 def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
+    with source.path.open("rb") as raw:
+        if raw.read(4) != MAGIC:
+            raise source.fail("packed parquet; unpack it first (parquet is compressed inside)")
     known = {*COLUMNS, *SPAN_COLUMNS, IDS_COLUMN}
     try:
         with pq.ParquetFile(source.path) as file:
@@ -48,7 +62,7 @@ def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
                 if name not in names:
                     raise source.fail(f"column {name} is missing; the file has {', '.join(names)[:200]}")
             data = file.read(columns=[name for name in names if name in known])
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = str(error).splitlines()[0][:120]
         raise source.fail(f"unreadable parquet ({problem}); write it again") from None
     ignored = [name for name in names if name not in known]

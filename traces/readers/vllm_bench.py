@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 from pagecast.traces.building import finish, trace_name
+from pagecast.traces.checks import MAX_TOKENS
 from pagecast.traces.operations import sort as sort_trace
-from pagecast.traces.schema import Floats, Trace, table
+from pagecast.traces.schema import Floats, Ints, Trace, table
 from pagecast.traces.source import Source
 
 _FIELDS = ("input_lens", "output_lens", "start_times")
@@ -60,8 +61,8 @@ def _numbers(source: Source, told: dict[str, Any], field: str) -> Floats:
     return numbers
 
 
-def _whole(source: Source, field: str, values: Floats) -> np.ndarray:
-    bad = np.flatnonzero(values != np.floor(values))
+def _whole(source: Source, field: str, values: Floats) -> Ints:
+    bad = np.flatnonzero((values != np.floor(values)) | (values > MAX_TOKENS))
     if len(bad):
-        raise source.fail(f"item {bad[0] + 1} is {values[bad[0]]:g}, no whole number", field=field)
+        raise source.fail(f"item {bad[0] + 1} is {values[bad[0]]:g}, no whole number of tokens", field=field)
     return values.astype(np.int64)
