@@ -198,6 +198,14 @@ class Scheduler:
         self.blocked = False
         self._event(kind, request, detail=request.reason)
 
+    def evict(self, blocks: int) -> int:
+        """Forgets the cached content of up to `blocks` free blocks, the next in eviction order.
+
+        Returns how many blocks that were; they stay free.
+        """
+        self.blocked = False
+        return self.cache.evict(blocks)
+
     # ---- planning
 
     def free_steps(self) -> int:

@@ -119,7 +119,7 @@ class Life:
             self.ended.append(request.id)
 
     def evict(self, blocks: int) -> None:
-        self.s.cache.evict(blocks)
+        self.s.evict(blocks)
 
     def pick(self) -> Request | None:
         live = list(self.s.requests.values())
@@ -204,7 +204,7 @@ class TwinLife(Life):
             self.ended.append(request.id)
 
     def evict(self, blocks: int) -> None:
-        self.s.cache.evict(blocks)
+        self.s.evict(blocks)
         self.twin.evict(blocks)
 
     def preempt(self) -> None:

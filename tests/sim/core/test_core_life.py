@@ -35,7 +35,7 @@ def test_no_operation_breaks_an_invariant(profile, ids, data):
 @given(data=LIVES)
 @SETTINGS
 def test_core_agrees_with_a_scheduler_written_block_by_block(ids, data):
-    """2 x 250 lives: the same requests, tokens, blocks and hits in every step, at both policies and depths."""
+    """2 x 250 lives: the same requests, tokens, blocks and hits in every step."""
     life = TwinLife(endless(data), ids=ids)
     while life.operations < OPERATIONS:
         life.operate()
