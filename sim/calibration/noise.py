@@ -12,6 +12,7 @@ from pagecast.sim.calibration.shape import Shape
 
 Floats = npt.NDArray[np.float64]
 
+_PRIOR_RUNS = 4
 TRANSFER_SD = 0.10  # of a calibration used for another model or GPU: assumed, not measured
 
 
@@ -44,15 +45,15 @@ def noise_of(tables: list[StepTable], found: Fit, shape: Shape) -> Noise:
     limit = 3 * _robust_sd(flat)
     calm = np.clip(flat, -limit, limit)
     runs = len(tables)
-    # Two degrees of freedom of prior knowledge beside the runs' own scales.
+    # A few runs say little of their own spread: the prior counts as much as four of them.
     seen = float(np.sum(np.log(found.scales) ** 2))
-    run_sd = float(np.sqrt((2 * RUN_SD**2 + seen) / (2 + max(runs - 1, 0))))
+    run_sd = float(np.sqrt((_PRIOR_RUNS * RUN_SD**2 + seen) / (_PRIOR_RUNS + runs - 1)))
     return Noise(
         decode_sd=_robust_sd(flat[~mixed]),
         prompt_sd=_robust_sd(flat[mixed]),
         correlation=float(np.corrcoef(calm[pairs], calm[pairs - 1])[0, 1]) if len(pairs) > 2 else 0.0,
         run_sd=run_sd,
-        kind_sd=run_sd / 2,
+        kind_sd=run_sd,
         level_sd=run_sd / float(np.sqrt(runs)),
     )
 

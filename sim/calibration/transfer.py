@@ -12,77 +12,67 @@ from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.file import Calibration
 from pagecast.sim.calibration.noise import TRANSFER_SD
 from pagecast.sim.calibration.shape import identity
+from pagecast.sim.calibration.target import Target
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs import Batch
-from pagecast.sim.gpus import Gpu
 from pagecast.sim.gpus import gpu as find_gpu
-from pagecast.sim.model_facts import ModelFacts
 from pagecast.sim.models import model as find_model
 from pagecast.sim.roofline import Roofline
 
 
-def costs_for(
-    calibration: Calibration,
-    model: ModelFacts,
-    gpu: Gpu,
-    *,
-    tensor_parallel_size: int = 1,
-    pipeline_depth: int = 0,
-    transfer: bool = False,
-) -> Calibrated:
-    """The calibration's costs for `model` on `gpu`, as they are or, where `transfer` allows it, scaled.
+def costs_for(calibration: Calibration, target: Target, *, transfer: bool = False) -> Calibrated:
+    """The calibration's costs for `target`, as they are or, where `transfer` allows it, scaled.
 
     Errors: BadInput naming what differs, unless `transfer`; or where the calibrated model is unknown.
     """
-    differs = difference(calibration, model, gpu, tensor_parallel_size)
+    differs = difference(calibration, target)
     if differs is None:
-        return Calibrated(calibration, pipeline_depth=pipeline_depth)
+        return Calibrated(calibration, pipeline_depth=target.pipeline_depth)
     if not transfer:
         raise BadInput(
             f"calibration {calibration.name} is {differs}: calibrate it, or allow a transfer (rougher)"
         )
-    scaled = transferred(calibration, model, gpu, tensor_parallel_size)
-    return Calibrated(scaled, pipeline_depth=pipeline_depth)
+    return Calibrated(transferred(calibration, target), pipeline_depth=target.pipeline_depth)
 
 
-def difference(
-    calibration: Calibration, model: ModelFacts, gpu: Gpu, tensor_parallel_size: int = 1
-) -> str | None:
+def difference(calibration: Calibration, target: Target) -> str | None:
     """What keeps a calibration from fitting, as "for X, not Y"; None where it fits."""
     made = calibration.made_for
-    if made.get("model_shape") != identity(model):
-        return f"for {made.get('model')}, not {model.name}"
-    if find_gpu(str(made.get("gpu"))).name != gpu.name:
-        return f"for {made.get('gpu')}, not {gpu.name}"
-    if made.get("tensor_parallel_size", 1) != tensor_parallel_size:
-        return f"for {made.get('tensor_parallel_size')} GPUs a replica, not {tensor_parallel_size}"
+    if made.get("model_shape") != identity(target.model):
+        return f"for {made.get('model')}, not {target.model.name}"
+    if find_gpu(str(made.get("gpu"))).name != target.gpu.name:
+        return f"for {made.get('gpu')}, not {target.gpu.name}"
+    if made.get("tensor_parallel_size", 1) != target.tensor_parallel_size:
+        return f"for {made.get('tensor_parallel_size')} GPUs a replica, not {target.tensor_parallel_size}"
+    stored = target.model.kv_element_bytes(str(made.get("kv_cache_dtype") or "auto"))
+    if stored != target.model.kv_element_bytes(target.kv_cache_dtype):
+        return f"for a KV cache in {made.get('kv_cache_dtype')}, not {target.kv_cache_dtype}"
     return None
 
 
-def transferred(
-    calibration: Calibration, model: ModelFacts, gpu: Gpu, tensor_parallel_size: int = 1
-) -> Calibration:
-    """The calibration scaled to another model, GPU or sharding."""
-    made, tp = calibration.made_for, tensor_parallel_size
-    old_model, old_gpu = find_model(str(made["model"])), find_gpu(str(made["gpu"]))
-    old = Roofline(old_model, old_gpu, tensor_parallel_size=int(made.get("tensor_parallel_size", 1)))
-    scale = _Scale(calibration, old, Roofline(model, gpu, tensor_parallel_size=tp))
+def transferred(calibration: Calibration, target: Target) -> Calibration:
+    """The calibration scaled to another model, GPU, sharding or KV dtype."""
+    made, tp = calibration.made_for, target.tensor_parallel_size
+    origin = Target(
+        find_model(str(made["model"])),
+        find_gpu(str(made["gpu"])),
+        int(made.get("tensor_parallel_size", 1)),
+        str(made.get("kv_cache_dtype") or "auto"),
+    )
+    scale = _Scale(calibration, origin, target)
     values = scale((*calibration.curve_ns, *calibration.terms_ns.values()))
     count = len(calibration.knots)
-    kv_heads = model.local_kv_heads(tp)
+    kv_heads = target.model.local_kv_heads(tp)
+    group = max(1, target.model.attention.heads // tp // kv_heads)
     return replace(
         calibration,
         name=f"{calibration.name}, transferred",
         made_for={
-            **made, "model": model.name, "gpu": gpu.name, "model_shape": identity(model),
-            "tensor_parallel_size": tp, "transferred_from": f"{made['model']} on {made['gpu']}",
+            **made, "model": target.model.name, "gpu": target.gpu.name, "tensor_parallel_size": tp,
+            "model_shape": identity(target.model), "kv_cache_dtype": target.kv_cache_dtype,
+            "transferred_from": f"{made['model']} on {made['gpu']}",
         },
-        shape=replace(
-            calibration.shape,
-            kv_heads=kv_heads,
-            group=max(1, model.attention.heads // tp // kv_heads),
-            sms=gpu.sms,
-        ),
+        shape=replace(calibration.shape, kv_heads=kv_heads, group=group, sms=target.gpu.sms),
         curve_ns=values[:count],
         terms_ns=dict(zip(calibration.terms_ns, values[count:], strict=True)),
         noise=replace(calibration.noise, level_sd=TRANSFER_SD),
@@ -93,8 +83,9 @@ def transferred(
 class _Scale:
     """Scales a row of coefficients. The host's constant is the floor of the curve: it does not shrink."""
 
-    def __init__(self, calibration: Calibration, old: Roofline, new: Roofline) -> None:
-        terms = _term_ratios(old, new)
+    def __init__(self, calibration: Calibration, origin: Target, target: Target) -> None:
+        old, new = origin.roofline(), target.roofline()
+        terms = _term_ratios(origin, target)
         self.factors = [_rows_ratio(old, new, tokens) for tokens in calibration.knots]
         self.floors = [calibration.host.step_ns] * len(self.factors)
         self.factors += [terms.get(name, 1.0) for name in calibration.terms_ns]
@@ -113,16 +104,14 @@ def _rows_ratio(old: Roofline, new: Roofline, tokens: int) -> float:
     return new.device_ns(chunk) / old.device_ns(chunk)
 
 
-def _term_ratios(old: Roofline, new: Roofline) -> dict[str, float]:
+def _term_ratios(origin: Target, target: Target) -> dict[str, float]:
     """How each term that is not the host's scales; terms that are missing stay."""
-    a, b = old.model, new.model
-    read = [
-        r.model.kv_bytes_per_token("auto", r.tensor_parallel_size) / r.gpu.hbm_bytes_per_s for r in (old, new)
-    ]
     tile = [
-        r.model.layers * r.model.attention.head_dim * r.gpu.sms / r.gpu.peak_flops("bf16") for r in (old, new)
+        t.model.layers * t.model.attention.head_dim * t.gpu.sms / t.gpu.peak_flops("bf16")
+        for t in (origin, target)
     ]
-    kv, flops, layers = read[1] / read[0], tile[1] / tile[0], b.layers / a.layers
+    kv, flops = target.kv_read_s / origin.kv_read_s, tile[1] / tile[0]
+    layers = target.model.layers / origin.model.layers
     return {
         "kv_token": kv, "longest_context": kv, "prompt_tile": flops, "longest_prompt_tile": flops,
         "prompt_step": layers, "ungraphed_step": layers,

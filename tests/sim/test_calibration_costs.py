@@ -1,14 +1,17 @@
 """A calibration's file and the costs it gives: what they refuse, and that they are what was fitted."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.calibrated import Calibrated
+from pagecast.sim.calibration.choose import choose
 from pagecast.sim.calibration.features import step_table
 from pagecast.sim.calibration.file import Calibration, load, shipped
 from pagecast.sim.calibration.fit import Fit
+from pagecast.sim.calibration.target import Target
 from pagecast.sim.calibration.transfer import costs_for, difference
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs import Batch
@@ -69,23 +72,34 @@ def test_every_shipped_calibration_loads_and_says_what_error_to_expect():
 
 def test_another_model_gpu_or_sharding_is_refused_unless_asked_for(calibration):
     qwen, h200 = model("Qwen/Qwen3-8B"), gpu("H200")
-    assert difference(calibration, qwen, h200) is None
-    for other, where, words in (
-        (model("Qwen/Qwen3-0.6B"), h200, "for Qwen/Qwen3-8B, not Qwen/Qwen3-0.6B"),
-        (qwen, gpu("H100"), "for NVIDIA H200, not H100 SXM"),
+    assert difference(calibration, Target(qwen, h200)) is None
+    for target, words in (
+        (Target(model("Qwen/Qwen3-0.6B"), h200), "for Qwen/Qwen3-8B, not Qwen/Qwen3-0.6B"),
+        (Target(qwen, gpu("H100")), "for NVIDIA H200, not H100 SXM"),
+        (Target(qwen, h200, tensor_parallel_size=2), "for 1 GPUs a replica, not 2"),
+        (Target(qwen, h200, kv_cache_dtype="fp8"), "for a KV cache in bfloat16, not fp8"),
     ):
         with pytest.raises(BadInput, match=words):
-            costs_for(calibration, other, where)
-    with pytest.raises(BadInput, match="not 2"):
-        costs_for(calibration, qwen, h200, tensor_parallel_size=2)
+            costs_for(calibration, target)
+
+
+def test_what_fits_is_chosen_and_first_principles_where_nothing_does():
+    here = Target(model("Qwen/Qwen3-8B"), gpu("H200"))
+    assert choose("auto", here).name == VLLM
+    assert choose("roofline", here).name == "roofline"
+    assert choose(VLLM, here).name == VLLM
+    assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("H100"))).name == "roofline"
+    assert choose("auto", replace(here, engine="another")).name == "roofline"
+    with pytest.raises(BadInput, match="not H100"):
+        choose(VLLM, Target(model("Qwen/Qwen3-8B"), gpu("H100")))
 
 
 def test_a_transfer_scales_with_model_and_gpu_and_widens_the_interval(calibration):
     here = Calibrated(calibration)
     batch = Batch(16, 32_000, 4_000, ((2048, 0),))
-    small = costs_for(calibration, model("Qwen/Qwen3-0.6B"), gpu("H200"), transfer=True)
-    slow = costs_for(calibration, model("Qwen/Qwen3-8B"), gpu("A100 80GB"), transfer=True)
-    same = costs_for(calibration, model("Qwen/Qwen3-8B"), gpu("H200"), transfer=True)
+    small = costs_for(calibration, Target(model("Qwen/Qwen3-0.6B"), gpu("H200")), transfer=True)
+    slow = costs_for(calibration, Target(model("Qwen/Qwen3-8B"), gpu("A100 80GB")), transfer=True)
+    same = costs_for(calibration, Target(model("Qwen/Qwen3-8B"), gpu("H200")), transfer=True)
     assert same.device_ns(batch) == here.device_ns(batch)
     assert small.device_ns(batch) < 0.3 * here.device_ns(batch)
     assert 2 < slow.device_ns(batch) / here.device_ns(batch) < 4

@@ -1,0 +1,36 @@
+"""What step costs are wanted for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecast.sim.gpus import Gpu
+from pagecast.sim.model_facts import ModelFacts
+from pagecast.sim.roofline import Roofline
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model on a GPU, as one replica runs it. `engine` names the engine whose calibrations apply."""
+
+    model: ModelFacts
+    gpu: Gpu
+    tensor_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"
+    pipeline_depth: int = 0
+    engine: str = "vllm"
+
+    def roofline(self) -> Roofline:
+        """Its costs from first principles."""
+        return Roofline(
+            self.model,
+            self.gpu,
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+
+    @property
+    def kv_read_s(self) -> float:
+        """Seconds to read one token of the KV cache at the published bandwidth."""
+        stored = self.model.kv_bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size)
+        return stored / self.gpu.hbm_bytes_per_s

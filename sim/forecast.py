@@ -1,0 +1,155 @@
+"""Forecast against measurement: a recorded run replayed with a cost model, its figures beside the run's.
+
+Intervals hold what the calibration does not know and what differs from run to run. The workload's own
+uncertainty is left out: the trace is the one that was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pagecast.sim.calibration.calibrated import Calibrated
+from pagecast.sim.calibration.choose import choose
+from pagecast.sim.calibration.shape import model_of
+from pagecast.sim.calibration.target import Target
+from pagecast.sim.gpus import gpu as find_gpu
+from pagecast.sim.models import model as find_model
+from pagecast.sim.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
+from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.replay import replay
+from pagecast.sim.replicates import Progress, Spread, Study
+from pagecast.sim.scenario import Scenario
+from pagecast.sim.validate import limits_of
+
+REPLICATES = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: forecast, measurement, signed error in percent, and its 90% interval where there is one.
+
+    `sensitivity` is the percent that 1% of step time changes the forecast by; None for the roofline.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+    low: float | None = None
+    high: float | None = None
+    sensitivity: float | None = None
+
+    @property
+    def error_percent(self) -> float:
+        """Signed; 0 where both are 0, infinite where only the measurement is."""
+        if self.measured:
+            return 100 * (self.predicted / self.measured - 1)
+        return 0.0 if not self.predicted else math.inf
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the interval holds the measurement; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+    def as_dict(self) -> dict[str, Any]:
+        """As printed in JSON."""
+        return {
+            "predicted": self.predicted, "measured": self.measured, "error_percent": self.error_percent,
+            "low": self.low, "high": self.high, "covered": self.covered,
+            "percent_per_percent_of_step_time": self.sensitivity,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A recorded run beside its forecast: a row a figure, and the latencies behind both."""
+
+    run: str
+    costs: str
+    expected_error: str
+    rows: tuple[Row, ...]
+    predicted: Outcome
+    measured: Outcome
+
+    @property
+    def worst_percent(self) -> float:
+        """The largest error, of either sign."""
+        return max(abs(row.error_percent) for row in self.rows if not math.isnan(row.error_percent))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As printed in JSON: latencies by statistic, then totals, and how often intervals held."""
+        by_name = {row.name: row for row in self.rows}
+        body: dict[str, Any] = {"run": self.run, "costs": self.costs, "expected_error": self.expected_error}
+        for name in LATENCIES:
+            body[name] = {key: by_name[f"{name}.{key}"].as_dict() for key in STATISTICS}
+        for name in SCALARS:
+            body[name] = by_name[name].as_dict()
+        body["coverage"] = self.coverage()
+        return body
+
+    def coverage(self) -> dict[str, float | int | None]:
+        """Figures with an interval, the share that hold the measurement, the median half-width in percent."""
+        held = [row for row in self.rows if row.covered is not None]
+        widths = sorted(
+            50 * ((row.high or 0.0) - (row.low or 0.0)) / row.measured for row in held if row.measured
+        )
+        middle = widths[len(widths) // 2] if widths else None
+        share = sum(bool(row.covered) for row in held) / len(held) if held else None
+        return {"figures": len(held), "covered": share, "median_half_width_percent": middle}
+
+
+def scenario_of(run: RecordedRun) -> Scenario:
+    """The scenario a run was recorded in, from its `meta.json`. Errors: BadInput for what it lacks."""
+    limits = limits_of(run)
+    config = run.meta.get("config", {})
+    return Scenario.make(
+        {
+            "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
+            "gpu": str(run.meta.get("gpu")), "profile": str(config.get("profile", "vllm")),
+            "num_gpu_blocks": limits.num_blocks, "block_size": limits.block_size,
+            "max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_model_len": limits.max_model_len, "scheduling_policy": limits.policy,
+            "async_scheduling": bool(limits.pipeline_depth), "enable_prefix_caching": limits.caching,
+            "tensor_parallel_size": int(config.get("tensor_parallel_size", 1)),
+            "kv_cache_dtype": str(config.get("kv_cache_dtype", "auto")),
+        },
+        f"{run.folder}/meta.json",
+    )  # fmt: skip
+
+
+def forecast(
+    run: RecordedRun,
+    costs: str,
+    *,
+    replicates: int = REPLICATES,
+    transfer: bool = False,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Forecast:
+    """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
+    scenario = scenario_of(run)
+    target = Target(
+        find_model(scenario.model), find_gpu(scenario.gpu), scenario.tensor_parallel_size,
+        scenario.kv_cache_dtype, int(scenario.pipelined), str(run.meta.get("engine")),
+    )  # fmt: skip
+    model = choose(costs, target, transfer=transfer)
+    trace = run.trace("arrival")
+    made = simulated(replay(trace, scenario, costs=model, keep_steps=False))
+    real = measured(run)
+    spread = Spread()
+    if isinstance(model, Calibrated):
+        study = Study(trace, scenario, model.calibration, seed)
+        spread = study.spread(replicates, workers=workers, progress=progress)
+    figures, actual = made.figures(), real.figures()
+    rows = tuple(
+        Row(
+            name, value, actual[name],
+            spread.low.get(name), spread.high.get(name), spread.sensitivity.get(name),
+        )
+        for name, value in figures.items()
+    )  # fmt: skip
+    return Forecast(run.name, model.name, model.expected_error(), rows, made, real)
