@@ -79,6 +79,10 @@ class Loop:
         """Whether any sequence is live."""
         return bool(self._sequences)
 
+    def restart_clock(self) -> None:
+        """Time begins now; nothing may be live."""
+        self.clock = Clock()
+
     def submit(self, sequence: Sequence) -> bool:
         """Queues a sequence. False: it was rejected, and has ended."""
         self._sequences[sequence.request] = sequence

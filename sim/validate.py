@@ -7,6 +7,7 @@ many blocks are used, and how much of each prompt was found in the cache.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
@@ -15,9 +16,11 @@ from pagecast.sim.core.profile import VLLM, Profile
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Limits, Scheduler
 from pagecast.sim.feed import Feed
+from pagecast.sim.outside import Endings, Kind, Outside, outside
 from pagecast.sim.recorded import RecordedRun
 
 USAGE_TOLERANCE = 1e-6
+_FOREVER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -59,43 +62,67 @@ def limits_of(run: RecordedRun) -> Limits:
 
 
 class DecisionReplay:
-    """A scheduler fed with a recorded run's requests and times, one step at a time."""
+    """A scheduler fed with a recorded run's requests and times, one step at a time.
+
+    What came from outside (submissions, cancellations) and the ends of steps are taken in the order of
+    their times. `requests` is by row.
+    """
 
     def __init__(self, run: RecordedRun, profile: Profile = VLLM, *, log: bool = False) -> None:
         if not len(run.requests):
             raise BadInput(f"{run.folder}: has no requests.csv.gz: a run of steady shapes can't be replayed")
         self.run = run
         self.scheduler = Scheduler(limits_of(run), profile, log=log)
-        self.requests: list[Request] = []
-        trace = run.trace("submitted")
-        self._feed = Feed(trace, self.scheduler.limits.block_size)
-        self._submitted = run.submitted_ns.tolist()
-        self._arrival = run.arrival_ns.tolist()
-        self._flying: list[tuple[StepPlan, int]] = []
+        feed = Feed(run.trace("submitted"), self.scheduler.limits.block_size)
+        self.requests: list[Request] = [
+            feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())
+        ]
+        self._endings = Endings.of(run)
+        self._outside = sorted(outside(run), reverse=True)  # the next stands last
+        self._flying: deque[tuple[StepPlan, int]] = deque()
 
     def step(self, number: int) -> StepPlan | None:
         """Plans the step that was recorded as `number`, after all that happened before it."""
         steps, s = self.run.steps, self.scheduler
         start = int(steps.start_ns[number])
-        depth = s.limits.pipeline_depth
-        while self._flying and (self._flying[0][1] <= start or len(self._flying) > depth):
-            plan, end = self._flying.pop(0)
-            s.commit(plan, now=end)
-        while len(self.requests) < self._feed.count and self._submitted[len(self.requests)] < start:
-            row = len(self.requests)
-            request = self._feed.request(row, self._arrival[row])
-            self.requests.append(request)
-            s.submit(request)
+        self._advance(start)
         made = s.plan(start)
         if made is not None:
             self._flying.append((made, int(steps.end_ns[number])))
         return made
 
     def finish(self) -> None:
-        """Commits what is still in flight."""
-        while self._flying:
-            plan, end = self._flying.pop(0)
-            self.scheduler.commit(plan, now=end)
+        """Takes in what happened after the last step was planned."""
+        self._advance(_FOREVER)
+
+    def _advance(self, start: int) -> None:
+        """Does everything that happened before `start`."""
+        depth = self.scheduler.limits.pipeline_depth
+        coming, flying = self._outside, self._flying
+        while True:
+            due = coming[-1].time_ns if coming else _FOREVER
+            if flying and (flying[0][1] <= start or len(flying) > depth) and flying[0][1] <= due:
+                self._commit(*flying.popleft())
+            elif due < start:
+                self._happen(coming.pop())
+            elif flying and len(flying) > depth:
+                self._commit(*flying.popleft())
+            else:
+                return
+
+    def _commit(self, plan: StepPlan, end: int) -> None:
+        self.scheduler.commit(plan, self._endings.at(end), end)
+
+    def _happen(self, what: Outside) -> None:
+        s = self.scheduler
+        if what.kind is Kind.SUBMITTED:
+            s.submit(self.requests[what.row])
+        elif what.kind is Kind.CANCELLED:
+            request = self.requests[what.row]
+            request.reason = self._endings.reasons.get(what.row, "")
+            s.cancel(request.id, what.time_ns)
+        else:
+            s.plan(what.time_ns)
 
 
 def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionReport:
@@ -114,10 +141,11 @@ def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionRepo
     cached = run.requests["cached_tokens"].to_numpy().tolist()
     equal = 0
     for row, request in enumerate(replay.requests):
-        if request.cached_tokens == cached[row]:
+        ours = max(request.cached_tokens, 0)
+        if ours == cached[row]:
             equal += 1
         elif first is None:
-            first = f"request {row}: cached_tokens is {request.cached_tokens}, the engine's {cached[row]}"
+            first = f"request {row}: cached_tokens is {ours}, the engine's {cached[row]}"
     return DecisionReport(run.name, len(run.steps), matched, first, len(cached), equal)
 
 

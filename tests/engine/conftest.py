@@ -1,4 +1,4 @@
-"""Tiny random models of each family, made by transformers, and an engine on the CPU over them."""
+"""Tiny random models of each family, made by transformers, an engine on the CPU over them, small traces."""
 
 import os
 from collections.abc import Callable
@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from pagecast.sim.core.content import own_output
+from pagecast.traces.schema import Spans, Trace
 
 # Kernels are interpreted where there is no GPU; the choice is made when they are first imported.
 if not torch.cuda.is_available():
@@ -95,3 +99,34 @@ def engine_of() -> Any:
     yield make
     for engine in engines:
         engine.close()
+
+
+def make_trace(seed: int, count: int = 40, horizon_s: float = 0.1) -> Trace:
+    """`count` requests over `horizon_s`: shared prefixes, quoted outputs, priorities, impatient clients."""
+    rng = np.random.default_rng(seed)
+    outputs = rng.integers(1, 40, count)
+    prompts: list[list[tuple[int, int, int]]] = []
+    for i in range(count):
+        spans = [(int(rng.integers(3)), 0, int(rng.integers(10, 70)))] if rng.random() < 0.6 else []
+        if i > 10 and rng.random() < 0.2:
+            earlier = int(rng.integers(i - 10))
+            spans = [*prompts[earlier], (own_output(earlier), 0, int(outputs[earlier]))]
+        prompts.append([*spans, (100 + i, 0, int(rng.integers(1, 60)))])
+    table = pd.DataFrame(
+        {
+            "arrival_s": np.sort(rng.random(count) * horizon_s),
+            "input_tokens": [sum(length for _, _, length in prompt) for prompt in prompts],
+            "output_tokens": outputs,
+            "priority": rng.integers(0, 3, count),
+            "cancel_after_s": np.where(rng.random(count) < 0.15, rng.random(count) * 0.1, np.nan),
+        }
+    )
+    flat = np.array([span for prompt in prompts for span in prompt], np.int64)
+    start = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])]).astype(np.int64)
+    return Trace("small", table, Spans(start, flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy()))
+
+
+@pytest.fixture(scope="session")
+def small_trace() -> Callable[..., Trace]:
+    """`make_trace`."""
+    return make_trace

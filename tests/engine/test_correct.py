@@ -1,6 +1,5 @@
 """The engine computes what transformers computes, whatever the scheduler does with a request meanwhile."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,7 +43,8 @@ def prompts_with_prefixes(shared: int) -> list[list[int]]:
         return torch.randint(0, 256, (n,), generator=generator).tolist()
 
     prefix = some(shared)
-    return [prefix + some(7), some(1), prefix + some(30), some(40), prefix[: shared // 2] + some(3), prefix + some(7)]
+    half = prefix[: shared // 2]
+    return [prefix + some(7), some(1), prefix + some(30), some(40), half + some(3), prefix + some(7)]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -55,9 +55,8 @@ def test_logits_and_greedy_tokens_are_transformers(
 ) -> None:
     blocks, budget, shared = SHAPES[block_size]
     model = model_of(family)
-    engine = engine_of(
-        model.folder, block_size=block_size, num_blocks=blocks, max_num_batched_tokens=budget, pipeline_depth=depth
-    )
+    sizes = {"block_size": block_size, "num_blocks": blocks, "max_num_batched_tokens": budget}
+    engine = engine_of(model.folder, **sizes, pipeline_depth=depth)
     watched = Watched(engine, monkeypatch)
     prompts = prompts_with_prefixes(shared)
     completions = engine.generate(prompts, SamplingParams(max_tokens=64))

@@ -1,0 +1,127 @@
+"""What a run was, as it goes: turned into a `RecordedRun` when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pagecast.engine.sequence import Sequence
+from pagecast.sim.core.events import Event, run_length
+from pagecast.sim.core.plan import Outcome, StepPlan
+from pagecast.sim.core.request import NEVER, State
+from pagecast.sim.recorded import RecordedRun, Steps
+from pagecast.traces.schema import Trace
+
+NS = 1_000_000_000
+
+
+class Recording:
+    """Implements `loop.Log`: notes every step, and every plan that only preempted."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._rows: list[tuple[int, ...]] = []
+        self._prefill: list[tuple[tuple[int, int], ...]] = []
+        self._ends: list[int] = []
+        self.idle_ns: list[int] = []
+
+    def idle(self, start_ns: int) -> None:
+        """See `loop.Log`."""
+        self.idle_ns.append(start_ns)
+
+    def step(self, plan: StepPlan, start_ns: int, planned_ns: int) -> None:
+        """See `loop.Log`."""
+        self._rows.append(
+            (
+                start_ns, planned_ns - start_ns, plan.decode_n, plan.decode_ctx, plan.decode_max,
+                plan.running, plan.waiting, plan.used_blocks,
+            )
+        )  # fmt: skip
+        self._prefill.append(plan.prefill)
+
+    def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
+        """See `loop.Log`."""
+        self._ends.append(end_ns)
+
+    def steps(self) -> Steps:
+        """The steps so far; all of them must have been committed."""
+        rows = np.array(self._rows, np.int64).reshape(-1, 8).T
+        start, sched, decode_n, decode_ctx, decode_max, running, waiting, used = rows
+        flat = np.array([chunk for chunks in self._prefill for chunk in chunks], np.int64).reshape(-1, 2)
+        counts = np.array([len(chunks) for chunks in self._prefill], np.int64)
+        return Steps(
+            start_ns=start,
+            end_ns=np.array(self._ends, np.int64),
+            sched_ns=sched,
+            decode_n=decode_n,
+            decode_ctx=decode_ctx,
+            decode_max=decode_max,
+            running=running,
+            waiting=waiting,
+            kv_usage=used / self._num_blocks,
+            prefill_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            prefill_tokens=flat[:, 0].copy(),
+            prefill_ctx=flat[:, 1].copy(),
+            section=np.zeros(len(start), np.int64),
+            sections=("",),
+        )
+
+
+def recorded_run(
+    trace: Trace,
+    recording: Recording,
+    sequences: Mapping[int, Sequence],
+    submitted_ns: Mapping[int, int],
+    events: Iterable[Event],
+    meta: dict[str, Any],
+) -> RecordedRun:
+    """The run of a trace whose rows became `sequences`, submitted at these times. All have ended."""
+    rows = [_request_row(sequences[i], submitted_ns[i]) for i in range(len(trace))]
+    requests = pd.DataFrame(rows)
+    if requests["cancelled_s"].isna().all():
+        del requests["cancelled_s"]
+    if (requests["reason"] == "").all():
+        del requests["reason"]
+    names = [name for name in ("model", "adapter", "salt") if name in trace.requests]
+    if names:
+        parts = trace.requests[names].fillna("").astype(str)
+        requests["scope"] = ["/".join(filter(None, row)) for row in parts.itertuples(index=False)]
+    inputs = trace.requests.copy()
+    inputs["arrival_s"] = requests["arrival_s"]
+    if recording.idle_ns:
+        meta = {**meta, "idle_plans_s": [time / NS for time in recording.idle_ns]}
+    lines = [event_line(event) for event in events]
+    return RecordedRun(trace.name, Path(), meta, recording.steps(), requests, inputs, trace.spans, lines)
+
+
+def _request_row(sequence: Sequence, submitted_ns: int) -> dict[str, Any]:
+    request = sequence.request
+    ended = request.state is State.FINISHED
+    cancelled = request.state is State.CANCELLED
+    return {
+        "index": request.index,
+        "arrival_s": request.arrival_ns / NS,
+        "submitted_s": submitted_ns / NS,
+        "input_tokens": request.prompt_tokens,
+        "output_tokens": len(sequence.ids) - request.prompt_tokens,
+        "first_token_s": None if request.first_token_ns == NEVER else request.first_token_ns / NS,
+        "finish_s": request.finished_ns / NS if ended else None,
+        "cached_tokens": max(request.cached_tokens, 0),
+        "tokens_out": len(sequence.output),
+        "cancelled_s": request.finished_ns / NS if cancelled else None,
+        "reason": sequence.reason,
+        "output_ids": " ".join(map(str, sequence.output.tolist())),
+    }
+
+
+def event_line(event: Event) -> dict[str, Any]:
+    """An event as a line of `events.jsonl.gz`."""
+    line = {"step": event.step, "kind": event.kind.value, "request": event.request}
+    if event.blocks:
+        line["blocks"] = run_length(event.blocks)
+    if event.detail:
+        line["detail"] = event.detail
+    return line

@@ -1,0 +1,180 @@
+"""Serves a trace in wall time and records what happened, step by step.
+
+Prompts are made from the trace's content ids, so equal content is equal tokens here as in the simulator.
+Outputs are sampled, save where the trace says what they are because a later prompt quotes them: these
+are written as named.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from pagecast.engine.engine import Engine
+from pagecast.engine.params import SamplingParams
+from pagecast.engine.recording import NS, Recording, recorded_run
+from pagecast.engine.sequence import Sequence
+from pagecast.sim.arrivals import Arrivals
+from pagecast.sim.core.content import own_output, own_prompt, token_ids, tokens
+from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.feed import Feed
+from pagecast.sim.recorded import RecordedRun
+from pagecast.traces.schema import Spans, Trace
+
+_POSITIVE = (1 << 62) - 1
+_NAP_S = 0.02  # the longest sleep, so that an interrupt is heard soon
+
+
+class TraceServer:
+    """One pass of a trace through an engine that was made with `log_events=True`."""
+
+    def __init__(self, engine: Engine, trace: Trace, *, temperature: float = 0.0) -> None:
+        self.engine = engine
+        self.ids = trace.token_ids
+        self.trace = with_spans(trace, engine.limits.block_size)
+        self._params = SamplingParams(temperature=temperature, ignore_eos=True)
+        self._feed = Feed(self.trace, engine.limits.block_size)
+        self._arrivals = Arrivals(self.trace)
+        self._quoted = _quoted(self.trace)
+        self._content = self.trace.integers("output_content")
+        self._offset = self.trace.integers("output_offset")
+        self._sequences: dict[int, Sequence] = {}
+        self._submitted_ns: dict[int, int] = {}
+
+    def run(self) -> RecordedRun:
+        """Serves the whole trace; takes as long as it does. Raises what the engine raises."""
+        engine, loop, arrivals = self.engine, self.engine.loop, self._arrivals
+        recording = Recording(engine.limits.num_blocks)
+        loop.log = recording
+        loop.restart_clock()
+        engine.on_end = self._ended
+        try:
+            while True:
+                self._take_in()
+                if loop.step():
+                    continue
+                due = arrivals.next_ns
+                if due is None:
+                    break
+                time.sleep(min(max(due - loop.clock.now(), 0) / NS, _NAP_S))
+        finally:
+            loop.log = None
+            engine.on_end = None
+        events = loop.scheduler.events or []
+        return recorded_run(
+            self.trace, recording, self._sequences, self._submitted_ns, events, self._meta()
+        )
+
+    def _take_in(self) -> None:
+        loop, arrivals = self.engine.loop, self._arrivals
+        while True:
+            now = loop.clock.now()
+            gone = arrivals.due_cancel(now)
+            if gone is not None:
+                loop.cancel(str(gone))
+                continue
+            arrival = arrivals.due(now)
+            if arrival is None:
+                return
+            row, arrival_ns = arrival
+            sequence = self._sequence(row, arrival_ns)
+            self._sequences[row] = sequence
+            self._submitted_ns[row] = loop.clock.now()
+            loop.submit(sequence)
+
+    def _sequence(self, row: int, arrival_ns: int) -> Sequence:
+        request = self._feed.request(row, arrival_ns)
+        return Sequence(request, self.prompt(row), self._params, seed=row, forced=self.forced(row))
+
+    def prompt(self, row: int) -> NDArray[np.int32]:
+        """Token ids of a row's prompt."""
+        vocab = self.engine.loaded.spec.facts.vocab
+        if self.ids is not None:
+            return (self.ids[row] % vocab).astype(np.int32)
+        spans = self.trace.spans.row(row) if self.trace.spans is not None else []
+        spans = spans or [(own_prompt(row), 0, self._feed.input_tokens[row])]
+        return (token_ids(spans) % np.uint64(vocab)).astype(np.int32)
+
+    def forced(self, row: int) -> NDArray[np.int32] | None:
+        """The tokens to generate where the trace names them."""
+        content = int(self._content[row])
+        if content < 0 and row not in self._quoted:
+            return None
+        named = (content, int(self._offset[row])) if content >= 0 else (own_output(row), 0)
+        vocab = np.uint64(self.engine.loaded.spec.facts.vocab)
+        return (tokens(*named, self._feed.output_tokens[row]) % vocab).astype(np.int32)
+
+    def _ended(self, sequence: Sequence) -> None:
+        self._arrivals.ended(sequence.request.index, self.engine.loop.clock.now())
+
+    def _meta(self) -> dict[str, Any]:
+        engine, limits = self.engine, self.engine.limits
+        loaded = engine.loaded
+        return {
+            "name": self.trace.name,
+            "engine": "pagecast",
+            "engine_version": _version(),
+            "gpu": torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "CPU",
+            "model": loaded.spec.facts.name,
+            "usable_blocks": limits.num_blocks,
+            "end_s": "when the step was committed and its tokens handed out",
+            "config": {
+                "block_size": limits.block_size,
+                "max_num_seqs": limits.max_num_seqs,
+                "max_num_batched_tokens": limits.max_num_batched_tokens,
+                "max_model_len": limits.max_model_len,
+                "scheduling_policy": limits.policy,
+                "async_scheduling": bool(limits.pipeline_depth),
+                "enable_prefix_caching": limits.caching,
+                "attention_backend": loaded.backend,
+                "dtype": str(loaded.kv.dtype).removeprefix("torch."),
+                "enforce_eager": engine.options.enforce_eager,
+                "temperature": self._params.temperature,
+            },
+        }
+
+
+def with_spans(trace: Trace, block_size: int) -> Trace:
+    """The trace with prompts of token ids named by content: equal names where whole blocks are equal.
+
+    Recorded runs know prompts by content, not by ids.
+    """
+    if trace.token_ids is None:
+        return trace
+    rows: list[tuple[int, int, int]] = []
+    starts = [0]
+    for ids in trace.token_ids:
+        digests = BlockKeys.of_ids(block_size, ids).digests
+        for digest in digests:
+            rows.append((_name(digest), 0, block_size))
+        rest = np.asarray(ids[len(digests) * block_size :], np.int64)
+        if len(rest):
+            before = digests[-1] if digests else b""
+            rows.append((_name(before + rest.tobytes()), 0, len(rest)))
+        starts.append(len(rows))
+    flat = np.array(rows, np.int64).reshape(-1, 3)
+    spans = Spans(np.array(starts, np.int64), flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy())
+    return replace(trace, spans=spans, token_ids=None)
+
+
+def _name(text: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(text) & _POSITIVE
+
+
+def _quoted(trace: Trace) -> set[int]:
+    """Rows whose output, unnamed as it is, is part of some prompt."""
+    if trace.spans is None:
+        return set()
+    used = set(trace.spans.content[trace.spans.content < 0].tolist())
+    return {row for row in range(len(trace)) if own_output(row) in used} if used else set()
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("pagecast")

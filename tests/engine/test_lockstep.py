@@ -1,0 +1,70 @@
+"""What the engine decided is what the core decides again from the recorded times alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pagecast.engine.recording import event_line
+from pagecast.engine.serve import TraceServer
+from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.validate import DecisionReplay, compare_decisions
+from pagecast.traces.schema import Trace
+
+
+def record(engine: Any, trace: Trace, folder: Path) -> RecordedRun:
+    """Serves a trace, and writes and reads the run."""
+    return RecordedRun.load(TraceServer(engine, trace).run().write(folder))
+
+
+def replayed_events(run: RecordedRun) -> list[dict[str, Any]]:
+    replay = DecisionReplay(run, log=True)
+    for number in range(len(run.steps)):
+        replay.step(number)
+    replay.finish()
+    assert replay.scheduler.events is not None
+    return [event_line(event) for event in replay.scheduler.events]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_recorded_run_replays_step_by_step_and_event_by_event(
+    seed: int, depth: int, policy: str, model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
+) -> None:
+    engine = engine_of(
+        model_of("qwen3").folder,
+        num_blocks=20,
+        max_num_seqs=6,
+        max_num_batched_tokens=48,
+        pipeline_depth=depth,
+        scheduling_policy=policy,
+        log_events=True,
+    )
+    run = record(engine, small_trace(seed), tmp_path)
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert report.requests == 40
+    assert replayed_events(run) == run.events
+    kinds = {event["kind"] for event in run.events}
+    assert {"allocated", "stored", "reused", "evicted", "freed", "preempted", "finished"} <= kinds
+
+
+def test_a_recorded_run_says_what_was_generated(
+    model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
+) -> None:
+    model = model_of("qwen3")
+    engine = engine_of(model.folder, max_num_seqs=6, log_events=True, pipeline_depth=1)
+    trace = small_trace(5, count=30)
+    trace = replace(trace, requests=trace.requests.drop(columns="cancel_after_s"))
+    run = record(engine, trace, tmp_path)
+    server = TraceServer(engine, trace)
+    for row in range(30):
+        ids = [int(token) for token in run.requests["output_ids"][row].split()]
+        assert len(ids) == run.requests["output_tokens"][row]
+        prompt = server.prompt(row).tolist()
+        expected = model.logits(prompt + ids)[len(prompt) - 1 : -1].argmax(-1)
+        assert ids == (expected.tolist() if server.forced(row) is None else server.forced(row).tolist())
+    assert np.all(run.requests["finish_s"] >= run.requests["first_token_s"])
+    assert np.all(run.requests["first_token_s"] > run.requests["submitted_s"])
