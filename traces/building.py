@@ -155,6 +155,12 @@ class Rows:
         for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
 
+    def count_from_first(self) -> None:
+        """Lets arrivals count from the earliest so far."""
+        arrivals = self._columns["arrival_s"]
+        first = min(arrivals)
+        self._columns["arrival_s"] = array("d", (arrival_s - first for arrival_s in arrivals))
+
     def finish(
         self,
         spans: Spans | None = None,

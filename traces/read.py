@@ -11,6 +11,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.traces.bundled import resolve
 from pagecast.traces.readers import (
     agents,
+    aiperf,
     azure,
     bailian,
     burstgpt,
@@ -32,6 +33,7 @@ JSON_FORMATS: dict[str, set[str]] = {
     "agent sessions": {"session", "agent", "t", "input_length", "output_length", "hash_ids", "think_time"},
     "Bailian": {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"},
     "vLLM benchmark": {"input_lens", "output_lens", "start_times", "ttfts", "itls"},
+    "AIPerf": {"metadata", "metrics", "request_start_ns", "input_sequence_length", "output_sequence_length"},
     "ShareGPT": {"conversations", "messages", "from", "value", "role", "content"},
 }
 CSV_FORMATS: dict[str, set[str]] = {
@@ -100,6 +102,7 @@ _PLAIN: dict[str, Callable[..., Trace]] = {
     "parquet": parquet.read,
     "pagecast JSON lines": own.read,
     "vLLM benchmark": vllm_bench.read,
+    "AIPerf": aiperf.read,
     "plain CSV": plain.read,
     "Azure": azure.read,
     "BurstGPT": burstgpt.read,

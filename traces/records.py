@@ -16,14 +16,14 @@ _BLANK_LINES = 1000
 class Record:
     """One JSON object with the line it came from; its getters check and name the field on error."""
 
-    __slots__ = ("_source", "line", "values")
+    __slots__ = ("_source", "line", "prefix", "values")
 
-    def __init__(self, source: Source, line: int, values: dict[str, Any]) -> None:
-        self._source, self.line, self.values = source, line, values
+    def __init__(self, source: Source, line: int, values: dict[str, Any], prefix: str = "") -> None:
+        self._source, self.line, self.values, self.prefix = source, line, values, prefix
 
     def fail(self, field: str, problem: str) -> Exception:
         """The error for one field of this line."""
-        return self._source.fail(problem, self.line, field)
+        return self._source.fail(problem, self.line, self.prefix + field)
 
     def required(self, field: str) -> Any:
         """The value of a field. Raises BadInput where it is missing or null."""

@@ -224,6 +224,8 @@ SEEDS = {
     "sharegpt": b'[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]',
     "agents": json.dumps(TURN).encode() + b"\n" + json.dumps(TURN).encode(),
     "bailian": json.dumps(CHAT).encode(),
+    "aiperf": b'{"metadata": {"request_start_ns": 5}, "metrics": {"input_sequence_length": {"value": 1}, '
+    b'"output_sequence_length": {"value": 2}}}',
     "gzip": gzip.compress(mooncake()),
     "zstd": zstandard.ZstdCompressor().compress(mooncake()),
 }

@@ -206,6 +206,29 @@ def test_vllm_benchmark_is_ordered_by_start(tmp_path: Path) -> None:
         read(write(tmp_path, json.dumps(told)))
 
 
+def test_aiperf_export_is_ordered_by_start(tmp_path: Path) -> None:
+    def record(start_ns: int, inputs: int, phase: str = "profiling", **more: object) -> dict:
+        metrics = {"input_sequence_length": {"value": inputs, "unit": "tokens"}, **more}
+        about = {"conversation_id": "c", "request_start_ns": start_ns, "benchmark_phase": phase}
+        return {"metadata": about, "metrics": metrics, "error": None}
+
+    now, done = 1_764_000_000_000_000_000, {"output_sequence_length": {"value": 4}}
+    path = write(
+        tmp_path,
+        lines(
+            record(now + 250_000_000, 20, **done),
+            record(now, 10, **done),
+            record(now - 10**9, 5, "warmup", **done),
+            record(now, 30),
+        ),
+    )
+    trace = read(path)
+    assert trace.requests["arrival_s"].tolist() == [0.0, 0.25]
+    assert trace.requests["input_tokens"].tolist() == [10, 20]
+    assert trace.requests["session"].tolist() == ["c", "c"]
+    assert "2 of 4" in trace.notes[0]
+
+
 CONVERSATIONS = [
     {"id": "x", "conversations": [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "c"}]},
     {
