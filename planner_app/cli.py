@@ -1,4 +1,4 @@
-"""The command line: `pagecast replay | validate | hits | memory | trace`.
+"""The command line: `pagecast replay | validate | hits | memory | trace | calibrate`.
 
 Exit codes: 0 good, 1 a check failed, 2 bad input, 3 this machine cannot.
 """
@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import typer
-from pagecast.planner_app import cli_replay, cli_validate
+from pagecast.planner_app import cli_calibrate, cli_hits, cli_memory, cli_replay, cli_trace, cli_validate
 from pagecast.planner_app.console import err
 from pagecast.sim.core.errors import PagecastError
 
@@ -24,6 +24,10 @@ app = typer.Typer(
 )
 app.command("replay")(cli_replay.replay_command)
 app.command("validate")(cli_validate.validate_command)
+app.command("hits")(cli_hits.hits_command)
+app.command("memory")(cli_memory.memory_command)
+app.command("calibrate")(cli_calibrate.calibrate_command)
+app.add_typer(cli_trace.app, name="trace")
 
 
 # Typer carries its own copy of click from 0.2x on: whichever it uses, its errors share this class.
@@ -46,6 +50,9 @@ def run(arguments: list[str] | None = None) -> int:
     except typer.Exit as error:
         return error.exit_code
     except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            err.print(error.format_message(), markup=False)
+            return 2
         err.print(f"pagecast: {error.format_message()}", soft_wrap=True, markup=False)
         return 2
     except (typer.Abort, KeyboardInterrupt):

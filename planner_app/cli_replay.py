@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from pagecast.planner_app import console
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import scale
 from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
 from rich.table import Table
@@ -24,7 +24,12 @@ def replay_command(
     model: Annotated[str | None, Opt(help="known model or folder with config.json [Qwen/Qwen3-8B]")] = None,
     gpu: Annotated[str | None, Opt(help="GPU type [H200]")] = None,
     profile: Annotated[str | None, Opt(help="engine to behave as: vllm, nano-vllm [vllm]")] = None,
-    costs: Annotated[str | None, Opt(help="step costs: roofline [roofline]")] = None,
+    costs: Annotated[
+        str | None, Opt(help="step costs: a calibration's name or file, roofline, auto [auto: what fits]")
+    ] = None,
+    transfer_costs: Annotated[
+        bool | None, Opt("--transfer-costs", help="allow a calibration of another model or GPU, scaled")
+    ] = None,
     block_size: Annotated[int | None, Opt(help="tokens in a KV block [16, vLLM's]")] = None,
     gpu_memory_utilization: Annotated[
         float | None, Opt(help="fraction of HBM the engine may use [0.9, vLLM's; newer vLLM: 0.92]")
@@ -53,7 +58,9 @@ def replay_command(
         bool | None,
         Opt("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse cached prefixes [on, vLLM's]"),
     ] = None,
-    speedup: Annotated[float, Opt(help="compress the trace's time: 2 doubles the load")] = 1.0,
+    speedup: Annotated[
+        float, Opt(help="divide arrival times by this: 2 doubles the load; think times stay")
+    ] = 1.0,
     limit: Annotated[int | None, Opt(help="replay only the first N requests")] = None,
     session_rate: Annotated[
         float | None, Opt(help="sessions per second, for traces that have no absolute times")
@@ -71,7 +78,7 @@ def replay_command(
         "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
         "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size,
         "scheduling_policy": scheduling_policy, "async_scheduling": async_scheduling,
-        "enable_prefix_caching": enable_prefix_caching, "seed": seed,
+        "enable_prefix_caching": enable_prefix_caching, "seed": seed, "transfer_costs": transfer_costs,
     }  # fmt: skip
     given = {name: value for name, value in fields.items() if value is not None}
     chosen = Scenario.load(scenario, **given) if scenario else Scenario.make(given, "options")
@@ -91,9 +98,7 @@ def load_trace(
     if not 0 < speedup < float("inf"):
         raise BadInput(f"--speedup is {speedup}; it must be above 0")
     trace = read(name, limit=limit, session_rate=session_rate, seed=seed)
-    if speedup == 1:
-        return trace
-    return replace(trace, requests=trace.requests.assign(arrival_s=trace.requests["arrival_s"] / speedup))
+    return trace if speedup == 1 else scale(trace, speedup)
 
 
 def show(result: Result, out: Path | None) -> None:
