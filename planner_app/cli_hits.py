@@ -21,6 +21,10 @@ def hits_command(
     block_size: Annotated[int, Opt(help="tokens in a block (512: Mooncake's own; vLLM uses 16)")] = 512,
     limit: Annotated[int | None, Opt(help="count only the first N requests")] = None,
     sort: Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")] = False,
+    session_rate: Annotated[
+        float | None, Opt(help="sessions a second, where a format has no absolute times: it sets the order")
+    ] = None,
+    seed: Annotated[int, Opt(help="of whatever is drawn at random")] = 0,
     block_tokens: Annotated[int | None, Opt(help="tokens a hash id names, if not the format's own")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
@@ -30,7 +34,9 @@ def hits_command(
     generated tokens are never inserted; requests come in the trace's order.
     """
     capacities = parse_capacities(capacity)
-    work = read_with_progress(trace, limit=limit, sort=sort, block_tokens=block_tokens)
+    work = read_with_progress(
+        trace, limit=limit, sort=sort, session_rate=session_rate, seed=seed, block_tokens=block_tokens
+    )
     result = hits(work, capacities, block_size)
     if json:
         console.print_json(result.to_dict())

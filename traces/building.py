@@ -65,7 +65,7 @@ class BlockSpans:
             raise record.fail(
                 field,
                 f"{len(ids)} ids, but {input_tokens} tokens at {self.block_tokens} a block need {least}; "
-                "correct the line, or give the block size (block_tokens, --block-tokens)",
+                "correct the line, or say what a block has (pagecast trace convert --block-tokens)",
             )
         self._ids += self._checked(record, field, ids)
         self._counts.append(len(ids))

@@ -69,7 +69,7 @@ def read(
         limit: read at most this many requests.
         sort: put requests out of order in order of arrival, instead of refusing them.
         block_tokens: tokens that a hash id names, where it is not the format's usual number.
-        max_bytes: refuse files larger than this when decompressed (4 GiB).
+        max_bytes: refuse files larger than this when decompressed (2 GiB).
         progress: told, now and then, how many bytes of the file have been read.
 
     Raises:

@@ -17,7 +17,7 @@ import zstandard
 from pagecast.sim.core.errors import BadInput
 
 MIB = 1 << 20
-MAX_BYTES = 4 << 30  # decompressed
+MAX_BYTES = 2 << 30  # decompressed
 MAX_LINE_BYTES = 64 * MIB
 MAX_DOCUMENT_BYTES = 1 << 30
 _HEAD_BYTES = MIB
@@ -167,7 +167,7 @@ class _Guarded(io.RawIOBase):
         if self._count > self._max_bytes:
             raise BadInput(
                 f"{self._path}: more than {self._max_bytes:,} bytes decompressed; "
-                "cut it, or raise the limit (max_bytes, --max-bytes) if it is no mistake"
+                "cut it, or raise the limit (pagecast trace convert --max-bytes) if it is no mistake"
             )
         if self._progress is not None:
             self._progress(self._raw.tell())

@@ -72,7 +72,7 @@ def read(
         "answers are not named in this format: later turns do not reuse the blocks of generated tokens",
     ]
     if session_rate is None:
-        notes[0] += ": the format has no absolute times; choose with session_rate (--session-rate)"
+        notes[0] += ": the format has no absolute times; choose with --session-rate"
     if cut_off:
         notes.append(f"{cut_off} answers of no recorded length (cut off) count as one token")
     return sort_trace(rows.finish(spans.finish(), sort=True, time_field="t", notes=notes))

@@ -55,7 +55,7 @@ def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
             if size > source.max_bytes:
                 raise source.fail(
                     f"{size:,} bytes when unpacked, more than {source.max_bytes:,}; "
-                    "raise the limit (max_bytes, --max-bytes) if it is no mistake"
+                    "raise the limit (pagecast trace convert --max-bytes) if it is no mistake"
                 )
             names = file.schema_arrow.names
             for name in REQUIRED:

@@ -65,7 +65,7 @@ def read(
             break
     return played.finish(
         f"the format has no times: sessions start at {law.rate:g} a second (Poisson, seed {seed}; "
-        f"session_rate, --session-rate), turns follow {think:g} s after the last answer (think_s, --think)"
+        f"choose with --session-rate), turns follow {think:g} s after the last answer (--think)"
     )
 
 
@@ -154,7 +154,7 @@ def _message(record: Record, field: str, message: Any) -> tuple[str, str]:
 def load_tokenizer(source: Source, tokenizer: Encode | str | Path | None) -> Encode:
     """A function from text to token ids. Raises CannotRunHere where transformers is not installed."""
     if tokenizer is None:
-        raise source.fail("texts without token counts; give a tokenizer (tokenizer, --tokenizer FOLDER)")
+        raise source.fail("texts without token counts; use pagecast trace convert --tokenizer FOLDER")
     if callable(tokenizer):
         return tokenizer
     if not Path(tokenizer).is_dir():
