@@ -74,6 +74,14 @@ class KVCacheManager:
                 position = run.start + high
         return Hit(pieces, position, idle)
 
+    def shared(self, request: Request, hit: Hit) -> int:
+        """Tokens beyond a hit that the request's parent has in its next block: a copy of it saves them."""
+        parent = request.parent
+        if parent is None or parent.state not in (State.DECODE, State.DRAINING):
+            return 0
+        tokens = min(request.prompt_tokens, request.known - 1) - hit.blocks * self.block_size
+        return tokens if 0 < tokens < self.block_size else 0
+
     def reuse(self, request: Request, hit: Hit) -> None:
         """Gives a request the cached prefix that `lookup` found, in the same step."""
         pool = self.pool

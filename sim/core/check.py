@@ -35,7 +35,7 @@ def check_counts(s: Scheduler) -> None:
     """O(1): the counts agree with each other."""
     limits, free = s.limits, s.pool.queue.count
     _hold(0 <= free <= limits.num_blocks, f"{free} free blocks of {limits.num_blocks}")
-    live = len(s.running) + s.waiting.size
+    live = len(s.running) + s.waiting.size + len(s.forks)
     _hold(live == len(s.requests), f"{live} requests running or waiting, {len(s.requests)} live")
     _hold(len(s.in_flight) <= limits.pipeline_depth + 1, f"{len(s.in_flight)} plans in flight")
     _hold(bool(s.requests) or free == limits.num_blocks, "blocks are held while no request lives")

@@ -188,7 +188,8 @@ def _admit_waiting(s: Scheduler, budget: int, chunks: list[Chunk], now: int) -> 
             s.blocked = True
             return
         hit = cache.lookup(request)
-        cached = hit.blocks * limits.block_size
+        shared = cache.shared(request, hit)
+        cached = hit.blocks * limits.block_size + shared
         if cache.blocks_for(request.known) - hit.blocks + hit.idle > s.pool.queue.count:
             s.failed_allocations += 1
             s.blocked = not s.may_find_more(request, hit)
@@ -197,11 +198,11 @@ def _admit_waiting(s: Scheduler, budget: int, chunks: list[Chunk], now: int) -> 
         budget -= tokens
         s.waiting.remove(request)
         s.running[request] = None
-        s.admit(request, hit, now)
+        s.admit(request, hit, now, shared)
         blocks = cache.blocks_for(cached + tokens) - hit.blocks
         if blocks:
             cache.allocate(request, blocks)
-        chunks.append(s.compute(request, tokens))
+        chunks.append(s.compute(request, tokens, shared))
 
 
 def _order(request: Request) -> int:

@@ -63,25 +63,27 @@ def _prefill(s: Scheduler, now: int) -> list[Chunk]:
             break
         hit: Hit | None = None
         missing = request.known - request.computed
+        shared = 0
         if not request.table:
             hit = cache.lookup(request)
+            shared = cache.shared(request, hit)
             if cache.blocks_for(request.known) - hit.blocks + hit.idle > s.pool.queue.count:
                 s.failed_allocations += 1
                 s.blocked = not s.may_find_more(request, hit)
                 break
-            missing = request.known - hit.blocks * limits.block_size
+            missing = request.known - hit.blocks * limits.block_size - shared
         left = limits.max_num_batched_tokens - batched
         if left < missing and chunks:
             break
         if hit is not None:
-            s.admit(request, hit, now)
+            s.admit(request, hit, now, shared)
             cache.allocate(request, cache.blocks_for(request.known) - hit.blocks)
         tokens = min(missing, left)
         batched += tokens
         if tokens == missing:
             s.waiting.remove(request)
             s.running[request] = None
-        chunks.append(s.compute(request, tokens))
+        chunks.append(s.compute(request, tokens, shared))
     return chunks
 
 

@@ -11,12 +11,15 @@ class Chunk(NamedTuple):
     """A piece of a prompt: `tokens` tokens of `request` from position `start` on.
 
     `last`: it completes what is known of the sequence, so the step yields the request's next token.
+    `copied`: before anything is computed, this block is copied over the one in which the chunk begins
+    (-1: none); what the copy holds before `start` is the request's own.
     """
 
     request: Request
     start: int
     tokens: int
     last: bool
+    copied: int = -1
 
 
 class StepPlan(NamedTuple):

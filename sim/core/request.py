@@ -48,6 +48,7 @@ class Request:
         "last_step",
         "order",
         "output_tokens",
+        "parent",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -72,6 +73,7 @@ class Request:
         arrival_ns: int = 0,
         priority: int = 0,
         index: int = 0,
+        parent: Request | None = None,
     ) -> None:
         self.id = id
         self.index = index
@@ -80,6 +82,7 @@ class Request:
         self.output_tokens = output_tokens
         self.arrival_ns = arrival_ns
         self.priority = priority
+        self.parent = parent  # whose prompt it shares: it is let into the queue when that is computed
         self.state = State.NEW
         self.known = prompt_tokens  # tokens whose content is decided: prompt, and output so far
         self.computed = 0  # tokens whose KV is planned or there; not kept up while decoding

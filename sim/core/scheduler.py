@@ -11,6 +11,7 @@ order these happen within a step is the profile's rule: `mixed.py` (vLLM) and `p
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagecast.sim.core import mixed, phased
@@ -18,6 +19,7 @@ from pagecast.sim.core.cache import Hit, KVCacheManager
 from pagecast.sim.core.decoders import Decoders, give_one
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventKind
+from pagecast.sim.core.forks import Forks
 from pagecast.sim.core.plan import DONE, Chunk, Outcome, StepPlan
 from pagecast.sim.core.profile import VLLM, Profile
 from pagecast.sim.core.request import NEVER, Request, State
@@ -83,6 +85,7 @@ class Scheduler:
         self.joining: dict[Request, None] = {}  # running, prompt completed by the plan being made
         self.parked: dict[Request, None] = {}  # running, beyond the batch size (phased profiles)
         self.draining: dict[int, list[Request]] = {}  # by step: requests that end with its commit
+        self.forks = Forks()
         self.requests: dict[str, Request] = {}
         self.in_flight: deque[StepPlan] = deque()
         self.step = 0  # number of the next plan
@@ -116,6 +119,8 @@ class Scheduler:
         request.state = State.WAITING
         request.queue_depth = self.waiting.size
         self.requests[request.id] = request
+        if self.forks.hold(request):
+            return True
         if not self.waiting.size or self.limits.policy == "priority":
             self.blocked = False
         self.waiting.add(request)
@@ -175,7 +180,7 @@ class Scheduler:
             self._stop_decoding(request)
         if request in self.running:
             del self.running[request]
-        else:
+        elif not self.forks.drop(request):
             self.waiting.remove(request)
         self.prefilling.pop(request, None)
         for ending in self.draining.values():
@@ -194,9 +199,19 @@ class Scheduler:
         request.finished_ns = now
         self.cache.release(request)
         request.state = state
+        request.parent = None
         del self.requests[request.id]
         self.blocked = False
         self._event(kind, request, detail=request.reason)
+        self._let_in_forks(request)
+
+    def _let_in_forks(self, parent: Request) -> None:
+        """Queues what waited for a request's prompt, ahead of all that came later."""
+        forks = self.forks.release(parent)
+        if forks:
+            self.blocked = False
+        for fork in forks if self.limits.policy == "priority" else reversed(forks):
+            self.waiting.put_back(fork)
 
     def evict(self, blocks: int) -> int:
         """Forgets the cached content of up to `blocks` free blocks, the next in eviction order.
@@ -311,12 +326,15 @@ class Scheduler:
         if self.delay and (self.events is not None or request.keys.explicit):
             self.cache.publish(request, self.tick - request.lag)
 
-    def admit(self, request: Request, hit: Hit, now: int) -> None:
-        """Moves the first waiting request into the running ones, with the prefix that was found for it."""
+    def admit(self, request: Request, hit: Hit, now: int, shared: int = 0) -> None:
+        """Moves the first waiting request into the running ones, with the prefix that was found for it.
+
+        `shared` tokens more it will have by a copy (see `compute`).
+        """
         request.state = State.PREFILL
         self._admissions += 1
         request.order = self._admissions
-        request.computed = tokens = hit.blocks * self.limits.block_size
+        request.computed = tokens = hit.blocks * self.limits.block_size + shared
         request.reused_tokens += tokens
         if request.cached_tokens == NEVER:
             request.cached_tokens = tokens
@@ -325,9 +343,17 @@ class Scheduler:
         if hit.blocks:
             self.cache.reuse(request, hit)
 
-    def compute(self, request: Request, tokens: int) -> Chunk:
-        """Plans a chunk of a request's known tokens; its blocks are allocated already."""
+    def compute(self, request: Request, tokens: int, shared: int = 0) -> Chunk:
+        """Plans a chunk of a request's known tokens; its blocks are allocated already.
+
+        `shared`: it begins that far into a block which is to be copied from the request's parent.
+        """
         start = request.computed
+        copied = -1
+        if shared and request.parent is not None:
+            number = start // self.limits.block_size
+            copied = request.parent.blocks()[number]
+            self._event(EventKind.COPIED, request, (copied, request.blocks()[number]))
         request.computed = reached = start + tokens
         if self.profile.publish_at_schedule:
             self.cache.publish(request, reached)
@@ -337,9 +363,10 @@ class Scheduler:
             self.joining[request] = None
         else:
             self.prefilling[request] = None
-        return Chunk(request, start, tokens, last)
+        return Chunk(request, start, tokens, last, copied)
 
     def _begin_decode(self, request: Request, next_tick: int) -> None:
+        self._let_in_forks(request)
         known = request.known
         request.lag = next_tick - known
         ticks = request.prompt_tokens + request.output_tokens - known - 1
@@ -418,31 +445,41 @@ class Scheduler:
         """
         if not self.in_flight or self.in_flight[0] is not plan:
             raise ValueError(f"step {plan.step} is not the oldest plan in flight")
-        self.in_flight.popleft()
         self.pool.step = self.step
+        ended = self._fail(outcome, now)
+        self.in_flight.popleft()
         for chunk in plan.chunks:
             request = chunk.request
             if not self.profile.publish_at_schedule and request.table and request.alive:
                 self.cache.publish(request, chunk.start + chunk.tokens)
             if chunk.last and request.first_token_ns == NEVER:
                 request.first_token_ns = now
-        ended: list[Request] = []
         for request in self.draining.pop(plan.last, ()):
             self._finish(request, now)
             ended.append(request)
-        for id in outcome.stopped:
-            early = self.requests.get(id)
-            if early is not None:
-                early.output_tokens = self._emitted(early)
-                self._finish(early, now)
-                ended.append(early)
-        for id, reason in outcome.failed:
-            broken = self.requests.get(id)
-            if broken is not None:
-                broken.reason = reason
-                self.cancel(id, now)
-                ended.append(broken)
+        for early in self._live(outcome.stopped):
+            early.output_tokens = self._emitted(early)
+            self._finish(early, now)
+            ended.append(early)
         return ended
+
+    def _fail(self, outcome: Outcome, now: int) -> list[Request]:
+        """Ends what failed in the plan that is about to be committed, whose blocks count as not computed.
+
+        The newest goes first: it may hold blocks that an older one was to fill.
+        """
+        if not outcome.failed:
+            return []
+        reasons = dict(outcome.failed)
+        failed = self._live(reasons)[::-1]
+        for request in failed:
+            request.reason = reasons[request.id]
+            self.cancel(request.id, now)
+        return failed
+
+    def _live(self, ids: Iterable[str]) -> list[Request]:
+        """The live ones of these requests, in admission order."""
+        return sorted((self.requests[id] for id in ids if id in self.requests), key=lambda r: r.order)
 
     def _emitted(self, request: Request) -> int:
         """Output tokens a request has been given by the plans committed so far."""

@@ -1,0 +1,45 @@
+"""Forks: requests kept back until the prompt they share with another is computed.
+
+A fork's prompt is its parent's. Once that is computed the fork finds its full blocks as anybody would, and is
+given a copy of the last one, partly filled as it is; so it computes a single token of the prompt, after
+which it draws a token of its own.
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.request import Request, State
+
+
+class Forks:
+    """Requests that wait for their parent's prompt, in the order they came."""
+
+    def __init__(self) -> None:
+        self._held: dict[Request, list[Request]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def hold(self, request: Request) -> bool:
+        """Keeps a request back if its parent's prompt is still to be computed."""
+        parent = request.parent
+        if parent is None or parent.state not in (State.WAITING, State.PREFILL):
+            return False
+        self._held.setdefault(parent, []).append(request)
+        self._count += 1
+        return True
+
+    def drop(self, request: Request) -> bool:
+        """Takes a request out that has ended. False: it is not kept back."""
+        held = self._held.get(request.parent, []) if request.parent is not None else []
+        if request not in held:
+            return False
+        held.remove(request)
+        self._count -= 1
+        return True
+
+    def release(self, parent: Request) -> list[Request]:
+        """Takes out the forks of a request: its prompt is computed, or never will be."""
+        held = self._held.pop(parent, [])
+        self._count -= len(held)
+        return held
