@@ -479,7 +479,8 @@ class Scheduler:
 
     def _live(self, ids: Iterable[str]) -> list[Request]:
         """The live ones of these requests, in admission order."""
-        return sorted((self.requests[id] for id in ids if id in self.requests), key=lambda r: r.order)
+        live = {self.requests[id] for id in ids if id in self.requests}
+        return sorted(live, key=lambda request: request.order)
 
     def _emitted(self, request: Request) -> int:
         """Output tokens a request has been given by the plans committed so far."""
