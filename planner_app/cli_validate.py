@@ -7,36 +7,111 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pagecast.planner_app import console
+from pagecast.planner_app import console, validation_report
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.forecast import REPLICATES, Forecast, forecast
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.validate import compare_decisions
+from rich.table import Table
+
+Opt = typer.Option
 
 
 def validate_command(
     run: Annotated[Path, typer.Argument(help="folder of a recorded run")],
-    costs: Annotated[str, typer.Option(help="recorded: the run's own step times")] = "recorded",
-    profile: Annotated[str, typer.Option(help="engine whose rules are followed")] = "vllm",
-    json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    costs: Annotated[
+        str,
+        Opt(help="recorded: the run's own step times; or a calibration's file or name, auto, roofline"),
+    ] = "recorded",
+    profile: Annotated[str, Opt(help="engine whose rules are followed, with recorded costs")] = "vllm",
+    replicates: Annotated[int, Opt(min=0, help="draws of the costs behind each 90% interval")] = REPLICATES,
+    transfer: Annotated[bool, Opt("--transfer", help="allow a calibration of another model or GPU")] = False,
+    max_error: Annotated[
+        float | None, Opt(min=0, help="exit with 1 where any figure is off by more percent")
+    ] = None,
+    seed: Annotated[int, Opt(help="of the draws")] = 0,
+    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Replays RUN with its measured step times and compares every step and every prefix hit.
+    """Replays RUN and compares.
 
-    Exit code 1 where a decision differs; the first difference is explained.
+    With recorded costs: every step and every prefix hit, on the run's own clock; exit code 1 where a
+    decision differs, and the first difference is explained. With any other: the run's requests are forecast
+    and every latency and total is set beside the measured one, with 90% intervals.
     """
-    if costs != "recorded":
-        raise BadInput(f"--costs {costs}: this command knows 'recorded'")
-    report = compare_decisions(RecordedRun.load(run), find_profile(profile))
+    recorded = RecordedRun.load(run)
+    if costs == "recorded":
+        _decisions(recorded, profile, json)
+        return
+    with console.progress("replicates", replicates + 2) as update:
+        found = forecast(
+            recorded, costs, replicates=replicates, transfer=transfer, seed=seed, progress=update
+        )
+    if report is not None:
+        write_report(found, report)
     if json:
-        fields = asdict(report)
+        console.print_json(found.as_dict())
+    else:
+        show(found)
+    if max_error is not None and found.worst_percent > max_error:
+        raise typer.Exit(1)
+
+
+def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
+    found = compare_decisions(run, find_profile(profile))
+    if json:
+        fields = asdict(found)
         del fields["run"]
         console.print_json(fields)
     else:
         console.out.print(
-            f"{report.run}: {report.steps_matched:,} of {report.steps_recorded:,} steps and "
-            f"{report.cached_tokens_matched:,} of {report.requests:,} prefix hits are the engine's"
+            f"{found.run}: {found.steps_matched:,} of {found.steps_recorded:,} steps and "
+            f"{found.cached_tokens_matched:,} of {found.requests:,} prefix hits are the engine's"
         )
-        if report.first_mismatch:
-            console.out.print(f"first difference: {report.first_mismatch}", soft_wrap=True, markup=False)
-    if not report.ok:
+        if found.first_mismatch:
+            console.out.print(f"first difference: {found.first_mismatch}", soft_wrap=True, markup=False)
+    if not found.ok:
         raise typer.Exit(1)
+
+
+def write_report(found: Forecast, path: Path) -> None:
+    """Writes the report. Errors: BadInput where the file can't be written."""
+    try:
+        path.write_text(validation_report.page(found), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--report {path}: can't be written ({error.strerror})") from None
+
+
+def show(found: Forecast) -> None:
+    """Prints forecast and measurement side by side, how often intervals held, and what matters most."""
+    console.out.print(f"{found.run}: forecast with costs {found.costs} against the recording")
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "forecast", "measured", "error", "low", "high", "", "per 1%"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for row in found.rows:
+        table.add_row(
+            _title(row.name), _plain(row.predicted), _plain(row.measured), f"{row.error_percent:+.1f}%",
+            _plain(row.low), _plain(row.high), "missed" if row.covered is False else "",
+            "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%",
+        )  # fmt: skip
+    console.out.print(table)
+    console.out.print("low and high: a 90% interval; per 1%: what 1% of step time changes")
+    coverage = found.coverage()
+    if coverage["figures"]:
+        console.out.print(
+            f"{100 * (coverage['covered'] or 0):.0f}% of {coverage['figures']} measurements lie in their "
+            f"interval; half of the intervals are within +-{coverage['median_half_width_percent']:.1f}%"
+        )
+    console.out.print(f"note: {found.expected_error}", soft_wrap=True, markup=False)
+
+
+def _title(name: str) -> str:
+    latency, _, statistic = name.partition(".")
+    return f"{latency.removesuffix('_s').upper()} {statistic}" if statistic else name.replace("_", " ")
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"

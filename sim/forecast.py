@@ -131,6 +131,7 @@ def forecast(
     progress: Progress | None = None,
 ) -> Forecast:
     """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
+    real = measured(run)
     scenario = scenario_of(run)
     target = Target(
         find_model(scenario.model), find_gpu(scenario.gpu), scenario.tensor_parallel_size,
@@ -138,8 +139,7 @@ def forecast(
     )  # fmt: skip
     model = choose(costs, target, transfer=transfer)
     trace = run.trace("arrival")
-    made = simulated(replay(trace, scenario, costs=model, keep_steps=False))
-    real = measured(run)
+    made = simulated(replay(trace, scenario, costs=model))
     spread = Spread()
     if isinstance(model, Calibrated):
         study = Study(trace, scenario, model.calibration, seed)

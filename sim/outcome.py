@@ -7,6 +7,7 @@ token, E2E until its last. TPOT is (last - first token) / (output tokens - 1).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,21 @@ SCALARS = ("makespan_s", "output_tokens_per_s", "steps", "preemptions", "reused_
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """How many requests ran and waited from each time on (seconds), as long as steps were kept."""
+
+    time_s: Floats
+    running: Floats
+    waiting: Floats
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """Latencies in seconds, one a request that has them (in no order that matters), and totals."""
+    """Latencies in seconds, one a request that has them (in no order that matters), totals, and load."""
 
     latencies: dict[str, Floats]
     scalars: dict[str, float]
+    timeline: Timeline
 
     def figures(self) -> dict[str, float]:
         """All figures by name: `ttft_s.p90`, `makespan_s` and so on; NaN where there is none."""
@@ -71,6 +82,7 @@ def measured(run: RecordedRun) -> Outcome:
             "preemptions": float(replay.scheduler.preemptions),
             "reused_prefix_tokens": float(table["cached_tokens"].sum()),
         },
+        timeline=_timeline(run.steps.start_ns, run.steps.running, run.steps.waiting),
     )  # fmt: skip
 
 
@@ -79,9 +91,16 @@ def simulated(result: Result) -> Outcome:
     table, summary = result.requests, result.summary
     latencies = {name: _known(table[name].to_numpy(np.float64)) for name in ("ttft_s", "tpot_s", "e2e_s")}
     queue = table["admitted_s"].to_numpy(np.float64) - table["arrival_s"].to_numpy(np.float64)
+    steps = result.steps
     return Outcome(
-        {**latencies, "queue_s": _known(queue)}, {name: float(summary[name]) for name in SCALARS}
+        {**latencies, "queue_s": _known(queue)},
+        {name: float(summary[name]) for name in SCALARS},
+        _timeline(*(steps[name].to_numpy() for name in ("start_ns", "running", "waiting"))),
     )
+
+
+def _timeline(start_ns: npt.NDArray[np.int64], running: Any, waiting: Any) -> Timeline:
+    return Timeline(start_ns / 1e9, np.asarray(running, np.float64), np.asarray(waiting, np.float64))
 
 
 def _known(values: Floats) -> Floats:

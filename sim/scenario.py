@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pagecast.sim.calibration.choose import choose
+from pagecast.sim.calibration.target import Target
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import PROFILES
 from pagecast.sim.core.profile import profile as find_profile
@@ -17,7 +19,6 @@ from pagecast.sim.costs import StepCosts
 from pagecast.sim.gpus import gpu as find_gpu
 from pagecast.sim.memory import HbmBudget, hbm_budget
 from pagecast.sim.models import model as find_model
-from pagecast.sim.roofline import Roofline
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
@@ -29,7 +30,11 @@ class Scenario(BaseModel):
     model: str = Field("Qwen/Qwen3-8B", description="a known model, or a folder with config.json")
     gpu: str = Field("H200", description="GPU type")
     profile: str = Field("vllm", description=f"engine whose rules are followed: {', '.join(PROFILES)}")
-    costs: str = Field("roofline", description="step costs: roofline")
+    costs: str = Field(
+        "auto",
+        description="step costs: roofline, a shipped calibration's name, a file, or auto (what fits best)",
+    )
+    transfer_costs: bool = Field(False, description="allow a calibration of another model or GPU, scaled")
     block_size: int = Field(16, ge=1, description="tokens in a KV block (vLLM: 16)")
     gpu_memory_utilization: float | None = Field(
         None, gt=0, le=1, description="fraction of HBM the engine may use (vLLM: 0.9)"
@@ -139,15 +144,12 @@ class Scenario(BaseModel):
         return self.profile == "vllm"
 
     def step_costs(self) -> StepCosts:
-        """The cost model. Errors: BadInput for a name that is not known."""
-        if self.costs != "roofline":
-            raise BadInput(f"costs {self.costs!r} are not known; choose roofline")
-        return Roofline(
-            find_model(self.model),
-            find_gpu(self.gpu),
-            tensor_parallel_size=self.tensor_parallel_size,
-            kv_cache_dtype=self.kv_cache_dtype,
-        )
+        """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""
+        target = Target(
+            find_model(self.model), find_gpu(self.gpu), self.tensor_parallel_size, self.kv_cache_dtype,
+            int(self.pipelined), self.profile,
+        )  # fmt: skip
+        return choose(self.costs, target, transfer=self.transfer_costs)
 
     def bytes_per_block(self) -> float:
         """KV bytes that one block of a sequence occupies, over all GPUs of the replica."""

@@ -10,13 +10,44 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.calibration.features import TERMS
-from pagecast.sim.calibration.noise import Noise
-from pagecast.sim.calibration.overlap import Host
 from pagecast.sim.calibration.shape import Shape
 from pagecast.sim.core.errors import BadInput
 
 FORMAT = 1
 KIND = "pagecast step costs"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """CPU time of a step that the device does not need, in nanoseconds: a constant and one a request.
+
+    Of steps with prompts that are planned ahead: `launch_ns` is hidden as well, and `busy` is the share by
+    which the device is slower than after a rest.
+    """
+
+    step_ns: float
+    request_ns: float
+    launch_ns: float
+    busy: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Relative standard deviations, all of natural logarithms.
+
+    `decode_sd`, `prompt_sd`: of one step around the fit, without pauses, for pure decode steps and those
+    with prompt chunks; `correlation`: between consecutive steps. `run_sd`: of a whole run against another of
+    the same set-up; `kind_sd`: of its steps with prompts against its pure decode steps, beyond that.
+    `level_sd`: how well the middle run is known.
+    """
+
+    decode_sd: float
+    prompt_sd: float
+    correlation: float
+    run_sd: float
+    kind_sd: float
+    level_sd: float
 
 
 @dataclass(frozen=True)

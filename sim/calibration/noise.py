@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.calibration.features import StepTable
+from pagecast.sim.calibration.file import Noise
 from pagecast.sim.calibration.fit import RUN_SD, Fit
 from pagecast.sim.calibration.shape import Shape
 
 Floats = npt.NDArray[np.float64]
 
 _PRIOR_RUNS = 4
-TRANSFER_SD = 0.10  # of a calibration used for another model or GPU: assumed, not measured
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Relative standard deviations, all of natural logarithms.
-
-    `decode_sd`, `prompt_sd`: of one step around the fit, without pauses, for pure decode steps and those
-    with prompt chunks; `correlation`: between consecutive steps. `run_sd`: of a whole run against another of
-    the same set-up; `kind_sd`: of its steps with prompts against its pure decode steps, beyond that.
-    `level_sd`: how well the middle run is known.
-    """
-
-    decode_sd: float
-    prompt_sd: float
-    correlation: float
-    run_sd: float
-    kind_sd: float
-    level_sd: float
 
 
 def noise_of(tables: list[StepTable], found: Fit, shape: Shape) -> Noise:

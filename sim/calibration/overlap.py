@@ -6,11 +6,10 @@ lower clocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.calibration.features import StepTable
+from pagecast.sim.calibration.file import Host
 from pagecast.sim.calibration.fit import Fit
 from pagecast.sim.calibration.shape import Shape
 from scipy.optimize import nnls
@@ -21,21 +20,6 @@ _WINDOW = 64  # steps summed, since a step planned ahead gives its time to its n
 _OUTLIER = 0.02
 MEASURED = "the scheduler's and hand-over time as recorded: a lower bound"
 FITTED = "fitted from runs with asynchronous scheduling"
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """CPU time of a step that the device does not need, in nanoseconds: a constant and one a request.
-
-    Of steps with prompts that are planned ahead: `launch_ns` is hidden as well, and `busy` is the share by
-    which the device is slower than after a rest.
-    """
-
-    step_ns: float
-    request_ns: float
-    launch_ns: float
-    busy: float
-    source: str
 
 
 def measured_host(tables: list[StepTable]) -> Host:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.file import Calibration
-from pagecast.sim.calibration.noise import TRANSFER_SD
 from pagecast.sim.calibration.shape import identity
 from pagecast.sim.calibration.target import Target
 from pagecast.sim.core.errors import BadInput
@@ -18,6 +17,8 @@ from pagecast.sim.costs import Batch
 from pagecast.sim.gpus import gpu as find_gpu
 from pagecast.sim.models import model as find_model
 from pagecast.sim.roofline import Roofline
+
+TRANSFER_SD = 0.10  # of the level of step times for another model or GPU: assumed, not measured
 
 
 def costs_for(calibration: Calibration, target: Target, *, transfer: bool = False) -> Calibrated:

@@ -1,0 +1,125 @@
+"""Forecasts beside recordings: within the bounds we claim, with intervals that hold."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from pagecast.planner_app import validation_report
+from pagecast.sim.calibration.draw import Drawn
+from pagecast.sim.calibration.file import load
+from pagecast.sim.calibration.transfer import transferred
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs import Batch
+from pagecast.sim.forecast import Row, forecast, scenario_of
+from pagecast.sim.outcome import measured
+from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.replicates import Job, Study
+
+RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
+VLLM = "vllm-0.24-h200-qwen3-8b"
+NOT_FITTED = ("azure_conv", "azure_conv_repeat3", "mooncake_conv", "azure_priority_tight")
+
+
+@pytest.fixture(scope="module")
+def runs(shared) -> dict[str, RecordedRun]:
+    names = (*NOT_FITTED, "sweep", "azure_conv_async")
+    return {name: RecordedRun.load(shared / RUNS / name) for name in names}
+
+
+@pytest.mark.parametrize("name", NOT_FITTED)
+def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
+    found = forecast(runs[name], VLLM, replicates=0)
+    rows = {row.name: row for row in found.rows}
+    for latency in ("tpot_s", "e2e_s"):
+        for statistic in ("mean", "p50", "p90"):
+            assert abs(rows[f"{latency}.{statistic}"].error_percent) < 5
+        assert abs(rows[f"{latency}.p99"].error_percent) < 10
+    assert abs(rows["makespan_s"].error_percent) < 5
+    # TTFT likewise, or within what 1% of step time makes of it (near saturation it makes much).
+    study = Study(runs[name].trace("arrival"), scenario_of(runs[name]), load(VLLM))
+    around = [study.run(Job(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
+    for statistic, bound in (("mean", 5), ("p50", 5), ("p90", 5), ("p99", 10)):
+        row = rows[f"ttft_s.{statistic}"]
+        reach = [figures[row.name] for figures in around]
+        assert abs(row.error_percent) < bound or min(reach) <= row.measured <= max(reach), row
+
+
+@pytest.mark.parametrize("name", ["azure_conv", "azure_priority_tight"])
+def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name):
+    coverage = forecast(runs[name], VLLM, replicates=24, workers=1).coverage()
+    assert coverage["figures"] == 25
+    assert coverage["covered"] >= 0.8
+    assert coverage["median_half_width_percent"] <= 10
+
+
+def test_planned_ahead_the_forecast_stays_near_though_half_of_it_is_not_fitted(runs):
+    rows = {row.name: row for row in forecast(runs["azure_conv_async"], VLLM, replicates=0).rows}
+    assert abs(rows["tpot_s.mean"].error_percent) < 4
+    assert abs(rows["makespan_s"].error_percent) < 1
+
+
+def test_json_has_every_statistic_with_its_error_and_interval(runs):
+    found = forecast(runs["mooncake_conv"], "auto", replicates=3, workers=1)
+    body = json.loads(json.dumps(found.as_dict()))
+    for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s"):
+        assert set(body[name]) == {"mean", "p50", "p90", "p95", "p99"}
+    keys = {"predicted", "measured", "error_percent", "low", "high", "covered"}
+    for name in ("makespan_s", "output_tokens_per_s", "steps", "preemptions", "reused_prefix_tokens"):
+        assert keys <= set(body[name])
+    assert body["preemptions"]["predicted"] == body["preemptions"]["measured"] == 4
+    assert body["reused_prefix_tokens"]["error_percent"] == 0
+    page = validation_report.page(found)
+    assert page.count("<svg") == 6
+    assert "nan" not in page.lower()
+
+
+def test_measured_figures_are_the_recordings_own(runs):
+    run = runs["azure_conv"]
+    figures = measured(run).figures()
+    table = run.requests
+    ttft = (table["first_token_s"] - table["arrival_s"]).to_numpy()
+    assert figures["ttft_s.p90"] == pytest.approx(np.percentile(ttft, 90))
+    assert 0 < figures["queue_s.mean"] < figures["ttft_s.mean"]
+    assert figures["steps"] == len(run.steps)
+
+
+def test_a_sweep_has_nothing_to_forecast(runs):
+    with pytest.raises(BadInput, match=r"has no requests\.csv\.gz"):
+        forecast(runs["sweep"], VLLM)
+
+
+def test_replicates_do_not_depend_on_how_many_work_on_them(runs):
+    run = runs["mooncake_conv"]
+    study = Study(run.trace("arrival"), scenario_of(run), load(VLLM), seed=3)
+    alone, together = study.spread(4, workers=1), study.spread(4, workers=2)
+    assert alone == together
+    assert 0.9 < alone.sensitivity["makespan_s"] < 1.1
+    assert alone.low["makespan_s"] < alone.high["makespan_s"]
+
+
+def test_draws_are_repeatable_differ_and_spread_more_after_a_transfer():
+    from pagecast.sim.calibration.target import Target
+    from pagecast.sim.gpus import gpu
+    from pagecast.sim.models import model
+
+    calibration = load(VLLM)
+    batch = Batch(0, 0, 0, ((4096, 0),))
+
+    def spread(source):
+        return np.std([np.log(Drawn(source, i).decode_line(8).ns(8000, 2000)) for i in range(60)])
+
+    assert Drawn(calibration, 1).device_ns(batch) == Drawn(calibration, 1).device_ns(batch)
+    assert Drawn(calibration, 1).device_ns(batch) != Drawn(calibration, 2).device_ns(batch)
+    assert Drawn(calibration, 1, seed=1).device_ns(batch) != Drawn(calibration, 1).device_ns(batch)
+    assert 0.006 < spread(calibration) < 0.02
+    assert spread(transferred(calibration, Target(model("Qwen/Qwen3-0.6B"), gpu("H200")))) > 0.05
+
+
+def test_errors_are_signed_and_nothing_against_nothing_is_none():
+    assert Row("x", 1.1, 1.0).error_percent == pytest.approx(10)
+    assert Row("x", 0.0, 0.0).error_percent == 0
+    assert math.isinf(Row("x", 1.0, 0.0).error_percent)
+    assert Row("x", 1.0, 1.0).covered is None
+    assert Row("x", 1.0, 1.0, 0.9, 1.1).covered is True
+    assert Row("x", 1.0, 2.0, 0.9, 1.1).covered is False
