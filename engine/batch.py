@@ -97,6 +97,7 @@ class Changes(NamedTuple):
     places: slice
     blocks: slice
     params: slice
+    copies: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class Batches:
             tokens=Tokens(*map(self.packed.put, part)),
             draws=self._draws(takers, part, np.concatenate([np.arange(singles), ends[last]]), longs, graph),
             chunks=self._chunks(longs),
-            changes=Changes(*map(self.packed.put, self.rows.changes())),
+            changes=Changes(*map(self.packed.put, (*self.rows.changes(), self._copies(plan)))),
         )
         self.packed.send()
         return batch
@@ -214,6 +215,14 @@ class Batches:
             section,
             self.packed.put(_ints(filtered)) if filtered else None,
         )
+
+    def _copies(self, plan: StepPlan) -> Ints:
+        """Pairs of blocks: of the parent, and of the fork that goes on in a copy of it."""
+        pairs: list[int] = []
+        for chunk in plan.chunks:
+            if chunk.copied >= 0:
+                pairs += chunk.copied, chunk.request.blocks()[chunk.start // self.rows.block_size]
+        return _ints(pairs)
 
     def _chunks(self, longs: list[Chunk]) -> Chunks:
         tokens, lens = [chunk.tokens for chunk in longs], _lens(longs)

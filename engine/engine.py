@@ -148,11 +148,14 @@ class Engine:
         if not params.ignore_eos:
             stops |= self.loaded.spec.eos_ids
         seed = self._random.randrange(SEEDS) if params.seed is None else params.seed
-        sequences = []
+        sequences: list[Sequence] = []
         for i in range(params.n):
             keys = BlockKeys.of_ids(self.limits.block_size, prompt.astype(np.int64))
             number = self._count
-            request = Request(str(number), keys, len(prompt), output, priority=priority, index=number)
+            parent = sequences[0].request if sequences else None
+            request = Request(
+                str(number), keys, len(prompt), output, priority=priority, index=number, parent=parent
+            )
             request.arrival_ns = self.loop.clock.now()
             self._count += 1
             sequence = Sequence(request, prompt, params, seed=seed + i, stops=stops, listener=listener)

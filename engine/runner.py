@@ -82,6 +82,8 @@ class Runner:
         if changes.params.stop > changes.params.start:
             rows = packed[changes.params].view(-1, FIELDS + 1)
             self.sampler.params[:, rows[:, 0]] = rows[:, 1:].T
+        if changes.copies.stop > changes.copies.start:
+            self.backend.copy_blocks(packed[changes.copies].view(-1, 2))
 
     def _states(self, batch: Batch) -> Tensor:
         """Final states after the tokens that are sampled, [rows, hidden]."""
@@ -142,5 +144,5 @@ def _capacity(max_rows: int, max_tokens: int, columns: int) -> int:
     """Numbers a step can have at most: of tokens, draws and chunks, tiles of chunks, and changed tables."""
     tokens = 3 * (max_tokens + max_rows)
     tiles = 4 * (max_tokens + max_rows)
-    changes = 2 * (max_rows + 1) * columns + (FIELDS + 1) * max_rows
+    changes = 2 * (max_rows + 1) * columns + (FIELDS + 1) * max_rows + 2 * max_rows
     return tokens + tiles + changes + 8 * max_rows + 1024

@@ -479,7 +479,7 @@ class Scheduler:
 
     def _live(self, ids: Iterable[str]) -> list[Request]:
         """The live ones of these requests, in admission order."""
-        live = {self.requests[id] for id in ids if id in self.requests}
+        live = dict.fromkeys(self.requests[id] for id in ids if id in self.requests)
         return sorted(live, key=lambda request: request.order)
 
     def _emitted(self, request: Request) -> int:

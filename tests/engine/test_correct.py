@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from pagecast.engine.params import SamplingParams
+from pagecast.sim.core.events import EventKind
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 # Block size: number of blocks (too few for all requests at once), tokens a step, length of the shared prefix.
@@ -56,16 +57,16 @@ def test_logits_and_greedy_tokens_are_transformers(
     blocks, budget, shared = SHAPES[block_size]
     model = model_of(family)
     sizes = {"block_size": block_size, "num_blocks": blocks, "max_num_batched_tokens": budget}
-    engine = engine_of(model.folder, **sizes, pipeline_depth=depth)
+    engine = engine_of(model.folder, **sizes, pipeline_depth=depth, log_events=True)
     watched = Watched(engine, monkeypatch)
     prompts = prompts_with_prefixes(shared)
-    completions = engine.generate(prompts, SamplingParams(max_tokens=64))
+    completions = engine.generate(prompts, [SamplingParams(max_tokens=64, n=n) for n in (1, 1, 2, 1, 3, 1)])
 
-    scheduler = engine.loop.scheduler
-    assert scheduler.preemptions > 0
-    assert any(output.cached_tokens >= block_size for c in completions for output in c.outputs)
-    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        (output,) = completion.outputs
+    kinds = {event.kind for event in engine.loop.scheduler.events}
+    assert {EventKind.PREEMPTED, EventKind.REUSED, EventKind.COPIED} <= kinds
+    texts = [(prompt, output) for prompt, c in zip(prompts, completions, strict=True) for output in c.outputs]
+    assert len(texts) == 9
+    for number, (prompt, output) in enumerate(texts):
         assert (output.finish_reason, len(output.token_ids)) == ("length", 64)
         expected = model.logits(prompt + output.token_ids)
         for position in range(len(prompt), len(prompt) + 64):
