@@ -14,6 +14,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.traces.schema import Trace
 
 NS = 1_000_000_000
+NEVER_NS = 1 << 62
 
 
 class Arrivals:
@@ -44,16 +45,16 @@ class Arrivals:
         self._gap_ns: list[int] = np.rint(np.nan_to_num(gap) * NS).astype(np.int64).tolist()
         patience = table["cancel_after_s"].to_numpy(np.float64) if "cancel_after_s" in table else None
         self._patience: list[float] | None = None if patience is None else patience.tolist()
+        self.next_ns = NEVER_NS  # when the next arrival or cancellation is due
+        self._look_ahead()
 
-    @property
-    def next_ns(self) -> int | None:
-        """When the next arrival or cancellation is due; None: never."""
-        times = self._times[self._next : self._next + 1]
-        if self._later:
-            times.append(self._later[0][0])
-        if self._cancels:
-            times.append(self._cancels[0][0])
-        return min(times) if times else None
+    def _look_ahead(self) -> None:
+        due = self._times[self._next] if self._next < len(self._times) else NEVER_NS
+        if self._later and self._later[0][0] < due:
+            due = self._later[0][0]
+        if self._cancels and self._cancels[0][0] < due:
+            due = self._cancels[0][0]
+        self.next_ns = due
 
     def due(self, now: int) -> tuple[int, int] | None:
         """Takes the next arrival that has come by `now`, as `(row, arrival_ns)`."""
@@ -68,16 +69,21 @@ class Arrivals:
             return None
         if self._patience is not None and self._patience[row] >= 0:
             heapq.heappush(self._cancels, (time + round(self._patience[row] * NS), row))
+        self._look_ahead()
         return row, time
 
     def due_cancel(self, now: int) -> int | None:
         """Takes the next client that has given up by `now`: its row."""
         if self._cancels and self._cancels[0][0] <= now:
-            return heapq.heappop(self._cancels)[1]
+            row = heapq.heappop(self._cancels)[1]
+            self._look_ahead()
+            return row
         return None
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended: whoever follows it arrives after a think time."""
+        if not self._followers and not self._cancels:
+            return
         followers = self._followers.pop(row, None)
         if followers:
             for follower in followers:
@@ -86,3 +92,4 @@ class Arrivals:
             # A finished request's cancellation must not cut fast-forward short.
             while self._cancels and self._cancels[0][1] == row:
                 heapq.heappop(self._cancels)
+        self._look_ahead()

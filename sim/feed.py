@@ -32,10 +32,7 @@ class Feed:
         self._spans = None
         if trace.spans is not None:
             spans = trace.spans
-            self._spans = (
-                spans.start.tolist(),
-                np.stack([spans.content, spans.offset, spans.length], axis=1),
-            )
+            self._spans = (spans.start.tolist(), spans.content, spans.offset, spans.length)
         self._ids = trace.token_ids
         self._scopes = _scopes(trace)
 
@@ -65,10 +62,13 @@ class Feed:
             keys.extend(tokens(generated[0], generated[1], output).view(np.int64))
             return keys
         if self._spans is not None:
-            start, spans = self._spans
+            start, contents, offsets, lengths = self._spans
             a, b = start[row], start[row + 1]
             if b > a:
-                return BlockKeys.of_spans(self.block_size, spans[a:b].tolist(), generated, scope)
+                pieces = zip(
+                    contents[a:b].tolist(), offsets[a:b].tolist(), lengths[a:b].tolist(), strict=True
+                )
+                return BlockKeys.of_spans(self.block_size, list(pieces), generated, scope)
         return BlockKeys.of_spans(
             self.block_size, ((own_prompt(row), 0, prompt),), generated, scope, merged=True
         )

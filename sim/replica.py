@@ -17,15 +17,13 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import simpy
-from pagecast.sim.arrivals import Arrivals
+from pagecast.sim.arrivals import NEVER_NS, Arrivals
 from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs import Batch, StepCosts
 from pagecast.sim.feed import Feed
 from pagecast.sim.recorder import Recorder
-
-_FOREVER = 1 << 62
 
 
 class Replica:
@@ -63,33 +61,35 @@ class Replica:
         env, s, arrivals = self.env, self.scheduler, self.arrivals
         depth = s.limits.pipeline_depth
         timeout = env.timeout
-        now: int = int(env.now)  # the host's clock, at most one step ahead of the environment's
+        flying = self._flying
+        clock: int = int(env.now)
+        now = clock  # the host's clock: ahead of the environment's by what is planned already
         while True:
-            flying = self._flying
             if len(flying) <= depth:
                 due = arrivals.next_ns
-                if due is not None and due <= now:
+                if due <= now:
                     now = self._take_in(now)
                     due = arrivals.next_ns
-                planned = self._plan(now, _FOREVER if due is None else due)
+                planned = self._plan(now, due)
                 if planned is not None:
                     now = planned
                     continue
                 if not flying:
-                    if due is None:
+                    if due == NEVER_NS:
                         return
                     now = due
                     continue
             plan, end = flying.popleft()
             if end > now:
                 now = end
-            yield timeout(now - int(env.now))
+            yield timeout(now - clock)
+            clock = now
             self._commit(plan, now)
 
     def _take_in(self, now: int) -> int:
         """Handles what has arrived, and who has gone, one after another; each takes the host some time."""
         arrivals, s = self.arrivals, self.scheduler
-        while True:
+        while arrivals.next_ns <= now:
             gone = arrivals.due_cancel(now)
             if gone is not None:
                 request = s.requests.get(str(gone))
@@ -97,14 +97,14 @@ class Replica:
                     self._ended(request, now)
                 continue
             arrival = arrivals.due(now)
-            if arrival is None:
-                return now
+            assert arrival is not None
             row, time = arrival
             request = self.feed.request(row, time)
             now += self.costs.arrival_ns(request.prompt_tokens)
             if not s.submit(request):
                 request.finished_ns = now
                 self._ended(request, now)
+        return now
 
     def _plan(self, now: int, due: int) -> int | None:
         """Plans at `now`. Returns when the host is free again; None: nothing can be planned."""
@@ -135,19 +135,20 @@ class Replica:
         host = self.costs.host_ns(n)
         if s.limits.pipeline_depth:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
-            bound = self._device_free >= now + host and line.ns(context, longest) >= host
-            if not flying or not bound or self._device_free >= due:
-                steps = 1
-            else:
-                steps = 1 + line.steps_begun(context, longest, due - self._device_free, free - 1)
+            busy = self._device_free
+            first = line.ns(context, longest)
+            steps = 1
+            if free > 1 and flying and first >= host and busy >= now + host and busy < due:
+                steps += line.steps_begun(context, longest, due - busy, free - 1)
             plan = s.decode(steps)
             if steps == 1:
-                self._launch(plan, now, now + host, line.ns(context, longest))
+                self._launch(plan, now, now + host, first)
                 return now + host
-            self._commit(flying.popleft()[0], self._device_free)
-            before = self._device_free + line.ns(context, longest, steps - 1)
-            self._launch(plan, now, self._device_free, line.ns(context, longest, steps))
-            return before
+            self._commit(flying.popleft()[0], busy)
+            last = steps - 1
+            before = line.ns(context, longest, last)
+            self._launch(plan, now, busy, before + line.ns(context + last * n, longest + last))
+            return busy + before
         steps = line.steps_begun(context, longest, due - now, free, host)
         plan = s.decode(steps)
         duration = line.ns(context, longest, steps) + host * (steps - 1)
@@ -155,8 +156,8 @@ class Replica:
         return now + host
 
     def _launch(self, plan: StepPlan, now: int, ready: int, duration: int) -> None:
-        begin = max(self._device_free, ready)
-        self._device_free = end = begin + duration
+        free = self._device_free
+        self._device_free = end = (free if free > ready else ready) + duration
         self._flying.append((plan, end))
         self.recorder.step(plan, now, end)
 

@@ -9,6 +9,7 @@ costs what it allocates, not what it decodes.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.runs import Run
@@ -140,18 +141,6 @@ class Decoders:
         """The requests that fill a block at a tick, in admission order."""
         return self._buckets[(tick + 1) % self.block_size]
 
-    def blocks_needed(self, tick: int, ticks: int) -> int:
-        """Blocks that `ticks` ticks from `tick` on allocate together."""
-        size = self.block_size
-        rounds, rest = divmod(ticks, size)
-        needed = rounds * self.count
-        if rest:
-            at = tick % size
-            buckets = self._buckets
-            for offset in range(rest):
-                needed += len(buckets[(at + offset) % size])
-        return needed
-
     def ticks_within(self, tick: int, free: int) -> int:
         """How many ticks from `tick` on can be served with `free` blocks."""
         size = self.block_size
@@ -164,35 +153,35 @@ class Decoders:
                 return ticks + offset
         return ticks + size
 
-    def give(self, tick: int, ticks: int, blocks: list[int]) -> None:
-        """Hands out the blocks that `ticks` ticks allocate, in the order stepping would have."""
+    def grow(self, tick: int, ticks: int, take: Callable[[int], list[int]]) -> None:
+        """Takes the blocks that `ticks` ticks need, and hands them out in the order stepping would have."""
         size = self.block_size
         at = tick % size
         buckets = self._buckets
+        last = at + ticks
         order: list[Request] = []
-        for bucket in buckets[at:] if ticks >= size else buckets[at : at + ticks]:
+        for bucket in buckets[at:last]:
             if bucket:
                 order += bucket
-        if ticks >= size:
-            for bucket in buckets[:at]:
+        if last > size:
+            for bucket in buckets[: min(last - size, at)]:
                 if bucket:
                     order += bucket
-        elif at + ticks > size:
-            for bucket in buckets[: at + ticks - size]:
-                if bucket:
-                    order += bucket
+        if not order:
+            return
         if ticks <= size:
-            for request, block in zip(order, blocks, strict=True):
-                tail = request.tail
-                assert tail is not None
-                tail.blocks.append(block)
+            for request, block in zip(order, take(len(order)), strict=True):
+                request.tail.blocks.append(block)  # type: ignore[union-attr]
             return
         # Every round of block_size ticks serves the requests in this same order.
         n = len(order)
+        rounds, rest = divmod(ticks, size)
+        needed = rounds * n
+        for offset in range(rest):
+            needed += len(buckets[(at + offset) % size])
+        blocks = take(needed)
         for i, request in enumerate(order):
-            tail = request.tail
-            assert tail is not None
-            tail.blocks += blocks[i::n]
+            request.tail.blocks += blocks[i::n]  # type: ignore[union-attr]
 
 
 def give_one(request: Request, tick: int, block: int, block_size: int) -> None:

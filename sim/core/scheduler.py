@@ -183,9 +183,10 @@ class Scheduler:
         elif not self.forks.drop(request):
             self.waiting.remove(request)
         self.prefilling.pop(request, None)
-        for ending in self.draining.values():
-            if request in ending:
-                ending.remove(request)
+        if self.draining:
+            for ending in self.draining.values():
+                if request in ending:
+                    ending.remove(request)
 
     def _stop_decoding(self, request: Request) -> None:
         request.computed = self._computed(request)
@@ -270,9 +271,7 @@ class Scheduler:
         if decoders.explicit or self.events is not None:
             self._decode_stepwise(steps)
         else:
-            needed = decoders.blocks_needed(tick, steps)
-            if needed:
-                decoders.give(tick, steps, self.pool.take(needed))
+            decoders.grow(tick, steps, self.pool.take)
             self.step = step + steps
             self.tick = tick + steps
         plan = StepPlan(
@@ -446,7 +445,7 @@ class Scheduler:
         if not self.in_flight or self.in_flight[0] is not plan:
             raise ValueError(f"step {plan.step} is not the oldest plan in flight")
         self.pool.step = self.step
-        ended = self._fail(outcome, now)
+        ended = self._fail(outcome, now) if outcome.failed else []
         self.in_flight.popleft()
         for chunk in plan.chunks:
             request = chunk.request
@@ -454,13 +453,14 @@ class Scheduler:
                 self.cache.publish(request, chunk.start + chunk.tokens)
             if chunk.last and request.first_token_ns == NEVER:
                 request.first_token_ns = now
-        for request in self.draining.pop(plan.last, ()):
+        for request in self.draining.pop(plan.step + plan.steps - 1, ()):
             self._finish(request, now)
             ended.append(request)
-        for early in self._live(outcome.stopped):
-            early.output_tokens = self._emitted(early)
-            self._finish(early, now)
-            ended.append(early)
+        if outcome.stopped:
+            for early in self._live(outcome.stopped):
+                early.output_tokens = self._emitted(early)
+                self._finish(early, now)
+                ended.append(early)
         return ended
 
     def _fail(self, outcome: Outcome, now: int) -> list[Request]:
@@ -468,8 +468,6 @@ class Scheduler:
 
         The newest goes first: it may hold blocks that an older one was to fill.
         """
-        if not outcome.failed:
-            return []
         reasons = dict(outcome.failed)
         failed = self._live(reasons)[::-1]
         for request in failed:
