@@ -9,6 +9,8 @@ import typer
 from pagecast.planner_app import console
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
+from pagecast.sim.replicates import Spread, Study, with_intervals
+from pagecast.sim.resample import resample, what_is_lost
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -66,6 +68,12 @@ def replay_command(
         float | None, Opt(help="sessions per second, for traces that have no absolute times")
     ] = None,
     seed: Annotated[int | None, Opt(help="of whatever is drawn at random [0]")] = None,
+    replicates: Annotated[
+        int, Opt(min=0, help="replays behind 90% intervals: costs, noise and workload drawn again [0: none]")
+    ] = 0,
+    fixed_workload: Annotated[
+        bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
+    ] = False,
     out: Annotated[Path | None, Opt(help="folder for summary, requests, steps, events and scenario")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
@@ -85,10 +93,17 @@ def replay_command(
     work = load_trace(trace, speedup=speedup, limit=limit, session_rate=session_rate, seed=chosen.seed)
     with console.progress("replaying", len(work)) as update:
         result = replay(work, chosen, keep_steps=False, out=out, progress=update)
+    spread = None
+    if replicates:
+        study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
+        with console.progress("replicates", replicates + 2) as update:
+            spread = study.spread(replicates, progress=update)
     if json:
-        console.print_json(result.summary)
+        console.print_json(with_intervals(result.summary, spread) if spread else result.summary)
     else:
-        show(result, out)
+        show(result, out, spread)
+        if spread and not fixed_workload:
+            console.out.print(f"note: {what_is_lost(work, chosen.seed)}", soft_wrap=True, markup=False)
 
 
 def load_trace(
@@ -101,8 +116,8 @@ def load_trace(
     return trace if speedup == 1 else scale(trace, speedup)
 
 
-def show(result: Result, out: Path | None) -> None:
-    """Prints a result as tables, with what the figures mean and how far to trust them."""
+def show(result: Result, out: Path | None, spread: Spread | None = None) -> None:
+    """Prints a result as tables, with its intervals, and what the figures mean and how far to trust them."""
     s, scenario = result.summary, result.scenario
     console.out.print(
         f"{result.trace}: {s['requests']} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
@@ -119,6 +134,9 @@ def show(result: Result, out: Path | None) -> None:
     )  # fmt: skip
     for title, key in rows:
         table.add_row(title, *(console.seconds(value) for value in s[key].values()))
+        for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
+            values = (bounds.get(f"{key}.{statistic}") for statistic in s[key])
+            table.add_row(f"  {side}", *(console.seconds(value) for value in values), style="dim")
     console.out.print(table)
     console.out.print(_facts(s))
     for note in result.notes:

@@ -10,16 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pagecast.sim.calibration.calibrated import Calibrated
-from pagecast.sim.calibration.choose import choose
+from pagecast.sim.calibration.choose import AUTO
 from pagecast.sim.calibration.shape import model_of
-from pagecast.sim.calibration.target import Target
-from pagecast.sim.gpus import gpu as find_gpu
-from pagecast.sim.models import model as find_model
 from pagecast.sim.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
 from pagecast.sim.recorded import RecordedRun
-from pagecast.sim.replay import replay
-from pagecast.sim.replicates import Progress, Spread, Study
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.replicates import Progress, Study
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.validate import limits_of
 
@@ -30,7 +26,7 @@ REPLICATES = 40
 class Row:
     """One figure: forecast, measurement, signed error in percent, and its 90% interval where there is one.
 
-    `sensitivity` is the percent that 1% of step time changes the forecast by; None for the roofline.
+    `sensitivity` is the percent that 1% of step time changes the forecast by.
     """
 
     name: str
@@ -101,23 +97,27 @@ class Forecast:
         return {"figures": len(held), "covered": share, "median_half_width_percent": middle}
 
 
-def scenario_of(run: RecordedRun) -> Scenario:
+def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) -> Scenario:
     """The scenario a run was recorded in, from its `meta.json`. Errors: BadInput for what it lacks."""
     limits = limits_of(run)
     config = run.meta.get("config", {})
-    return Scenario.make(
-        {
-            "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
-            "gpu": str(run.meta.get("gpu")), "profile": str(config.get("profile", "vllm")),
-            "num_gpu_blocks": limits.num_blocks, "block_size": limits.block_size,
-            "max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "max_model_len": limits.max_model_len, "scheduling_policy": limits.policy,
-            "async_scheduling": bool(limits.pipeline_depth), "enable_prefix_caching": limits.caching,
-            "tensor_parallel_size": int(config.get("tensor_parallel_size", 1)),
-            "kv_cache_dtype": str(config.get("kv_cache_dtype", "auto")),
-        },
-        f"{run.folder}/meta.json",
-    )  # fmt: skip
+    fields = {
+        "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
+        "gpu": str(run.meta.get("gpu")), "profile": str(config.get("profile", "vllm")),
+        "costs": costs, "transfer_costs": transfer,
+        "num_gpu_blocks": limits.num_blocks, "block_size": limits.block_size,
+        "max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": limits.max_model_len, "scheduling_policy": limits.policy,
+        "async_scheduling": bool(limits.pipeline_depth), "enable_prefix_caching": limits.caching,
+        "tensor_parallel_size": int(config.get("tensor_parallel_size", 1)),
+        "kv_cache_dtype": str(config.get("kv_cache_dtype", "auto")),
+    }  # fmt: skip
+    return Scenario.make(fields, f"{run.folder}/meta.json")
+
+
+def figures_of(result: Result) -> dict[str, float]:
+    """What is compared of one replay."""
+    return simulated(result).figures()
 
 
 def forecast(
@@ -132,18 +132,12 @@ def forecast(
 ) -> Forecast:
     """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
     real = measured(run)
-    scenario = scenario_of(run)
-    target = Target(
-        find_model(scenario.model), find_gpu(scenario.gpu), scenario.tensor_parallel_size,
-        scenario.kv_cache_dtype, int(scenario.pipelined), str(run.meta.get("engine")),
-    )  # fmt: skip
-    model = choose(costs, target, transfer=transfer)
+    scenario = scenario_of(run, costs, transfer=transfer)
+    model = scenario.step_costs()
     trace = run.trace("arrival")
     made = simulated(replay(trace, scenario, costs=model))
-    spread = Spread()
-    if isinstance(model, Calibrated):
-        study = Study(trace, scenario, model.calibration, seed)
-        spread = study.spread(replicates, workers=workers, progress=progress)
+    study = Study(trace, scenario, seed, figures=figures_of)
+    spread = study.spread(replicates, workers=workers, progress=progress)
     figures, actual = made.figures(), real.figures()
     rows = tuple(
         Row(

@@ -1,4 +1,5 @@
-"""The same replay many times over, with costs drawn from what a calibration does not know, in parallel."""
+"""The same replay many times over, in parallel: costs drawn from what is not known of them, and, where
+wanted, workloads like the trace's."""
 
 from __future__ import annotations
 
@@ -7,19 +8,22 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
-from pagecast.sim.calibration.draw import Drawn, scaled
-from pagecast.sim.calibration.file import Calibration
-from pagecast.sim.outcome import simulated
-from pagecast.sim.replay import replay
+from pagecast.sim.calibration.draw import draw, scaled
+from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
+_NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
+_SEEDS = 1_000_003  # apart enough that no two studies share a workload's seed
 STEP_TIME = 0.01  # by which steps are made longer and shorter to measure a forecast's sensitivity
 
 Progress = Callable[[int], None]
+Workload = Callable[[Trace, int], Trace]
+Figures = Callable[[Result], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,37 @@ class Spread:
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
     sensitivity: dict[str, float] = field(default_factory=dict)
+
+
+def summary_figures(result: Result) -> dict[str, float]:
+    """All figures of a replay's summary by name: `ttft_s.p90`, `makespan_s` and so on; NaN for none."""
+    found: dict[str, float] = {}
+    for name, value in result.summary.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": _number(item) for key, item in value.items()}
+        elif isinstance(value, int | float) and name not in _NOT_FORECAST:
+            found[name] = float(value)
+    return found
+
+
+def with_intervals(summary: dict[str, Any], spread: Spread) -> dict[str, Any]:
+    """A replay's summary with `low` and `high` beside its figures, in each table of statistics as well."""
+    body: dict[str, Any] = {}
+    for name, value in summary.items():
+        body[name] = value
+        if isinstance(value, dict):
+            bounds = {
+                side: {key: table[f"{name}.{key}"] for key in value if f"{name}.{key}" in table}
+                for side, table in (("low", spread.low), ("high", spread.high))
+            }
+            body[name] = {**value, **bounds}
+    for side, table in (("low", spread.low), ("high", spread.high)):
+        body[side] = {name: value for name, value in table.items() if "." not in name}
+    return body
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 @dataclass(frozen=True)
@@ -41,22 +76,29 @@ class Job:
 
 @dataclass(frozen=True)
 class Study:
-    """A trace, a scenario and the calibration that its costs come from."""
+    """A trace and a scenario, whose costs are drawn from.
+
+    `workload` makes the trace of a replicate from the study's and a seed: `resample`, another seed of the
+    generator that made the trace, or None: the trace as it is. `figures` takes from a result what is asked
+    of it. Both must be functions that another process can import.
+    """
 
     trace: Trace
     scenario: Scenario
-    calibration: Calibration
     seed: int = 0
+    workload: Workload | None = None
+    figures: Figures = summary_figures
 
     def run(self, job: Job) -> dict[str, float]:
         """The figures of one replay."""
-        depth = int(self.scenario.pipelined)
+        trace, plain = self.trace, self.scenario.step_costs()
         if job.factor is not None:
-            costs = scaled(self.calibration, job.factor, pipeline_depth=depth)
+            costs = scaled(plain, job.factor)
         else:
-            costs = Drawn(self.calibration, job.index, seed=self.seed, pipeline_depth=depth)
-        result = replay(self.trace, self.scenario, costs=costs, keep_steps=False)
-        return simulated(result).figures()
+            costs = draw(plain, job.index, self.seed)
+            if self.workload is not None:
+                trace = self.workload(trace, self.seed * _SEEDS + job.index)
+        return self.figures(replay(trace, self.scenario, costs=costs, keep_steps=False))
 
     def spread(self, count: int, *, workers: int | None = None, progress: Progress | None = None) -> Spread:
         """Runs `count` replicates, and two more for the sensitivity."""

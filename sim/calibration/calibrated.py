@@ -23,6 +23,7 @@ class Calibrated:
         self, calibration: Calibration, values: tuple[float, ...] | None = None, *, pipeline_depth: int = 0
     ) -> None:
         c = self.calibration = calibration
+        self.pipeline_depth = pipeline_depth
         self.name = c.name
         self._values = values or (*c.curve_ns, *c.terms_ns.values())
         count = len(c.knots)

@@ -1,8 +1,8 @@
-"""Step costs drawn from what a calibration does not know: one draw for each replicate of a forecast.
+"""Step costs drawn from what is not known of them: one draw for each replicate of a forecast.
 
-A draw has the coefficients of one resampled fit, a level for the run as a whole, a level for its steps with
-prompts, and noise on each such step. The noise of single decode steps is left out: a request's decode
-averages over hundreds of them.
+A draw of a calibration has the coefficients of one resampled fit, a level for the run as a whole, a level
+for its steps with prompts, and noise on each such step. The noise of single decode steps is left out: a
+request's decode averages over hundreds of them. Costs that were not fitted have a level alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.file import Calibration
-from pagecast.sim.costs import Batch
+from pagecast.sim.costs import Batch, DecodeLine, StepCosts
 
+UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
 _BLOCK = 4096
 
 
@@ -40,10 +41,49 @@ class Drawn(Calibrated):
         return round(super().device_ns(batch) * self._noise.pop())
 
 
-def scaled(calibration: Calibration, factor: float, *, pipeline_depth: int = 0) -> Calibrated:
-    """The costs with every step `factor` times as long: a forecast's sensitivity is measured with them."""
-    values = tuple(value * factor for value in _values(calibration))
-    return Calibrated(calibration, values, pipeline_depth=pipeline_depth)
+class Scaled:
+    """Any costs with every time `factor` as long; implements `StepCosts`."""
+
+    def __init__(self, costs: StepCosts, factor: float) -> None:
+        self.name = costs.name
+        self._costs, self._factor = costs, factor
+
+    def device_ns(self, batch: Batch) -> int:
+        """Device time of a step that computes at least one prompt chunk."""
+        return round(self._costs.device_ns(batch) * self._factor)
+
+    def decode_line(self, n: int) -> DecodeLine:
+        """Device time of a pure decode step of `n` requests."""
+        line, f = self._costs.decode_line(n), self._factor
+        return DecodeLine(n, round(line.base * f), round(line.per_ctx * f), round(line.per_max * f))
+
+    def host_ns(self, requests: int) -> int:
+        """CPU time a step adds when nothing overlaps it."""
+        return round(self._costs.host_ns(requests) * self._factor)
+
+    def arrival_ns(self, input_tokens: int) -> int:
+        """CPU time between steps for one arriving request."""
+        return round(self._costs.arrival_ns(input_tokens) * self._factor)
+
+    def expected_error(self) -> str:
+        """As of the costs that are scaled."""
+        return self._costs.expected_error()
+
+
+def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
+    """Draw number `index` of any costs."""
+    if isinstance(costs, Calibrated):
+        return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
+    level = np.random.default_rng([seed, index]).normal(0.0, UNFITTED_SD)
+    return Scaled(costs, float(np.exp(level)))
+
+
+def scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """The costs with every step `factor` as long: a forecast's sensitivity is measured with them."""
+    if not isinstance(costs, Calibrated):
+        return Scaled(costs, factor)
+    values = tuple(value * factor for value in _values(costs.calibration))
+    return Calibrated(costs.calibration, values, pipeline_depth=costs.pipeline_depth)
 
 
 def _values(calibration: Calibration) -> tuple[float, ...]:

@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 # shapes, lay 1.3% apart from lowest to highest.
 RUN_SD = 0.007
 STEPS_PER_TERM = 4
+LEAST_STEPS = 100
 _OUTLIER = 6.0  # standard deviations beyond which a step counts as a pause
 _CORRELATED = 20  # steps that move together: fewer of them are independent
 _SMOOTH = 1.0  # weight of the curve's bending against one step of data
@@ -102,7 +103,7 @@ def design(tables: list[StepTable], shape: Shape) -> tuple[Design, tuple[str, ..
     present = tuple(name for name, column in columns.items() if np.any(column > 0))
     absent = tuple(name for name in TERMS if name not in present)
     count = len(knots) + len(present)
-    least = STEPS_PER_TERM * count
+    least = max(STEPS_PER_TERM * count, LEAST_STEPS)
     if len(ns) < least:
         raise BadInput(f"{len(ns)} steps are too few for {count} terms: record at least {least}")
     matrix = np.hstack([curve_weights(tokens, knots), *(columns[name][:, None] for name in present)])

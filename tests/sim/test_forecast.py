@@ -11,7 +11,7 @@ from pagecast.sim.calibration.file import load
 from pagecast.sim.calibration.transfer import transferred
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs import Batch
-from pagecast.sim.forecast import Row, forecast, scenario_of
+from pagecast.sim.forecast import Row, figures_of, forecast, scenario_of
 from pagecast.sim.outcome import measured
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.replicates import Job, Study
@@ -37,7 +37,8 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
         assert abs(rows[f"{latency}.p99"].error_percent) < 10
     assert abs(rows["makespan_s"].error_percent) < 5
     # TTFT likewise, or within what 1% of step time makes of it (near saturation it makes much).
-    study = Study(runs[name].trace("arrival"), scenario_of(runs[name]), load(VLLM))
+    run = runs[name]
+    study = Study(run.trace("arrival"), scenario_of(run, VLLM), figures=figures_of)
     around = [study.run(Job(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
     for statistic, bound in (("mean", 5), ("p50", 5), ("p90", 5), ("p99", 10)):
         row = rows[f"ttft_s.{statistic}"]
@@ -91,7 +92,7 @@ def test_a_sweep_has_nothing_to_forecast(runs):
 
 def test_replicates_do_not_depend_on_how_many_work_on_them(runs):
     run = runs["mooncake_conv"]
-    study = Study(run.trace("arrival"), scenario_of(run), load(VLLM), seed=3)
+    study = Study(run.trace("arrival"), scenario_of(run, VLLM), seed=3)
     alone, together = study.spread(4, workers=1), study.spread(4, workers=2)
     assert alone == together
     assert 0.9 < alone.sensitivity["makespan_s"] < 1.1

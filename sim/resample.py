@@ -1,0 +1,150 @@
+"""Another workload of the same kind: a trace's sessions, or windows of its time, drawn with replacement.
+
+What a trace shows is one draw of what its users might have sent. A resampled trace has as many sessions,
+each starting when one of the trace's did, or as many windows, one after another, each as it came. They are
+drawn from those near in time, so that a rush hour stays one, and sessions cut off at the trace's end. Where
+something is drawn twice, texts are renamed in the second copy, so that it does not find the first one's
+prompts in the cache: of a session those that occur in it alone (system prompts keep their names), of a window
+all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pagecast.traces.hits import hits
+from pagecast.traces.operations import mix, select
+from pagecast.traces.schema import Trace, nominal_arrival_s, table
+
+Ints = npt.NDArray[np.int64]
+
+WINDOWS = 60
+_NEIGHBOURS = 6  # sessions or windows that one is drawn from, at least
+_STRATA = 20
+_BLOCK = 64
+LOSS = (
+    "Intervals hold the workload's own uncertainty: {units} drawn again. Reuse across them is lost where the "
+    "first use was not drawn, or later: a cache without end would hold {before:.0f}% of the trace's prompt "
+    "blocks, and {after:.0f}% of those in one draw."
+)
+
+
+def resample(trace: Trace, seed: int) -> Trace:
+    """A trace of the same kind, drawn with `seed`."""
+    units, begins = _units(trace)
+    count = len(begins)
+    random = np.random.default_rng(seed)
+    drawn = _draw(begins, random)
+    copy = _copy_numbers(drawn)
+    own = _own_texts(trace, units)
+    used = _texts_used(trace)
+    layers = []
+    for number in range(int(copy.max()) + 1):
+        slots = np.flatnonzero(copy == number)
+        slot_of_unit = np.full(count, -1)
+        slot_of_unit[drawn[slots]] = slots
+        rows = np.flatnonzero(slot_of_unit[units] >= 0)
+        layer = select(trace, rows)
+        shift = begins[slot_of_unit[units[rows]]] - begins[units[rows]]
+        columns: dict[str, Any] = {str(name): layer.requests[name] for name in layer.requests}
+        columns["arrival_s"] = np.maximum(layer.requests["arrival_s"].to_numpy(np.float64) + shift, 0.0)
+        layers.append(_renamed(replace(layer, requests=table(columns)), own, number * used, number))
+    return replace(mix(layers, share_contents=True, name=trace.name), notes=trace.notes)
+
+
+def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:
+    """For each unit one of those near it in time, which may be itself."""
+    count = len(begins)
+    order = np.argsort(begins, kind="stable")
+    size = max(_NEIGHBOURS, -(-count // _STRATA))
+    first = np.arange(count) // size * size
+    wide = np.minimum(first + size, count) - first
+    drawn = np.empty(count, np.int64)
+    drawn[order] = order[first + (random.random(count) * wide).astype(np.int64)]
+    return drawn
+
+
+def what_is_lost(trace: Trace, seed: int) -> str:
+    """One sentence on what resampling does to sharing, by way of one draw."""
+    units = "sessions" if _has_sessions(trace) else "windows of its time"
+    return LOSS.format(units=units, before=_shared(trace), after=_shared(resample(trace, seed)))
+
+
+def _has_sessions(trace: Trace) -> bool:
+    return "session" in trace.requests and bool(trace.requests["session"].notna().any())
+
+
+def _units(trace: Trace) -> tuple[Ints, npt.NDArray[np.float64]]:
+    """The unit of each row, numbered from 0, and when each unit begins (seconds)."""
+    nominal = nominal_arrival_s(trace)
+    if _has_sessions(trace):
+        names = trace.requests["session"]
+        own = pd.Series(np.arange(len(trace)).astype(str), index=names.index).radd("row ")
+        units = pd.factorize(names.astype("string").fillna(own))[0].astype(np.int64)
+        begins = np.full(int(units.max()) + 1, np.inf)
+        np.minimum.at(begins, units, nominal)
+        return units, begins
+    span = float(nominal.max()) or 1.0
+    count = max(1, min(WINDOWS, len(trace) // 4))
+    units = np.minimum((nominal / span * count).astype(np.int64), count - 1)
+    return units, np.arange(count) * span / count
+
+
+def _copy_numbers(drawn: Ints) -> Ints:
+    """How often each draw's unit has been drawn before it."""
+    order = np.argsort(drawn, kind="stable")
+    ordered = drawn[order]
+    first = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1])
+    size = np.diff(np.append(first, len(ordered)))
+    numbers = np.empty(len(drawn), np.int64)
+    numbers[order] = np.arange(len(drawn)) - np.repeat(first, size)
+    return numbers
+
+
+def _own_texts(trace: Trace, units: Ints) -> Ints:
+    """Names of the texts that a second copy of a unit has as its own."""
+    if trace.spans is None:
+        return np.empty(0, np.int64)
+    if not _has_sessions(trace):
+        names = np.unique(trace.spans.content)
+        return np.asarray(names[names >= 0], np.int64)
+    owner = np.repeat(units, np.diff(trace.spans.start))
+    pairs = np.unique(np.stack([trace.spans.content, owner]), axis=1)
+    names, counts = np.unique(pairs[0], return_counts=True)
+    return np.asarray(names[(counts == 1) & (names >= 0)], np.int64)
+
+
+def _texts_used(trace: Trace) -> int:
+    """One more than the greatest name of a text."""
+    most = int(trace.integers("output_content").max(initial=-1))
+    return max(most, int(trace.spans.content.max(initial=-1)) if trace.spans is not None else -1) + 1
+
+
+def _renamed(trace: Trace, own: Ints, shift: int, copy: int) -> Trace:
+    """Copy number `copy`, with the names of `own` moved by `shift`; the first copy keeps its names.
+
+    Prompts given as token ids have no names: the whole copy gets a salt, and shares with no other.
+    """
+    if copy == 0:
+        return trace
+    columns: dict[str, Any] = {str(name): trace.requests[name] for name in trace.requests}
+    if trace.token_ids is not None:
+        columns["salt"] = trace.column("salt").fillna("").astype("string") + f" copy {copy}"
+        return replace(trace, requests=table(columns))
+
+    def rename(names: Ints) -> Ints:
+        return np.where(np.isin(names, own), names + shift, names)
+
+    if "output_content" in columns:
+        columns["output_content"] = rename(trace.integers("output_content"))
+    spans = None if trace.spans is None else replace(trace.spans, content=rename(trace.spans.content))
+    return replace(trace, spans=spans, requests=table(columns))
+
+
+def _shared(trace: Trace) -> float:
+    """Percent of prompt blocks that a cache without end would hold when they are asked for."""
+    return 100.0 * hits(trace, (), _BLOCK).infinite

@@ -1,0 +1,64 @@
+"""`pagecast calibrate` and `validate --costs`: files, exit codes and one-line errors."""
+
+import json
+
+import pytest
+from pagecast.planner_app.cli import run
+
+RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
+
+
+def test_a_calibration_made_from_runs_can_be_validated_with(shared, tmp_path, capsys):
+    out = tmp_path / "mine.json"
+    folders = [str(shared / RUNS / name) for name in ("sweep", "azure_conv_repeat2", "azure_conv_async")]
+    arguments = ["calibrate", "--out", str(out), "--replicates", "4", "--json"]
+    for folder in (folders[0], folders[1], f"{folders[2]}:0.5"):
+        arguments += ["--from-run", folder]
+    assert run(arguments) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["name"] == "mine"
+    assert body["made_for"]["model"] == "Qwen/Qwen3-8B"
+    assert [row["asynchronous"] for row in body["provenance"]["runs"]] == [False, False, True]
+
+    report = tmp_path / "report.html"
+    check = ["validate", str(shared / RUNS / "mooncake_conv"), "--costs", str(out), "--replicates", "2"]
+    assert run([*check, "--json", "--report", str(report), "--max-error", "50"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert abs(figures["tpot_s"]["p50"]["error_percent"]) < 3
+    assert report.read_text().startswith("<!doctype html>")
+    assert run([*check, "--max-error", "0.001"]) == 1
+    assert "TTFT p99" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["calibrate"], "give at least one --from-run"),
+        (["calibrate", "--from-run", "nowhere"], "give --out"),
+        (["calibrate", "--from-run", "nowhere", "--out", "x.json"], "nowhere: no meta.json"),
+        (["calibrate", "--from-run", "nowhere:2", "--out", "x.json"], "a share of the run's steps"),
+        (["validate", "nowhere", "--costs", "auto"], "nowhere: no meta.json"),
+        (["replay", "chat", "--costs", "vllm-9"], "no costs 'vllm-9'"),
+        (["replay", "chat", "--costs", "vllm-0.24-h200-qwen3-8b", "--gpu", "H100"], "not H100"),
+    ],
+)
+def test_bad_input_ends_in_one_line_and_exit_code_2(arguments, words, capsys):
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_with_few_steps_is_named_as_such(shared, tmp_path, capsys):
+    source = str(shared / RUNS / "azure_conv")
+    assert run(["calibrate", "--from-run", f"{source}:0.01", "--out", str(tmp_path / "x.json")]) == 2
+    assert "steps are too few for" in capsys.readouterr().err
+
+
+def test_replay_takes_what_fits_and_says_so(capsys):
+    assert run(["replay", "chat", "--limit", "100", "--json", "--replicates", "2"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["costs"] == "vllm-0.24-h200-qwen3-8b"
+    assert body["tpot_s"]["low"]["mean"] <= body["tpot_s"]["high"]["mean"]
+    assert run(["replay", "chat", "--limit", "100", "--gpu", "H100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["costs"] == "roofline"
