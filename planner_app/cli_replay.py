@@ -161,8 +161,9 @@ def _facts(s: dict[str, Any]) -> Table:
     table.add_row(
         "KV cache",
         f"{s['num_gpu_blocks']:,} blocks, {s['peak_kv_usage']:.1%} in use at peak, "
-        f"{s['evicted_blocks']:,} evicted, {console.size(s['bytes_per_sequence'])} per sequence",
+        f"{s['evicted_blocks']:,} evicted",
     )
+    table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, in the mean")
     table.add_row(
         "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
     )

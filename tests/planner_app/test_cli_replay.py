@@ -1,0 +1,158 @@
+"""The command line as a user meets it: JSON keys, exit codes, one-line errors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pagecast.planner_app.cli import run
+
+STATISTICS = {"mean", "p50", "p90", "p95", "p99", "max"}
+LATENCIES = {
+    "ttft_s", "tpot_s", "e2e_s", "queue_s", "prefix_lookup_s", "prefill_s", "decode_s", "ttft_cached_s",
+    "ttft_uncached_s",
+}  # fmt: skip
+FIGURES = {
+    "requests", "completed", "rejected", "cancelled", "makespan_s", "wall_s", "steps", "input_tokens",
+    "output_tokens", "output_tokens_per_s", "prefill_avoided_s", "bytes_per_sequence",
+    "eligible_prefix_tokens", "reused_prefix_tokens", "token_hit_rate", "num_gpu_blocks", "peak_kv_usage",
+    "evicted_blocks", "preemptions", "failed_allocations",
+}  # fmt: skip
+
+
+def pagecast(*arguments, capsys):
+    code = run([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_replay_prints_one_json_object_and_nothing_else(capsys):
+    code, out, err = pagecast("replay", "chat", "--limit", 100, "--json", capsys=capsys)
+    assert code == 0
+    assert err == ""
+    summary = json.loads(out)
+    assert summary.keys() >= FIGURES | LATENCIES
+    assert all(summary[name].keys() >= STATISTICS for name in LATENCIES)
+    assert summary["completed"] == summary["requests"] == 100
+
+
+def test_replay_shows_the_figures_and_how_far_to_trust_them(capsys):
+    code, out, _ = pagecast("replay", "chat", "--limit", 50, "--costs", "roofline", capsys=capsys)
+    assert code == 0
+    for word in ("TTFT", "TPOT", "tokens/s", "prefix hits", "KV cache", "preemptions", "note: "):
+        assert word in out
+
+
+def test_vllms_names_work_and_the_last_word_is_the_command_lines(capsys, tmp_path):
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("num_gpu_blocks: 300\nblock_size: 32\n")
+    options = ("--scenario", scenario, "--num-gpu-blocks-override", 512, "--limit", 20, "--json")
+    code, out, _ = pagecast("replay", "chat", *options, capsys=capsys)
+    assert code == 0
+    assert json.loads(out)["num_gpu_blocks"] == 512
+
+
+def test_the_lesser_memory_limit_wins(capsys):
+    tail = ("--limit", 20, "--json", "--gpu-memory-utilization", 0.9, "--kv-tokens", 160_000)
+    _, out, _ = pagecast("replay", "chat", *tail, capsys=capsys)
+    assert json.loads(out)["num_gpu_blocks"] == 10_000
+
+
+def test_without_prefix_caching_nothing_is_reused(capsys):
+    tail = ("--limit", 100, "--json", "--no-enable-prefix-caching")
+    _, out, _ = pagecast("replay", "chat", *tail, capsys=capsys)
+    assert json.loads(out)["reused_prefix_tokens"] == 0
+
+
+def test_twice_the_speed_is_half_the_time(capsys, tmp_path):
+    path = tmp_path / "slow.csv"
+    lines = [f"{second},100,5\n" for second in range(100)]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(lines))
+    spans = []
+    for speedup in (1, 2):
+        _, out, _ = pagecast("replay", path, "--speedup", speedup, "--json", capsys=capsys)
+        spans.append(json.loads(out)["makespan_s"])
+    assert spans[0] == pytest.approx(99, abs=0.2)
+    assert spans[1] == pytest.approx(49.5, abs=0.2)
+
+
+def test_validate_says_what_matched(shared, capsys):
+    folder = shared / "groundtruth" / "vllm-0.24.0-h200-qwen3-8b" / "azure_priority_tight"
+    code, out, _ = pagecast("validate", folder, "--costs", "recorded", "--json", capsys=capsys)
+    assert code == 0
+    assert json.loads(out) == {
+        "steps_recorded": 5831, "steps_matched": 5831, "first_mismatch": None, "requests": 500,
+        "cached_tokens_matched": 500,
+    }  # fmt: skip
+
+
+def test_validate_ends_with_1_where_a_decision_differs(shared, capsys):
+    folder = shared / "groundtruth" / "vllm-0.24.0-h200-qwen3-8b" / "mooncake_conv"
+    code, out, _ = pagecast("validate", folder, "--profile", "nano-vllm", capsys=capsys)
+    assert code == 1
+    assert "first difference: step 0" in out
+
+
+GOOD_LINE = '{"timestamp": 0, "input_length": 5, "output_length": 3, "hash_ids": [1]}\n'
+BAD = {
+    "cut.jsonl": (GOOD_LINE + '{"timest', "line 2"),
+    "negative.jsonl": (GOOD_LINE.replace("5", "-5"), "line 1"),
+    "order.jsonl": (
+        '{"timestamp": 9, "input_length": 5, "output_length": 3, "hash_ids": [1]}\n'
+        '{"timestamp": 1, "input_length": 5, "output_length": 3, "hash_ids": [1]}\n',
+        "line 2",
+    ),
+    "column.csv": ("arrival_s,input_tokens\n0.0,5\n", "output_tokens"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_trace_is_one_line_that_names_the_place(name, tmp_path, capsys):
+    text, words = BAD[name]
+    path = tmp_path / name
+    path.write_text(text)
+    code, out, err = pagecast("replay", path, capsys=capsys)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert name in err
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "Qwen/Qwen9-8B"], "Qwen/Qwen3-8B"),
+        (["--gpu", "H300"], "H100"),
+        (["--num-gpu-blocks", "0"], "num_gpu_blocks"),
+        (["--block-size", "0"], "block_size"),
+        (["--speedup", "0"], "--speedup"),
+        (["--limit", "0"], "limit"),
+        (["--blok-size", "4"], "--block-size"),
+        (["--scenario", "nowhere.yaml"], "nowhere.yaml"),
+        (["--tensor-parallel-size", "5"], "5"),
+        (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization"),
+        (["--gpu", "L4", "--model", "meta-llama/Llama-3.1-70B"], "leaves no room"),
+    ],
+)
+def test_a_bad_option_is_one_line_with_a_way_out(options, words, capsys):
+    code, out, err = pagecast("replay", "chat", *options, capsys=capsys)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_bad_input_leaves_nothing_half_written(tmp_path, capsys):
+    path = tmp_path / "cut.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 5')
+    code, *_ = pagecast("replay", path, "--out", tmp_path / "run", capsys=capsys)
+    assert code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m pagecast.planner_app replay chat --limit 20 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith("chat:")
