@@ -79,7 +79,9 @@ class Steps:
     def batch(self, index: int) -> Batch:
         """The shape of one step, as cost models take it."""
         counts = (self.decode_n[index], self.decode_ctx[index], self.decode_max[index])
-        return Batch(int(counts[0]), int(counts[1]), int(counts[2]), self.prefill(index))
+        before = self.prefill(index - 1) if index and self.section[index] == self.section[index - 1] else ()
+        after = int(self.decode_n[index - 1]) + sum(chunk[0] for chunk in before) if before else 0
+        return Batch(int(counts[0]), int(counts[1]), int(counts[2]), self.prefill(index), after)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Replica:
         self.after_step = after_step
         self._flying: deque[tuple[StepPlan, int]] = deque()  # plans and when the device is done
         self._device_free = 0
+        self._after = 0  # tokens of the last step planned, if it had prompt chunks
         self.process = env.process(self._run())
 
     def _run(self) -> Generator[Any, Any, None]:
@@ -118,9 +119,12 @@ class Replica:
         chunks = len(plan.chunks)
         host = now + self.costs.host_ns(len(plan.decodes) + chunks)
         if chunks:
-            batch = Batch(plan.decode_n, plan.decode_ctx, plan.decode_max, plan.prefill)
+            prefill = plan.prefill
+            batch = Batch(plan.decode_n, plan.decode_ctx, plan.decode_max, prefill, self._after)
             duration = self.costs.device_ns(batch)
+            self._after = plan.decode_n + sum([chunk[0] for chunk in prefill])
         else:
+            self._after = 0
             duration = self.costs.decode_line(plan.decode_n).ns(plan.decode_ctx, plan.decode_max)
         self._launch(plan, now, host, duration)
         return host
@@ -133,6 +137,7 @@ class Replica:
         context, longest = decoders.context(s.tick), decoders.longest(s.tick)
         line = self.costs.decode_line(n)
         host = self.costs.host_ns(n)
+        self._after = 0
         if s.limits.pipeline_depth:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
             busy = self._device_free

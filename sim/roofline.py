@@ -102,7 +102,7 @@ class Roofline:
 
     def device_ns(self, batch: Batch) -> int:
         """Device time of a step with prompt chunks: all rows in one pass, attention by kind."""
-        decode_n, decode_ctx, _, prefill = batch
+        decode_n, decode_ctx, _, prefill, _ = batch
         rows = decode_n
         total = 0
         for chunk in prefill:

@@ -47,6 +47,7 @@ class Calibrated:
         self._sizes_end = shape.graph_sizes[-1] if shape.graph_sizes else 0
         self._request = t.get("request", 0.0)
         self._beside = t.get("request_beside_prompt", 0.0)
+        self._hot = t.get("token_after_prompts", 0.0)
         self._kv = t.get("kv_token", 0.0)
         self._longest = t.get("longest_context", 0.0)
         self._tile = t.get("prompt_tile", 0.0)
@@ -58,7 +59,7 @@ class Calibrated:
 
     def device_ns(self, batch: Batch) -> int:
         """Device time of a step with prompt chunks."""
-        n, ctx, longest, prefill = batch
+        n, ctx, longest, prefill, after = batch
         tokens, tiles, keys, largest = n, 0.0, 0, 0
         known = self._chunks
         for chunk in prefill:
@@ -71,6 +72,7 @@ class Calibrated:
         chunks = len(prefill)
         total = self._matrix[tokens] if tokens <= _TABLE else float(self._matrix_ns(np.array([tokens]))[0])
         total += self._prompt_step(chunks, tokens) + self._request * (n + chunks) + self._beside * n
+        total += self._hot * min(tokens, after)
         work = tiles * self._share
         if n:
             total += self._kv * (ctx + attention.BLOCK / 2 * n + self._spread(n, ctx, longest))

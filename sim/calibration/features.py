@@ -27,6 +27,7 @@ TERMS: dict[str, str] = {
     "ungraphed_step": "a step with more tokens than any CUDA graph",
     "prompt_chunk": "a prompt chunk",
     "request_beside_prompt": "a decoding request in a step with prompt chunks",
+    "token_after_prompts": "a token in a step with prompts right after another: a GPU run hot",
     "kv_token": "a context token read by decode attention, with the time of SMs left idle",
     "longest_context": "a token of the longest decoding request",
     "prompt_tile": "a tile x key block of prompt attention, an SM's share, and the longest tile's excess",
@@ -36,8 +37,8 @@ TERMS: dict[str, str] = {
 }
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
-    "longest_prompt_tile", "request_beside_prompt", "ungraphed_step", "prompt_chunk", "longest_context",
-    "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
+    "longest_prompt_tile", "request_beside_prompt", "token_after_prompts", "ungraphed_step", "prompt_chunk",
+    "longest_context", "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
 )  # fmt: skip
 
 _KNOTS = (
@@ -64,6 +65,7 @@ class StepTable:
     longest: Floats
     chunks: Floats
     tokens: Ints
+    after: Ints  # tokens of the step before, if it had prompt chunks
     prompt_tiles: Floats  # of one KV head
     longest_prompt: Floats  # keys of the longest chunk
     largest_chunk: Ints
@@ -91,8 +93,9 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
     last = np.append(steps.section[1:] != steps.section[:-1], True)
     start = steps.start_ns
     following = np.append(start[1:], start[-1])
-    arrivals, tokens, busy = _requests_around(run, following)
+    arrivals, arrived, busy = _requests_around(run, following)
     keep = np.flatnonzero(~last & busy & (np.arange(len(steps)) < upto * len(steps)))
+    tokens = steps.decode_n + _per_step(steps, size).astype(np.int64)
     columns: dict[str, npt.NDArray[Any]] = {
         "index": np.arange(len(steps)), "ns": (following - start).astype(np.float64),
         "sched_ns": steps.sched_ns.astype(np.float64),
@@ -100,11 +103,11 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
         "n": steps.decode_n.astype(np.float64), "ctx": steps.decode_ctx.astype(np.float64),
         "longest": steps.decode_max.astype(np.float64),
         "chunks": np.diff(steps.prefill_start).astype(np.float64),
-        "tokens": steps.decode_n + _per_step(steps, size).astype(np.int64),
+        "tokens": tokens, "after": _after(steps, tokens),
         "prompt_tiles": _per_step(steps, attention.chunk_tiles(shape, size, context)),
         "longest_prompt": _largest(steps, steps.prefill_tokens + steps.prefill_ctx).astype(np.float64),
         "largest_chunk": _largest(steps, steps.prefill_tokens),
-        "arrivals": arrivals, "arrived_tokens": tokens,
+        "arrivals": arrivals, "arrived_tokens": arrived,
     }  # fmt: skip
     return StepTable(run=run.name, **{key: value[keep] for key, value in columns.items()})
 
@@ -124,6 +127,13 @@ def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats,
     finished = np.sort(run.requests["finish_s"].to_numpy(np.float64) * 1e9)
     live = np.searchsorted(np.sort(submitted), steps.end_ns) - np.searchsorted(finished, following)
     return arrivals, arrived, live > 0
+
+
+def _after(steps: Steps, tokens: Ints) -> Ints:
+    """Tokens of the step before each, if it had prompt chunks and was of the same section."""
+    mixed = np.diff(steps.prefill_start) > 0
+    follows = np.append(False, (steps.section[1:] == steps.section[:-1]) & mixed[:-1])
+    return np.where(follows, np.append(0, tokens[:-1]), 0)
 
 
 def _per_step(steps: Steps, values: Floats) -> Floats:
@@ -195,6 +205,7 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         "ungraphed_step": ((table.tokens > most) & mixed & (most > 0)).astype(np.float64),
         "prompt_chunk": table.chunks,
         "request_beside_prompt": np.where(mixed, table.n, 0.0),
+        "token_after_prompts": np.where(mixed, np.minimum(table.tokens, table.after), 0).astype(np.float64),
         "kv_token": kv,
         "longest_context": np.zeros(len(table)) if shape.tile_schedule else table.longest,
         "prompt_tile": prompt,

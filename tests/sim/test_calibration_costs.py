@@ -108,6 +108,13 @@ def test_a_transfer_scales_with_model_and_gpu_and_widens_the_interval(calibratio
     assert "carried over from Qwen/Qwen3-8B" in small.expected_error()
 
 
+def test_a_step_with_prompts_right_after_another_takes_longer(calibration):
+    costs = Calibrated(calibration)
+    rested, hot = (costs.device_ns(Batch(4, 4000, 1500, ((2000, 0),), after)) for after in (0, 4000))
+    assert 1.01 < hot / rested < 1.2
+    assert costs.device_ns(Batch(4, 4000, 1500, ((2000, 0),), 100)) < hot
+
+
 def test_planning_ahead_hides_the_host_and_the_launch_of_prompts(calibration):
     plain, ahead = Calibrated(calibration), Calibrated(calibration, pipeline_depth=1)
     small, large = Batch(4, 4000, 1500, ((30, 0),)), Batch(4, 4000, 1500, ((8000, 0),))
@@ -135,7 +142,7 @@ def test_costs_are_what_was_fitted_step_by_step(shared, calibration, name):
         ns += round(fit.terms["arrival"] * table.arrivals[row])
         ns += round(fit.terms["arriving_token"] * table.arrived_tokens[row])
         # Blocks of even contexts are counted whole in the fit, on average in a line that is to be summed.
-        n, ctx, longest, prefill = batch
+        n, ctx, longest, prefill, _ = batch
         even = not prefill and longest * n - ctx < 64 * n
         assert ns == pytest.approx(expected[row], rel=0.02 if even else 1e-3), batch
 

@@ -39,7 +39,7 @@ def test_steps_become_columns_and_batches(tmp_path):
     run = RecordedRun.load(lay(tmp_path / "run"))
     assert run.steps.start_ns.tolist() == [0, 11_000_000]
     assert run.steps.batch(0) == Batch(0, 0, 0, ((40, 0),))
-    assert run.steps.batch(1) == Batch(1, 40, 40, ())
+    assert run.steps.batch(1) == Batch(1, 40, 40, (), after=40)
     assert run.pipeline_depth == 0
 
 
