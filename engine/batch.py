@@ -24,6 +24,12 @@ PADDING = -1  # the position of a row that computes nothing
 _ALIGN = 4  # sections begin at multiples of 16 bytes
 
 
+def graph_sections(size: int) -> Tokens:
+    """Where the numbers of a batch of `size` single tokens lie: they are packed first."""
+    step = -(-size // _ALIGN) * _ALIGN
+    return Tokens(*(slice(start, start + size) for start in (0, step, 2 * step)))
+
+
 class Packed:
     """The buffer on the device, and two of it in pinned host memory, filled in turn.
 

@@ -22,10 +22,15 @@ class Shard:
     rank: int = 0
     size: int = 1
 
-    def share(self, whole: int) -> slice:
-        """The indices of a dimension of `whole` that this share holds; `size` divides `whole`."""
+    def share(self, value: Tensor, dim: int, whole: int) -> Tensor:
+        """What this share holds of dimension `dim` of `value`; `size` divides its length `whole`.
+
+        Errors: ValueError where it has another length.
+        """
+        if value.shape[dim] != whole:
+            raise ValueError(f"needs {whole} in dimension {dim}, has shape {tuple(value.shape)}")
         part = whole // self.size
-        return slice(self.rank * part, (self.rank + 1) * part)
+        return value.narrow(dim, self.rank * part, part)
 
     def sum(self, partial: Tensor) -> Tensor:
         """Adds up every share's partial result."""
@@ -65,7 +70,7 @@ class ColumnLinear(nn.Module):
         whole = self.outputs[part]
         first = sum(self.outputs[:part]) // self.shard.size
         target = getattr(self, name)
-        fill(target[first : first + whole // self.shard.size], value[self.shard.share(whole)])
+        fill(target[first : first + whole // self.shard.size], self.shard.share(value, 0, whole))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -87,7 +92,7 @@ class RowLinear(nn.Module):
             assert self.bias is not None
             fill(self.bias, value if self.shard.rank == 0 else torch.zeros_like(value))
             return
-        fill(self.weight, value[:, self.shard.share(self.inputs)])
+        fill(self.weight, self.shard.share(value, 1, self.inputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shard.sum(F.linear(x, self.weight, self.bias))

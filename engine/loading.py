@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from pagecast.engine import attention, weights
+from pagecast.engine.memory import MemoryReport, Meter, fit_blocks, graph_reserve, graph_sizes, report
 from pagecast.engine.model import Decoder
 from pagecast.engine.options import Options
 from pagecast.engine.runner import Runner
@@ -16,6 +18,7 @@ from pagecast.engine.text import tokenizer
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Limits
+from pagecast.sim.gpus import GIB
 from torch import Tensor
 
 CPU_BLOCKS = 1024  # where nobody says how many
@@ -33,6 +36,7 @@ class Loaded:
     max_model_len: int
     tokenizer: Any
     options: Options
+    memory: MemoryReport
 
     @property
     def device(self) -> torch.device:
@@ -40,15 +44,23 @@ class Loaded:
 
     def runner(self, sequences: dict[Request, Sequence]) -> Runner:
         """A runner over this memory, for these sequences."""
-        return Runner(
-            self.model,
-            self.kv,
-            self.backend,
-            sequences,
-            max_rows=self.limits.max_num_seqs,
-            max_tokens=self.limits.max_num_batched_tokens,
-            max_len=self.max_model_len,
-        )
+        runner = make_runner(self.model, self.kv, self.backend, self.max_model_len, self.options, sequences)
+        if self.device.type == "cuda":
+            runner.capture(graph_sizes(self.options))
+        return runner
+
+
+def make_runner(
+    model: Decoder,
+    kv: Tensor,
+    backend: str,
+    max_len: int,
+    options: Options,
+    sequences: dict[Request, Sequence],
+) -> Runner:
+    """A runner of the size that `options` ask for."""
+    rows, tokens = options.max_num_seqs, options.max_num_batched_tokens
+    return Runner(model, kv, backend, sequences, max_rows=rows, max_tokens=tokens, max_len=max_len)
 
 
 def load(name: str, options: Options) -> Loaded:
@@ -58,11 +70,45 @@ def load(name: str, options: Options) -> Loaded:
     max_len = _max_len(spec, options)
     backend = attention.choose(options.attention, device, options.block_size)
     dtype = find_dtype(spec, options.dtype, device)
+    meter = Meter(device) if device.type == "cuda" else None
     model = make_model(spec, dtype, device, options)
-    blocks = options.num_blocks or CPU_BLOCKS
+    blocks, measured = options.num_blocks or CPU_BLOCKS, {"weights": weight_bytes(model)}
+    if meter is not None:
+        blocks, measured = _measure(meter, spec, model, dtype, backend, max_len, options)
     kv = make_kv(spec, blocks, options.block_size, dtype, device)
+    measured["KV cache"] = kv.nbytes
+    name = torch.cuda.get_device_name(device) if meter is not None else "CPU"
+    memory = report(spec, options, name, measured, blocks)
     limits = options.limits(blocks, max_len)
-    return Loaded(spec, model, kv, backend, limits, max_len, tokenizer(spec.folder), options)
+    return Loaded(spec, model, kv, backend, limits, max_len, tokenizer(spec.folder), options, memory)
+
+
+def _measure(
+    meter: Meter,
+    spec: ModelSpec,
+    model: Decoder,
+    dtype: torch.dtype,
+    backend: str,
+    max_len: int,
+    options: Options,
+) -> tuple[int, dict[str, int]]:
+    """How many blocks fit, and what the rest of the memory holds; runs the largest step to know."""
+    meter.weights_loaded()
+    one_block = make_kv(spec, 1, options.block_size, dtype, meter.device)
+    tokens = options.max_num_batched_tokens
+    try:
+        make_runner(model, one_block, backend, max_len, options, {}).rehearse(tokens)
+    except torch.OutOfMemoryError:
+        raise CannotRunHere(
+            f"a step of max_num_batched_tokens {tokens} doesn't fit beside "
+            f"{meter.used['weights'] / GIB:.2f} GiB of weights in {meter.total / GIB:.2f} GiB; lower it, "
+            "or use a GPU with more memory"
+        ) from None
+    meter.rehearsed()
+    used = {**meter.used, "CUDA graphs": graph_reserve(options)}
+    block_bytes = one_block.nbytes
+    blocks = options.num_blocks or fit_blocks(meter.total, meter.free, used, block_bytes, max_len, options)
+    return blocks, {**used, "CUDA context": meter.context}
 
 
 def find_device(name: str) -> torch.device:
@@ -84,6 +130,7 @@ def find_dtype(spec: ModelSpec, name: str, device: torch.device) -> torch.dtype:
 
 def make_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device, options: Options) -> Decoder:
     """The model with its weights on the device. Errors: BadInput where the folder has none."""
+    needed = spec.facts.params * dtype.itemsize
     if spec.folder is None and not options.random_weights:
         raise BadInput(f"{spec.facts.name}: no such folder; give one that holds weights, or --random-weights")
     before = torch.get_default_dtype()
@@ -95,6 +142,13 @@ def make_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device, option
                 weights.randomise(model, options.seed)
             else:
                 weights.load(model, spec.folder)
+    except torch.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info(device)
+        raise CannotRunHere(
+            f"the weights of {spec.facts.name} ({needed / GIB:.2f} GiB) don't fit: this GPU has "
+            f"{total / GIB:.2f} GiB, and {(free + torch.cuda.memory_reserved(device)) / GIB:.2f} of it were "
+            "free; choose a smaller model or a GPU with more memory"
+        ) from None
     finally:
         torch.set_default_dtype(before)
     return model.eval()
@@ -106,7 +160,17 @@ def make_kv(
     """The KV tensor: [layers, blocks, 2, block_size, kv heads, head_dim]."""
     a = spec.facts.attention
     shape = (spec.facts.layers, blocks, 2, block_size, a.kv_heads, a.head_dim)
-    return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        size = prod(shape) * dtype.itemsize / GIB
+        reason = f"{blocks} KV blocks take {size:.2f} GiB, more than is free; lower num_blocks"
+        raise CannotRunHere(reason) from None
+
+
+def weight_bytes(model: Decoder) -> int:
+    """Bytes of the model's parameters."""
+    return sum(values.nbytes for values in model.parameters())
 
 
 def _max_len(spec: ModelSpec, options: Options) -> int:

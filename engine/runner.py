@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from pagecast.engine import attention
 from pagecast.engine.attention import Pages, Shape
-from pagecast.engine.batch import Batch, Batches, Packed
+from pagecast.engine.batch import PADDING, Batch, Batches, Packed, graph_sections
+from pagecast.engine.graphs import DecodeGraphs
 from pagecast.engine.model import Decoder
 from pagecast.engine.rope import rotary_table
 from pagecast.engine.rows import Rows
 from pagecast.engine.sampling import FIELDS, Sampler
-from pagecast.engine.sequence import Sequence
+from pagecast.engine.sequence import Sequence as Text
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request
 from torch import Tensor
@@ -23,7 +24,7 @@ from torch import Tensor
 class Flight:
     """A step under way: who gets its tokens, and where these will be."""
 
-    takers: list[Sequence | None]
+    takers: list[Text | None]
     tokens: Tensor
     landed: torch.cuda.Event | None
 
@@ -42,7 +43,7 @@ class Runner:
         model: Decoder,
         kv: Tensor,
         backend: str,
-        sequences: Mapping[Request, Sequence],
+        sequences: Mapping[Request, Text],
         *,
         max_rows: int,
         max_tokens: int,
@@ -65,15 +66,62 @@ class Runner:
         pin = device.type == "cuda"
         self._landing = [torch.zeros(max_rows + 1, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
         self._turn = 0
+        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Flight:
         """Lays a step out and queues it; `wait` on what it returns for its tokens."""
         batch = self.batches.lay_out(plan)
         self._change_tables(batch)
-        states = self._states(batch)
+        if batch.graph and self._graphs is not None:
+            states = self._graphs(batch.graph)
+        else:
+            states = self._states(batch)
         tokens = self._draw(batch, states)
         return self._bring_back(batch, tokens)
+
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int]) -> None:
+        """Captures decode steps of these batch sizes, to be replayed from now on."""
+        if sizes and self.backend.graphs:
+            self._forget_rows()
+            self._graphs = DecodeGraphs(self._single_states, sizes)
+            self.batches.graphs = sorted(sizes)
+
+    @torch.inference_mode()
+    def rehearse(self, tokens: int) -> None:
+        """Runs a prefill of `tokens` tokens and a draw for every row, for the memory they take.
+
+        One block is enough: all tokens share it, and what is computed means nothing.
+        """
+        longest = len(self._angles)
+        chunks = [min(longest, tokens - start) for start in range(0, tokens, longest)]
+        ids = torch.zeros(tokens, dtype=torch.int32, device=self.device)
+        positions = torch.cat([torch.arange(n, dtype=torch.int32, device=self.device) for n in chunks])
+        rows = min(tokens, self.rows.padding)
+        pages = Pages(
+            decode_rows=0,
+            decode_table=self._tables[:0],
+            decode_lens=ids[:0],
+            slots=positions % self.rows.block_size,
+            chunk_tokens=chunks,
+            chunk_lens=chunks,
+            chunk_table=self._tables[:1].expand(len(chunks), -1),
+            extra=torch.from_numpy(self.backend.plan(chunks, chunks)).to(self.device),
+        )
+        states = self.forward(ids, ids, positions, pages, ids[:rows])
+        self.sampler.sample(self.model.logits(states), ids[:rows], ids[:rows], ids[:rows] - 1, ids[:1])
+
+    def _forget_rows(self) -> None:
+        """Makes every row of the next step padding."""
+        self.batches.packed.device.fill_(PADDING)
+
+    def _single_states(self, size: int) -> Tensor:
+        """`_states` of a batch of `size` single tokens, reading nothing but what is on the device."""
+        packed, where = self.batches.packed.device, graph_sections(size)
+        rows, positions = packed[where.rows], packed[where.positions]
+        pages = Pages(size, self._tables[rows], positions + 1, self._slots(rows, positions))
+        return self.forward(rows, packed[where.ids], positions, pages, None)
 
     def _change_tables(self, batch: Batch) -> None:
         packed, changes = self.batches.packed.device, batch.changes

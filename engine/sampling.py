@@ -15,6 +15,7 @@ from torch import Tensor
 FIELDS = 4  # temperature, top_p (fp32 bits), top_k, seed
 SEEDS = 1 << 31
 _LOW = 0xFFFFFFFF
+_FILTERED_TOGETHER = 32  # rows sorted at a time, which bounds the memory that takes
 
 
 def packed(params: SamplingParams, seed: int) -> NDArray[np.int32]:
@@ -46,11 +47,11 @@ class Sampler:
         top-k or top-p.
         """
         if filtered is not None:
-            of = rows[filtered]
-            logits = logits if logits.dtype == torch.float32 else logits.float()
-            logits[filtered] = _keep_likely(
-                logits[filtered], self.temperature[of], self.top_k[of], self.top_p[of]
-            )
+            for some in filtered.split(_FILTERED_TOGETHER):
+                of = rows[some]
+                wide = logits[some].float()
+                kept = _keep_likely(wide, self.temperature[of], self.top_k[of], self.top_p[of])
+                logits[some] = kept.to(logits.dtype)
         if logits.is_cuda:
             from pagecast.engine import fused
 

@@ -19,7 +19,7 @@ from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import NS, Recording, recorded_run
 from pagecast.engine.sequence import Sequence
-from pagecast.sim.arrivals import Arrivals
+from pagecast.sim.arrivals import NEVER_NS, Arrivals
 from pagecast.sim.core.content import own_output, own_prompt, token_ids, tokens
 from pagecast.sim.core.keys import BlockKeys
 from pagecast.sim.feed import Feed
@@ -58,10 +58,9 @@ class TraceServer:
                 self._take_in()
                 if loop.step():
                     continue
-                due = arrivals.next_ns
-                if due is None:
+                if arrivals.next_ns == NEVER_NS:
                     break
-                time.sleep(min(max(due - loop.clock.now(), 0) / NS, _NAP_S))
+                time.sleep(min(max(arrivals.next_ns - loop.clock.now(), 0) / NS, _NAP_S))
         finally:
             loop.log = None
             engine.on_end = None

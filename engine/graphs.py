@@ -1,0 +1,34 @@
+"""Decode steps captured as CUDA graphs, one for each of a ladder of batch sizes, sharing one memory pool.
+
+A graph runs from the packed metadata to the final states; logits and the draw follow it. A batch is padded to
+the next size with rows that have no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class DecodeGraphs:
+    """`run(size)` is captured for each of `sizes`; it must read and write the same memory every time."""
+
+    def __init__(self, run: Callable[[int], Tensor], sizes: Sequence[int]) -> None:
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._states: dict[int, Tensor] = {}
+        pool = torch.cuda.graph_pool_handle()
+        # The largest first: the smaller ones find their memory in its pool.
+        for size in sorted(sizes, reverse=True):
+            run(size)  # kernels are compiled and libraries loaded outside of the capture
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                states = run(size)
+            self._graphs[size], self._states[size] = graph, states
+
+    def __call__(self, size: int) -> Tensor:
+        """Replays a step; returns the final states [size, hidden], valid until the next replay."""
+        self._graphs[size].replay()
+        return self._states[size]

@@ -1,0 +1,62 @@
+"""The Triton backend serves what the plain one serves (its kernels interpreted where there is no GPU)."""
+
+from typing import Any
+
+import pytest
+import torch
+from pagecast.engine import attention
+from pagecast.engine.attention_triton import TritonBackend
+from pagecast.engine.params import SamplingParams
+from pagecast.sim.core.errors import BadInput, CannotRunHere
+
+
+def with_triton(engine: Any) -> Any:
+    """The same engine with its attention by the kernels."""
+    runner = engine.loop.runner
+    shape = attention.Shape.of(runner.model.spec, runner.kv, runner.rows.padding + 1)
+    runner.backend = TritonBackend(shape)
+    runner.batches._plan_chunks = runner.backend.plan
+    return engine
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_triton_serves_the_same_tokens(family: str, model_of: Any, engine_of: Any) -> None:
+    folder = model_of(family, num_hidden_layers=1).folder
+    options = {"block_size": 16, "max_num_batched_tokens": 40, "max_num_seqs": 4}
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randint(0, 256, (50,), generator=generator).tolist()
+    prompts = [first, [*first[:33], 5], [7]]
+    params = [SamplingParams(max_tokens=4, n=n) for n in (2, 1, 1)]
+    plain = engine_of(folder, **options).generate(prompts, params)
+    ours = with_triton(engine_of(folder, **options)).generate(prompts, params)
+    assert ours == plain
+    assert plain[0].outputs[1].cached_tokens == 49
+
+
+def test_padded_decode_steps_serve_the_same_tokens(model_of: Any, engine_of: Any) -> None:
+    """What a CUDA graph replays: fixed places in the packed buffer, and rows that have no tokens."""
+    folder = model_of("qwen2").folder
+    params = [SamplingParams(max_tokens=n, temperature=0.5, seed=n) for n in (3, 9, 6, 20, 14)]
+    prompts = [[n] * (7 * n) for n in range(1, 6)]
+    plain = engine_of(folder).generate(prompts, params)
+    engine = engine_of(folder)
+    runner = engine.loop.runner
+    sizes: list[int] = []
+
+    def replay(size: int) -> torch.Tensor:
+        sizes.append(size)
+        return runner._single_states(size)
+
+    runner._graphs, runner.batches.graphs = replay, [1, 4, 8]
+    assert engine.generate(prompts, params) == plain
+    assert set(sizes) == {1, 4, 8}
+
+
+def test_what_a_backend_cannot_do_is_said_at_the_start() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert attention.choose("auto", cpu, 16) == "torch"
+    assert attention.choose("auto", gpu, 16) == "triton"
+    with pytest.raises(CannotRunHere, match="needs a CUDA GPU"):
+        attention.choose("triton", cpu, 16)
+    with pytest.raises(BadInput, match="choose one of auto, triton, flash-attn, torch"):
+        attention.choose("flashinfer", cpu, 16)

@@ -1,0 +1,72 @@
+"""The fused kernels compute what the plain operations compute (interpreted where there is no GPU)."""
+
+import pytest
+import torch
+from pagecast.engine import fused, ops, sampling
+from pagecast.engine.params import SamplingParams
+from pagecast.engine.sampling import Sampler
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def some(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("width", [64, 96])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_add_rms_norm(width: int, with_residual: bool) -> None:
+    x, residual, weight = some(5, width), some(5, width, seed=1), some(width, seed=2)
+    given = residual if with_residual else None
+    expected = ops.add_rms_norm(x, given, weight, 1e-5)
+    out = fused.add_rms_norm(
+        x.to(DEVICE), None if given is None else given.to(DEVICE), weight.to(DEVICE), 1e-5
+    )
+    for ours, theirs in zip(out, expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_silu_mul() -> None:
+    x = some(3, 2 * 1100)
+    torch.testing.assert_close(fused.silu_mul(x.to(DEVICE)).cpu(), ops.silu_mul(x))
+
+
+@pytest.mark.parametrize("dim", [32, 80])
+@pytest.mark.parametrize("normed", [False, True])
+def test_norm_rotate_turns_q_and_k_and_leaves_v(dim: int, normed: bool) -> None:
+    qkv = some(4, 3 + 2 + 2, dim)
+    angles = some(4, dim, seed=3)
+    norms = (some(dim, seed=4), some(dim, seed=5)) if normed else (None, None)
+    expected = ops.norm_rotate(qkv[:, :5], angles, 3, *norms, 1e-6)
+    ours = qkv.clone().to(DEVICE)
+    there = [None if norm is None else norm.to(DEVICE) for norm in norms]
+    fused.norm_rotate(ours[:, :5], angles.to(DEVICE), 3, there[0], there[1], 1e-6)
+    torch.testing.assert_close(ours[:, :5].cpu(), expected)
+    torch.testing.assert_close(ours[:, 5:].cpu(), qkv[:, 5:])
+
+
+def test_sample_draws_the_same_tokens() -> None:
+    vocab, rows = 5000, 6
+    logits = some(rows, vocab) * 3
+    logits[4, 7] = torch.nan
+    logits[5, 9] = torch.inf
+    numbers = torch.tensor([3, 0, 1, 2, 5, 4], dtype=torch.int32)
+    positions = torch.arange(10, 10 + rows, dtype=torch.int32)
+    forced = torch.tensor([-1, -1, 17, -1, -1, -1], dtype=torch.int32)
+    drawn = []
+    for device in ("cpu", DEVICE):
+        sampler = Sampler(rows + 1, torch.device(device))
+        for row in range(rows):
+            params = SamplingParams(temperature=0.0 if row == 3 else 0.8)
+            sampler.params[:, row] = torch.from_numpy(sampling.packed(params, seed=row))
+        arguments = [each.to(device) for each in (logits, numbers, positions, forced)]
+        if len(drawn) == 0:
+            tokens = sampler.sample(arguments[0].clone(), *arguments[1:], None)
+        else:
+            tokens = fused.sample(*arguments, sampler)
+        drawn.append((tokens.cpu(), sampler.newest.cpu()))
+    (tokens, newest), (ours, our_newest) = drawn
+    assert tokens.tolist()[4:] == [-1, -1]
+    assert tokens[2] == 17 and tokens[0] == logits[0].argmax()
+    torch.testing.assert_close(ours, tokens)
+    torch.testing.assert_close(our_newest[:4], newest[:4])
