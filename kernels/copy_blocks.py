@@ -17,7 +17,7 @@ import triton.language as tl
 from pagecast.kernels.launch import Launch, next_power_of_2, require
 from torch import Tensor
 
-PROGRAM_BYTES = 4096
+PROGRAM_BYTES = 2048
 HOST_PROGRAMS = 32
 DEVICE_PROGRAMS = 1 << 20
 
@@ -41,8 +41,9 @@ def _copy_blocks(
     lanes = tl.arange(0, CHUNK)
     units = count * ROWS * CHUNKS
     for unit in range(tl.program_id(0), units, tl.num_programs(0)):
-        pair = unit // (ROWS * CHUNKS)
-        row = unit // CHUNKS % ROWS
+        # Row by row, all pairs of one first: blocks of one layer lie close together.
+        pair = unit // CHUNKS % count
+        row = unit // CHUNKS // count
         start = unit % CHUNKS * CHUNK
         read = tl.load(pairs + 2 * pair).to(tl.int64)
         write = tl.load(pairs + 2 * pair + 1).to(tl.int64)

@@ -7,8 +7,8 @@ once; later calls with 16-byte aligned pointers go straight to the compiled kern
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from pagecast.sim.core.errors import BadInput
+from torch import Tensor
 
 ALIGNMENT_BYTES = 16
 
@@ -28,13 +28,13 @@ class Launch:
         self.options = options
         self._compiled: Any = None
 
-    def __call__(self, programs: int, tensors: Sequence[torch.Tensor | None], *numbers: float) -> None:
+    def __call__(self, programs: int, tensors: Sequence[Any], *numbers: float) -> None:
         """Queues `programs` of the kernel on the current stream.
 
-        `tensors` keep their kinds (dtype or None) from call to call.
+        `tensors` (tensors, None or tensor descriptors) keep their kinds from call to call.
         """
         grid = (programs, 1, 1)
-        aligned = not any(t is not None and t.data_ptr() % ALIGNMENT_BYTES for t in tensors)
+        aligned = not any(isinstance(t, Tensor) and t.data_ptr() % ALIGNMENT_BYTES for t in tensors)
         if aligned and self._compiled is not None:
             self._compiled[grid](*tensors, *numbers, *self.constants.values())
             return
@@ -48,9 +48,7 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def require_attention(
-    name: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor
-) -> None:
+def require_attention(name: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor) -> None:
     """Raises BadInput unless q, the caches and the block table can belong together."""
     require(
         k_cache.shape == v_cache.shape

@@ -23,16 +23,19 @@ from torch import Tensor
 # Fewest tiles a program is given: below it, merging costs more than idle multiprocessors.
 MIN_TILES = 2
 MERGE_ELEMENTS = 4096
-PROGRAMS_PER_SM = 3
+PROGRAMS_PER_SM = 2
 STAGES = 5
+# What starting on another head costs a program, in tiles: its pipeline drains and fills again.
+START_COST = 2
 SHARE = 32
 
 
 @triton.jit
-def _tiles_of(seq_lens, row, batch, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def _work_of(seq_lens, row, batch, TILE: tl.constexpr, WINDOW: tl.constexpr, START_COST: tl.constexpr):
+    """A head's work in tiles: those it reads, and what starting on it costs; 0 for an empty row."""
     length = tl.load(seq_lens + row, mask=row < batch, other=0)
     first = tl.maximum(length - WINDOW, 0) // TILE if WINDOW > 0 else length * 0
-    return tl.cdiv(length, TILE) - first
+    return tl.where(length > 0, tl.cdiv(length, TILE) - first + START_COST, 0)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -44,24 +47,25 @@ def _share_work(
     KV_HEADS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    START_COST: tl.constexpr,
     PROGRAMS: tl.constexpr,
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     SHARE: tl.constexpr,
 ):
-    """ends[1 + row]: tiles up to the end of a row; ends[0]: tiles a program; first_row[p]: where p starts."""
+    """ends[1 + row]: work up to the end of a row; ends[0]: work a program; first_row[p]: where p starts."""
     total = 0
     for start in range(0, batch, CHUNK):
-        total += tl.sum(_tiles_of(seq_lens, start + tl.arange(0, CHUNK), batch, TILE, WINDOW))
-    per_program = tl.maximum(tl.cdiv(total * KV_HEADS, PROGRAMS), MIN_TILES)
+        total += tl.sum(_work_of(seq_lens, start + tl.arange(0, CHUNK), batch, TILE, WINDOW, START_COST))
+    per_program = tl.maximum(tl.cdiv(total * KV_HEADS, PROGRAMS), MIN_TILES + START_COST)
     program = tl.program_id(0) * SHARE + tl.arange(0, SHARE)
     rows_before = tl.zeros([SHARE], tl.int32)
     done = 0
     for start in range(0, batch, CHUNK):
         row = start + tl.arange(0, CHUNK)
-        tiles = _tiles_of(seq_lens, row, batch, TILE, WINDOW)
-        end = done + tl.cumsum(tiles, 0)
-        done += tl.sum(tiles)
+        work = _work_of(seq_lens, row, batch, TILE, WINDOW, START_COST)
+        end = done + tl.cumsum(work, 0)
+        done += tl.sum(work)
         before = (end[None, :] * KV_HEADS <= (program * per_program)[:, None]) & (row < batch)[None, :]
         rows_before += tl.sum(before.to(tl.int32), 1)
         if tl.program_id(0) == 0:
@@ -187,6 +191,7 @@ def _paged_decode(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    START_COST: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     MERGE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -202,13 +207,15 @@ def _paged_decode(
     while begin < stop:
         row_end = tl.load(ends + 1 + row)
         row_begin = tl.load(ends + row, mask=row > 0, other=0)
-        tiles = row_end - row_begin
-        if tiles > 0:
-            head = (begin - row_begin * KV_HEADS) // tiles
-            unit = row_begin * KV_HEADS + head * tiles
+        work = row_end - row_begin
+        head = (begin - row_begin * KV_HEADS) // tl.maximum(work, 1)
+        unit = row_begin * KV_HEADS + head * work + START_COST
+        tiles = work - START_COST
+        first = tl.maximum(begin - unit, 0)
+        last = tl.minimum(tiles, stop - unit)
+        if last > first:
             length = tl.load(seq_lens + row)
             skipped = tl.cdiv(length, TILE) - tiles
-            last = tl.minimum(unit + tiles, stop)
             at = row.to(tl.int64) * Q[0] + (head * GROUP + rows[:, None]) * Q[1] + dims[None, :] * Q[2]
             queries = tl.load(q + at, mask=row_mask, other=0.0)
             factor = scale
@@ -222,8 +229,8 @@ def _paged_decode(
                 v_cache + head.to(tl.int64) * V[2],
                 table + row.to(tl.int64) * table_stride,
                 length,
-                skipped + begin - unit,
-                skipped + last - unit,
+                skipped + first,
+                skipped + last,
                 factor,
                 K,
                 V,
@@ -235,12 +242,12 @@ def _paged_decode(
                 STAGES,
             )
             out_row = out + row.to(tl.int64) * O[0] + head * GROUP * O[1]
-            if last - begin == tiles:
+            if last - first == tiles:
                 result = acc * (v_factor / total)[:, None]
                 at_out = out_row + rows[:, None] * O[1] + dims[None, :] * O[2]
                 tl.store(at_out, result.to(out.dtype.element_ty), mask=row_mask)
             else:
-                slot = (2 * program + (begin == unit)).to(tl.int64) * GROUP_POW2 + rows
+                slot = (2 * program + (first == 0)).to(tl.int64) * GROUP_POW2 + rows
                 tl.store(sums + 2 * slot, m, mask=rows < GROUP)
                 tl.store(sums + 2 * slot + 1, total, mask=rows < GROUP)
                 at_part = outputs + slot[:, None] * DIM_POW2 + dims[None, :]
@@ -255,10 +262,8 @@ def _paged_decode(
                         sums, outputs, out_row, first_program, count, v_factor, O[2], O[1],
                         GROUP, GROUP_POW2, DIM, DIM_POW2, MERGE,
                     )  # fmt: skip
-            begin = last
-            if last == row_end * KV_HEADS:
-                row += 1
-        else:
+        begin = tl.minimum(unit + tiles, stop)
+        if begin == row_end * KV_HEADS:
             row += 1
 
 
@@ -305,6 +310,7 @@ class DecodeSchedule:
             "TILE": shape.tile,
             "WINDOW": shape.window or 0,
             "PROGRAMS": self.programs,
+            "START_COST": START_COST,
             "MIN_TILES": MIN_TILES,
             "CHUNK": 256,
             "SHARE": SHARE,
@@ -405,6 +411,7 @@ def _configure(
         "BLOCK_SIZE": k_cache.shape[1],
         "TILE": shape.tile,
         "WINDOW": shape.window or 0,
+        "START_COST": START_COST,
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
         "MERGE": max(1, MERGE_ELEMENTS // (next_power_of_2(group) * dim)),
         "STAGES": STAGES,

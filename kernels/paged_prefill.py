@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pagecast.kernels.launch import Launch, next_power_of_2, require_attention
 from pagecast.kernels.tile import load_tile, page_ids, scores, weigh
 from torch import Tensor
+from triton.compiler.errors import CompilationError
 
 ROWS = 128
 FP32_ROWS = 32
@@ -168,7 +169,7 @@ def plan_prefill(query_lens: Sequence[int], seq_lens: Sequence[int], tokens: int
     return np.ascontiguousarray(tiles[np.argsort(-position, kind="stable")])
 
 
-_launches: dict[Any, Launch] = {}
+_launches: dict[Any, Any] = {}
 
 
 def paged_prefill(
@@ -196,18 +197,38 @@ def paged_prefill(
         return out
     key = (q.dtype, q.shape[1:], q.stride(), out.stride(), k_cache.dtype, k_cache.shape[1:],
            k_cache.stride(), v_cache.stride(), block_table.dtype,
-           k_scale is None or k_scale.shape[0], window, q.device)  # fmt: skip
+           k_scale is None or k_scale.shape[0], window, q.device, q.data_ptr() % 16)  # fmt: skip
     launch = _launches.get(key)
     if launch is None:
         require_attention("paged_prefill", q, k_cache, v_cache, block_table)
         launch = _launches[key] = _configure(q, k_cache, v_cache, out, k_scale, window)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
+    scale = (q.shape[2] ** -0.5 if scale is None else scale) * math.log2(math.e)
+    if not isinstance(launch, Launch):
+        try:
+            launch(q, k_cache, v_cache, block_table, tiles, out, scale)
+            return out
+        except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
+            launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, window)
     tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale)
-    launch(tiles.shape[0] * k_cache.shape[2], tensors, block_table.stride(0), scale * math.log2(math.e))
+    launch(tiles.shape[0] * k_cache.shape[2], tensors, block_table.stride(0), scale)
     return out
 
 
 def _configure(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, k_scale: Tensor | None, window: int | None
+) -> Any:
+    """A `Launch` of the plain kernel, or the Hopper one where it applies and imports."""
+    if q.is_cuda and k_scale is None:
+        try:
+            from pagecast.kernels.prefill_hopper import HopperPrefill, usable
+        except (ImportError, AttributeError):
+            return _plain(q, k_cache, v_cache, out, k_scale, window)
+        if usable(q, k_cache, v_cache):
+            return HopperPrefill(q, k_cache, v_cache, out, window)
+    return _plain(q, k_cache, v_cache, out, k_scale, window)
+
+
+def _plain(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, k_scale: Tensor | None, window: int | None
 ) -> Launch:
     heads, head_dim = q.shape[1:]

@@ -131,6 +131,30 @@ def test_a_schedule_of_another_model_is_refused(paged: Callable[..., Any], devic
 
 
 @pytest.mark.gpu
+def test_a_captured_step_follows_the_lengths(paged: Callable[..., Any], error: Callable[..., float]) -> None:
+    """A CUDA graph captured at one set of lengths is right for others, rows of length 0 among them."""
+    cache = paged([3000, 1, 700, 64, 17, 5000], 2, 128, 16, torch.bfloat16)
+    q = torch.randn(6, 8, 128, device="cuda").bfloat16()
+    out, seq_lens = torch.zeros_like(q), cache.seq_lens.clone()
+    schedule = DecodeSchedule(DecodeShape(8, 2, 128, torch.bfloat16), 6, "cuda")
+
+    def step() -> None:
+        schedule.update(seq_lens)
+        paged_decode(q, cache.k, cache.v, cache.table, seq_lens, schedule=schedule, out=out)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for lens in ([3000, 1, 700, 64, 17, 5000], [2, 0, 0, 64, 16, 4999], [0, 0, 650, 0, 0, 0]):
+        seq_lens.copy_(torch.tensor(lens))
+        graph.replay()
+        live = [i for i, n in enumerate(lens) if n]
+        expected = reference.paged_decode(q, cache.k, cache.v, cache.table, lens, dtype=torch.float64)
+        assert error(out[live], expected[live]) < 8e-3
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(40))
 def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[..., float], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -108,6 +108,30 @@ def test_caches_that_do_not_fit_are_refused(paged: Callable[..., Any], device: s
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("window", [None, 50, 300])
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_tiles_cut_everywhere(
+    paged: Callable[..., Any], error: Callable[..., float], dim: int, window: int | None, heads_first: bool
+) -> None:
+    """Chunks that begin and end at every kind of place in a tile, in either order of slots and heads."""
+    query_lens = [1, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 1]
+    cached = [0, 0, 97, 128, 3, 65, 64, 300, 1, 0, 127, 256, 1000]
+    lens = [a + b for a, b in zip(query_lens, cached, strict=True)]
+    cache = paged(lens, 2, dim, 16, torch.bfloat16, seed=dim)
+    if heads_first:
+        dense = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (cache.k, cache.v)]
+        cache = type(cache)(*dense, cache.table, cache.seq_lens, cache.lens)
+    for heads in (2, 6, 8):
+        q = torch.randn(sum(query_lens), heads, dim, device="cuda").bfloat16()
+        out = attend(cache, q, query_lens, window=window)
+        expected = reference.paged_prefill(
+            q, cache.k, cache.v, cache.table, query_lens, lens, window=window, dtype=torch.float64
+        )
+        assert error(out, expected) < 8e-3
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(40))
 def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[..., float], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -1,0 +1,78 @@
+"""A paged cache as the matrix that Hopper's tensor memory accelerator reads, a box of rows at a time."""
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+# A model's layers need two each; more means that caches come and go.
+MAX_MAPS = 1024
+
+
+def row_strides(cache: Tensor) -> tuple[int, int, int] | None:
+    """Where a cache [blocks, block_size, kv_heads, dim] lies in a matrix whose rows are one slot stride long.
+
+    Rows from block to block, then rows and columns from head to head; None where the strides allow no such
+    matrix, or one that the tensor memory accelerator can't read.
+    """
+    blocks, slots, heads, dims = cache.stride()
+    if dims != 1 or blocks % slots or slots * cache.element_size() % 16 or cache.data_ptr() % 16:
+        return None
+    if heads % slots == 0:
+        return blocks // slots, heads // slots, 0
+    if (cache.shape[2] - 1) * heads + cache.shape[3] <= slots and heads * cache.element_size() % 16 == 0:
+        return blocks // slots, 0, heads
+    return None
+
+
+class TensorMaps:
+    """The maps of the caches that one kernel is given, made once each; a tile is fetched in whole boxes."""
+
+    def __init__(self, tile: int) -> None:
+        self._tile = tile
+        self._maps: dict[tuple[int, int], Any] = {}
+
+    def __call__(self, cache: Tensor) -> Any:
+        """The map of a cache for which `row_strides` is not None."""
+        key = (cache.data_ptr(), cache.shape[0])
+        found = self._maps.get(key)
+        if found is None:
+            if len(self._maps) >= MAX_MAPS:
+                self._maps.clear()
+            found = self._maps[key] = self._describe(cache)
+        return found
+
+    def _describe(self, cache: Tensor) -> Any:
+        strides = row_strides(cache)
+        assert strides is not None
+        blocks, block_size, heads, dim = cache.shape
+        rows = (blocks - 1) * strides[0] + (heads - 1) * strides[1] + block_size
+        columns = (heads - 1) * strides[2] + dim
+        return TensorDescriptor(
+            _Address(cache.data_ptr(), cache.dtype),
+            [rows, columns],
+            [cache.stride(1), 1],
+            [box_rows(block_size, self._tile), dim],
+            NVMMASharedLayout(128, 8 * cache.element_size(), 2),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """A tensor's address without the tensor, which a kept map must not keep alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """As a tensor's."""
+        return self.address
+
+
+def box_rows(block_size: int, tile: int) -> int:
+    """Rows of a box: as many as lie in one block and divide a tile, but no more than was found fastest."""
+    return gcd(block_size, tile, 64)
