@@ -17,14 +17,11 @@ import torch
 import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, next_power_of_2, require, require_attention
-from pagecast.kernels.tile import load_tile, page_ids, scores, weigh
+from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh
 from torch import Tensor
 
-# Fewest tiles a program is given: below it, merging costs more than idle multiprocessors.
-MIN_TILES = 2
-MERGE_ELEMENTS = 4096
-PROGRAMS_PER_SM = 2
 STAGES = 5
+MERGE = 32
 # What starting on another head costs a program, in tiles: its pipeline drains and fills again.
 START_COST = 2
 SHARE = 32
@@ -40,24 +37,15 @@ def _work_of(seq_lens, row, batch, TILE: tl.constexpr, WINDOW: tl.constexpr, STA
 
 @triton.jit(do_not_specialize=["batch"])
 def _share_work(
-    seq_lens,
-    ends,
-    first_row,
-    batch,
-    KV_HEADS: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    START_COST: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    MIN_TILES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SHARE: tl.constexpr,
-):
+    seq_lens, ends, first_row, batch,
+    KV_HEADS: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, START_COST: tl.constexpr,
+    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
     """ends[1 + row]: work up to the end of a row; ends[0]: work a program; first_row[p]: where p starts."""
     total = 0
     for start in range(0, batch, CHUNK):
         total += tl.sum(_work_of(seq_lens, start + tl.arange(0, CHUNK), batch, TILE, WINDOW, START_COST))
-    per_program = tl.maximum(tl.cdiv(total * KV_HEADS, PROGRAMS), MIN_TILES + START_COST)
+    per_program = tl.maximum(tl.cdiv(total * KV_HEADS, PROGRAMS), 1 + START_COST)
     program = tl.program_id(0) * SHARE + tl.arange(0, SHARE)
     rows_before = tl.zeros([SHARE], tl.int32)
     done = 0
@@ -77,23 +65,10 @@ def _share_work(
 
 @triton.jit
 def _attend(
-    q,
-    k,
-    v,
-    table_row,
-    length,
-    first,
-    last,
-    scale,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr,
-    WINDOW: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q, k, v, table_row, length, first, last, scale,
+    K: tl.constexpr, V: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Online softmax over the tiles [first, last): running max [rows], sum [rows], output [rows, dim]."""
     m = tl.full([q.shape[0]], -float("inf"), tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
@@ -115,153 +90,113 @@ def _attend(
 
 @triton.jit
 def _merge(
-    sums,
-    outputs,
-    out,
-    first_program,
-    count,
-    v_scale,
-    O_DIM: tl.constexpr,
-    O_HEAD: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_POW2: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr,
-    MERGE: tl.constexpr,
-):
-    """Adds up the partial sums of `count` programs from `first_program` on, in order, into `out`."""
+    sums, outputs, first_program, count,
+    GROUP_POW2: tl.constexpr, DIM_POW2: tl.constexpr, MERGE: tl.constexpr,
+):  # fmt: skip
+    """Sum and output [rows, dim] of the `count` programs from `first_program` on, added up in order."""
     rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, DIM_POW2)
     m = tl.full([GROUP_POW2], -float("inf"), tl.float32)
-    total = tl.zeros([GROUP_POW2], tl.float32)
-    acc = tl.zeros([GROUP_POW2, DIM_POW2], tl.float32)
     for start in range(0, count, MERGE):
         nth = start + tl.arange(0, MERGE)
+        slot = 2 * (first_program + nth) + (nth == 0)
+        at = sums + 2 * (slot[:, None] * GROUP_POW2 + rows[None, :])
+        there = (nth < count)[:, None] & (rows < GROUP_POW2)[None, :]
+        m = tl.maximum(m, tl.max(tl.load(at, mask=there, other=-float("inf")), 0))
+    total = tl.zeros([GROUP_POW2], tl.float32)
+    acc = tl.zeros([GROUP_POW2, DIM_POW2], tl.float32)
+    for nth in range(count):
         slot = (2 * (first_program + nth) + (nth == 0)).to(tl.int64)
-        there = (nth < count)[:, None] & (rows < GROUP)[None, :]
-        at = slot[:, None] * GROUP_POW2 + rows[None, :]
-        part_m = tl.load(sums + 2 * at, mask=there, other=-float("inf"), cache_modifier=".cg")
-        part_total = tl.load(sums + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
-        part = tl.load(
-            outputs + at[:, :, None] * DIM_POW2 + dims[None, None, :],
-            mask=there[:, :, None],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_m = tl.maximum(m, tl.max(part_m, 0))
-        safe = tl.where(new_m == -float("inf"), 0.0, new_m)
-        weight = tl.exp2(part_m - safe[None, :])
-        fade = tl.exp2(m - safe)
-        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
-        total = total * fade + tl.sum(part_total * weight, 0)
-        m = new_m
+        at = slot * GROUP_POW2 + rows
+        part = tl.load(outputs + at[:, None] * DIM_POW2 + dims[None, :])
+        weight = tl.exp2(tl.load(sums + 2 * at) - m)
+        total += tl.load(sums + 2 * at + 1) * weight
+        acc += part * weight[:, None]
+    return total, acc
+
+
+@triton.jit
+def _store(out, total, acc, v_scale, OUT: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr):
+    """Writes the output of one KV head's group of query heads."""
+    rows = tl.arange(0, acc.shape[0])
+    dims = tl.arange(0, acc.shape[1])
     mask = (rows < GROUP)[:, None] & (dims < DIM)[None, :]
-    result = acc * (v_scale / tl.where(rows < GROUP, total, 1.0))[:, None]
-    tl.store(out + rows[:, None] * O_HEAD + dims[None, :] * O_DIM, result.to(out.dtype.element_ty), mask=mask)
+    result = acc * (v_scale / total)[:, None]
+    tl.store(
+        out + rows[:, None] * OUT[1] + dims[None, :] * OUT[2], result.to(out.dtype.element_ty), mask=mask
+    )
+
+
+@triton.jit
+def _store_part(
+    sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2: tl.constexpr, DIM_POW2: tl.constexpr
+):  # fmt: skip
+    """Writes a program's partial sums to slot `part`; true where it is the last of `count` to do so."""
+    rows = tl.arange(0, acc.shape[0])
+    at = part.to(tl.int64) * GROUP_POW2 + rows
+    mask = rows < GROUP_POW2
+    tl.store(sums + 2 * at, m, mask=mask)
+    tl.store(sums + 2 * at + 1, total, mask=mask)
+    tl.store(outputs + at[:, None] * DIM_POW2 + tl.arange(0, DIM_POW2)[None, :], acc, mask=mask[:, None])
+    tl.debug_barrier()  # all threads' stores come before the one thread's release
+    return tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1
 
 
 @triton.jit(do_not_specialize=["table_stride", "batch", "scale"])
 def _paged_decode(
-    q,
-    k_cache,
-    v_cache,
-    out,
-    table,
-    seq_lens,
-    ends,
-    first_row,
-    sums,
-    outputs,
-    arrivals,
-    k_scale,
-    v_scale,
-    table_stride,
-    batch,
-    scale,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_POW2: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    START_COST: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    MERGE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q, k_cache, v_cache, out, table, seq_lens, ends, first_row, sums, outputs, arrivals, k_scale, v_scale,
+    table_stride, batch, scale,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OUT: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_POW2: tl.constexpr, ROWS: tl.constexpr,
+    DIM: tl.constexpr, DIM_POW2: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, START_COST: tl.constexpr, SCALE_STRIDE: tl.constexpr, DTYPE: tl.constexpr,
+    MERGE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
-    per_program = tl.load(ends)
-    begin = program * per_program
-    stop = tl.minimum(begin + per_program, tl.load(ends + batch) * KV_HEADS)
+    share = tl.load(ends)
+    begin = program * share
+    stop = tl.minimum(begin + share, tl.load(ends + batch) * KV_HEADS)
     row = tl.load(first_row + program)
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, DIM_POW2)
-    row_mask = (rows < GROUP)[:, None] & (dims < DIM)[None, :]
+    rows = tl.arange(0, ROWS)[:, None]
+    dims = tl.arange(0, DIM_POW2)[None, :]
     while begin < stop:
         row_end = tl.load(ends + 1 + row)
         row_begin = tl.load(ends + row, mask=row > 0, other=0)
+        # A head's work is START_COST, then its tiles; `unit` is where the tiles begin on the line of work.
         work = row_end - row_begin
+        tiles = work - START_COST
         head = (begin - row_begin * KV_HEADS) // tl.maximum(work, 1)
         unit = row_begin * KV_HEADS + head * work + START_COST
-        tiles = work - START_COST
         first = tl.maximum(begin - unit, 0)
         last = tl.minimum(tiles, stop - unit)
         if last > first:
             length = tl.load(seq_lens + row)
             skipped = tl.cdiv(length, TILE) - tiles
-            at = row.to(tl.int64) * Q[0] + (head * GROUP + rows[:, None]) * Q[1] + dims[None, :] * Q[2]
-            queries = tl.load(q + at, mask=row_mask, other=0.0)
-            factor = scale
+            at = q + row.to(tl.int64) * Q[0] + (head * GROUP + rows) * Q[1] + dims * Q[2]
+            queries = tl.load(at, mask=(rows < GROUP) & (dims < DIM), other=0.0).to(DTYPE)
+            k_factor = 1.0
             v_factor = 1.0
             if k_scale is not None:
-                factor = scale * tl.load(k_scale + head * SCALE_STRIDE)
+                k_factor = tl.load(k_scale + head * SCALE_STRIDE)
                 v_factor = tl.load(v_scale + head * SCALE_STRIDE)
             m, total, acc = _attend(
-                queries,
-                k_cache + head.to(tl.int64) * K[2],
-                v_cache + head.to(tl.int64) * V[2],
-                table + row.to(tl.int64) * table_stride,
-                length,
-                skipped + first,
-                skipped + last,
-                factor,
-                K,
-                V,
-                BLOCK_SIZE,
-                TILE,
-                DIM,
-                DIM_POW2,
-                WINDOW,
-                STAGES,
-            )
-            out_row = out + row.to(tl.int64) * O[0] + head * GROUP * O[1]
+                queries, k_cache + head.to(tl.int64) * K[2], v_cache + head.to(tl.int64) * V[2],
+                table + row.to(tl.int64) * table_stride, length, skipped + first, skipped + last,
+                scale * k_factor, K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, STAGES,
+            )  # fmt: skip
+            target = out + row.to(tl.int64) * OUT[0] + head * GROUP * OUT[1]
             if last - first == tiles:
-                result = acc * (v_factor / total)[:, None]
-                at_out = out_row + rows[:, None] * O[1] + dims[None, :] * O[2]
-                tl.store(at_out, result.to(out.dtype.element_ty), mask=row_mask)
+                _store(target, total, acc, v_factor, OUT, GROUP, DIM)
             else:
-                slot = (2 * program + (first == 0)).to(tl.int64) * GROUP_POW2 + rows
-                tl.store(sums + 2 * slot, m, mask=rows < GROUP)
-                tl.store(sums + 2 * slot + 1, total, mask=rows < GROUP)
-                at_part = outputs + slot[:, None] * DIM_POW2 + dims[None, :]
-                tl.store(at_part, acc, mask=(rows < GROUP)[:, None])
-                tl.debug_barrier()
-                first_program = unit // per_program
-                count = (unit + tiles - 1) // per_program - first_program + 1
+                # The program that begins a head uses its second slot, those that continue it their first.
+                begun = unit // share
+                count = (unit + tiles - 1) // share - begun + 1
+                part = 2 * program + (first == 0)
                 arrival = arrivals + row * KV_HEADS + head
-                if tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1:
+                if _store_part(sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2, DIM_POW2):
                     tl.store(arrival, 0)
-                    _merge(
-                        sums, outputs, out_row, first_program, count, v_factor, O[2], O[1],
-                        GROUP, GROUP_POW2, DIM, DIM_POW2, MERGE,
-                    )  # fmt: skip
+                    all_total, all_acc = _merge(sums, outputs, begun, count, GROUP_POW2, DIM_POW2, MERGE)
+                    _store(target, all_total, all_acc, v_factor, OUT, GROUP, DIM)
         begin = tl.minimum(unit + tiles, stop)
         if begin == row_end * KV_HEADS:
             row += 1
@@ -279,9 +214,19 @@ class DecodeShape:
 
     @property
     def tile(self) -> int:
-        """Tokens of K that a step of the loop takes: 16 KiB of them."""
+        """Tokens of K that a step of the loop takes: 16 KiB of them, 8 KiB if fp8."""
         row_bytes = next_power_of_2(self.head_dim) * self.kv_dtype.itemsize
-        return min(128, max(16, 16384 // row_bytes))
+        return min(128, max(16, (8192 if self.is_fp8 else 16384) // row_bytes))
+
+    @property
+    def programs_per_sm(self) -> int:
+        """Programs that share a multiprocessor. Converting fp8 takes time, which more of them hide."""
+        return 4 if self.is_fp8 else 2
+
+    @property
+    def is_fp8(self) -> bool:
+        """True where the cache holds fp8."""
+        return self.kv_dtype == torch.float8_e4m3fn
 
 
 class DecodeSchedule:
@@ -296,7 +241,7 @@ class DecodeSchedule:
     ) -> None:
         device = torch.device(device)
         self.shape = shape
-        self.programs = _programs(device) if programs is None else programs
+        self.programs = _programs(shape, device) if programs is None else programs
         group_rows = next_power_of_2(shape.heads // shape.kv_heads)
         slots = 2 * self.programs * group_rows
         dim = next_power_of_2(shape.head_dim)
@@ -311,7 +256,6 @@ class DecodeSchedule:
             "WINDOW": shape.window or 0,
             "PROGRAMS": self.programs,
             "START_COST": START_COST,
-            "MIN_TILES": MIN_TILES,
             "CHUNK": 256,
             "SHARE": SHARE,
         }
@@ -322,10 +266,10 @@ class DecodeSchedule:
         self._share_work(-(-self.programs // SHARE), (seq_lens, self.ends, self.first_row), seq_lens.shape[0])
 
 
-def _programs(device: torch.device) -> int:
+def _programs(shape: DecodeShape, device: torch.device) -> int:
     if device.type != "cuda":
         return 8
-    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    return shape.programs_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 _launches: dict[Any, Launch] = {}
@@ -401,7 +345,7 @@ def _configure(
         "Q": q.stride(),
         "K": k_cache.stride(),
         "V": v_cache.stride(),
-        "O": out.stride(),
+        "OUT": out.stride(),
         "KV_HEADS": shape.kv_heads,
         "GROUP": group,
         "GROUP_POW2": next_power_of_2(group),
@@ -413,7 +357,9 @@ def _configure(
         "WINDOW": shape.window or 0,
         "START_COST": START_COST,
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
-        "MERGE": max(1, MERGE_ELEMENTS // (next_power_of_2(group) * dim)),
+        "DTYPE": compute_dtype(q.dtype, shape.kv_dtype),
+        "MERGE": MERGE,
         "STAGES": STAGES,
     }
-    return Launch(_paged_decode, constants, num_warps=4)
+    options = {"maxnreg": 128} if shape.is_fp8 else {}
+    return Launch(_paged_decode, constants, num_warps=4, **options)

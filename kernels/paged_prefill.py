@@ -18,36 +18,20 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from pagecast.kernels.launch import Launch, next_power_of_2, require_attention
-from pagecast.kernels.tile import load_tile, page_ids, scores, weigh
+from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh
 from torch import Tensor
 from triton.compiler.errors import CompilationError
 
 ROWS = 128
-FP32_ROWS = 32
+FP32_ROWS = 16
 
 
 @triton.jit
 def _attend(
-    q,
-    k,
-    v,
-    table_row,
-    length,
-    positions,
-    first,
-    last,
-    state,
-    scale,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr,
-    WINDOW: tl.constexpr,
-    EDGE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q, k, v, table_row, length, positions, first, last, state, scale,
+    K: tl.constexpr, V: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr, WINDOW: tl.constexpr, EDGE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Online softmax over the KV tiles [first, last); EDGE masks what a row must not see."""
     m, total, acc = state
     for tile in tl.range(first, last, num_stages=STAGES):
@@ -69,32 +53,12 @@ def _attend(
 
 @triton.jit(do_not_specialize=["table_stride", "scale"])
 def _paged_prefill(
-    q,
-    k_cache,
-    v_cache,
-    out,
-    table,
-    tiles,
-    k_scale,
-    v_scale,
-    table_stride,
-    scale,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q, k_cache, v_cache, out, table, tiles, k_scale, v_scale, table_stride, scale,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OUT: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_POW2: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SCALE_STRIDE: tl.constexpr,
+    DTYPE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(0) % KV_HEADS
     entry = tiles + 4 * (tl.program_id(0) // KV_HEADS)
     sequence, token = tl.load(entry), tl.load(entry + 1)
@@ -105,7 +69,8 @@ def _paged_prefill(
     mask = (rows < count * GROUP)[:, None] & (dims < DIM)[None, :]
     tokens = (token + nth).to(tl.int64)[:, None]
     heads = (head * GROUP + rows % GROUP)[:, None]
-    queries = tl.load(q + tokens * Q[0] + heads * Q[1] + dims[None, :] * Q[2], mask=mask, other=0.0)
+    at = q + tokens * Q[0] + heads * Q[1] + dims[None, :] * Q[2]
+    queries = tl.load(at, mask=mask, other=0.0).to(DTYPE)
     factor = scale
     v_factor = 1.0
     if k_scale is not None:
@@ -141,7 +106,7 @@ def _paged_prefill(
         K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, True, 1,
     )  # fmt: skip
     result = acc * (v_factor / total)[:, None]
-    at = out + tokens * O[0] + heads * O[1] + dims[None, :] * O[2]
+    at = out + tokens * OUT[0] + heads * OUT[1] + dims[None, :] * OUT[2]
     tl.store(at, result.to(out.dtype.element_ty), mask=mask)
 
 
@@ -236,15 +201,14 @@ def _plain(
     group = heads // kv_heads
     tokens = tokens_per_tile(heads, kv_heads, q.dtype)
     dim = next_power_of_2(head_dim)
-    tile, stages, options = _tile(dim, q.dtype)
+    tile, stages, options = _tile(dim, q.dtype, k_cache.dtype)
     constants = {
         "Q": q.stride(),
         "K": k_cache.stride(),
         "V": v_cache.stride(),
-        "O": out.stride(),
+        "OUT": out.stride(),
         "KV_HEADS": kv_heads,
         "GROUP": group,
-        "TOKENS": tokens,
         "ROWS": max(16, next_power_of_2(tokens * group)),
         "DIM": head_dim,
         "DIM_POW2": dim,
@@ -252,16 +216,19 @@ def _plain(
         "TILE": tile,
         "WINDOW": window or 0,
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
+        "DTYPE": compute_dtype(q.dtype, k_cache.dtype),
         "STAGES": stages,
     }
     return Launch(_paged_prefill, constants, **options)
 
 
-def _tile(dim: int, dtype: torch.dtype) -> tuple[int, int, dict[str, int]]:
+def _tile(dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[int, int, dict[str, int]]:
     """Tokens of a KV tile, pipeline stages and compiler options; measured on an H200."""
     if dtype == torch.float32:
         return 32, 3, {"num_warps": 4}
     if dim > 128:
         return 32, 5, {"num_warps": 8}
+    if kv_dtype != dtype:
+        return 64, 5, {"num_warps": 8}
     # 128 registers let two programs share a multiprocessor: one multiplies while the other exponentiates.
     return 64, 3, {"num_warps": 8, "maxnreg": 128}

@@ -9,6 +9,8 @@ lower level; `usable` says where it applies, and `paged_prefill` has the plain k
 # Device code takes tensors of the kernel language, which has no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
+from typing import Any
+
 import torch
 from pagecast.kernels.launch import Launch
 from pagecast.kernels.tensor_map import TensorMaps, box_rows, row_strides
@@ -287,28 +289,11 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["table_stride", "items", "scale"])
 def _prefill_hopper(
-    q,
-    out,
-    table,
-    tiles,
-    k_cache,
-    v_cache,
-    table_stride,
-    items,
-    scale,
-    Q: gl.constexpr,
-    OUT: gl.constexpr,
-    K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr,
-    KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    BOX: gl.constexpr,
-    WINDOW: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    q, out, table, tiles, k_cache, v_cache, table_stride, items, scale,
+    Q: gl.constexpr, OUT: gl.constexpr, K_ROWS: gl.constexpr, V_ROWS: gl.constexpr,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    BOX: gl.constexpr, WINDOW: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
@@ -359,26 +344,33 @@ def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     )
 
 
+def constants_of(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, window: int | None
+) -> dict[str, Any]:
+    """The compile-time constants for tensors of these strides."""
+    return {
+        "Q": q.stride(),
+        "OUT": out.stride(),
+        "K_ROWS": row_strides(k_cache),
+        "V_ROWS": row_strides(v_cache),
+        "KV_HEADS": k_cache.shape[2],
+        "GROUP": q.shape[1] // k_cache.shape[2],
+        "DIM": q.shape[2],
+        "BLOCK_SIZE": k_cache.shape[1],
+        "BOX": box_rows(k_cache.shape[1], TILE),
+        "WINDOW": window or 0,
+        "TILE": TILE,
+        "STAGES": STAGES,
+    }
+
+
 class HopperPrefill:
     """The kernel for tensors of some strides; it must have been found `usable` for them."""
 
     def __init__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, window: int | None) -> None:
         self._programs = torch.cuda.get_device_properties(q.device).multi_processor_count
         self._map = TensorMaps(TILE)
-        constants = {
-            "Q": q.stride(),
-            "OUT": out.stride(),
-            "K_ROWS": row_strides(k_cache),
-            "V_ROWS": row_strides(v_cache),
-            "KV_HEADS": k_cache.shape[2],
-            "GROUP": q.shape[1] // k_cache.shape[2],
-            "DIM": q.shape[2],
-            "BLOCK_SIZE": k_cache.shape[1],
-            "BOX": box_rows(k_cache.shape[1], TILE),
-            "WINDOW": window or 0,
-            "TILE": TILE,
-            "STAGES": STAGES,
-        }
+        constants = constants_of(q, k_cache, v_cache, out, window)
         self._launch = Launch(_prefill_hopper, constants, num_warps=4)
 
     def __call__(

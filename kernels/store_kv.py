@@ -37,27 +37,11 @@ def _quantised(x, scale, heads, HEADS: tl.constexpr, PER_HEAD: tl.constexpr, FP8
 
 @triton.jit(do_not_specialize=["tokens"])
 def _store_kv(
-    k,
-    v,
-    k_cache,
-    v_cache,
-    slots,
-    k_scale,
-    v_scale,
-    tokens,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    K_CACHE: tl.constexpr,
-    V_CACHE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS_POW2: tl.constexpr,
-    DIM_POW2: tl.constexpr,
-    PER_HEAD: tl.constexpr,
-    FP8: tl.constexpr,
-):
+    k, v, k_cache, v_cache, slots, k_scale, v_scale, tokens,
+    K: tl.constexpr, V: tl.constexpr, K_CACHE: tl.constexpr, V_CACHE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
+    HEADS_POW2: tl.constexpr, DIM_POW2: tl.constexpr, PER_HEAD: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     heads = tl.arange(0, HEADS_POW2)
     dims = tl.arange(0, DIM_POW2)

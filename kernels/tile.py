@@ -3,6 +3,9 @@
 # Device code takes tensors of the kernel language, which has no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
@@ -71,3 +74,14 @@ def weigh(s, v, m, denominator, acc, DTYPE: tl.constexpr):
     fade = tl.exp2(m - new_m)
     acc = tl.dot(p.to(DTYPE), v.to(DTYPE), acc * fade[:, None], input_precision="ieee")
     return new_m, denominator * fade + tl.sum(p, 1), acc
+
+
+def compute_dtype(q_dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
+    """The kernel language's dtype of the products: q's, but fp16 for an fp8 cache.
+
+    fp8 (e4m3) converts to fp16 exactly in one instruction, to bf16 in many; weights and normed queries lie
+    well within fp16's range.
+    """
+    if kv_dtype == torch.float8_e4m3fn and q_dtype != torch.float32:
+        return tl.float16
+    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[q_dtype]

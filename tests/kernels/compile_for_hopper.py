@@ -1,0 +1,67 @@
+"""Compiles kernels for an H100 or H200 without a GPU; prints, as JSON, the instructions found in each.
+
+A script of its own, because the tests' process interprets kernels instead of compiling them.
+"""
+
+import json
+from typing import Any
+
+import torch
+import triton
+from pagecast.kernels import paged_decode, paged_prefill, prefill_hopper, store_kv
+from pagecast.kernels.launch import Launch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+MARKS = ("wgmma.mma_async", "cp.async.bulk.tensor", "cp.async.cg", "mma.sync", "setmaxnreg", "atom.")
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def compiled(launch: Launch, types: dict[str, str], source: Any = ASTSource) -> dict[str, int]:
+    """How often each mark stands in the PTX; `types` names the arguments that aren't constants or None."""
+    names = launch.kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    constants = {
+        (i,): launch.constants.get(name) for i, name in enumerate(names) if signature[name] == "constexpr"
+    }
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] == "*"}
+    kernel = triton.compile(
+        source(launch.kernel, signature, constants, aligned), target=HOPPER, options=launch.options
+    )
+    return {mark: kernel.asm["ptx"].count(mark) for mark in MARKS}
+
+
+def main() -> None:
+    """Compiles with the shapes of a Qwen3-8B layer, pages of 16 tokens."""
+    q, kv = torch.empty(64, 32, 128).bfloat16(), torch.empty(8, 2, 16, 8, 128).bfloat16()
+    k, v = kv.unbind(1)
+    shape = paged_decode.DecodeShape(32, 8, 128, torch.bfloat16)
+    pools = dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16")
+    decode = dict.fromkeys(("table", "seq_lens", "ends", "first_row", "arrivals"), "*i32")
+    decode |= {"sums": "*fp32", "outputs": "*fp32", "table_stride": "i32", "batch": "i32", "scale": "fp32"}
+    prefill = {"table": "*i32", "tiles": "*i32", "table_stride": "i32", "scale": "fp32"}
+    layout = prefill_hopper.gl.NVMMASharedLayout(128, 16, 2)
+    maps = dict.fromkeys(("k_cache", "v_cache"), f"tensordesc<bf16[16, 128],{layout!r}>")
+    store = {
+        "k": "*bf16",
+        "v": "*bf16",
+        "k_cache": "*bf16",
+        "v_cache": "*bf16",
+        "slots": "*i64",
+        "tokens": "i32",
+    }
+    hopper = Launch(
+        prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
+    )
+    found = {
+        "decode": compiled(paged_decode._configure(q, k, v, q, None, shape), pools | decode),
+        "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
+        "hopper": compiled(hopper, pools | prefill | {"items": "i32"} | maps, GluonASTSource),
+        "store": compiled(store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The kernels compile for Hopper with the Triton installed here, to the instructions they are built on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
+
+
+def test_kernels_compile_to_the_instructions_they_rely_on(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("Triton compiles on Linux")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    run = subprocess.run(
+        [sys.executable, SCRIPT], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["decode"]["cp.async.cg"] > 0  # tiles arrive while others are computed
+    assert found["decode"]["mma.sync"] > 0
+    assert found["decode"]["atom."] == 1  # the last program of a head merges
+    assert found["prefill"]["wgmma.mma_async"] > 0
+    assert found["hopper"]["wgmma.mma_async"] > 0
+    assert found["hopper"]["cp.async.bulk.tensor"] == 32  # 8 boxes of 16 tokens, 2 halves, K and V
+    assert found["hopper"]["setmaxnreg"] > 0
