@@ -127,6 +127,13 @@ class Engine:
         if sequence.finish_reason in ("failed", "rejected"):
             raise BadInput(f"the prompt was not served: {sequence.reason}")
 
+    def warm_up(self) -> None:
+        """Serves a few short texts, so that what is compiled or loaded on first use is there."""
+        vocab, longest = self.loaded.spec.facts.vocab, self.loaded.max_model_len
+        lengths = [n for n in (1, 40, 300) if n + 8 <= longest]
+        prompts = [[(i * n) % vocab for i in range(n)] for n in lengths]
+        self.generate(prompts, SamplingParams(max_tokens=8, temperature=0.5, n=2, ignore_eos=True))
+
     # ---- requests
 
     def submit(
@@ -167,7 +174,10 @@ class Engine:
         """Token ids of a prompt, which may be ids already. Errors: BadInput where there is no tokenizer."""
         if isinstance(prompt, str):
             return np.array(self._needed_tokenizer().encode(prompt), np.int32)
-        return np.asarray(prompt, np.int32)
+        ids = np.asarray(prompt, np.int32)
+        if ids.ndim != 1:
+            raise BadInput("a prompt is a text or a list of token ids; give a list of prompts")
+        return ids
 
     def output(self, sequence: Sequence) -> Output:
         """What came of a sequence that has ended."""

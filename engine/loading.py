@@ -24,7 +24,7 @@ from torch import Tensor
 CPU_BLOCKS = 1024  # where nobody says how many
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loaded:
     """A model ready to run, its KV tensor, and the limits that follow."""
 
@@ -46,7 +46,10 @@ class Loaded:
         """A runner over this memory, for these sequences."""
         runner = make_runner(self.model, self.kv, self.backend, self.max_model_len, self.options, sequences)
         if self.device.type == "cuda":
+            before, _ = torch.cuda.mem_get_info(self.device)
             runner.capture(graph_sizes(self.options))
+            after, _ = torch.cuda.mem_get_info(self.device)
+            self.memory = self.memory.corrected("CUDA graphs", max(before - after, 0))
         return runner
 
 

@@ -65,6 +65,7 @@ class Loop:
         ended: Callable[[Sequence], None],
         log_events: bool = False,
     ) -> None:
+        self._log_events = log_events
         self.scheduler = Scheduler(limits, log=log_events)
         self.clock = Clock()
         self.log: Log | None = None
@@ -73,15 +74,19 @@ class Loop:
         self._ended = ended
         self._flying: deque[tuple[StepPlan, Flight | str]] = deque()
         self._preemptions = 0
+        self.waited_ns = 0  # the host's time spent waiting for the device
 
     @property
     def busy(self) -> bool:
         """Whether any sequence is live."""
         return bool(self._sequences)
 
-    def restart_clock(self) -> None:
-        """Time begins now; nothing may be live."""
+    def restart(self) -> None:
+        """Begins as if nothing had ever been served: an empty cache, step 0, time 0. Nothing may be live."""
+        assert not self._sequences and not self._flying
+        self.scheduler = Scheduler(self.scheduler.limits, log=self._log_events)
         self.clock = Clock()
+        self._preemptions = 0
 
     def submit(self, sequence: Sequence) -> bool:
         """Queues a sequence. False: it was rejected, and has ended."""
@@ -176,7 +181,10 @@ class Loop:
         heard: list[tuple[Sequence, int]],
     ) -> None:
         block_size = self.runner.rows.block_size
-        for sequence, token in zip(flight.takers, flight.wait(), strict=True):
+        begun = time.perf_counter_ns()
+        tokens = flight.wait()
+        self.waited_ns += time.perf_counter_ns() - begun
+        for sequence, token in zip(flight.takers, tokens, strict=True):
             if sequence is None or sequence.done:
                 continue
             if token < 0:

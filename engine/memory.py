@@ -5,7 +5,7 @@ The items are those of `pagecast.sim.memory`, so that a start of the engine chec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pagecast.engine.options import Options
@@ -39,6 +39,11 @@ class MemoryReport:
     num_blocks: int
     predicted_blocks: int | None
 
+    def corrected(self, name: str, measured: int) -> MemoryReport:
+        """The same with another measurement of one item."""
+        lines = [replace(line, measured=measured) if line.name == name else line for line in self.lines]
+        return replace(self, lines=tuple(lines))
+
 
 def graph_sizes(options: Options) -> list[int]:
     """Batch sizes of the decode steps that are captured, up to `max_num_seqs` itself."""
@@ -64,7 +69,7 @@ def fit_blocks(
     """
     size = options.block_size
     needed = -(-max_model_len // size) * block_bytes
-    later = sum(used.values()) - used["weights"]
+    later = used.get("activations", 0) + used.get("CUDA graphs", 0)
     allowed = int(total * options.gpu_memory_utilization) - sum(used.values())
     room = min(allowed, free - later - _SLACK_BYTES)
     if room >= needed:

@@ -90,9 +90,10 @@ class Runner:
 
     @torch.inference_mode()
     def rehearse(self, tokens: int) -> None:
-        """Runs a prefill of `tokens` tokens and a draw for every row, for the memory they take.
+        """Runs a prefill of `tokens` tokens, a draw for every row and a decode of padding.
 
-        One block is enough: all tokens share it, and what is computed means nothing.
+        It shows the memory these take, and compiles their kernels. One block is enough: all tokens share
+        it, and what is computed means nothing.
         """
         longest = len(self._angles)
         chunks = [min(longest, tokens - start) for start in range(0, tokens, longest)]
@@ -111,6 +112,8 @@ class Runner:
         )
         states = self.forward(ids, ids, positions, pages, ids[:rows])
         self.sampler.sample(self.model.logits(states), ids[:rows], ids[:rows], ids[:rows] - 1, ids[:1])
+        self._forget_rows()
+        self._single_states(rows)
 
     def _forget_rows(self) -> None:
         """Makes every row of the next step padding."""

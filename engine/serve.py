@@ -50,8 +50,8 @@ class TraceServer:
         """Serves the whole trace; takes as long as it does. Raises what the engine raises."""
         engine, loop, arrivals = self.engine, self.engine.loop, self._arrivals
         recording = Recording(engine.limits.num_blocks)
+        loop.restart()
         loop.log = recording
-        loop.restart_clock()
         engine.on_end = self._ended
         try:
             while True:

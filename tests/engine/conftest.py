@@ -83,6 +83,22 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]:
     return get
 
 
+@pytest.fixture(scope="session")
+def model_with_text(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A tiny Qwen3 whose tokens are bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    torch.set_num_threads(1)
+    model = make_model(tmp_path_factory.mktemp("text"), "qwen3")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(model.folder)
+    return model
+
+
 @pytest.fixture
 def engine_of() -> Any:
     """Makes engines on the CPU, closed when the test ends."""

@@ -1,0 +1,122 @@
+"""The 256-request benchmark: random prompts and outputs of 100 to 1024 tokens, all at once, and its floor.
+
+The floor is arithmetic: each step reads the weights and the KV of its decoding requests once at the memory's
+practical rate, and prompts are computed at the practical rate of large matrix products. What a run takes
+beyond that is the engine's.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+from pagecast.engine.engine import Engine
+from pagecast.engine.params import SamplingParams
+from pagecast.engine.recording import Recording
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.gpus import Gpu, gpu
+from pagecast.sim.recorded import Steps
+
+# Shares of the datasheet's rates that a device copy and an 8192^3 bf16 product reach on an H200: 4.3 TB/s,
+# 700 TFLOP/s.
+_BANDWIDTH_SHARE = 0.896
+_MATMUL_SHARE = 0.7075
+_TOKENS = 10_000  # prompts are made of this many different tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """One run. `floor_s` is None on a GPU without known rates; `waited_s` the host's time spent waiting."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    seconds: float
+    steps: int
+    decode_steps: int
+    decode_s: float
+    waited_s: float
+    planning_s: float
+    floor_s: float | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second, prefill included."""
+        return self.output_tokens / self.seconds
+
+    @property
+    def share_of_floor(self) -> float | None:
+        """How much of the run's time the floor is."""
+        return None if self.floor_s is None else self.floor_s / self.seconds
+
+
+def bench(
+    engine: Engine,
+    *,
+    requests: int = 256,
+    shortest: int = 100,
+    longest: int = 1024,
+    seed: int = 0,
+    temperature: float = 0.6,
+) -> BenchResult:
+    """Serves the requests once, after a short warm-up. Lengths are uniform, ends of text ignored.
+
+    Errors: BadInput where the model is too short for the longest request.
+    """
+    if engine.loaded.max_model_len < 2 * longest:
+        raise BadInput(f"max_model_len is {engine.loaded.max_model_len}; the benchmark needs {2 * longest}")
+    rng = random.Random(seed)
+    vocab = min(_TOKENS, engine.loaded.spec.facts.vocab)
+    prompts = [[rng.randrange(vocab) for _ in range(rng.randint(shortest, longest))] for _ in range(requests)]
+    outputs = [rng.randint(shortest, longest) for _ in range(requests)]
+    params = [SamplingParams(n, temperature, seed=seed, ignore_eos=True) for n in outputs]
+    engine.warm_up()
+    loop = engine.loop
+    loop.log = recording = Recording(engine.limits.num_blocks)
+    waited = loop.waited_ns
+    begun = time.perf_counter()
+    try:
+        engine.generate(prompts, params)
+    finally:
+        loop.log = None
+    seconds = time.perf_counter() - begun
+    steps = recording.steps()
+    alone = steps.prefill_start[1:] == steps.prefill_start[:-1]
+    took = (steps.end_ns[1:] - steps.end_ns[:-1])[alone[1:]]
+    return BenchResult(
+        requests=requests,
+        input_tokens=sum(map(len, prompts)),
+        output_tokens=sum(outputs),
+        seconds=seconds,
+        steps=len(steps),
+        decode_steps=int(alone.sum()),
+        decode_s=float(took.sum()) / 1e9,
+        waited_s=(loop.waited_ns - waited) / 1e9,
+        planning_s=float(steps.sched_ns.sum()) / 1e9,
+        floor_s=floor_s(engine, steps),
+    )
+
+
+def floor_s(engine: Engine, steps: Steps) -> float | None:
+    """The least time that these steps can take on this GPU; None where its rates are not known."""
+    device = engine.loaded.device
+    if device.type != "cuda":
+        return None
+    try:
+        known: Gpu = gpu(torch.cuda.get_device_name(device))
+    except BadInput:
+        return None
+    facts = engine.loaded.spec.facts
+    element = engine.loaded.kv.element_size()
+    unread = 0 if facts.tied else facts.embedding_params
+    kv_bytes = facts.kv_bytes_per_token() // facts.dtype_bytes * element
+    decoding = steps.decode_n > 0
+    read = int(decoding.sum()) * (facts.params - unread) * element
+    read += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
+    flops = int(steps.prefill_tokens.sum()) * facts.matmul_flops_per_token()
+    chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
+    flops += sum(facts.attention_flops(tokens, context) for tokens, context in chunks)
+    seconds = read / (known.hbm_bytes_per_s * _BANDWIDTH_SHARE)
+    return seconds + flops / (known.flops["bf16"] * _MATMUL_SHARE)

@@ -1,0 +1,137 @@
+"""The engine's commands: text as it comes, a run that can be validated, and one line where it can't be."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from pagecast.engine.params import SamplingParams
+from pagecast.engine.text import Growing
+from pagecast.planner_app.cli_engine import bench_command, generate_command, record_command
+from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.validate import compare_decisions
+
+SMALL = ["--device", "cpu", "--num-gpu-blocks", "64", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
+app = typer.Typer()
+for name, command in (("generate", generate_command), ("record", record_command), ("bench", bench_command)):
+    app.command(name)(command)
+
+
+def run(*arguments: Any) -> None:
+    app(args=[str(argument) for argument in arguments], standalone_mode=False)
+
+
+def small_trace_file(folder: Path, requests: int = 20, output: int = 12) -> Path:
+    path = folder / "trace.jsonl"
+    with path.open("w") as file:
+        for i in range(requests):
+            spans = [[0, 0, 30], [i + 1, 0, 10 + i]]
+            line = {"arrival_s": i * 0.002, "input_tokens": 40 + i, "output_tokens": output, "spans": spans}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+def test_generate_streams_the_text_that_generate_returns(
+    model_with_text: Any, engine_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_with_text.folder
+    engine = engine_of(folder)
+    (expected,) = engine.generate("Grüße, 世界", SamplingParams(max_tokens=60))
+    assert len(expected.outputs[0].text) > 10
+    pieces = list(engine.stream("Grüße, 世界", SamplingParams(max_tokens=60)))
+    assert "".join(pieces) == expected.outputs[0].text
+    assert len(pieces) > 10
+    run("generate", "Grüße, 世界", "--model", folder, "--max-tokens", 60, *SMALL)
+    assert capsys.readouterr().out == expected.outputs[0].text + "\n"
+
+
+def test_generate_prints_every_text_as_json(
+    model_with_text: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("generate", "a", "b", "--model", model_with_text.folder, "-n", 2, "--max-tokens", 5, "--json", *SMALL)
+    completions = json.loads(capsys.readouterr().out)["completions"]
+    assert [len(completion["outputs"]) for completion in completions] == [2, 2]
+    assert all(output["finish_reason"] == "length" for c in completions for output in c["outputs"])
+
+
+def test_text_comes_in_whole_characters(model_with_text: Any, engine_of: Any) -> None:
+    tokenizer = engine_of(model_with_text.folder).tokenizer
+    growing = Growing(tokenizer)
+    pieces = [growing.add(token) for token in tokenizer.encode("aß世!")]
+    assert pieces == ["a", "", "ß", "", "", "世", "!"]
+    assert growing.rest() == ""
+
+
+def test_an_end_token_ends_the_text_and_is_not_part_of_it(model_with_text: Any, engine_of: Any) -> None:
+    engine = engine_of(model_with_text.folder)
+    (full,) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=30))
+    ids = full.outputs[0].token_ids
+    end = ids[10]
+    params = SamplingParams(max_tokens=30, stop_token_ids=(end,))
+    (cut,) = engine.generate([[1, 2, 3]], params)
+    assert cut.outputs[0].token_ids == ids[: ids.index(end) + 1]
+    assert cut.outputs[0].finish_reason == "stop"
+    assert cut.outputs[0].text == engine.tokenizer.decode(ids[: ids.index(end)])
+    assert engine.loop.scheduler.cache.used_blocks == 0
+
+
+@pytest.mark.parametrize("pipelining", ["--async-scheduling", "--no-async-scheduling"])
+def test_record_writes_a_run_that_validates(
+    pipelining: str, model_with_text: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    trace = small_trace_file(tmp_path)
+    run("record", trace, "--model", model_with_text.folder, "--out", out, "--json", pipelining, *SMALL)
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["requests"], figures["finished"], figures["output_tokens"]) == (20, 20, 240)
+    recorded = RecordedRun.load(out)
+    report = compare_decisions(recorded)
+    assert report.ok, report.first_mismatch
+    assert recorded.requests["cached_tokens"].max() == 16
+    with pytest.raises(BadInput, match="not empty"):
+        run("record", trace, "--model", model_with_text.folder, "--out", out, *SMALL)
+
+
+def test_bench_reports_output_tokens_a_second(
+    model_with_text: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = ["--requests", 6, "--shortest", 5, "--longest", 20, "--max-model-len", 64]
+    run("bench", "--model", model_with_text.folder, *lengths, "--json", *SMALL)
+    (result,) = json.loads(capsys.readouterr().out)["runs"]
+    assert result["requests"] == 6
+    assert 30 <= result["output_tokens"] <= 120
+    assert result["tokens_per_s"] == pytest.approx(result["output_tokens"] / result["seconds"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(model_with_text: Any) -> None:
+    for arguments in (["generate", "a"], ["bench"], ["record", "chat", "--out", "/nowhere"]):
+        with pytest.raises(CannotRunHere, match="no CUDA GPU here") as caught:
+            run(*arguments, "--model", model_with_text.folder)
+        assert caught.value.exit_code == 3
+        assert "\n" not in str(caught.value)
+
+
+def test_an_interrupt_ends_the_process_at_once(model_with_text: Any, tmp_path: Path) -> None:
+    trace = small_trace_file(tmp_path, requests=3000)
+    script = (
+        "import sys, typer; from pagecast.planner_app.cli_engine import record_command; "
+        "app = typer.Typer(); app.command()(record_command); sys.exit(app(standalone_mode=False))"
+    )
+    arguments = [trace, "--model", model_with_text.folder, "--out", tmp_path / "run", *SMALL]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    while "KV blocks" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert not (tmp_path / "run").exists()
