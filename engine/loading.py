@@ -133,28 +133,34 @@ def find_dtype(spec: ModelSpec, name: str, device: torch.device) -> torch.dtype:
 
 def make_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device, options: Options) -> Decoder:
     """The model with its weights on the device. Errors: BadInput where the folder has none."""
-    needed = spec.facts.params * dtype.itemsize
     if spec.folder is None and not options.random_weights:
         raise BadInput(f"{spec.facts.name}: no such folder; give one that holds weights, or --random-weights")
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
     try:
-        with torch.device(device), torch.no_grad():
-            model = Decoder(spec)
-            if options.random_weights or spec.folder is None:
-                weights.randomise(model, options.seed)
-            else:
-                weights.load(model, spec.folder)
+        model = _uninitialised(spec, dtype, device)
     except torch.OutOfMemoryError:
+        needed = spec.facts.params * dtype.itemsize
         free, total = torch.cuda.mem_get_info(device)
         raise CannotRunHere(
             f"the weights of {spec.facts.name} ({needed / GIB:.2f} GiB) don't fit: this GPU has "
             f"{total / GIB:.2f} GiB, and {(free + torch.cuda.memory_reserved(device)) / GIB:.2f} of it were "
             "free; choose a smaller model or a GPU with more memory"
         ) from None
+    with torch.no_grad():
+        if options.random_weights or spec.folder is None:
+            weights.randomise(model, options.seed)
+        else:
+            weights.load(model, spec.folder)
+    return model.eval()
+
+
+def _uninitialised(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return Decoder(spec)
     finally:
         torch.set_default_dtype(before)
-    return model.eval()
 
 
 def make_kv(

@@ -1,4 +1,4 @@
-"""Tiny random models of each family, made by transformers, an engine on the CPU over them, small traces."""
+"""Tiny random models of each family, made by transformers, an engine over them, and small traces."""
 
 import os
 from collections.abc import Callable
@@ -18,6 +18,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 VOCAB = 256
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -101,13 +102,14 @@ def model_with_text(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture
 def engine_of() -> Any:
-    """Makes engines on the CPU, closed when the test ends."""
+    """Makes engines in fp32, closed when the test ends; on the GPU where there is one."""
     from pagecast.engine.engine import Engine
 
     engines = []
 
     def make(folder: Path, **options: Any) -> Engine:
-        chosen = {"device": "cpu", "num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+        chosen = {"device": DEVICE, "dtype": "float32", "num_blocks": 64, "max_num_seqs": 8}
+        chosen["max_num_batched_tokens"] = 64
         engine = Engine(str(folder), **{**chosen, **options})
         engines.append(engine)
         return engine

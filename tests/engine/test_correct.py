@@ -1,5 +1,6 @@
 """The engine computes what transformers computes, whatever the scheduler does with a request meanwhile."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ class Watched:
             logits, positions = seen
             for i, taker in enumerate(batch.draws.takers):
                 if taker is not None:
-                    self.rows[taker.request.id, int(positions[i])] = logits[i]
+                    self.rows[taker.request.id, int(positions[i])] = logits[i].cpu()
             return bring_back(batch, tokens)
 
         monkeypatch.setattr(sampler, "sample", watch_sample)
@@ -73,3 +74,41 @@ def test_logits_and_greedy_tokens_are_transformers(
             theirs, ours = expected[position - 1], watched.rows[str(number), position]
             assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
             assert int(theirs.argmax()) == output.token_ids[position - len(prompt)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_later_turn_finds_what_was_generated(depth: int, model_of: Any, engine_of: Any) -> None:
+    model = model_of("llama")
+    engine = engine_of(model.folder, pipeline_depth=depth)
+    prompt = list(range(5, 30))
+    (first,) = engine.generate([prompt], SamplingParams(max_tokens=40))
+    history = prompt + first.outputs[0].token_ids + [7, 8, 9]
+    (second,) = engine.generate([history], SamplingParams(max_tokens=20))
+    (output,) = second.outputs
+    assert output.cached_tokens == 64  # all whole blocks of 25 + 40 tokens, the last token's KV not computed
+    expected = model.logits(history + output.token_ids)[len(history) - 1 : -1].argmax(-1)
+    assert output.token_ids == expected.tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_is_as_near_to_fp32_as_transformers_is(
+    family: str, model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(family)
+    engine = engine_of(model.folder, dtype="bfloat16", max_num_batched_tokens=48)
+    watched = Watched(engine, monkeypatch)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, 256, (n,), generator=generator).tolist() for n in (60, 90, 33, 120)]
+    completions = engine.generate(prompts, SamplingParams(max_tokens=24))
+    rough = copy.deepcopy(model.theirs).to(torch.bfloat16)
+    ours, theirs = [], []
+    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids = prompt + completion.outputs[0].token_ids
+        exact = model.logits(ids)
+        with torch.inference_mode():
+            peer = rough(torch.tensor([ids])).logits[0].float()
+        for position in range(len(prompt), len(ids)):
+            scale = exact[position - 1].norm()
+            ours.append((watched.rows[str(number), position].float() - exact[position - 1]).norm() / scale)
+            theirs.append((peer[position - 1] - exact[position - 1]).norm() / scale)
+    assert torch.stack(ours).mean() < 1.2 * torch.stack(theirs).mean()
