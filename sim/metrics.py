@@ -2,8 +2,12 @@
 
 TTFT is first token minus arrival. TPOT is (last - first token) / (output tokens - 1); a request of one
 token has none. Percentiles are linear. Rejected requests count as rejects and nowhere else; cancelled ones
-in what they had reached. A request's time splits into queue, prefix lookup, prefill and decode, which add up
-to its E2E.
+in what they had reached: their queue, their TTFT, the tokens they were given. A request's time splits into
+queue, prefix lookup, prefill and decode, which add up to its E2E; lookup is the host's time for its prompt
+tokens at arrival (hashing and searching), where the costs tell it from the time for the request. A failed
+allocation is an attempt, in one step, to admit or to go on that found too few blocks; a queue that stays
+blocked is counted when it became so. Recomputed tokens are those computed before a preemption and not found
+in the cache after it.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ def weighted_statistics(values: Floats, weights: Floats) -> dict[str, float | No
     return dict(zip(STATISTICS, (mean, *points, float(values[-1])), strict=True))
 
 
-def request_table(rows: pd.DataFrame, costs: StepCosts, reasons: dict[int, str]) -> pd.DataFrame:
+def request_table(
+    rows: pd.DataFrame, costs: StepCosts, reasons: dict[int, str], *, caching: bool = True
+) -> pd.DataFrame:
     """The recorder's rows with latencies in seconds; NaN for what a request never reached."""
     table = pd.DataFrame({"row": rows["row"]})
     states = np.array(["completed", "cancelled", "rejected"])
@@ -53,10 +59,12 @@ def request_table(rows: pd.DataFrame, costs: StepCosts, reasons: dict[int, str])
         table[f"{name}_s"] = np.where(ns < 0, np.nan, ns * _NS)
     for name in ("input_tokens", "output_tokens", "cached_tokens", "reused_tokens", "recomputed_tokens",
                  "preemptions", "queue_depth"):  # fmt: skip
-        table[name] = rows[name]
+        table[name] = np.maximum(rows[name], 0)
     lengths, inverse = np.unique(rows["input_tokens"].to_numpy(), return_inverse=True)
     plain = costs.arrival_ns(0)
     lookup = np.array([costs.arrival_ns(int(n)) - plain for n in lengths], dtype=np.float64) * _NS
+    if not caching:
+        lookup[:] = 0.0
     table["prefix_lookup_s"] = lookup[inverse] if len(lengths) else 0.0
     table["queue_s"] = table["admitted_s"] - table["arrival_s"] - table["prefix_lookup_s"]
     table["prefill_s"] = table["first_token_s"] - table["admitted_s"]
@@ -66,8 +74,7 @@ def request_table(rows: pd.DataFrame, costs: StepCosts, reasons: dict[int, str])
     table["e2e_s"] = np.where(done, table["finished_s"] - table["arrival_s"], np.nan)
     gaps = table["output_tokens"].to_numpy() - 1
     table["tpot_s"] = np.where(gaps > 0, table["decode_s"] / np.maximum(gaps, 1), np.nan)
-    if reasons:
-        table["reason"] = [reasons.get(row, "") for row in table["row"].tolist()]
+    table["reason"] = [reasons.get(row, "") for row in table["row"].tolist()] if reasons else ""
     return table
 
 

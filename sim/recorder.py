@@ -36,11 +36,14 @@ class Recorder:
 
     def __init__(self, *, keep_steps: bool = False, out: Path | None = None) -> None:
         self.peak_used_blocks = 0
+        self.most_tokens = 0  # in one step
+        self.most_requests = 0  # decoding at once
         self.step_count = 0
         self.ended = 0
         self.reasons: dict[int, str] = {}
         self._requests = array("q")
         self._steps = array("q")
+        self._written = 0  # how much of it the file has, where both are kept
         self._keep = keep_steps
         self._step_file = _Rows(out / "steps.parquet", STEP_COLUMNS) if out else None
         self._event_file = _Events(out / "events.parquet") if out else None
@@ -52,17 +55,22 @@ class Recorder:
         if used > self.peak_used_blocks:
             self.peak_used_blocks = used
         self.step_count += plan.steps
+        tokens = n = plan.decode_n
+        for computed, _ in plan.prefill:
+            tokens += computed
+        if tokens > self.most_tokens:
+            self.most_tokens = tokens
+        if n > self.most_requests:
+            self.most_requests = n
         if self._keep or self._step_file is not None:
-            chunk_tokens = 0
-            for tokens, _ in plan.prefill:
-                chunk_tokens += tokens
             self._steps.extend(
                 (
-                    plan.step, plan.steps, start_ns, end_ns, plan.decode_n, plan.decode_ctx, plan.decode_max,
-                    len(plan.prefill), chunk_tokens, plan.running, plan.waiting, used,
+                    plan.step, plan.steps, start_ns, end_ns, n, plan.decode_ctx, plan.decode_max,
+                    len(plan.prefill), tokens - n, plan.running, plan.waiting, used,
                 )
             )  # fmt: skip
-            if self._step_file is not None and len(self._steps) >= _FLUSH_ROWS * len(STEP_COLUMNS):
+            waiting = len(self._steps) - self._written
+            if self._step_file is not None and waiting >= _FLUSH_ROWS * len(STEP_COLUMNS):
                 self._flush_steps()
         if self._event_file is not None and self.events is not None and len(self.events) >= _FLUSH_ROWS:
             self._flush_events()
@@ -103,9 +111,11 @@ class Recorder:
 
     def _flush_steps(self) -> None:
         assert self._step_file is not None
-        rows = np.frombuffer(self._steps, dtype=np.int64).reshape(-1, len(STEP_COLUMNS)).copy()
+        rows = np.array(self._steps[self._written :], dtype=np.int64).reshape(-1, len(STEP_COLUMNS))
         self._step_file.write(rows)
-        if not self._keep:
+        if self._keep:
+            self._written = len(self._steps)
+        else:
             self._steps = array("q")
 
     def _flush_events(self) -> None:

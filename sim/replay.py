@@ -5,7 +5,6 @@ A replay is a pure function of trace, scenario and seed.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +21,13 @@ from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs import StepCosts
 from pagecast.sim.feed import Feed
+from pagecast.sim.folder import replacing, save
 from pagecast.sim.metrics import cached_and_uncached, latency_summary, prefill_avoided_s, request_table
-from pagecast.sim.models import model as find_model
+from pagecast.sim.notes import notes
 from pagecast.sim.recorder import Recorder
 from pagecast.sim.replica import Replica
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.windows import blocks_per_block, bytes_per_sequence
 from pagecast.traces.schema import Trace
 
 Progress = Callable[[int], None]  # told now and then how many requests have ended
@@ -38,7 +39,7 @@ class Result:
     """A replay's figures. `summary` is what `pagecast replay --json` prints.
 
     `requests` has a row a request (latencies in seconds), `steps` a row a step or fast-forwarded row of
-    steps (nanoseconds; empty unless asked for). `notes` are sentences that qualify the figures.
+    steps (nanoseconds; empty with `keep_steps=False`). `notes` are sentences that qualify the figures.
     """
 
     trace: str
@@ -63,39 +64,40 @@ def replay(
     """Serves `trace` on one replica of `scenario` and returns its figures.
 
     `costs` replaces the scenario's cost model. `out`: a folder for `summary.json`, `requests.parquet`,
-    `steps.parquet`, `events.parquet`, `trace.parquet` and `scenario.yaml`. `check_every`: proves every
-    invariant of the core each so many steps (and cheap ones on each). Errors: BadInput for a trace or
-    scenario that can't be used; AssertionError from a check that fails.
+    `steps.parquet`, `events.parquet`, `trace.parquet` and `scenario.yaml`; it changes only once all is
+    written. `check_every`: proves every invariant of the core each so many steps (and cheap ones on each).
+    Errors: BadInput for a trace, scenario or folder that can't be used; AssertionError from a check that
+    fails.
     """
-    limits = scenario.limits()
-    costs = costs or scenario.step_costs()
     if not len(trace):
         raise BadInput(f"{trace.name}: the trace has no requests")
-    folder = _make_folder(out)
-    recorder = Recorder(keep_steps=keep_steps, out=folder)
-    scheduler = Scheduler(limits, find_profile(scenario.profile), log=folder is not None)
-    recorder.events = scheduler.events
-    feed = Feed(trace, limits.block_size)
-    arrivals = Arrivals(trace)
-    checker = Checker(scheduler, check_every) if check_every else None
-    env = simpy.Environment()
-    started = time.perf_counter()
-    Replica(
-        env, scheduler, costs, arrivals, feed, recorder,
-        fast_forward=fast_forward, after_step=checker.after_step if checker else None,
-    )  # fmt: skip
-    _run(env, recorder, progress)
-    wall_s = time.perf_counter() - started
-    recorder.close()
-    if len(scheduler.requests):
-        raise AssertionError(f"{len(scheduler.requests)} requests never ended")
-    requests = request_table(recorder.requests(), costs, recorder.reasons)
-    summary = _summary(requests, recorder, scheduler, scenario, costs, wall_s)
-    result = Result(
-        trace.name, scenario, summary, requests, recorder.steps(), _notes(trace, scenario, costs, requests)
-    )
-    if folder is not None:
-        _save(result, trace, folder)
+    share = blocks_per_block(trace, scenario)
+    limits = scenario.limits(share)
+    costs = costs or scenario.step_costs()
+    with replacing(out) as folder:
+        recorder = Recorder(keep_steps=keep_steps, out=folder)
+        scheduler = Scheduler(limits, find_profile(scenario.profile), log=folder is not None)
+        recorder.events = scheduler.events
+        feed, arrivals = Feed(trace, limits.block_size), Arrivals(trace)
+        checker = Checker(scheduler, check_every) if check_every else None
+        env = simpy.Environment()
+        started = time.perf_counter()
+        Replica(
+            env, scheduler, costs, arrivals, feed, recorder,
+            fast_forward=fast_forward, after_step=checker.after_step if checker else None,
+        )  # fmt: skip
+        _run(env, recorder, progress)
+        wall_s = time.perf_counter() - started
+        recorder.close()
+        if scheduler.requests:
+            raise AssertionError(f"{len(scheduler.requests)} requests never ended")
+        rows, caching = recorder.requests(), scenario.enable_prefix_caching
+        table = request_table(rows, costs, recorder.reasons, caching=caching)
+        summary = _summary(table, recorder, scheduler, scenario, costs, wall_s)
+        said = notes(trace, scenario, costs, table, recorder, share)
+        result = Result(trace.name, scenario, summary, table, recorder.steps(), said)
+        if folder is not None:
+            save(folder, trace, scenario, costs, summary, table)
     return result
 
 
@@ -125,13 +127,14 @@ def _summary(
     completed = table[table["state"] == "completed"]
     ends = served["finished_s"].to_numpy(np.float64)
     makespan = float(ends.max() - table["arrival_s"].min()) if len(served) else 0.0
-    output = int(completed["output_tokens"].sum())
+    output = int(served["output_tokens"].sum())
     size = scheduler.limits.block_size
     admitted = table[table["admitted_s"].notna()]
     eligible = int(((admitted["input_tokens"] - 1) // size * size).sum())
     reused = int(admitted["cached_tokens"].sum())
-    blocks = np.ceil((completed["input_tokens"] + completed["output_tokens"] - 1) / size)
+    held = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
     cached, uncached = cached_and_uncached(table)
+    refused = table[table["state"] == "rejected"]["reason"].value_counts()
     return {
         "requests": len(table),
         "completed": int(states.get("completed", 0)),
@@ -147,47 +150,17 @@ def _summary(
         "prefill_avoided_s": prefill_avoided_s(admitted, costs),
         "ttft_cached_s": cached,
         "ttft_uncached_s": uncached,
-        "bytes_per_sequence": float(blocks.mean() * scenario.bytes_per_block()) if len(completed) else 0.0,
+        "bytes_per_sequence": bytes_per_sequence(held, scenario),
         "eligible_prefix_tokens": eligible,
         "reused_prefix_tokens": reused,
         "token_hit_rate": reused / eligible if eligible else 0.0,
-        "num_gpu_blocks": scheduler.limits.num_blocks,
+        "num_gpu_blocks": scenario.blocks(),
         "peak_kv_usage": recorder.peak_used_blocks / scheduler.limits.num_blocks,
         "evicted_blocks": scheduler.pool.evicted_blocks,
         "preemptions": scheduler.preemptions,
+        "recomputed_tokens": int(table["recomputed_tokens"].sum()),
         "failed_allocations": scheduler.failed_allocations,
+        "rejected_reasons": {str(reason): int(count) for reason, count in refused.head(10).items()},
         "costs": costs.name,
         "expected_error": costs.expected_error(),
     }
-
-
-def _notes(trace: Trace, scenario: Scenario, costs: StepCosts, table: pd.DataFrame) -> tuple[str, ...]:
-    notes = [*trace.notes, costs.expected_error()]
-    longest = int((table["input_tokens"] + table["output_tokens"]).max())
-    most = getattr(find_model(scenario.model), "max_position_embeddings", None)
-    if most and longest > most and scenario.max_model_len is None:
-        notes.append(
-            f"The longest request has {longest} tokens; {scenario.model} was made for {most}, and an engine "
-            f"would refuse it unless told otherwise. --max-model-len {most} rejects such requests."
-        )
-    return tuple(notes)
-
-
-def _make_folder(out: str | Path | None) -> Path | None:
-    if out is None:
-        return None
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"--out {folder}: can't be made ({error.strerror}); name a folder") from None
-    return folder
-
-
-def _save(result: Result, trace: Trace, folder: Path) -> None:
-    from pagecast.traces.write import write_parquet
-
-    result.requests.to_parquet(folder / "requests.parquet", index=False)
-    result.scenario.save(folder / "scenario.yaml")
-    write_parquet(trace, folder / "trace.parquet")
-    (folder / "summary.json").write_text(json.dumps(result.summary, indent=1) + "\n", encoding="utf-8")

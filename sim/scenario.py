@@ -22,10 +22,25 @@ from pagecast.sim.models import model as find_model
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
+class _OneOfEach(yaml.SafeLoader):
+    """YAML in which a field given twice is an error, not the last one's victory."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """As the parent's, after a look at the keys."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"field {key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 class Scenario(BaseModel):
     """Everything besides the trace that a replay depends on. Unknown fields are errors, not ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     model: str = Field("Qwen/Qwen3-8B", description="a known model, or a folder with config.json")
     gpu: str = Field("H200", description="GPU type")
@@ -62,15 +77,16 @@ class Scenario(BaseModel):
     def load(cls, path: str | Path, **changes: Any) -> Scenario:
         """Reads a YAML file; `changes` replace its fields. Errors: BadInput naming file and field."""
         try:
-            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_OneOfEach)
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{path}: can't be read ({error}); give a YAML file of scenario fields") from None
         except yaml.YAMLError as error:
             line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-            raise BadInput(f"{path} line {line}: not YAML; write `field: value` lines") from None
+            what = getattr(error, "problem", None) or "not YAML"
+            raise BadInput(f"{path} line {line}: {what}; write `field: value` lines") from None
         if data is None:
             data = {}
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
             raise BadInput(f"{path}: must hold `field: value` lines")
         return cls.make({**data, **changes}, str(path))
 
@@ -112,11 +128,14 @@ class Scenario(BaseModel):
             kv_cache_dtype=self.kv_cache_dtype,
         )
 
-    def limits(self) -> Limits:
-        """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other."""
+    def limits(self, blocks_per_block: float = 1.0) -> Limits:
+        """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.
+
+        `blocks_per_block`: how many of the engine's blocks one block of a sequence takes (`windows.py`).
+        """
         find_profile(self.profile)
         limits = Limits(
-            num_blocks=self.blocks(),
+            num_blocks=max(int(self.blocks() / blocks_per_block), 1),
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -129,12 +148,12 @@ class Scenario(BaseModel):
         return limits
 
     def blocks(self) -> int:
-        """KV blocks for whole sequences. Layers that share blocks in groups need one each."""
+        """The engine's usable KV blocks, each of one group of layers."""
         if self.num_gpu_blocks is not None:
             return self.num_gpu_blocks
         budget = self.budget()
         assert budget is not None
-        return max(budget.num_gpu_blocks // budget.kv_groups, 1)
+        return budget.num_gpu_blocks
 
     @property
     def pipelined(self) -> bool:
@@ -150,9 +169,3 @@ class Scenario(BaseModel):
             int(self.pipelined), self.profile,
         )  # fmt: skip
         return choose(self.costs, target, transfer=self.transfer_costs)
-
-    def bytes_per_block(self) -> float:
-        """KV bytes that one block of a sequence occupies, over all GPUs of the replica."""
-        model = find_model(self.model)
-        per_token = model.kv_bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size)
-        return per_token * self.block_size * self.tensor_parallel_size

@@ -7,13 +7,8 @@ others. (vLLM v1's free-block queue has this order.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.runs import FreeQueue, Run
-
-if TYPE_CHECKING:
-    pass
 
 
 class BlockPool:

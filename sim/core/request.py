@@ -46,6 +46,7 @@ class Request:
         "known",
         "lag",
         "last_step",
+        "lost_tokens",
         "order",
         "output_tokens",
         "parent",
@@ -96,7 +97,8 @@ class Request:
         self.tail: Run | None = None
         self.cached_tokens = NEVER  # prefix hit at first admission
         self.reused_tokens = 0  # over all admissions
-        self.recomputed_tokens = 0
+        self.lost_tokens = 0  # computed when it was last preempted
+        self.recomputed_tokens = 0  # of these, what its next admission did not find in the cache
         self.preemptions = 0
         self.queue_depth = 0
         self.admitted_ns = NEVER

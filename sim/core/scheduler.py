@@ -25,6 +25,8 @@ from pagecast.sim.core.profile import VLLM, Profile
 from pagecast.sim.core.request import NEVER, Request, State
 from pagecast.sim.core.waiting import ByPriority, FirstComeFirstServed, WaitingQueue
 
+MOST_BLOCKS = 20_000_000
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -44,6 +46,8 @@ class Limits:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_blocks > MOST_BLOCKS:
+            raise BadInput(f"num_blocks is {self.num_blocks}; at most {MOST_BLOCKS:,} can be simulated")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise BadInput(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
@@ -148,6 +152,7 @@ class Scheduler:
             committed = self._committed(request)
             self.cache.publish(request, min(committed, self._publishable(request)))
             self.cache.withdraw(request, committed)
+        request.output_tokens = max(self._emitted(request), 0)
         self._leave(request)
         self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
         return True
@@ -338,6 +343,8 @@ class Scheduler:
         if request.cached_tokens == NEVER:
             request.cached_tokens = tokens
             request.admitted_ns = now
+        elif tokens < request.lost_tokens:
+            request.recomputed_tokens += request.lost_tokens - tokens
         self._event(EventKind.ADMITTED, request, detail=f"cached={tokens}")
         if hit.blocks:
             self.cache.reuse(request, hit)
@@ -398,9 +405,9 @@ class Scheduler:
         """
         self.preemptions += 1
         request.preemptions += 1
+        computed = self._computed(request)
         if request.state is not State.PREFILL:
             # Of its output, whatever a plan before this one has computed may still be found.
-            computed = self._computed(request)
             late = self.limits.pipeline_depth and not served
             self.cache.publish(request, computed - 1 if late else computed)
             self.cache.withdraw(request, computed)
@@ -412,7 +419,7 @@ class Scheduler:
         else:
             self.prefilling.pop(request, None)
             self.joining.pop(request, None)
-        request.recomputed_tokens += request.known
+        request.lost_tokens = computed
         request.computed = 0
         del self.running[request]
         self._event(EventKind.PREEMPTED, request)

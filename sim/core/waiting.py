@@ -11,7 +11,10 @@ from pagecast.sim.core.request import Request
 
 
 class WaitingQueue(Protocol):
-    """First in, first out, or by priority. `size` counts who waits; every call is O(log n), amortised."""
+    """First in, first out, or by priority. `size` counts who waits.
+
+    Adding and taking the first are O(log n); taking out another is O(n).
+    """
 
     size: int
 

@@ -112,6 +112,9 @@ def test_a_client_that_gives_up_frees_its_blocks():
     result = replay(trace_of(rows), small(), costs=Plain(), check_every=1)
     assert result.requests.state.tolist() == ["cancelled", "completed"]
     assert result.requests.finished_s[0] == pytest.approx(1.0, abs=0.012)
+    # The first token after 11.8 ms, then one every 11 ms; the step under way at 1 s still counts.
+    assert result.requests.output_tokens[0] == 91
+    assert result.summary["output_tokens"] == 91 + 20
     assert result.requests.admitted_s[1] >= 1.0
 
 
@@ -124,6 +127,7 @@ def test_what_never_fits_is_rejected_with_its_reason():
     assert result.requests.state.tolist() == ["rejected", "completed"]
     assert "107 blocks" in result.requests.reason[0]
     assert "the pool has 100" in result.requests.reason[0]
+    assert result.summary["rejected_reasons"] == {result.requests.reason[0]: 1}
     limited = replay(trace_of(rows), small(max_model_len=104), costs=Plain()).requests
     assert "max_model_len 104" in limited.reason[1]
 
@@ -220,6 +224,73 @@ def test_a_run_can_be_repeated_from_its_folder(tmp_path):
     events = pd.read_parquet(tmp_path / "events.parquet")
     assert (events.kind == "finished").sum() == 300
     assert len(pd.read_parquet(tmp_path / "requests.parquet")) == 300
+
+
+def test_steps_are_written_once_whether_or_not_they_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("pagecast.sim.recorder._FLUSH_ROWS", 50)
+    for keep in (True, False):
+        result = replay(read("chat", limit=200), Scenario(), out=tmp_path / str(keep), keep_steps=keep)
+        steps = pd.read_parquet(tmp_path / str(keep) / "steps.parquet")
+        assert steps.steps.sum() == result.summary["steps"]
+        assert len(result.steps) == (len(steps) if keep else 0)
+
+
+def test_a_replay_that_fails_leaves_the_folder_as_it_was(tmp_path):
+    folder = tmp_path / "run"
+    replay(read("chat", limit=20), Scenario(), out=folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    class Failing(Plain):
+        def decode_line(self, n):
+            raise BadInput("no such batch")
+
+    with pytest.raises(BadInput):
+        replay(read("chat", limit=30), Scenario(), costs=Failing(), out=folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "run" / "summary.json").mkdir(parents=True)
+    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "run", ""):
+        with pytest.raises(BadInput, match=r"--out"):
+            replay(read("chat", limit=5), Scenario(), out=out)
+
+
+def test_windows_of_attention_leave_room_for_more(tmp_path):
+    config = {
+        "model_type": "mistral", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 2048, "vocab_size": 1000,
+        "max_position_embeddings": 100000,
+    }  # fmt: skip
+    trace = trace_of([{"arrival_s": 0.0, "input_tokens": 20_000, "output_tokens": 10}] * 6)
+    peaks = {}
+    for window in (None, 512):
+        folder = tmp_path / str(window)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**config, "sliding_window": window}))
+        scenario = Scenario(model=str(folder), num_gpu_blocks=8000, costs="roofline")
+        peaks[window] = replay(trace, scenario)
+    assert peaks[512].summary["peak_kv_usage"] < 0.1 * peaks[None].summary["peak_kv_usage"]
+    assert peaks[512].summary["bytes_per_sequence"] < 0.1 * peaks[None].summary["bytes_per_sequence"]
+    assert any("sliding windows" in note for note in peaks[512].notes)
+
+
+def test_what_the_figures_leave_out_is_said():
+    trace = trace_of([{"arrival_s": 0.0, "input_tokens": 50_000, "output_tokens": 10}])
+    fields = {"num_gpu_blocks": 200_000, "kv_tokens": 5}
+    notes = " ".join(replay(trace, Scenario(**fields)).notes)
+    assert "was made for 40,960" in notes
+    assert "kv_tokens not used" in notes
+    assert "fewer than the 200,000 given" in notes
+
+
+def test_what_is_computed_twice_is_counted_once_lost():
+    rows = [{"arrival_s": 0.0, "input_tokens": 400, "output_tokens": 500} for _ in range(3)]
+    result = replay(trace_of(rows), small(num_gpu_blocks=100), costs=Plain(), check_every=1)
+    assert result.summary["preemptions"] > 0
+    assert 0 < result.summary["recomputed_tokens"] < result.summary["preemptions"] * 900
 
 
 def test_latency_parts_add_up():

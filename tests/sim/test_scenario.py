@@ -1,0 +1,34 @@
+"""A scenario file says what it means, or is refused."""
+
+import pytest
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu: H100\ngpu: L4\n", "line 2: field 'gpu' is given twice"),
+        ("num_gpu_blocks: true\n", "num_gpu_blocks is True"),
+        ('block_size: "32"\n', "block_size is '32'"),
+        ("blok_size: 4\n", "field 'blok_size' is not known"),
+        ("1: 2\n", "field: value"),
+        ("- a\n- b\n", "field: value"),
+        ("gpu: [H100\n", "line 2"),
+        ("num_gpu_blocks: 1000000000000\n", "20,000,000"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_file_and_field(tmp_path, text, words):
+    path = tmp_path / "scenario.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        Scenario.load(path).limits()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_gives_back_what_was_saved(tmp_path):
+    scenario = Scenario(gpu="L40S", max_num_seqs=64, kv_tokens=1000, async_scheduling=False)
+    scenario.save(tmp_path / "scenario.yaml")
+    assert Scenario.load(tmp_path / "scenario.yaml") == scenario
+    assert Scenario.load(tmp_path / "scenario.yaml", gpu="H100").gpu == "H100"
