@@ -11,6 +11,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -99,7 +100,7 @@ class Engine:
             while not all(sequence.done for group in groups for sequence in group):
                 self.loop.step()
         except BaseException:
-            self.loop.drain()
+            self._give_up()
             raise
         return [
             Completion(prompt.tolist(), [self.output(sequence) for sequence in group])
@@ -193,13 +194,21 @@ class Engine:
         """Ends every request and gives the memory back."""
         if self._loaded is None:
             return
-        self.loop.drain()
+        with suppress(Exception):  # an interrupt may have cut a step short: its state goes with the rest
+            self.loop.drain()
         on_gpu = self._loaded.device.type == "cuda"
         self._loaded = None
         del self.loop
         if on_gpu:
             gc.collect()
             torch.cuda.empty_cache()
+
+    def _give_up(self) -> None:
+        """Ends every request after an error; where even that fails, the engine is of no more use."""
+        try:
+            self.loop.drain()
+        except Exception:
+            self.close()
 
     def __enter__(self) -> Self:
         return self

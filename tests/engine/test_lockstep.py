@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pagecast.engine.recording import event_line
+from pagecast.engine.runner import Flight
 from pagecast.engine.serve import TraceServer
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.validate import DecisionReplay, compare_decisions
@@ -68,3 +70,49 @@ def test_a_recorded_run_says_what_was_generated(
         assert ids == (expected.tolist() if server.forced(row) is None else server.forced(row).tolist())
     assert np.all(run.requests["finish_s"] >= run.requests["first_token_s"])
     assert np.all(run.requests["first_token_s"] > run.requests["submitted_s"])
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_failures_and_early_ends_are_replayed_too(
+    seed: int,
+    depth: int,
+    model_of: Any,
+    engine_of: Any,
+    small_trace: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of(
+        model_of("qwen3").folder,
+        num_blocks=10,
+        max_num_seqs=5,
+        max_num_batched_tokens=40,
+        pipeline_depth=depth,
+        scheduling_policy="priority" if seed % 2 else "fcfs",
+        log_events=True,
+    )
+    runner, rng = engine.loop.runner, np.random.default_rng(seed)
+
+    def launch(plan: Any) -> Flight:
+        """Draws tokens by dice: of 50, one ends the text (0) and one is a failure (-1)."""
+        takers = runner.batches.lay_out(plan).draws.takers
+        return Flight(takers, torch.from_numpy(rng.integers(-1, 49, len(takers))), None)
+
+    monkeypatch.setattr(runner, "launch", launch)
+    server = TraceServer(engine, small_trace(seed, count=60))
+    make = server._sequence
+
+    def may_stop(row: int, arrival_ns: int) -> Any:
+        sequence = make(row, arrival_ns)
+        sequence.stops = frozenset([0])
+        return sequence
+
+    monkeypatch.setattr(server, "_sequence", may_stop)
+    run = RecordedRun.load(server.run().write(tmp_path))
+    reasons = run.requests["reason"]
+    assert (reasons != "").sum() > 0
+    assert (run.requests["tokens_out"] < run.requests["output_tokens"]).sum() > (reasons != "").sum()
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert replayed_events(run) == run.events
