@@ -14,7 +14,11 @@ p % block_size`. Modules:
 
     store_kv.py        writes new K and V to their slots
     paged_decode.py    attention of one new token a sequence
-    paged_prefill.py   causal attention of chunks of new tokens (prefill_hopper.py: its fast path)
+    paged_prefill.py   causal attention of chunks of new tokens
     copy_blocks.py     copies blocks inside the pool, to the host and back
     reference.py       the same in plain PyTorch: what each kernel must compute
+
+    prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)
+    tile.py            fetching a tile through the block table and the online softmax, for both attentions
+    launch.py          cheap repeated launches
 """

@@ -17,9 +17,10 @@ import triton.language as tl
 from pagecast.kernels.launch import Launch, next_power_of_2, require
 from torch import Tensor
 
-PROGRAM_BYTES = 2048
-HOST_PROGRAMS = 32
-DEVICE_PROGRAMS = 1 << 20
+# Bytes a program copies at a time, and how many programs: on the device many small ones keep its memory
+# busy; few with more in flight fill the bus to the host.
+DEVICE_BYTES, DEVICE_PROGRAMS = 2048, 1 << 20
+HOST_BYTES, HOST_PROGRAMS = 16384, 16
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -100,6 +101,7 @@ def _configure(source: Tensor, target: Tensor, pairs: Tensor, block_dim: int) ->
         )
     require(pairs.is_contiguous() and pairs.shape[1:] == (2,), "copy_blocks: pairs must be a dense [n, 2]")
     run, sizes, reads, writes = _collapse(source, target, block_dim)
+    program_bytes = DEVICE_BYTES if source.device == target.device else HOST_BYTES
     constants = {
         "SOURCE_BLOCK": source.stride(block_dim),
         "TARGET_BLOCK": target.stride(block_dim),
@@ -107,7 +109,7 @@ def _configure(source: Tensor, target: Tensor, pairs: Tensor, block_dim: int) ->
         "SOURCE": reads,
         "TARGET": writes,
         "RUN": run,
-        "CHUNK": min(PROGRAM_BYTES // source.element_size(), next_power_of_2(run)),
+        "CHUNK": min(program_bytes // source.element_size(), next_power_of_2(run)),
         "ROWS": prod(sizes),
     }
     return Launch(_copy_blocks, constants, num_warps=4)
