@@ -9,9 +9,9 @@ from math import gamma
 import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.schema import Floats
-from scipy.optimize import brentq
 
 KINDS = ("poisson", "gamma", "weibull", "even")
+MAX_ARRIVALS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,12 @@ class Arrivals:
         """Arrival times from 0 on: `count` of them, or all before `duration_s` (the fewer if both)."""
         if count is None and duration_s is None:
             raise BadInput("arrivals without end: give a number of requests or a duration")
+        wanted = min(self.rate * duration_s if duration_s is not None else np.inf, count or np.inf)
+        if wanted > MAX_ARRIVALS:
+            raise BadInput(
+                f"{wanted:.3g} arrivals are more than the {MAX_ARRIVALS:,} that are made at once; "
+                "lower the rate, the duration or the number of requests"
+            )
         most = count if count is not None else np.inf
         until = duration_s if duration_s is not None else np.inf
         last = self.first_s(rng)
@@ -89,6 +95,7 @@ class Arrivals:
 
 def weibull_shape(cv: float) -> float:
     """The shape of a Weibull law with this coefficient of variation."""
+    from scipy.optimize import brentq  # half a second that most commands don't need
 
     def excess(shape: float) -> float:
         return gamma(1 + 2 / shape) / gamma(1 + 1 / shape) ** 2 - 1 - cv**2

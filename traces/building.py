@@ -196,6 +196,8 @@ def finish(
     `line` tells the line that a row came from (None: the file has rows, not lines), `time_field` is the
     name that the file gives to arrivals. Raises BadInput with file, line and field.
     """
+    if not len(trace):
+        raise source.fail(NO_REQUESTS)
     problem = find_problem(trace)
     disorder = None if problem else find_disorder(trace)
     if problem or (disorder and not sort):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.arrivals import MAX_ARRIVALS, Arrivals
 from pagecast.traces.lengths import Law, tokens
 from pagecast.traces.operations import select, sort
 from pagecast.traces.schema import Floats, Ints, Spans, Trace, starts, table
@@ -87,6 +87,8 @@ def conversations(
     _need(begin, shape.starts, duration_s)
     system, system_tokens = _pick_systems(shape, len(begin), rng)
     turns = tokens(shape.turns, len(begin), rng)
+    if turns.sum() > MAX_ARRIVALS:
+        raise BadInput(f"{turns.sum():.3g} turns are more than the {MAX_ARRIVALS:,} that are made at once")
     session = np.repeat(np.arange(len(begin)), turns)
     first = starts(turns)[:-1]
     own, output = _say(shape, first, turns, rng)

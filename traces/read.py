@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.bundled import resolve
@@ -83,6 +84,43 @@ def read(
     source = open_source(path, max_bytes)
     kind = recognise(source)
     source = replace(source, format=kind, progress=progress)
+    given: dict[str, Any] = {
+        "session_rate": session_rate, "think_s": think_s, "tokenizer": tokenizer,
+        "block_tokens": block_tokens,
+    }  # fmt: skip
+    trace = _read(source, kind, limit=limit, sort=sort, seed=seed, **given)
+    unused = [f"{name} was not used: {why}" for name, why in _UNUSED.items()
+              if given[name] is not None and name not in _USED.get(kind, ())]  # fmt: skip
+    return replace(trace, notes=(*trace.notes, *unused)) if unused else trace
+
+
+# What the options of some formats are for, and the formats that use them: others say that they don't.
+_UNUSED = {
+    "session_rate": "the trace has arrival times (pagecast trace convert --scale changes its load)",
+    "think_s": "the format has think times of its own, or no sessions",
+    "tokenizer": "the file holds no texts",
+    "block_tokens": "the file holds no hash ids, or says itself what they name",
+}
+_USED = {
+    "agent sessions": {"session_rate", "block_tokens"},
+    "ShareGPT": {"session_rate", "think_s", "tokenizer"},
+    "Mooncake": {"block_tokens"},
+    "Bailian": {"block_tokens"},
+}
+
+
+def _read(
+    source: Source,
+    kind: str,
+    *,
+    tokenizer: Any,
+    session_rate: float | None,
+    think_s: float | None,
+    seed: int,
+    limit: int | None,
+    sort: bool,
+    block_tokens: int | None,
+) -> Trace:
     if kind == "agent sessions":
         return agents.read(
             source, limit=limit, session_rate=session_rate, seed=seed, block_tokens=block_tokens
@@ -128,7 +166,8 @@ def recognise(source: Source) -> str:
         kind, fields = _best(JSON_FORMATS, keys)
         if fields >= 2:
             return kind
-    raise source.fail(f"of no known format; pagecast reads {_ALL}")
+    seems = " (no text: there are zero bytes in it)" if b"\0" in head else ""
+    raise source.fail(f"of no known format{seems}; pagecast reads {_ALL}")
 
 
 def json_keys(head: bytes) -> set[str] | None:

@@ -59,7 +59,7 @@ class Source:
             while line := stream.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise self.fail(f"longer than {MAX_LINE_BYTES // MIB} MiB; is this a trace?", number)
+                    raise self.fail(f"longer than {MAX_LINE_BYTES // MIB} MiB{_remedy(line)}", number)
                 yield number, line
 
     def text(self) -> str:
@@ -74,6 +74,13 @@ class Source:
                 raise self.fail(f"not UTF-8 at byte {error.start}; convert it to UTF-8") from None
 
 
+def _remedy(line: bytes) -> str:
+    """What to do about an endless line."""
+    if not line.strip(b"\0"):
+        return " of zero bytes; the file was not written in full: fetch it again"
+    return "; a trace has a request a line: write it so (jq -c '.[]' splits a JSON array)"
+
+
 def open_source(path: str | Path, max_bytes: int = MAX_BYTES) -> Source:
     """Looks at a file's beginning. Raises BadInput for a missing, empty, zipped or unreadable file."""
     path = Path(path)
@@ -81,6 +88,8 @@ def open_source(path: str | Path, max_bytes: int = MAX_BYTES) -> Source:
         head = stream.read(_HEAD_BYTES)
     if not head.strip():
         raise BadInput(f"{path}: the file is empty; a trace needs at least one request")
+    if not head.strip(b"\0"):
+        raise BadInput(f"{path}: no text, only zero bytes; the file was not written in full: fetch it again")
     if head.startswith(_ZIP):
         raise BadInput(f"{path}: a zip archive; unzip it and give the trace inside")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -115,6 +115,8 @@ class Table:
         keep = np.asarray(columns["output_tokens"]) > 0
         if keep.all():
             return self.finish(columns, sort=sort, time_field=time_field)
+        if not keep.any():
+            raise self.source.fail(f"all of its {len(keep):,} requests generated nothing; {NO_REQUESTS}")
         kept = {name: np.asarray(column)[keep] for name, column in columns.items()}
         rows = np.flatnonzero(keep)
         served = replace(
@@ -176,7 +178,9 @@ def read_table(
 def _explain(source: Source, names: list[str], problem: str) -> Exception:
     """Turns pyarrow's message into a line number and a remedy."""
     if "straddling object" in problem:
-        return source.fail(f"a line longer than {_BLOCK_BYTES // MIB} MiB; is this a trace?")
+        return source.fail(
+            f"a line longer than {_BLOCK_BYTES // MIB} MiB; a trace has a request a line: write it so"
+        )
     if "UTF8" in problem:
         for number, line in source.lines():
             try:

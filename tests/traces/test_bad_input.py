@@ -88,7 +88,8 @@ def test_times_out_of_order_name_the_line_and_the_remedy(tmp_path: Path) -> None
         (b"\xff\xfe{\x00", "UTF-16"),
         (b'{"a": 1}\n', "no known format; pagecast reads"),
         (b"name,age\nx,3\n", "no known format; pagecast reads"),
-        (b"\x00\x01\x02\x03" * 100, "no known format; pagecast reads"),
+        (b"\x00\x01\x02\x03" * 100, "no known format (no text: there are zero bytes in it)"),
+        (b"\x00" * 5000, "no text, only zero bytes; the file was not written in full"),
         (gzip.compress(mooncake())[:-12], "cut off"),
         (gzip.compress(mooncake())[:10] + b"broken broken", "compress"),
         (zstandard.ZstdCompressor().compress(mooncake() * 50)[:-5], "cut off"),
@@ -107,7 +108,9 @@ def test_a_bomb_is_refused_by_its_unpacked_size(tmp_path: Path, pack) -> None:
 def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 20)
     long = b'{"timestamp": 5, "x": "' + b"y" * (1 << 21) + b'"}\n'
-    assert ", line 4: longer than 1 MiB" in refusal(tmp_path, mooncake() + long)
+    assert ", line 4: longer than 1 MiB; a trace has a request a line: write" in refusal(
+        tmp_path, mooncake() + long
+    )
 
 
 def test_a_sparse_two_gigabyte_line_is_refused_quickly(tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_a_sparse_two_gigabyte_line_is_refused_quickly(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(mooncake())
         file.truncate(2 << 30)
-    with pytest.raises(BadInput, match="line 4: longer than 64 MiB"):
+    with pytest.raises(BadInput, match="line 4: longer than 64 MiB of zero bytes"):
         read(path)
 
 
@@ -147,6 +150,10 @@ CSV = b"arrival_s,input_tokens,output_tokens\n0,10,1\n\n1,20,2\n2,30,3\n"
         ),
         (b"TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n", "column GeneratedTokens is missing"),
         (b"Timestamp,Model,Request tokens\n5,x,1\n", "column Response tokens is missing"),
+        (
+            b"Timestamp,Model,Request tokens,Response tokens\n5,x,1,0\n6,x,9,0\n",
+            "all of its 2 requests generated nothing",
+        ),
     ],
 )
 def test_csv(tmp_path: Path, data: bytes, part: str) -> None:

@@ -134,3 +134,10 @@ def test_single_requests() -> None:
         requests(Arrivals("even", 0.001), Fixed(1), Fixed(1), duration_s=0.001)
     with pytest.raises(BadInput, match="without end"):
         requests(Arrivals("poisson", 1.0), Fixed(1), Fixed(1))
+
+
+@pytest.mark.parametrize("asked", [{"duration_s": 1000.0}, {"count": 10**12}])
+def test_more_than_memory_holds_is_refused_before_it_is_made(asked: dict) -> None:
+    with pytest.raises(BadInput, match="more than the 20,000,000 that are made at once; lower the rate"):
+        Arrivals("poisson", 1e12).times_s(RNG(0), **asked)
+    assert len(Arrivals("poisson", 1e12).times_s(RNG(0), duration_s=1000.0, count=5)) == 5

@@ -321,3 +321,13 @@ def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:
     bom = b"\xef\xbb\xbf"
     assert len(read(write(tmp_path, bom + TWO_TURNS))) == 2
     assert len(read(write(tmp_path, bom + b"arrival_s,input_tokens,output_tokens\n0,1,1\n"))) == 1
+
+
+def test_options_that_a_format_has_no_use_for_are_noted(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(TWO_TURNS)
+    given = {"session_rate": 2.0, "think_s": 1.0, "tokenizer": str.split, "block_tokens": 512}
+    notes = read(path, **given).notes
+    assert [note.split(" was not used")[0] for note in notes] == ["session_rate", "think_s", "tokenizer"]
+    assert not read(path).notes
+    assert "block_tokens was not used" in read("chat", block_tokens=512).notes[-1]
