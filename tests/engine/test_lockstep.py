@@ -12,7 +12,7 @@ from pagecast.engine.runner import Flight
 from pagecast.engine.serve import TraceServer
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.validate import DecisionReplay, compare_decisions
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import Trace, table
 
 
 def record(engine: Any, trace: Trace, folder: Path) -> RecordedRun:
@@ -116,3 +116,20 @@ def test_failures_and_early_ends_are_replayed_too(
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
     assert replayed_events(run) == run.events
+
+
+def test_a_trace_of_token_ids_is_served_as_it_is(model_of: Any, engine_of: Any, tmp_path: Path) -> None:
+    model = model_of("qwen2")
+    shared = list(range(40))
+    prompts = [[*shared, 1, 2], [*shared, 3], [9] * 5, [*shared[:20], 4], [*shared, 1, 2]]
+    columns = {
+        "arrival_s": np.zeros(5), "input_tokens": [len(p) for p in prompts], "output_tokens": [6, 7, 8, 9, 10]
+    }  # fmt: skip
+    trace = Trace("ids", table(columns), token_ids=[np.array(p, np.int64) for p in prompts])
+    run = record(engine_of(model.folder, log_events=True), trace, tmp_path)
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert run.requests["cached_tokens"].tolist() == [0, 32, 0, 16, 32]
+    for prompt, text in zip(prompts, run.requests["output_ids"], strict=True):
+        ids = [int(token) for token in text.split()]
+        assert ids == model.logits(prompt + ids)[len(prompt) - 1 : -1].argmax(-1).tolist()
