@@ -16,8 +16,8 @@ from pagecast.engine.sequence import Sequence
 from pagecast.engine.spec import ModelSpec
 from pagecast.engine.text import tokenizer
 from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.scheduler import Limits
 from pagecast.sim.gpus import GIB
 from torch import Tensor
 

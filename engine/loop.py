@@ -18,9 +18,10 @@ from typing import Protocol
 import torch
 from pagecast.engine.runner import Flight, Runner
 from pagecast.engine.sequence import NO_ROW, Sequence
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.scheduler import Limits, Scheduler
+from pagecast.sim.core.scheduler import Scheduler
 
 NOT_FINITE = "the model's logits are not finite"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.scheduler import Limits
+from pagecast.sim.core.limits import Limits
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 

@@ -12,9 +12,9 @@ import yaml
 from pagecast.sim.calibration.choose import choose
 from pagecast.sim.calibration.target import Target
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.profile import PROFILES
 from pagecast.sim.core.profile import profile as find_profile
-from pagecast.sim.core.scheduler import Limits
 from pagecast.sim.costs import StepCosts
 from pagecast.sim.gpus import gpu as find_gpu
 from pagecast.sim.memory import HbmBudget, hbm_budget

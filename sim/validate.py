@@ -11,10 +11,11 @@ from collections import deque
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.profile import VLLM, Profile
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.scheduler import Limits, Scheduler
+from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.feed import Feed
 from pagecast.sim.outside import Endings, Kind, Outside, outside
 from pagecast.sim.recorded import RecordedRun
@@ -46,19 +47,24 @@ def limits_of(run: RecordedRun) -> Limits:
     blocks = run.meta.get("usable_blocks")
     if not isinstance(blocks, int) or blocks < 1:
         raise BadInput(f"{run.folder}/meta.json: 'usable_blocks' is {blocks!r}, must be at least 1")
-    try:
-        return Limits(
-            num_blocks=blocks,
-            block_size=int(config["block_size"]),
-            max_num_seqs=int(config["max_num_seqs"]),
-            max_num_batched_tokens=int(config["max_num_batched_tokens"]),
-            max_model_len=int(config["max_model_len"]) if config.get("max_model_len") else None,
-            policy=str(config.get("scheduling_policy", "fcfs")),
-            pipeline_depth=run.pipeline_depth,
-            caching=bool(config.get("enable_prefix_caching", True)),
-        )
-    except KeyError as error:
-        raise BadInput(f"{run.folder}/meta.json: config has no {error}") from None
+
+    def whole(name: str) -> int:
+        value = config.get(name)
+        if type(value) is not int or value < 1:
+            wrong = f"{name!r} is {value!r}, must be a whole number of at least 1"
+            raise BadInput(f"{run.folder}/meta.json: config: {wrong}")
+        return value
+
+    return Limits(
+        num_blocks=blocks,
+        block_size=whole("block_size"),
+        max_num_seqs=whole("max_num_seqs"),
+        max_num_batched_tokens=whole("max_num_batched_tokens"),
+        max_model_len=whole("max_model_len") if config.get("max_model_len") else None,
+        policy=str(config.get("scheduling_policy", "fcfs")),
+        pipeline_depth=run.pipeline_depth,
+        caching=bool(config.get("enable_prefix_caching", True)),
+    )
 
 
 class DecisionReplay:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pagecast.sim.core.plan import Chunk, StepPlan
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.serving import serve_all, serve_one
 
 if TYPE_CHECKING:
     from pagecast.sim.core.scheduler import Scheduler
@@ -30,7 +31,7 @@ def _plan(s: Scheduler, now: int) -> tuple[StepPlan | None, bool]:
     chunks: list[Chunk] = []
     preempted: list[Request] = []
     if not s.prefilling and len(s.decoders.crossing(s.tick)) <= s.pool.queue.count:
-        s.serve_decoders()
+        serve_all(s)
         late: set[Request] = set()
     else:
         late = _serve_running(s, chunks, preempted)
@@ -91,7 +92,7 @@ def _serve_running(s: Scheduler, chunks: list[Chunk], preempted: list[Request]) 
     decoders, tick, size = s.decoders, s.tick, s.limits.block_size
     late: set[Request] = set()
     if _enough(s):
-        s.serve_decoders()
+        serve_all(s)
         wanting: list[Request] = list(s.prefilling)
     else:
         # Who fills a block needs none, but publishes in its turn.
@@ -114,7 +115,7 @@ def _serve_running(s: Scheduler, chunks: list[Chunk], preempted: list[Request]) 
             chunks.append(s.compute(request, tokens))
         elif request.state is State.DECODE:
             if blocks:
-                s.serve_decoder(request)
+                serve_one(s, request)
             if not s.delay and (tick - request.lag) % size == size - 1:
                 s.cache.publish(request, tick - request.lag + 1)
     return late

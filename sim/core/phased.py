@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pagecast.sim.core.cache import Hit
 from pagecast.sim.core.plan import Chunk, StepPlan
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.serving import serve_all
 
 if TYPE_CHECKING:
     from pagecast.sim.core.scheduler import Scheduler
@@ -30,7 +31,7 @@ def plan(s: Scheduler, now: int) -> StepPlan | None:
         return None
     tick, decoders = s.tick, s.decoders
     context, longest, decodes = decoders.context(tick), decoders.longest(tick), decoders.snapshot()
-    s.serve_decoders()
+    serve_all(s)
     made = StepPlan(
         s.step,
         1,

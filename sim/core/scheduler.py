@@ -12,51 +12,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pagecast.sim.core import mixed, phased
 from pagecast.sim.core.cache import Hit, KVCacheManager
-from pagecast.sim.core.decoders import Decoders, give_one
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.decoders import Decoders
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.forks import Forks
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import DONE, Chunk, Outcome, StepPlan
 from pagecast.sim.core.profile import VLLM, Profile
 from pagecast.sim.core.request import NEVER, Request, State
+from pagecast.sim.core.serving import serve_ticks
 from pagecast.sim.core.waiting import ByPriority, FirstComeFirstServed, WaitingQueue
-
-MOST_BLOCKS = 20_000_000
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a replica may do at once. `max_model_len` None: bounded by the pool alone."""
-
-    num_blocks: int
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int | None = None
-    policy: str = "fcfs"
-    pipeline_depth: int = 0
-    caching: bool = True
-
-    def check(self) -> None:
-        """Errors: BadInput naming the first limit that cannot work."""
-        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.num_blocks > MOST_BLOCKS:
-            raise BadInput(f"num_blocks is {self.num_blocks}; at most {MOST_BLOCKS:,} can be simulated")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise BadInput(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
-                f"({self.max_num_seqs}), so decodes would not fit one step; raise one or lower the other"
-            )
-        if self.policy not in ("fcfs", "priority"):
-            raise BadInput(f"scheduling policy {self.policy!r} is not known; choose fcfs or priority")
-        if self.pipeline_depth not in (0, 1):
-            raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
 
 
 class Scheduler:
@@ -274,7 +241,7 @@ class Scheduler:
         """
         decoders, tick, step = self.decoders, self.tick, self.step
         if decoders.explicit or self.events is not None:
-            self._decode_stepwise(steps)
+            serve_ticks(self, steps)
         else:
             decoders.grow(tick, steps, self.pool.take)
             self.step = step + steps
@@ -295,40 +262,6 @@ class Scheduler:
         )
         self.finish_planning(plan)
         return plan
-
-    def _decode_stepwise(self, steps: int) -> None:
-        """The same, a step at a time: where events are kept or keys come block by block."""
-        for _ in range(steps):
-            self.pool.step = self.step
-            self.serve_decoders()
-            self.step += 1
-            self.tick += 1
-
-    def serve_decoders(self) -> None:
-        """Gives each decoding request the block it needs at this tick; there are enough."""
-        decoders, tick = self.decoders, self.tick
-        crossing = decoders.crossing(tick)
-        if not decoders.explicit and self.events is None:
-            if crossing:
-                for request, block in zip(crossing, self.pool.take(len(crossing)), strict=True):
-                    assert request.tail is not None
-                    request.tail.blocks.append(block)
-            return
-        filling = {} if self.delay else decoders.filling(tick)
-        for request in sorted({**crossing, **filling}, key=lambda r: r.order):
-            if request in crossing:
-                self.serve_decoder(request)
-            if request in filling:
-                self.cache.publish(request, tick - request.lag + 1)
-
-    def serve_decoder(self, request: Request) -> None:
-        """Gives one decoding request a block at this tick."""
-        block = self.pool.take(1)[0]
-        if self.events is not None:
-            self._event(EventKind.ALLOCATED, request, (block,))
-        give_one(request, self.tick, block, self.limits.block_size)
-        if self.delay and (self.events is not None or request.keys.explicit):
-            self.cache.publish(request, self.tick - request.lag)
 
     def admit(self, request: Request, hit: Hit, now: int, shared: int = 0) -> None:
         """Moves the first waiting request into the running ones, with the prefix that was found for it.

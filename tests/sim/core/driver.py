@@ -11,9 +11,10 @@ import numpy as np
 from pagecast.sim.core.check import check, check_counts
 from pagecast.sim.core.content import token_ids
 from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.profile import PROFILES
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.scheduler import Limits, Scheduler
+from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.scope import Scope
 from reference import Reference, Req
 

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from pagecast.sim.core.check import check
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.scheduler import Limits, Scheduler
+from pagecast.sim.core.scheduler import Scheduler
 
 SIZE = 4
 FAMILY = st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(1, 8), st.integers(1, 4))

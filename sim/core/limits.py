@@ -1,0 +1,40 @@
+"""What a replica may do at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecast.sim.core.errors import BadInput
+
+MOST_BLOCKS = 20_000_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a replica may do at once. `max_model_len` None: bounded by the pool alone."""
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    policy: str = "fcfs"
+    pipeline_depth: int = 0
+    caching: bool = True
+
+    def check(self) -> None:
+        """Errors: BadInput naming the first limit that cannot work."""
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_blocks > MOST_BLOCKS:
+            raise BadInput(f"num_blocks is {self.num_blocks}; at most {MOST_BLOCKS:,} can be simulated")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise BadInput(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
+                f"({self.max_num_seqs}), so decodes would not fit one step; raise one or lower the other"
+            )
+        if self.policy not in ("fcfs", "priority"):
+            raise BadInput(f"scheduling policy {self.policy!r} is not known; choose fcfs or priority")
+        if self.pipeline_depth not in (0, 1):
+            raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
