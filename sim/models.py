@@ -22,7 +22,7 @@ from pagecast.sim.model_facts import ModelFacts
 
 __all__ = ["ModelFacts", "known_models", "model"]
 
-_FOLDER_HINT = "or give a folder that holds the model's config.json"
+_FOLDER_HINT = "give a folder that holds the model's config.json"
 _QUANTISED = {
     "fp8": "fp8", "fp8-dynamic": "fp8", "awq": "int4", "gptq": "int4", "gptq-int4": "int4",
     "gptq-int8": "int8", "int4": "int4", "int8": "int8", "w4a16": "int4",
@@ -37,9 +37,9 @@ def model(name: str) -> ModelFacts:
     weight format (`-FP8`, `-AWQ`, `-GPTQ-Int4`). Errors: `BadInput` for an unknown name, with the nearest
     ones, and for a file that can't be read, naming the field.
     """
-    path = Path(name).expanduser()
-    if path.is_dir() or path.suffix == ".json":
-        return _from_file(path / "config.json" if path.is_dir() else path)
+    path, is_folder = _as_path(name)
+    if is_folder or path.suffix == ".json":
+        return _from_file(path / "config.json" if is_folder else path)
     found = _lookup(name)
     if found is not None:
         return found
@@ -48,6 +48,15 @@ def model(name: str) -> ModelFacts:
     if facts is not None and dtype:
         return replace(facts, name=name, weight_dtype=dtype, quantized="all")
     raise BadInput(f"unknown model {name!r}; {_nearest(name)}")
+
+
+def _as_path(name: str) -> tuple[Path, bool]:
+    """`name` as a path, and whether a folder lies there."""
+    try:
+        path = Path(name).expanduser()
+        return path, path.is_dir()
+    except (RuntimeError, OSError, ValueError) as error:  # no such home, too long, a zero byte
+        raise BadInput(f"model {name[:200]!r}: no usable path ({error}); {_FOLDER_HINT}") from None
 
 
 def known_models() -> tuple[str, ...]:
@@ -104,7 +113,7 @@ def _split_format(name: str) -> tuple[str, str | None]:
 def _nearest(name: str) -> str:
     close = get_close_matches(_key(_untuned(name)), _keys(), n=6, cutoff=0.55)
     near = list(dict.fromkeys(_keys()[key] for key in close))[:3]
-    return (f"nearest: {', '.join(near)}; " if near else "") + _FOLDER_HINT
+    return (f"nearest: {', '.join(near)}; or " if near else "") + _FOLDER_HINT
 
 
 def _from_file(path: Path) -> ModelFacts:
@@ -112,10 +121,12 @@ def _from_file(path: Path) -> ModelFacts:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; give a transformers config.json or its folder") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: can't be read ({error}); give a transformers config.json") from None
+    except RecursionError:
+        raise BadInput(f"{path}: JSON nested too deeply; give a transformers config.json") from None
     except json.JSONDecodeError as error:
         raise BadInput(f"{path}:{error.lineno}: not valid JSON ({error.msg}); give a config.json") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: can't be read ({error}); give a transformers config.json") from None
     if not isinstance(config, dict):
         raise BadInput(f"{path}: holds a {type(config).__name__}, not an object; give a config.json")
     return model_from_config(config, path.parent.name or path.stem, str(path))

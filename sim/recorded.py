@@ -167,6 +167,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not JSON ({error})") from None
     if not isinstance(meta, dict):
         raise BadInput(f"{path}: must hold an object")
+    if not isinstance(meta.get("config", {}), dict):
+        raise BadInput(f"{path}: 'config' is {meta['config']!r}, must be an object of engine options")
     version = meta.get("format", FORMAT)
     if version != FORMAT:
         raise BadInput(f"{path}: run format {version!r}, this pagecast reads {FORMAT}: record the run again")

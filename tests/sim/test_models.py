@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.model_config import model_from_config
 from pagecast.sim.model_facts import attended_pairs
 from pagecast.sim.models import known_models, model
 from pagecast.sim.weights import loaded_weight_bytes
@@ -199,6 +200,8 @@ CONFIG = {
     "max_position_embeddings": 4096, "tie_word_embeddings": True,
 }  # fmt: skip
 
+MOE = {**CONFIG, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
 
 def write(folder: Path, config: object) -> str:
     folder.mkdir(exist_ok=True)
@@ -235,6 +238,21 @@ def test_an_unknown_architecture_is_read_as_llama_and_says_so(tmp_path: Path) ->
         ({**CONFIG, "model_type": "qwen3_next"}, "recurrent layers"),
         ({**CONFIG, "layer_types": ["linear_attention", "full_attention"]}, "recurrent layers"),
         ({**CONFIG, "quantization_config": {"quant_method": "odd"}}, "quant_method 'odd' is unknown"),
+        ({**CONFIG, "sliding_window": "abc"}, "sliding_window is 'abc'; it must be a whole number"),
+        ({**CONFIG, "sliding_window": -5}, "sliding_window is '-5'; it must be a whole number"),
+        ({**CONFIG, "sliding_window": 512, "max_window_layers": "a"}, "max_window_layers is 'a'"),
+        ({**CONFIG, "sliding_window": 512, "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+        ({**CONFIG, "layer_types": 7}, "layer_types is '7'; it must be a list of names"),
+        ({**CONFIG, "num_key_value_heads": 3}, "it must be a number that divides the 4 attention heads"),
+        ({**CONFIG, "torch_dtype": "float99"}, "torch_dtype is 'float99'; it must be one of bfloat16"),
+        ({**MOE, "mlp_only_layers": 5}, "mlp_only_layers is '5'; it must be a list of layer numbers"),
+        ({**MOE, "n_shared_experts": "x"}, "n_shared_experts is 'x'"),
+        ({**MOE, "num_experts_per_tok": 9}, "9 experts a token, but there are only 8 experts"),
+        ({**CONFIG, "quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
+         "config_groups is not made of groups"),
+        ({**CONFIG, "quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits is '3'"),
+        ({**CONFIG, "num_hidden_layers": 10**9}, "more than the 10,000 that are read"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"hidden_size": 64,', "config.json:1: not valid JSON"),
         ("[1]", "holds a list, not an object"),
     ],
@@ -245,6 +263,35 @@ def test_a_bad_config_is_one_line_that_names_file_and_field(tmp_path, config, me
         model(folder)
     text = str(caught.value)
     assert message in text and folder in text and "\n" not in text
+
+
+FIELDS = (*MOE, "sliding_window", "layer_types", "max_window_layers", "mlp_only_layers", "n_shared_experts",
+          "first_k_dense_replace", "decoder_sparse_step", "moe_layer_freq", "torch_dtype", "text_config",
+          "sliding_window_pattern", "kv_lora_rank", "quantization_config")  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 600) | st.floats() | st.sampled_from(["", "x", "gptq"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
+        st.sampled_from(["quant_method", "bits", "config_groups", "weights"]), inner, max_size=2
+    ),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@given(changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
+def test_whatever_a_config_holds_it_is_sized_or_refused_in_one_line(changes: dict) -> None:
+    refused = ""
+    try:
+        facts = model_from_config({**MOE, **changes}, "m", "config.json")
+        assert facts.params > 0 and facts.kv_bytes_per_token() > 0
+    except BadInput as error:
+        refused = str(error)
+    assert "\n" not in refused and (not refused or refused.startswith("config.json: "))
+
+
+@pytest.mark.parametrize("name", ["foo/bar", "~nouser/x", "a" * 5000, "a\0b"])
+def test_a_name_that_is_like_none_known_says_what_to_give(name: str) -> None:
+    with pytest.raises(BadInput, match=r"; give a folder that holds the model's config\.json$"):
+        model(name)
 
 
 def test_a_folder_without_a_config_says_what_to_give(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_an_asynchronous_run_may_have_one_step_in_flight_but_not_two(tmp_path):
         ({"rows": ("0,0.0,0.0,41,2,0.01,0.016,0,2",)}, r"line 2: 'input_tokens' differs"),
         ({"inputs": [{"arrival_s": 0, "input_tokens": 0}]}, r"line 1: 'input_tokens' is 0"),
         ({"meta": {"format": 9}}, r"run format 9, this pagecast reads 1"),
+        ({"meta": {"config": 5}}, r"meta\.json: 'config' is 5, must be an object"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, change, words):

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import NANO_VLLM
 from pagecast.sim.recorded import RecordedRun
-from pagecast.sim.validate import compare_decisions
+from pagecast.sim.validate import compare_decisions, limits_of
 
 RUNS = (
     "azure_conv",
@@ -43,3 +44,11 @@ def test_a_step_that_differs_is_named(shared, tmp_path):
     assert "step 0" in report.first_mismatch
     assert "used blocks" in report.first_mismatch
     assert json.loads((tmp_path / "tampered" / "meta.json").read_text())["format"] == 1
+
+
+@pytest.mark.parametrize("value", ["abc", 0, None, True, [16]])
+def test_a_configuration_that_makes_no_sense_is_named(shared, value):
+    run = RecordedRun.load(shared / "groundtruth" / "vllm-0.24.0-h200-qwen3-8b" / "azure_priority_tight")
+    run.meta["config"]["block_size"] = value
+    with pytest.raises(BadInput, match=r"meta\.json: config: 'block_size' is .* must be a whole number"):
+        limits_of(run)
