@@ -5,7 +5,7 @@ from pathlib import Path
 
 ENGINE = Path(__file__).resolve().parents[2] / "engine"
 # What the engine may know of the core: the scheduler's front, and the words it is spoken to in.
-FRONT = {"content", "errors", "events", "keys", "plan", "request", "scheduler"}
+FRONT = {"content", "errors", "events", "keys", "limits", "plan", "request", "scheduler"}
 DECIDING = {"cache", "pool", "index", "waiting", "decoders", "prefilling", "draining", "parked", "forks"}
 CALLS = {"plan", "commit", "submit", "cancel", "preempt", "admit", "decode", "compute", "evict", "decide"}
 
