@@ -12,7 +12,7 @@ lower level; `usable` says where it applies, and `paged_prefill` has the plain k
 from typing import Any
 
 import torch
-from pagecast.kernels.launch import Launch
+from pagecast.kernels.launch import Launch, next_power_of_2
 from pagecast.kernels.tensor_map import TensorMaps, box_rows, row_strides
 from torch import Tensor
 from triton.experimental import gluon
@@ -197,13 +197,18 @@ def _place(lane, row, count, head, STRIDES: gl.constexpr, GROUP: gl.constexpr):
 @gluon.jit
 def _fetch_q(
     q, tiles, item, items, buffer, lane, dims,
-    Q: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
+    Q: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Starts to copy the queries of an item, if there is one."""
     if item < items:
         _sequence, row, count, _position, _first, _last = _item(tiles, item, KV_HEADS, TILE, WINDOW)
         at = _place(lane, row, count, item % KV_HEADS, Q, GROUP)
-        _fetch_rows(buffer, q + at[:, None] + dims[None, :] * Q[2])
+        pointers = q + at[:, None] + dims[None, :]
+        if buffer.shape[1] == DIM:
+            _fetch_rows(buffer, pointers)
+        else:
+            _fetch_rows(buffer, pointers, mask=(lane >= 0)[:, None] & (dims < DIM)[None, :])
     async_copy.commit_group()
 
 
@@ -217,9 +222,9 @@ def _attend(
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
     ROWS: gl.constexpr = q.shape[0]
-    DIM: gl.constexpr = q.shape[1]
+    WIDTH: gl.constexpr = q.shape[1]
     R: gl.constexpr = positions.type.layout
-    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
+    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     s = _queue_scores(q, pipe, step, PART)
     mbarrier.arrive(turns.index(1 - PART), count=1)
     s = warpgroup_mma_wait(0, deps=[s])
@@ -236,7 +241,7 @@ def _attend(
     whole = first
     if WINDOW > 0:
         whole = gl.minimum(edge, (gl.maximum(length - WINDOW, 0) + TILE - 1) // TILE)
-    state = (weights, fade, m, total, gl.zeros([ROWS, DIM], gl.float32, A))
+    state = (weights, fade, m, total, gl.zeros([ROWS, WIDTH], gl.float32, A))
     step, state = _steps(q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, WINDOW, True)
     step, state = _steps(q, pipe, edge, whole, step, positions, scale, state, PART, WINDOW, False)
     if WINDOW > 0:
@@ -248,21 +253,23 @@ def _attend(
 def _consume(
     pipe, buffer, q, out, tiles, items, scale,
     PART: gl.constexpr, Q: gl.constexpr, OUT: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    WINDOW: gl.constexpr,
+    DIM: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup that multiplies: half the rows of each item, its next queries fetched ahead."""
     k_buffers, _v_buffers, _k_full, _k_empty, _v_full, v_empty, turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
     ROWS: gl.constexpr = buffer.shape[0]
-    DIM: gl.constexpr = buffer.shape[1]
+    WIDTH: gl.constexpr = buffer.shape[1]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     lane = PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
-    dims = gl.arange(0, DIM, gl.SliceLayout(0, L))
+    dims = gl.arange(0, WIDTH, gl.SliceLayout(0, L))
+    if DIM != WIDTH:  # what lies past a head in K then counts for nothing
+        buffer.store(gl.zeros([ROWS, WIDTH], buffer.dtype, L))
     nth = (PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))) // GROUP
-    _fetch_q(q, tiles, gl.program_id(0), items, buffer, lane, dims, Q, KV_HEADS, GROUP, TILE, WINDOW)
+    _fetch_q(q, tiles, gl.program_id(0), items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW)
     if PART == 1:
         mbarrier.arrive(turns.index(0), count=1)
     step = 0
@@ -277,32 +284,34 @@ def _consume(
         )
         weights, fade, _m, total, acc = state
         following = item + gl.num_programs(0)
-        _fetch_q(q, tiles, following, items, buffer, lane, dims, Q, KV_HEADS, GROUP, TILE, WINDOW)
+        _fetch_q(q, tiles, following, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW)
         product = _queue_output(buffer, pipe, step - 1, weights, fade, acc)
         acc = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(v_empty.index((step - 1) % STAGES), count=1)
         result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, A))[:, None]
         result = gl.convert_layout(result.to(out.dtype.element_ty), L)
         at = _place(lane, row, count, item % KV_HEADS, OUT, GROUP)
-        gl.store(out + at[:, None] + dims[None, :] * OUT[2], result, mask=(lane < count * GROUP)[:, None])
+        mask = (lane < count * GROUP)[:, None] & (dims < DIM)[None, :]
+        gl.store(out + at[:, None] + dims[None, :] * OUT[2], result, mask=mask)
 
 
 @gluon.jit(do_not_specialize=["table_stride", "items", "scale"])
 def _prefill_hopper(
     q, out, table, tiles, k_cache, v_cache, table_stride, items, scale,
     Q: gl.constexpr, OUT: gl.constexpr, K_ROWS: gl.constexpr, V_ROWS: gl.constexpr,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    BOX: gl.constexpr, WINDOW: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     UPPER: gl.constexpr = 0
     LOWER: gl.constexpr = 1
-    q_upper = gl.allocate_shared_memory(DTYPE, [64, DIM], SHARED)
-    q_lower = gl.allocate_shared_memory(DTYPE, [64, DIM], SHARED)
-    k_buffers = gl.allocate_shared_memory(DTYPE, [STAGES, TILE, DIM], SHARED)
-    v_buffers = gl.allocate_shared_memory(DTYPE, [STAGES, TILE, DIM], SHARED)
+    q_upper = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
+    q_lower = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
+    k_buffers = gl.allocate_shared_memory(DTYPE, [STAGES, TILE, WIDTH], SHARED)
+    v_buffers = gl.allocate_shared_memory(DTYPE, [STAGES, TILE, WIDTH], SHARED)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
@@ -318,8 +327,10 @@ def _prefill_hopper(
     pipe = (k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, turns)
     gl.warp_specialize(
         [
-            (_consume, (pipe, q_upper, q, out, tiles, items, scale, UPPER, Q, OUT, KV_HEADS, GROUP, WINDOW)),
-            (_consume, (pipe, q_lower, q, out, tiles, items, scale, LOWER, Q, OUT, KV_HEADS, GROUP, WINDOW)),
+            (_consume, (pipe, q_upper, q, out, tiles, items, scale,
+                        UPPER, Q, OUT, KV_HEADS, GROUP, DIM, WINDOW)),
+            (_consume, (pipe, q_lower, q, out, tiles, items, scale,
+                        LOWER, Q, OUT, KV_HEADS, GROUP, DIM, WINDOW)),
             (_produce, (pipe, k_cache, v_cache, table, table_stride, tiles, items,
                         KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
         ],
@@ -335,7 +346,7 @@ def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
         and torch.cuda.get_device_capability(q.device) == (9, 0)
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.dtype == k_cache.dtype
-        and q.shape[2] in (64, 128)
+        and q.shape[2] in (64, 80, 96, 128)
         and q.stride(2) == 1
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
         and k_cache.shape[1] % 16 == 0
@@ -356,6 +367,7 @@ def constants_of(
         "KV_HEADS": k_cache.shape[2],
         "GROUP": q.shape[1] // k_cache.shape[2],
         "DIM": q.shape[2],
+        "WIDTH": next_power_of_2(q.shape[2]),
         "BLOCK_SIZE": k_cache.shape[1],
         "BOX": box_rows(k_cache.shape[1], TILE),
         "WINDOW": window or 0,

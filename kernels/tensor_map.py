@@ -5,6 +5,7 @@ from math import gcd
 from typing import Any
 
 import torch
+from pagecast.kernels.launch import next_power_of_2
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -17,14 +18,16 @@ def row_strides(cache: Tensor) -> tuple[int, int, int] | None:
     """Where a cache [blocks, block_size, kv_heads, dim] lies in a matrix whose rows are one slot stride long.
 
     Rows from block to block, then rows and columns from head to head; None where the strides allow no such
-    matrix, or one that the tensor memory accelerator can't read.
+    matrix, or one that the tensor memory accelerator can't read. A box is a power of two wide: what it holds
+    past a head is the next one's, or zeros past the last.
     """
     blocks, slots, heads, dims = cache.stride()
+    dim = cache.shape[3]
     if dims != 1 or blocks % slots or slots * cache.element_size() % 16 or cache.data_ptr() % 16:
         return None
     if heads % slots == 0:
         return blocks // slots, heads // slots, 0
-    if (cache.shape[2] - 1) * heads + cache.shape[3] <= slots and heads * cache.element_size() % 16 == 0:
+    if (cache.shape[2] - 1) * heads + dim <= slots and (heads == dim or dim == next_power_of_2(dim)):
         return blocks // slots, 0, heads
     return None
 
@@ -56,7 +59,7 @@ class TensorMaps:
             _Address(cache.data_ptr(), cache.dtype),
             [rows, columns],
             [cache.stride(1), 1],
-            [box_rows(block_size, self._tile), dim],
+            [box_rows(block_size, self._tile), next_power_of_2(dim)],
             NVMMASharedLayout(128, 8 * cache.element_size(), 2),
         )
 

@@ -108,7 +108,7 @@ def test_caches_that_do_not_fit_are_refused(paged: Callable[..., Any], device: s
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 80, 96, 128])
 @pytest.mark.parametrize("window", [None, 50, 300])
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_tiles_cut_everywhere(
