@@ -14,16 +14,20 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs import FEMTO, Batch, DecodeLine
 from pagecast.sim.gpus import Gpu
 from pagecast.sim.model_facts import Linear, ModelFacts
+from pagecast.sim.pieces import WindowLine
 
 _FS = 1e15  # femtoseconds in a second
 # From tests/sim/test_roofline.py (steps) and replays of the same recorded runs (requests).
 EXPECTED_ERROR = (
-    "roofline costs rest on published rates, not on this set-up: on recorded runs of Qwen3-8B (vLLM 0.24, "
+    "Roofline costs rest on published rates, not on this set-up: on recorded runs of Qwen3-8B (vLLM 0.24, "
     "one H200) summed step time was off by -2 to +5% (decode) and 0 to +9% (with prompt chunks), mean TPOT "
     "by 0 to +16%, mean E2E by 0 to +13%, mean TTFT by -1 to +9%, but up to +50% near saturation or short "
-    "of blocks; other models and GPUs are unchecked: allow 25%, more for mixtures of experts"
+    "of blocks; other models and GPUs are unchecked: allow 25%, more for mixtures of experts."
 )
-SHORT_WINDOW = 2048  # windows up to this are taken as full in decode; longer ones as having no limit
+WINDOWS = (
+    "Layers with a sliding window are charged by the decode batch's mean context: too much where some "
+    "contexts are shorter than the window and others longer."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class Efficiencies:
 class Roofline:
     """Costs of `model` on `tensor_parallel_size` GPUs; implements `StepCosts`.
 
-    Errors: `BadInput` for a tensor-parallel size or a KV dtype that the model can't have.
+    `why` says why nothing better is at hand. Errors: `BadInput` for a tensor-parallel size or a KV dtype that
+    the model can't have.
     """
 
     def __init__(
@@ -76,10 +81,12 @@ class Roofline:
         tensor_parallel_size: int = 1,
         kv_cache_dtype: str = "auto",
         efficiencies: Efficiencies | None = None,
+        why: str = "",
     ) -> None:
         if tensor_parallel_size < 1:
             raise BadInput(f"tensor_parallel_size is {tensor_parallel_size}; it must be at least 1")
         self.name = "roofline"
+        self._why = why
         self.model, self.gpu, self.tensor_parallel_size = model, gpu, tensor_parallel_size
         self.efficiencies = e = efficiencies or Efficiencies()
         self._linears = model.linears(tensor_parallel_size)
@@ -88,10 +95,10 @@ class Roofline:
         self._fixed_s = self._gaps_s()
         self._launch_fs = round(model.layers * e.launch_layer_s * _FS)
         self._attention_flops_s = gpu.matmul_flops("bf16") * e.prefill_attention
-        self._per_ctx, self._per_request = self._decode_slopes()
+        self._per_ctx, self._windows = self._decode_slopes()
         self._rows: dict[int, int] = {}
         self._heads: dict[int, int] = {}
-        self._attention: dict[int, tuple[int, int]] = {}
+        self._attention: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
         self._lines: dict[int, DecodeLine] = {}
         self._chunks: dict[tuple[int, int], int] = {}
         self._host_step_ns = round(e.host_step_s * 1e9)
@@ -111,16 +118,20 @@ class Roofline:
             total += self._chunk_fs(chunk) if cost is None else cost
         total += self._rows_fs(rows) + self._head_fs(decode_n + len(prefill))
         if decode_n:
-            fixed, per_ctx = self._decode_attention(decode_n)
-            total += fixed + decode_ctx * per_ctx
+            per_ctx, windows = self._decode_attention(decode_n)
+            total += decode_ctx * per_ctx
+            for window, slope in windows:
+                total += min(decode_ctx, window * decode_n) * slope
         return max(total, self._launch_fs) // FEMTO if prefill else total // FEMTO
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests; kept once computed."""
         line = self._lines.get(n)
         if line is None:
-            fixed, per_ctx = self._decode_attention(n)
-            line = DecodeLine(n, self._rows_fs(n) + self._head_fs(n) + fixed, per_ctx, 0)
+            per_ctx, windows = self._decode_attention(n)
+            line = DecodeLine(n, self._rows_fs(n) + self._head_fs(n), per_ctx, 0)
+            for window, slope in windows:
+                line = WindowLine.over(line, window, slope)
             self._lines[n] = line
         return line
 
@@ -133,8 +144,13 @@ class Roofline:
         return self._arrival_ns
 
     def expected_error(self) -> str:
-        """One sentence: what error to expect of figures made with these costs."""
-        return EXPECTED_ERROR
+        """One sentence: why these costs were taken, where there is a reason, and what error to expect."""
+        said = f"{self._why} {EXPECTED_ERROR}" if self._why else EXPECTED_ERROR
+        return f"{said} {WINDOWS}" if self._windows else said
+
+    def outside(self, longest_context: int, most_tokens: int, most_requests: int, block_size: int) -> str:
+        """Nothing: costs from first principles have no range that they were fitted to."""
+        return ""
 
     # -- the parts -------------------------------------------------------------------------------
 
@@ -154,13 +170,13 @@ class Roofline:
             found = self._heads[rows] = round(self._head_s(rows) * _FS)
         return found
 
-    def _decode_attention(self, n: int) -> tuple[int, int]:
-        """Femtoseconds of `n` requests' decode attention: fixed, and for each context token."""
+    def _decode_attention(self, n: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Femtoseconds a context token of `n` requests' decode attention: without limit, and by window."""
         found = self._attention.get(n)
         if found is None:
             stretch = self._stretch(n)
-            fixed, slope = round(n * self._per_request * stretch), round(self._per_ctx * stretch)
-            found = self._attention[n] = (fixed, slope)
+            windows = tuple((window, round(slope * stretch)) for window, slope in self._windows)
+            found = self._attention[n] = (round(self._per_ctx * stretch), windows)
         return found
 
     def _linear_s(self, linear: Linear, rows: int) -> float:
@@ -224,31 +240,32 @@ class Roofline:
         tiles *= max(1, -(-sms * 10 // (11 * tiles)))
         return 0.5 + 0.5 * sms * -(-tiles // sms) / tiles
 
-    def _decode_slopes(self) -> tuple[int, int]:
-        """Femtoseconds of decode attention for one context token, and for one request's short windows."""
+    def _decode_slopes(self) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """Femtoseconds of decode attention for one context token: of full layers, and of each window's."""
         a, e, tp = self.model.attention, self.efficiencies, self.tensor_parallel_size
         mla = a.mla
         wide = 2 * mla.kv_lora_rank + mla.rope_dim if mla else a.head_dim + a.v_head_dim
         flops = 2.0 * wide * (a.heads // tp)
-        full = short = 0.0
+        full, windows = 0.0, []
         for group in self.model.kv_groups(tp):
             stream = group.elements_per_token * self._kv_bytes / (self._bandwidth * e.kv_stream)
-            cost = group.layers * max(stream, flops / self._attention_flops_s)
-            if group.window and group.window <= SHORT_WINDOW:
-                short += cost * group.window
+            cost = group.layers * max(stream, flops / self._attention_flops_s) * _FS
+            if group.window:
+                windows.append((group.window, cost))
             else:
-                full += cost
-        return round(full * _FS), round(short * _FS)
+                full = cost
+        return full, tuple(windows)
 
     def _chunk_fs(self, chunk: tuple[int, int]) -> int:
         """Attention of one prompt chunk `(tokens, context)`: its arithmetic, or reading its context."""
         tokens, context = chunk
         tp = self.tensor_parallel_size
         flops = self.model.attention_flops(tokens, context) / tp
-        kv_bytes = (
-            sum(g.layers * g.elements_per_token for g in self.model.kv_groups(tp)) * self._kv_bytes * context
+        elements = sum(
+            g.layers * g.elements_per_token * (min(context, g.window) if g.window else context)
+            for g in self.model.kv_groups(tp)
         )
-        read = kv_bytes / (self._bandwidth * self.efficiencies.kv_stream)
+        read = elements * self._kv_bytes / (self._bandwidth * self.efficiencies.kv_stream)
         cost = round(max(flops / self._attention_flops_s, read) * _FS)
         if len(self._chunks) < 1 << 16:
             self._chunks[chunk] = cost

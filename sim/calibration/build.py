@@ -89,6 +89,7 @@ def calibrate(
         provenance=_provenance(plain + ahead, tables + late, found),
         regions=region_errors(tables, found, shape),
         cross_validation=cross,
+        fitted=_most_seen(tables),
         replicates=copies,
     )
 
@@ -140,6 +141,18 @@ def _provenance(sources: list[Source], tables: list[StepTable], found: Fit) -> d
     return {
         "pagecast": version("pagecast"), "runs": runs, "step_sd": round(found.sd, 5),
         "merged_terms": list(found.merged), "absent_terms": list(found.absent),
+    }  # fmt: skip
+
+
+def _most_seen(tables: list[StepTable]) -> dict[str, int]:
+    """How far the fitted steps reach; beyond it the terms are continued straight on."""
+
+    def most(column: str) -> int:
+        return max(int(getattr(table, column).max(initial=0)) for table in tables)
+
+    return {
+        "tokens": most("tokens"), "decode_requests": most("n"), "decode_context": most("longest"),
+        "prompt_context": most("longest_prompt"),
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from pagecast.sim.calibration import attention
+from pagecast.sim.calibration import attention, trust
 from pagecast.sim.calibration.features import curve_weights, padded
 from pagecast.sim.calibration.file import Calibration
 from pagecast.sim.calibration.line import UnevenLine
@@ -99,21 +99,16 @@ class Calibrated:
         return round(self._arrival + self._arriving * input_tokens)
 
     def expected_error(self) -> str:
-        """One sentence: on what it was fitted, and how well."""
-        c = self.calibration
-        made = c.made_for
-        if "transferred_from" in made:
-            return (
-                f"Step costs carried over from {made['transferred_from']} to {made['model']} on "
-                f"{made['gpu']}: expect errors of {100 * c.noise.level_sd:.0f}% in step time, unmeasured."
-            )
-        whole = next((row for row in c.regions if row["region"] == "all steps"), {})
-        return (
-            f"Step costs fitted to {whole.get('steps', '?')} steps of {made.get('engine')} "
-            f"{made.get('engine_version')} with {made.get('model')} on {made.get('gpu')}: a step is off by "
-            f"{whole.get('p50_percent', '?')}% (median), a run by {100 * c.noise.run_sd:.1f}% (one standard "
-            "deviation)."
-        )
+        """On what it was fitted, and how far off it was on a run left out of the fit."""
+        return trust.expected_error(self.calibration)
+
+    def outside(self, longest_context: int, most_tokens: int, most_requests: int, block_size: int) -> str:
+        """One sentence where a replay left what was fitted, else "".
+
+        What the replay had at most: `longest_context` tokens in a request, `most_tokens` computed in a step,
+        `most_requests` decoding in a step; and its block size in tokens.
+        """
+        return trust.outside(self.calibration, longest_context, most_tokens, most_requests, block_size)
 
     # -- the parts -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import numpy as np
 from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.file import Calibration
 from pagecast.sim.costs import Batch, DecodeLine, StepCosts
+from pagecast.sim.pieces import longer
 
 UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
 _BLOCK = 4096
@@ -54,8 +55,7 @@ class Scaled:
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests."""
-        line, f = self._costs.decode_line(n), self._factor
-        return DecodeLine(n, round(line.base * f), round(line.per_ctx * f), round(line.per_max * f))
+        return longer(self._costs.decode_line(n), self._factor)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step adds when nothing overlaps it."""

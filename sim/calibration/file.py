@@ -56,7 +56,8 @@ class Calibration:
 
     `curve_ns` is the matrix work at `knots` (tokens), `terms_ns` the other terms; `replicates` hold the same
     numbers in the same order for resampled data. `made_for` says of what engine, model and GPU; `provenance`
-    from which runs. `regions` and `cross_validation` are errors in percent.
+    from which runs. `regions` and `cross_validation` are errors in percent. `fitted` holds the most that
+    fitted steps had: `tokens`, `decode_requests`, `decode_context`, `prompt_context` (tokens of a request).
     """
 
     name: str
@@ -70,6 +71,7 @@ class Calibration:
     provenance: dict[str, Any]
     regions: list[dict[str, Any]] = field(default_factory=list)
     cross_validation: list[dict[str, Any]] = field(default_factory=list)
+    fitted: dict[str, int] = field(default_factory=dict)
     replicates: tuple[tuple[float, ...], ...] = ()
 
     def save(self, path: str | Path) -> Path:
@@ -125,6 +127,7 @@ class Calibration:
             provenance=dict(body["provenance"]),
             regions=list(body.get("regions", [])),
             cross_validation=list(body.get("cross_validation", [])),
+            fitted={str(name): int(value) for name, value in body.get("fitted", {}).items()},
             replicates=tuple(tuple(float(value) for value in row) for row in body.get("replicates", [])),
         )
 

@@ -10,12 +10,12 @@ integers can tell. Sums over any cut of steps therefore agree to the nanosecond,
 from __future__ import annotations
 
 from pagecast.sim.costs import DecodeLine
+from pagecast.sim.pieces import TwoPieces
 
 
-class UnevenLine(DecodeLine):
-    """As a tuple it is the tail's line; `cap` and `even` are the other two, with the same base."""
+class UnevenLine(TwoPieces):
+    """As a tuple it is the tail's line; `first` is the cap's and `even` the third, with the same base."""
 
-    cap: DecodeLine
     even: DecodeLine
     even_tokens: int
 
@@ -23,12 +23,12 @@ class UnevenLine(DecodeLine):
     def of(cls, tail: DecodeLine, cap: DecodeLine, even: DecodeLine, even_tokens: int) -> UnevenLine:
         """Joins the three; `even` is for a longest context less than `even_tokens` above the mean."""
         line = cls(*tail)
-        line.cap, line.even, line.even_tokens = cap, even, even_tokens
+        line.first, line.even, line.even_tokens = cap, even, even_tokens
         return line
 
-    def _capped_steps(self, ctx: int, mx: int) -> int:
+    def first_steps(self, ctx: int, mx: int) -> int:
         """Steps from this one on that the cap is the lesser for."""
-        cap = self.cap
+        cap = self.first
         over = self.base - cap.base + (self.per_ctx - cap.per_ctx) * ctx + (self.per_max - cap.per_max) * mx
         slope = (self.per_ctx - cap.per_ctx) * self.n + self.per_max - cap.per_max
         if over <= 0:
@@ -39,27 +39,10 @@ class UnevenLine(DecodeLine):
         """Nanoseconds of `steps` consecutive decode steps, the first at context `ctx` (longest `mx`)."""
         if self.n * mx - ctx < self.even_tokens * self.n:
             return self.even.ns(ctx, mx, steps)
-        capped = self._capped_steps(ctx, mx)
-        if capped <= 0:
-            return super().ns(ctx, mx, steps)
-        if capped >= steps:
-            return self.cap.ns(ctx, mx, steps)
-        first = self.cap.ns(ctx, mx, capped)
-        return first + super().ns(ctx + capped * self.n, mx + capped, steps - capped)
+        return super().ns(ctx, mx, steps)
 
     def steps_begun(self, ctx: int, mx: int, within_ns: int, most: int, extra_ns: int = 0) -> int:
         """How many of `most` steps begin before `within_ns` has passed; at least one."""
         if self.n * mx - ctx < self.even_tokens * self.n:
             return self.even.steps_begun(ctx, mx, within_ns, most, extra_ns)
-        capped = self._capped_steps(ctx, mx)
-        if capped <= 0:
-            return super().steps_begun(ctx, mx, within_ns, most, extra_ns)
-        if capped >= most:
-            return self.cap.steps_begun(ctx, mx, within_ns, most, extra_ns)
-        spent = self.cap.ns(ctx, mx, capped) + extra_ns * capped
-        if spent >= within_ns:
-            return self.cap.steps_begun(ctx, mx, within_ns, capped, extra_ns)
-        rest = super().steps_begun(
-            ctx + capped * self.n, mx + capped, within_ns - spent, most - capped, extra_ns
-        )
-        return capped + rest
+        return super().steps_begun(ctx, mx, within_ns, most, extra_ns)

@@ -20,13 +20,14 @@ class Target:
     pipeline_depth: int = 0
     engine: str = "vllm"
 
-    def roofline(self) -> Roofline:
-        """Its costs from first principles."""
+    def roofline(self, why: str = "") -> Roofline:
+        """Its costs from first principles; `why` they are all there is, where that is to be said."""
         return Roofline(
             self.model,
             self.gpu,
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
+            why=why,
         )
 
     @property

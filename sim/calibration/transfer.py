@@ -100,7 +100,7 @@ class _Scale:
 def _rows_ratio(old: Roofline, new: Roofline, tokens: int) -> float:
     """Time of everything but attention for `tokens` rows, the new over the old."""
     if tokens <= 512:
-        return new.decode_line(tokens).base / old.decode_line(tokens).base
+        return new.decode_line(tokens).ns(0, 0) / old.decode_line(tokens).ns(0, 0)
     chunk = Batch(0, 0, 0, ((tokens, 0),))
     return new.device_ns(chunk) / old.device_ns(chunk)
 

@@ -1,0 +1,82 @@
+"""How far to trust a calibration, in sentences: on runs left out, beyond what was fitted, on its own runs."""
+
+from __future__ import annotations
+
+from pagecast.sim.calibration.features import step_table
+from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.recorded import RecordedRun
+
+# Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
+SATURATION = "near saturation 1% of step time can move TTFT by 20%"
+_SAME_S = 0.002  # a run's seconds are kept to the millisecond
+
+
+def expected_error(calibration: Calibration) -> str:
+    """What was fitted, and the error on a run that was left out of the fit: the worst of them."""
+    made = calibration.made_for
+    if "transferred_from" in made:
+        return (
+            f"Step costs carried over from {made['transferred_from']} to {made['model']} on {made['gpu']}: "
+            f"expect errors of {100 * calibration.noise.level_sd:.0f}% in step time, unmeasured; "
+            f"{SATURATION}."
+        )
+    whole = next((row for row in calibration.regions if row["region"] == "all steps"), {})
+    return (
+        f"Step costs fitted to {whole.get('steps', 'unknown')} steps of {made.get('engine')} "
+        f"{made.get('engine_version')} with {made.get('model')} on {made.get('gpu')}: "
+        f"{_left_out(calibration)}; {SATURATION}."
+    )
+
+
+def _left_out(calibration: Calibration) -> str:
+    rows = [row for row in calibration.cross_validation if row.get("steps of") == "all"]
+    if not rows:
+        return "no run was left out of the fit to check it, so that the error on another run is unknown"
+    total = max(abs(row["error_percent"]) for row in rows)
+    step = max(row["p50_percent"] for row in rows)
+    return (
+        f"forecast by the others alone, a run left out was off by up to {total:.1f}% in total step time, "
+        f"{step:.1f}% in a single step (median)"
+    )
+
+
+def outside(
+    calibration: Calibration, longest_context: int, most_tokens: int, most_requests: int, block_size: int
+) -> str:
+    """One sentence naming where a replay left what was fitted, else "". See `Calibrated.outside`."""
+    fitted, found = calibration.fitted, []
+    tokens = fitted.get("tokens", calibration.knots[-1])
+    if most_tokens > tokens:
+        found.append(f"steps of up to {most_tokens:,} tokens (fitted: {tokens:,})")
+    if most_requests > fitted.get("decode_requests", most_requests):
+        found.append(f"{most_requests:,} requests in a step (fitted: {fitted['decode_requests']:,})")
+    context = fitted.get("decode_context", longest_context)
+    if longest_context > context:
+        prompt = fitted.get("prompt_context", 0)
+        found.append(
+            f"contexts of up to {longest_context:,} tokens (fitted: {context:,} in decode, "
+            f"{prompt:,} in prompts)"
+        )
+    made_with = calibration.made_for.get("block_size")
+    if made_with is not None and block_size != made_with:
+        found.append(f"a block size of {block_size:,} (fitted: {made_with:,})")
+    if not found:
+        return ""
+    return f"Beyond what these step costs were fitted to, where their error is unknown: {', '.join(found)}."
+
+
+def in_sample(calibration: Calibration, run: RecordedRun) -> str:
+    """One sentence where the calibration was fitted to this run or a part of it, else "".
+
+    A run is known by how many steps of it were used and how long they took, whatever its name is now.
+    """
+    for source in calibration.provenance.get("runs", []):
+        table = step_table(run, calibration.shape, source["part"])
+        seconds = float(table.ns.sum()) / 1e9
+        if len(table) == source["steps"] and abs(seconds - source["seconds"]) < _SAME_S:
+            part = "" if source["part"] == 1 else f" the first {100 * source['part']:.0f}% of"
+            return (
+                f"{calibration.name} was fitted to{part} this run ({source['run']}): this checks the fit, "
+                "it is no forecast; judge it by other runs."
+            )
+    return ""
