@@ -10,14 +10,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.choose import AUTO
 from pagecast.sim.calibration.shape import model_of
+from pagecast.sim.calibration.trust import in_sample
 from pagecast.sim.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replicates import Progress, Study
+from pagecast.sim.replicates import Progress, Study, check_count
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.validate import limits_of
+from pagecast.traces.schema import Trace
 
 REPLICATES = 40
 
@@ -61,11 +64,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A recorded run beside its forecast: a row a figure, and the latencies behind both."""
+    """A recorded run beside its forecast: a row a figure, and the latencies behind both.
+
+    `expected_error` says what to expect, and where the costs were fitted to this run (`in_sample`) or the
+    run leaves what they were fitted to.
+    """
 
     run: str
     costs: str
     expected_error: str
+    in_sample: bool
     rows: tuple[Row, ...]
     predicted: Outcome
     measured: Outcome
@@ -78,7 +86,10 @@ class Forecast:
     def as_dict(self) -> dict[str, Any]:
         """As printed in JSON: latencies by statistic, then totals, and how often intervals held."""
         by_name = {row.name: row for row in self.rows}
-        body: dict[str, Any] = {"run": self.run, "costs": self.costs, "expected_error": self.expected_error}
+        body: dict[str, Any] = {
+            "run": self.run, "costs": self.costs, "expected_error": self.expected_error,
+            "in_sample": self.in_sample,
+        }  # fmt: skip
         for name in LATENCIES:
             body[name] = {key: by_name[f"{name}.{key}"].as_dict() for key in STATISTICS}
         for name in SCALARS:
@@ -131,14 +142,17 @@ def forecast(
     progress: Progress | None = None,
 ) -> Forecast:
     """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
+    check_count(replicates)
     real = measured(run)
     scenario = scenario_of(run, costs, transfer=transfer)
     model = scenario.step_costs()
     trace = run.trace("arrival")
-    made = simulated(replay(trace, scenario, costs=model))
+    result = replay(trace, scenario, costs=model)
+    made = simulated(result)
     study = Study(trace, scenario, seed, figures=figures_of)
     spread = study.spread(replicates, workers=workers, progress=progress)
     figures, actual = made.figures(), real.figures()
+    spread = spread.around(figures)
     rows = tuple(
         Row(
             name, value, actual[name],
@@ -146,4 +160,11 @@ def forecast(
         )
         for name, value in figures.items()
     )  # fmt: skip
-    return Forecast(run.name, model.name, model.expected_error(), rows, made, real)
+    own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else ""
+    said = " ".join(part for part in (own, *_notes(result, trace)) if part)
+    return Forecast(run.name, model.name, said, bool(own), rows, made, real)
+
+
+def _notes(result: Result, trace: Trace) -> tuple[str, ...]:
+    """What the replay says of its costs and scenario; the trace is the run's own and needs no comment."""
+    return tuple(note for note in result.notes if note not in trace.notes)

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.calibration.draw import draw, scaled
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
+LEAST = 20  # draws, for one in twenty of another draw to lie below the lowest
 _NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
 _SEEDS = 1_000_003  # apart enough that no two studies share a workload's seed
 STEP_TIME = 0.01  # by which steps are made longer and shorter to measure a forecast's sensitivity
@@ -34,11 +36,24 @@ class Spread:
     high: dict[str, float] = field(default_factory=dict)
     sensitivity: dict[str, float] = field(default_factory=dict)
 
+    def around(self, figures: dict[str, float]) -> Spread:
+        """The same with intervals that also hold the forecast itself, which is as likely as any draw.
+
+        Draws may all lie to one side of it: of a resampled workload, or where a server is near saturation.
+        """
+        low = {name: min(value, figures.get(name, value)) for name, value in self.low.items()}
+        high = {name: max(value, figures.get(name, value)) for name, value in self.high.items()}
+        return Spread(low, high, self.sensitivity)
+
 
 def summary_figures(result: Result) -> dict[str, float]:
     """All figures of a replay's summary by name: `ttft_s.p90`, `makespan_s` and so on; NaN for none."""
+    return _figures(result.summary)
+
+
+def _figures(summary: dict[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, value in result.summary.items():
+    for name, value in summary.items():
         if isinstance(value, dict):
             found |= {f"{name}.{key}": _number(item) for key, item in value.items()}
         elif isinstance(value, int | float) and name not in _NOT_FORECAST:
@@ -49,6 +64,7 @@ def summary_figures(result: Result) -> dict[str, float]:
 def with_intervals(summary: dict[str, Any], spread: Spread) -> dict[str, Any]:
     """A replay's summary with `low` and `high` beside its figures, in each table of statistics as well."""
     body: dict[str, Any] = {}
+    spread = spread.around(_figures(summary))
     for name, value in summary.items():
         body[name] = value
         if isinstance(value, dict):
@@ -101,7 +117,11 @@ class Study:
         return self.figures(replay(trace, self.scenario, costs=costs, keep_steps=False))
 
     def spread(self, count: int, *, workers: int | None = None, progress: Progress | None = None) -> Spread:
-        """Runs `count` replicates, and two more for the sensitivity."""
+        """Runs `count` replicates, and two more for the sensitivity.
+
+        Without replicates there are no intervals. Errors: BadInput for fewer than `LEAST`.
+        """
+        check_count(count)
         jobs = [Job(0, 1 - STEP_TIME), Job(0, 1 + STEP_TIME), *(Job(i) for i in range(count))]
         found = list(_watched(self._all(jobs, workers), progress))
         below, above, draws = found[0], found[1], found[2:]
@@ -109,8 +129,9 @@ class Study:
         for name in below if draws else ():
             values = np.array([draw[name] for draw in draws])
             values = values[np.isfinite(values)]
-            if len(values):
-                low[name], high[name] = (float(v) for v in np.percentile(values, (LOW, HIGH)))
+            if len(values) >= LEAST:
+                bounds = np.percentile(values, (LOW, HIGH), method="weibull")
+                low[name], high[name] = (float(bound) for bound in bounds)
         return Spread(low, high, {name: _slope(below[name], above[name]) for name in below})
 
     def _all(self, jobs: list[Job], workers: int | None) -> Iterable[dict[str, float]]:
@@ -121,6 +142,12 @@ class Study:
         # Spawned, not forked: the parent may hold threads, whose locks a fork would copy.
         with ProcessPoolExecutor(count, get_context("spawn"), _begin, (self,)) as pool:
             yield from pool.map(_job, jobs, chunksize=max(1, len(jobs) // (4 * count)))
+
+
+def check_count(count: int) -> None:
+    """Errors: BadInput for a number of replicates that can't tell an interval."""
+    if 0 < count < LEAST:
+        raise BadInput(f"replicates is {count}: a 90% interval needs at least {LEAST} draws; 0 makes none")
 
 
 _study: Study | None = None

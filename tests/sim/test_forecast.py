@@ -23,7 +23,7 @@ NOT_FITTED = ("azure_conv", "azure_conv_repeat3", "mooncake_conv", "azure_priori
 
 @pytest.fixture(scope="module")
 def runs(shared) -> dict[str, RecordedRun]:
-    names = (*NOT_FITTED, "sweep", "azure_conv_async")
+    names = (*NOT_FITTED, "sweep", "azure_conv_repeat2", "azure_conv_async")
     return {name: RecordedRun.load(shared / RUNS / name) for name in names}
 
 
@@ -46,12 +46,41 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
         assert abs(row.error_percent) < bound or min(reach) <= row.measured <= max(reach), row
 
 
-@pytest.mark.parametrize("name", ["azure_conv", "azure_priority_tight"])
-def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name):
-    coverage = forecast(runs[name], VLLM, replicates=24, workers=1).coverage()
-    assert coverage["figures"] == 25
-    assert coverage["covered"] >= 0.8
-    assert coverage["median_half_width_percent"] <= 10
+def test_most_measurements_lie_in_intervals_that_are_narrow(runs):
+    rows = []
+    for name in ("azure_conv", "mooncake_conv", "azure_priority_tight"):
+        found = forecast(runs[name], VLLM, replicates=24, workers=1)
+        coverage = found.coverage()
+        assert coverage["figures"] == 25
+        assert coverage["covered"] >= 0.8
+        # Short of blocks, 1% of step time moves latencies by 6% and more.
+        assert coverage["median_half_width_percent"] <= (12 if name == "azure_priority_tight" else 10)
+        assert all(row.low <= row.predicted <= row.high for row in found.rows)
+        rows += [row for row in found.rows if row.measured]
+    assert np.median([50 * (row.high - row.low) / row.measured for row in rows]) <= 10
+
+
+def test_a_run_that_the_costs_were_fitted_to_is_said_to_prove_nothing(runs):
+    fitted = forecast(runs["azure_conv_repeat2"], "auto", replicates=0)
+    assert fitted.in_sample and fitted.as_dict()["in_sample"] is True
+    assert fitted.expected_error.startswith(f"{VLLM} was fitted to this run (azure_conv_r2)")
+    half = forecast(runs["azure_conv_async"], "auto", replicates=0).expected_error
+    assert "was fitted to the first 50% of this run" in half
+    fresh = forecast(runs["azure_conv"], "auto", replicates=0)
+    assert not fresh.in_sample and "was fitted to" not in fresh.expected_error
+    assert not forecast(runs["azure_conv_repeat2"], "roofline", replicates=0).in_sample
+
+
+def test_a_run_beyond_what_was_fitted_is_said_to_be(runs):
+    said = forecast(runs["mooncake_conv"], "auto", replicates=0).expected_error
+    assert "Beyond what these step costs were fitted to" in said
+    assert "(fitted: 16,406 in decode" in said
+
+
+@pytest.mark.parametrize("count", [1, 5, 19])
+def test_too_few_draws_for_an_interval_are_refused(runs, count):
+    with pytest.raises(BadInput, match=f"replicates is {count}: a 90% interval needs at least 20 draws"):
+        forecast(runs["azure_conv"], VLLM, replicates=count)
 
 
 def test_planned_ahead_the_forecast_stays_near_though_half_of_it_is_not_fitted(runs):
@@ -61,7 +90,7 @@ def test_planned_ahead_the_forecast_stays_near_though_half_of_it_is_not_fitted(r
 
 
 def test_json_has_every_statistic_with_its_error_and_interval(runs):
-    found = forecast(runs["mooncake_conv"], "auto", replicates=3, workers=1)
+    found = forecast(runs["mooncake_conv"], "auto", replicates=20, workers=1)
     body = json.loads(json.dumps(found.as_dict()))
     for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s"):
         assert set(body[name]) == {"mean", "p50", "p90", "p95", "p99"}
@@ -93,7 +122,7 @@ def test_a_sweep_has_nothing_to_forecast(runs):
 def test_replicates_do_not_depend_on_how_many_work_on_them(runs):
     run = runs["mooncake_conv"]
     study = Study(run.trace("arrival"), scenario_of(run, VLLM), seed=3)
-    alone, together = study.spread(4, workers=1), study.spread(4, workers=2)
+    alone, together = study.spread(20, workers=1), study.spread(20, workers=2)
     assert alone == together
     assert 0.9 < alone.sensitivity["makespan_s"] < 1.1
     assert alone.low["makespan_s"] < alone.high["makespan_s"]

@@ -71,7 +71,7 @@ def test_it_says_what_sharing_is_lost():
 def test_intervals_stand_beside_the_figures_and_hold_the_forecast():
     trace, scenario = read("rag"), Scenario.make({})
     result = replay(trace, scenario, keep_steps=False)
-    spread = Study(trace, scenario, workload=resample).spread(12, workers=1)
+    spread = Study(trace, scenario, workload=resample).spread(20, workers=1)
     body = with_intervals(result.summary, spread)
     assert body["ttft_s"]["low"]["p90"] < body["ttft_s"]["high"]["p90"]
     assert body["low"]["makespan_s"] <= body["high"]["makespan_s"]
@@ -83,9 +83,25 @@ def test_intervals_stand_beside_the_figures_and_hold_the_forecast():
     assert summary_figures(result)["ttft_s.p90"] == result.summary["ttft_s"]["p90"]
 
 
+def test_an_interval_is_widened_to_the_forecast_and_has_a_twentieth_of_draws_on_either_side():
+    spread = Spread({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0})
+    spread = spread.around({"a": 0.5, "b": float("nan"), "c": 9.0})
+    assert (spread.low, spread.high) == ({"a": 0.5, "b": 1.0}, {"a": 2.0, "b": 2.0})
+    body = with_intervals({"a": 3.0}, spread)
+    assert (body["low"]["a"], body["high"]["a"]) == (0.5, 3.0)
+
+    class Numbered(Study):
+        def run(self, job):
+            return {"x": float(job.index), "rare": float(job.index) if job.index < 5 else float("nan")}
+
+    found = Numbered(read("rag"), Scenario.make({})).spread(39, workers=1)
+    assert (found.low["x"], found.high["x"]) == pytest.approx((1.0, 37.0))  # 2nd and 38th of 0 to 38
+    assert "rare" not in found.low
+
+
 def test_the_workload_adds_to_what_the_costs_leave_open():
     trace, scenario = read("rag"), Scenario.make({})
-    fixed = Study(trace, scenario).spread(12, workers=1)
-    drawn = Study(trace, scenario, workload=resample).spread(12, workers=1)
+    fixed = Study(trace, scenario).spread(20, workers=1)
+    drawn = Study(trace, scenario, workload=resample).spread(20, workers=1)
     key = "e2e_s.mean"
     assert drawn.high[key] - drawn.low[key] > 1.5 * (fixed.high[key] - fixed.low[key])
