@@ -1,37 +1,14 @@
-"""The command line: `pagecast replay | validate | hits | memory | trace | calibrate`.
+"""The console script: runs a command, and ends it in one line and an exit code whatever happens.
 
-Exit codes: 0 good, 1 a check failed, 2 bad input, 3 this machine cannot.
+Exit codes: 0 good, 1 a check failed, 2 bad input or output, 3 this machine cannot, 130 interrupted. Nothing
+heavy is imported before `run` is ready to catch an interrupt.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
-
-import typer
-from pagecast.planner_app import cli_calibrate, cli_hits, cli_memory, cli_replay, cli_trace, cli_validate
-from pagecast.planner_app.console import err
-from pagecast.sim.core.errors import PagecastError
-
-app = typer.Typer(
-    name="pagecast",
-    help="Forecasts how a paged KV cache will serve real LLM traffic, and checks the forecast.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("replay")(cli_replay.replay_command)
-app.command("validate")(cli_validate.validate_command)
-app.command("hits")(cli_hits.hits_command)
-app.command("memory")(cli_memory.memory_command)
-app.command("calibrate")(cli_calibrate.calibrate_command)
-app.add_typer(cli_trace.app, name="trace")
-
-
-# Typer carries its own copy of click from 0.2x on: whichever it uses, its errors share this class.
-_UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+from contextlib import suppress
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,24 +18,41 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """The same, returning the exit code."""
-    try:
-        code: Any = app(args=arguments, standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except PagecastError as error:
-        err.print(f"pagecast: {error}", soft_wrap=True, markup=False)
-        return error.exit_code
-    except typer.Exit as error:
-        return error.exit_code
-    except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            err.print(error.format_message(), markup=False)
-            return 2
-        err.print(f"pagecast: {error.format_message()}", soft_wrap=True, markup=False)
+    if sys.stdout is None:  # Python's word for a closed one
+        complain("stdout is closed; send it to a file or to /dev/null")
         return 2
-    except (typer.Abort, KeyboardInterrupt):
-        err.print("pagecast: interrupted", soft_wrap=True)
+    try:
+        from pagecast.planner_app.commands import execute
+
+        code = execute(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        complain("interrupted")
         return 130
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing left to say, and no complaint at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone (`| head`): nothing left to say
+        _drop_stdout()
         return 0
+    except OSError as error:
+        _drop_stdout()
+        where = f"{error.filename}: " if error.filename else "can't write the output: "
+        complain(f"{where}{error.strerror or error}")
+        return 2
+
+
+def complain(text: str) -> None:
+    """One line on stderr, whatever characters a file's name may hold."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"pagecast: {printable(text)}\n")
+
+
+def printable(text: str) -> str:
+    """`text` with line ends and control characters spelt out."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _drop_stdout() -> None:
+    """What is left in the buffer goes nowhere, so that Python's exit does not stumble over it again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,6 +14,13 @@ from pagecast.sim.core.errors import BadInput
 from rich.table import Table
 
 Opt = typer.Option
+# Terms whose full description does not fit a line of the table.
+_SHORT = {
+    "request": "a request in the step: scheduling, sampling, its token",
+    "token_after_prompts": "a token in a step with prompts after another such",
+    "kv_token": "a context token read by decode attention",
+    "prompt_tile": "a tile x key block of prompt attention",
+}
 
 
 def calibrate_command(
@@ -35,6 +42,7 @@ def calibrate_command(
         raise BadInput("give at least one --from-run FOLDER")
     if out is None:
         raise BadInput("give --out FILE.json")
+    console.check_place("--out", out)
     sources = [Source.parse(text) for text in from_run]
     made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
     made.save(out)
@@ -59,28 +67,30 @@ def show(made: Calibration, out: Path) -> None:
     console.out.print(_errors(made))
     for key, words in (("merged_terms", "can't be told from the others"), ("absent_terms", "never occur")):
         if made.provenance[key]:
-            console.out.print(f"note: terms that {words} in these runs: {', '.join(made.provenance[key])}")
-    console.out.print(f"written to {out}")
+            named = ", ".join(made.provenance[key])
+            console.out.print(f"note: terms that {words} in these runs: {named}", soft_wrap=True)
+    console.out.print(f"written to {out}", soft_wrap=True)
 
 
 def _terms(made: Calibration) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("cost, microseconds")
-    table.add_column("", justify="right")
+    table.add_column("cost, microseconds", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
     for tokens, value in zip(made.knots, made.curve_ns, strict=True):
         if tokens in (made.knots[0], made.knots[-1]) or tokens & (tokens - 1) == 0:
-            table.add_row(f"a step's fixed cost and matrix work at {tokens} tokens", f"{value / 1e3:,.1f}")
+            table.add_row(f"a step of {tokens} tokens: fixed cost and matrix work", f"{value / 1e3:,.1f}")
     for term, value in made.terms_ns.items():
-        table.add_row(TERMS[term], f"{value / 1e3:,.3f}")
+        table.add_row(_SHORT.get(term, TERMS[term]), f"{value / 1e3:,.3f}")
     return table
 
 
 def _errors(made: Calibration) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("error, percent", "steps", "time", "total", "p50", "p90"):
-        table.add_column(title, justify="left" if title.startswith("error") else "right")
+        left = title.startswith("error")
+        table.add_column(title, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     rows = [("fit, " + str(row["region"]), row) for row in made.regions]
-    rows += [(f"{row['run']} as others forecast it, {row['steps of']}", row) for row in made.cross_validation]
+    rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in made.cross_validation]
     for title, row in rows:
         table.add_row(
             title, f"{row['steps']:,}", f"{row['time_percent']:.1f}", f"{row['error_percent']:+.2f}",

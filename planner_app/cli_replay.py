@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.trace_view import read_with_progress
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.metrics import STATISTICS
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replicates import Spread, Study, with_intervals
 from pagecast.sim.resample import resample, what_is_lost
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.bundled import sample_names
 from pagecast.traces.operations import scale
-from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
 from rich.table import Table
 
 Opt = typer.Option
+_BLOCKS = "usable KV blocks, instead of a budget (vLLM's own number counts its null block too: give one less)"
 
 
 def replay_command(
-    trace: Annotated[str, typer.Argument(help="trace file of any known format, or a sample's name")],
+    trace: Annotated[
+        str, typer.Argument(help="trace file of any known format, a sample's name, or a folder of --out")
+    ],
     scenario: Annotated[Path | None, Opt(help="YAML file of scenario fields; options given here win")] = None,
     model: Annotated[str | None, Opt(help="known model or folder with config.json [Qwen/Qwen3-8B]")] = None,
     gpu: Annotated[str | None, Opt(help="GPU type [H200]")] = None,
@@ -42,7 +50,7 @@ def replay_command(
     kv_tokens: Annotated[int | None, Opt(help="most KV tokens; of the three limits the lesser wins")] = None,
     num_gpu_blocks: Annotated[
         int | None,
-        Opt("--num-gpu-blocks", "--num-gpu-blocks-override", help="usable KV blocks, instead of a budget"),
+        Opt("--num-gpu-blocks", "--num-gpu-blocks-override", help=_BLOCKS),
     ] = None,
     max_num_seqs: Annotated[int | None, Opt(help="most running requests [256, vLLM's]")] = None,
     max_num_batched_tokens: Annotated[int | None, Opt(help="most tokens in a step [8192, vLLM's]")] = None,
@@ -64,6 +72,8 @@ def replay_command(
         float, Opt(help="divide arrival times by this: 2 doubles the load; think times stay")
     ] = 1.0,
     limit: Annotated[int | None, Opt(help="replay only the first N requests")] = None,
+    sort: Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")] = False,
+    tokenizer: Annotated[Path | None, Opt(help="transformers folder, for traces that hold texts")] = None,
     session_rate: Annotated[
         float | None, Opt(help="sessions per second, for traces that have no absolute times")
     ] = None,
@@ -78,21 +88,15 @@ def replay_command(
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Replays TRACE on one replica and prints TTFT, TPOT, throughput, prefix hits and KV pressure."""
-    fields = {
-        "model": model, "gpu": gpu, "profile": profile, "costs": costs, "block_size": block_size,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "free_gpu_memory_fraction": free_gpu_memory_fraction, "kv_tokens": kv_tokens,
-        "num_gpu_blocks": num_gpu_blocks, "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
-        "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size,
-        "scheduling_policy": scheduling_policy, "async_scheduling": async_scheduling,
-        "enable_prefix_caching": enable_prefix_caching, "seed": seed, "transfer_costs": transfer_costs,
-    }  # fmt: skip
-    given = {name: value for name, value in fields.items() if value is not None}
-    chosen = Scenario.load(scenario, **given) if scenario else Scenario.make(given, "options")
-    work = load_trace(trace, speedup=speedup, limit=limit, session_rate=session_rate, seed=chosen.seed)
+    options = locals()
+    trace, scenario = _folder_of_a_replay(trace, scenario)
+    chosen = _scenario(scenario, options)
+    work = load_trace(
+        trace, chosen, speedup=speedup, limit=limit, sort=sort, tokenizer=tokenizer, session_rate=session_rate
+    )
     with console.progress("replaying", len(work)) as update:
         result = replay(work, chosen, keep_steps=False, out=out, progress=update)
+    result = replace(result, notes=(*_unused(work, chosen), *result.notes))
     spread = None
     if replicates:
         study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
@@ -106,14 +110,34 @@ def replay_command(
             console.out.print(f"note: {what_is_lost(work, chosen.seed)}", soft_wrap=True, markup=False)
 
 
-def load_trace(
-    name: str, *, speedup: float, limit: int | None, session_rate: float | None, seed: int
-) -> Trace:
-    """Reads a trace and compresses its time. Errors: BadInput."""
+def _scenario(file: Path | None, options: dict[str, Any]) -> Scenario:
+    """The file's scenario, or the default one, with the options that were given."""
+    given = {name: options[name] for name in Scenario.model_fields if options.get(name) is not None}
+    return Scenario.load(file, **given) if file else Scenario.make(given, "options")
+
+
+def _folder_of_a_replay(trace: str, scenario: Path | None) -> tuple[str, Path | None]:
+    """The trace and the scenario in a folder that `--out` wrote; other traces as they are."""
+    folder = Path(trace)
+    if trace in sample_names() or not os.path.isfile(folder / "trace.parquet"):
+        return trace, scenario
+    beside = folder / "scenario.yaml"
+    return str(folder / "trace.parquet"), scenario or (beside if beside.is_file() else None)
+
+
+def load_trace(name: str, scenario: Scenario, *, speedup: float, **options: Any) -> Trace:
+    """Reads a trace with `read`'s options and compresses its time. Errors: BadInput."""
     if not 0 < speedup < float("inf"):
         raise BadInput(f"--speedup is {speedup}; it must be above 0")
-    trace = read(name, limit=limit, session_rate=session_rate, seed=seed)
+    trace = read_with_progress(name, seed=scenario.seed, **options)
     return trace if speedup == 1 else scale(trace, speedup)
+
+
+def _unused(trace: Trace, scenario: Scenario) -> tuple[str, ...]:
+    """What was asked for and has no effect on this trace."""
+    if scenario.scheduling_policy != "priority" or np.ptp(trace.integers("priority")):
+        return ()
+    return ("every request has the same priority: --scheduling-policy priority serves as fcfs does",)
 
 
 def show(result: Result, out: Path | None, spread: Spread | None = None) -> None:
@@ -126,25 +150,32 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for name in ("mean", "p50", "p90", "p95", "p99", "max"):
+    for name in STATISTICS:
         table.add_column(name, justify="right", no_wrap=True)
-    rows = (
-        ("TTFT", "ttft_s"), ("  queue", "queue_s"), ("  prefill", "prefill_s"), ("TPOT", "tpot_s"),
-        ("E2E", "e2e_s"),
-    )  # fmt: skip
-    for title, key in rows:
-        table.add_row(title, *(console.seconds(value) for value in s[key].values()))
+    for title, key in _rows(s):
+        table.add_row(title, *(console.seconds(s[key][statistic]) for statistic in STATISTICS))
         for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
-            values = (bounds.get(f"{key}.{statistic}") for statistic in s[key])
+            values = (bounds.get(f"{key}.{statistic}") for statistic in STATISTICS)
             table.add_row(f"  {side}", *(console.seconds(value) for value in values), style="dim")
     console.out.print(table)
-    console.out.print(_facts(s))
+    console.out.print(_facts(s, scenario.tensor_parallel_size))
     for note in result.notes:
         console.out.print(f"note: {note}", soft_wrap=True, markup=False)
-    console.out.print(f"replayed in {s['wall_s']:.2f} s" + (f"; written to {out}" if out else ""))
+    written = f"; written to {out}" if out else ""
+    console.out.print(f"replayed in {s['wall_s']:.2f} s{written}", soft_wrap=True)
 
 
-def _facts(s: dict[str, Any]) -> Table:
+def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """Latencies, parts below their sum: queue, lookup and prefill make TTFT, and with decode E2E."""
+    rows = [
+        ("E2E", "e2e_s"), ("  TTFT", "ttft_s"), ("    queue", "queue_s"), ("    lookup", "prefix_lookup_s"),
+        ("    prefill", "prefill_s"), ("  decode", "decode_s"), ("TPOT", "tpot_s"),
+    ]  # fmt: skip
+    sides = [("TTFT cached", "ttft_cached_s"), ("TTFT uncached", "ttft_uncached_s")]
+    return rows + (sides if all(s[key]["mean"] is not None for _, key in sides) else [])
+
+
+def _facts(s: dict[str, Any], gpus: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
@@ -152,6 +183,10 @@ def _facts(s: dict[str, Any]) -> Table:
     ended += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
     rate = s["requests"] / s["makespan_s"] if s["makespan_s"] else 0.0
     table.add_row("requests", f"{ended} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
+    if reasons := s.get("rejected_reasons"):
+        reason, count = max(reasons.items(), key=lambda pair: pair[1])
+        others = f", and {s['rejected'] - count:,} for other reasons" if s["rejected"] > count else ""
+        table.add_row("rejected", f"{count:,}: {reason}{others}")
     table.add_row("output", f"{s['output_tokens_per_s']:,.0f} tokens/s, {s['output_tokens']:,} tokens")
     table.add_row(
         "prefix hits",
@@ -163,7 +198,8 @@ def _facts(s: dict[str, Any]) -> Table:
         f"{s['num_gpu_blocks']:,} blocks, {s['peak_kv_usage']:.1%} in use at peak, "
         f"{s['evicted_blocks']:,} evicted",
     )
-    table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, in the mean")
+    over = f", over all {gpus} GPUs" if gpus > 1 else ""
+    table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, in the mean{over}")
     table.add_row(
         "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
     )

@@ -18,7 +18,13 @@ from pagecast.traces.write import FORMS, write
 from rich.table import Table
 
 Arg, Opt = typer.Argument, typer.Option
-app = typer.Typer(help="Look at traces, convert and cut them, generate new ones.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at traces, convert and cut them, generate new ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 app.command("generate")(generate_command)
 

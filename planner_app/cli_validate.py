@@ -24,13 +24,17 @@ def validate_command(
         str,
         Opt(help="recorded: the run's own step times; or a calibration's file or name, auto, roofline"),
     ] = "recorded",
-    profile: Annotated[str, Opt(help="engine whose rules are followed, with recorded costs")] = "vllm",
-    replicates: Annotated[int, Opt(min=0, help="draws of the costs behind each 90% interval")] = REPLICATES,
+    profile: Annotated[
+        str | None, Opt(help="engine whose rules are followed, with recorded costs [vllm]")
+    ] = None,
+    replicates: Annotated[
+        int | None, Opt(min=0, help=f"draws of the costs behind each 90% interval [{REPLICATES}]")
+    ] = None,
     transfer: Annotated[bool, Opt("--transfer", help="allow a calibration of another model or GPU")] = False,
     max_error: Annotated[
         float | None, Opt(min=0, help="exit with 1 where any figure is off by more percent")
     ] = None,
-    seed: Annotated[int, Opt(help="of the draws")] = 0,
+    seed: Annotated[int | None, Opt(help="of the draws [0]")] = None,
     report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
@@ -40,13 +44,19 @@ def validate_command(
     decision differs, and the first difference is explained. With any other: the run's requests are forecast
     and every latency and total is set beside the measured one, with 90% intervals.
     """
-    recorded = RecordedRun.load(run)
     if costs == "recorded":
-        _decisions(recorded, profile, json)
+        _refuse_options({"replicates": replicates, "transfer": transfer or None, "max-error": max_error,
+                         "seed": seed, "report": report})  # fmt: skip
+        _decisions(RecordedRun.load(run), profile or "vllm", json)
         return
-    with console.progress("replicates", replicates + 2) as update:
+    if profile is not None:
+        raise BadInput("--profile needs --costs recorded: a forecast follows the rules of the run's engine")
+    if report is not None:
+        console.check_place("--report", report)
+    count = REPLICATES if replicates is None else replicates
+    with console.progress("replicates", count + 2) as update:
         found = forecast(
-            recorded, costs, replicates=replicates, transfer=transfer, seed=seed, progress=update
+            RecordedRun.load(run), costs, replicates=count, transfer=transfer, seed=seed or 0, progress=update
         )
     if report is not None:
         write_report(found, report)
@@ -58,6 +68,16 @@ def validate_command(
         raise typer.Exit(1)
 
 
+def _refuse_options(given: dict[str, object]) -> None:
+    """Errors: BadInput for what only a forecast can use."""
+    for name, value in given.items():
+        if value is not None:
+            raise BadInput(
+                f"--{name} needs --costs auto or a calibration: recorded costs compare decisions, "
+                "not times"
+            )
+
+
 def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
     found = compare_decisions(run, find_profile(profile))
     if json:
@@ -67,7 +87,8 @@ def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
     else:
         console.out.print(
             f"{found.run}: {found.steps_matched:,} of {found.steps_recorded:,} steps and "
-            f"{found.cached_tokens_matched:,} of {found.requests:,} prefix hits are the engine's"
+            f"{found.cached_tokens_matched:,} of {found.requests:,} prefix hits are the engine's",
+            soft_wrap=True,
         )
         if found.first_mismatch:
             console.out.print(f"first difference: {found.first_mismatch}", soft_wrap=True, markup=False)
@@ -85,23 +106,24 @@ def write_report(found: Forecast, path: Path) -> None:
 
 def show(found: Forecast) -> None:
     """Prints forecast and measurement side by side, how often intervals held, and what matters most."""
-    console.out.print(f"{found.run}: forecast with costs {found.costs} against the recording")
+    console.out.print(f"{found.run}: forecast with costs {found.costs} against the recording", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for title in ("", "forecast", "measured", "error", "low", "high", "", "per 1%"):
+    for title in ("", "forecast", "measured", "error", "low", "high", "per 1%"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for row in found.rows:
         table.add_row(
             _title(row.name), _plain(row.predicted), _plain(row.measured), f"{row.error_percent:+.1f}%",
-            _plain(row.low), _plain(row.high), "missed" if row.covered is False else "",
+            _plain(row.low), _plain(row.high) + ("*" if row.covered is False else ""),
             "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%",
         )  # fmt: skip
     console.out.print(table)
-    console.out.print("low and high: a 90% interval; per 1%: what 1% of step time changes")
+    console.out.print("low, high: a 90% interval (* missed); per 1%: what 1% of step time changes")
     coverage = found.coverage()
     if coverage["figures"]:
         console.out.print(
             f"{100 * (coverage['covered'] or 0):.0f}% of {coverage['figures']} measurements lie in their "
-            f"interval; half of the intervals are within +-{coverage['median_half_width_percent']:.1f}%"
+            f"interval; half of the intervals are within +-{coverage['median_half_width_percent']:.1f}%",
+            soft_wrap=True,
         )
     console.out.print(f"note: {found.expected_error}", soft_wrap=True, markup=False)
 

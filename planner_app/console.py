@@ -7,13 +7,27 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from pagecast.sim.core.errors import BadInput
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class _Plain(Console):
+    """A console that prints what it is given: a file may be called `a[bold]b.csv`."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Leaves a reader that has gone to the command line, where rich would end with 1."""
+        raise BrokenPipeError
+
+
+out = _Plain()
+err = _Plain(stderr=True)
 
 
 def print_json(value: Any) -> None:
@@ -62,7 +76,7 @@ def progress(title: str, total: int) -> Iterator[Any]:
 
 
 def seconds(value: float | None) -> str:
-    """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`."""
+    """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`, `4h20m`."""
     if value is None:
         return "-"
     if value < 0.9995e-3:
@@ -72,7 +86,16 @@ def seconds(value: float | None) -> str:
     if value < 120:
         return f"{value:.3g} s" if value < 99.5 else f"{value:.0f} s"
     whole = round(value)
-    return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = round(value / 60)
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def check_place(option: str, path: Path) -> None:
+    """Errors: BadInput where the folder that `path` is to be written into is missing: before any work."""
+    if not path.parent.is_dir():
+        raise BadInput(f"{option} {path}: there is no folder {path.parent}; make it first")
 
 
 def size(value: float) -> str:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from pagecast.planner_app import console
 from pagecast.planner_app.cli import run
 
 STATISTICS = {"mean", "p50", "p90", "p95", "p99", "max"}
@@ -156,3 +157,140 @@ def test_a_closed_pipe_is_no_error():
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.startswith("chat:")
+
+
+def shell(command, **options):
+    command = command.replace("pagecast ", f"{sys.executable} -m pagecast.planner_app ")
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.parametrize("command", ["trace sample", "trace sample --json", "replay chat --limit 20"])
+def test_a_reader_that_goes_early_ends_nothing_with_an_error(command):
+    done = shell(f"set -o pipefail; pagecast {command} | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [("> /dev/full", "No space left on device"), (">&-", "stdout is closed")]
+)
+@pytest.mark.parametrize("command", ["trace sample", "trace sample --json", "--help"])
+def test_output_that_can_not_be_written_is_one_line(command, where, words):
+    done = shell(f"pagecast {command} {where}")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_is_one_line(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pagecast.planner_app.cli_replay.replay", interrupted)
+    assert pagecast("replay", "chat", "--limit", 5, capsys=capsys) == (130, "", "pagecast: interrupted\n")
+    monkeypatch.setattr("pagecast.planner_app.commands.execute", interrupted)
+    assert pagecast("--help", capsys=capsys) == (130, "", "pagecast: interrupted\n")
+
+
+def test_a_command_imports_no_other_commands_modules():
+    script = (
+        "import sys; from pagecast.planner_app.cli import run; run(sys.argv[1:]); "
+        "print(*sorted(m for m in ('scipy', 'pandas', 'pagecast.sim.calibration.fit') if m in sys.modules))"
+    )
+
+    def loaded(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()[-1]
+
+    assert loaded("--help") == ""
+    assert loaded("replay", "chat", "--limit", "5") == "pandas"
+
+
+def test_what_looks_like_markup_is_printed_as_it_stands(tmp_path, capsys):
+    path = tmp_path / "a[bold]b:smile:.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n")
+    code, out, _ = pagecast("replay", path, "--out", tmp_path / "o[", capsys=capsys)
+    assert code == 0
+    assert out.startswith("a[bold]b:smile:: 1 requests")
+    assert str(tmp_path / "o[") in out
+
+
+def test_a_name_of_two_lines_makes_one_line(tmp_path, capsys):
+    code, _, err = pagecast("replay", tmp_path / "a\nb\x1b[2J", capsys=capsys)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "a\\nb\\x1b[2J" in err
+
+
+def test_a_missing_argument_says_where_the_help_is(capsys):
+    _, _, err = pagecast("replay", capsys=capsys)
+    assert err == "pagecast: Missing argument 'trace'; see pagecast replay --help\n"
+
+
+def test_the_folder_of_a_replay_can_be_replayed(tmp_path, capsys):
+    options = ("--num-gpu-blocks", 900, "--limit", 50, "--json")
+    _, first, _ = pagecast("replay", "chat", *options, "--out", tmp_path / "run", capsys=capsys)
+    code, again, _ = pagecast("replay", tmp_path / "run", "--json", capsys=capsys)
+    assert code == 0
+    assert {**json.loads(again), "wall_s": 0} == {**json.loads(first), "wall_s": 0}
+    _, other, _ = pagecast("replay", tmp_path / "run", "--num-gpu-blocks", 800, "--json", capsys=capsys)
+    assert json.loads(other)["num_gpu_blocks"] == 800
+    scenario = tmp_path / "mine.yaml"
+    scenario.write_text("num_gpu_blocks: 700\n")
+    _, other, _ = pagecast("replay", tmp_path / "run", "--scenario", scenario, "--json", capsys=capsys)
+    assert json.loads(other)["num_gpu_blocks"] == 700
+
+
+def test_the_parts_of_a_latency_are_shown_and_what_was_refused_why(capsys):
+    _, out, _ = pagecast(
+        "replay", "chat", "--max-model-len", 2000, "--tensor-parallel-size", 2, "--scheduling-policy",
+        "priority", "--session-rate", 3, capsys=capsys,
+    )  # fmt: skip
+    for word in ("queue", "lookup", "prefill", "decode", "TTFT cached", "TTFT uncached", "over all 2 GPUs"):
+        assert word in out
+    assert "exceed max_model_len 2000" in out
+    assert "note: every request has the same priority" in out
+    assert "note: session_rate was not used" in out
+    _, out, _ = pagecast("replay", "chat", "--limit", 9, "--no-enable-prefix-caching", capsys=capsys)
+    assert "cached" not in out.split("requests  ")[0]
+
+
+def test_texts_and_disorder_can_be_replayed(tmp_path, capsys):
+    path = tmp_path / "order.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n5,100,5\n0,100,5\n")
+    assert pagecast("replay", path, capsys=capsys)[0] == 2
+    assert pagecast("replay", path, "--sort", capsys=capsys)[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--report", "--max-error", "--replicates", "--transfer", "--seed"])
+def test_validate_refuses_what_recorded_costs_can_not_use(option, capsys):
+    values = {"--report": ["x.html"], "--transfer": []}.get(option, ["1"])
+    code, _, err = pagecast("validate", "nowhere", option, *values, capsys=capsys)
+    assert code == 2
+    assert err.startswith(f"pagecast: {option} needs --costs auto or a calibration")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("calibrate", "--from-run", "x", "--out", "no/where/x.json"),
+        ("validate", "x", "--costs", "auto", "--report", "no/where/x.html"),
+        ("trace", "generate", "no/where/x.csv", "--requests", 5),
+    ],
+)
+def test_folders_are_not_made_for_files(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = pagecast(*arguments, capsys=capsys)
+    assert code == 2
+    assert "no/where" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(119.4, "119 s"), (125, "2m05s"), (3580, "59m40s"), (3599.9, "1h00m"), (15614, "4h20m")],
+)
+def test_durations_as_people_read_them(value, text):
+    assert console.seconds(value) == text
