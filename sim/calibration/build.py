@@ -68,9 +68,12 @@ def calibrate(
     if not plain:
         raise BadInput("no run with synchronous scheduling: without one, costs can't be told from overlap")
     shape = _one_shape(sources)
-    tables = [step_table(source.run, shape, source.upto) for source in plain]
+    tables = [_timed(source, shape) for source in plain]
     tell("fitting")
-    found = fit(tables, shape)
+    try:
+        found = fit(tables, shape)
+    except BadInput as error:
+        raise BadInput(f"{', '.join(str(source.run.folder) for source in plain)}: {error}") from None
     late = [step_table(source.run, shape, source.upto) for source in ahead]
     host = fitted_host(late, found, shape) if late else measured_host(tables)
     tell("cross-validating")
@@ -113,6 +116,18 @@ def _one_shape(sources: list[Source]) -> Shape:
         if shape_of(run.meta, other) != shape:
             raise BadInput(f"{other}: other CUDA graphs, attention or sharding than {first.folder}'s")
     return shape
+
+
+def _timed(source: Source, shape: Shape) -> StepTable:
+    """The steps of a synchronous run. Errors: BadInput naming the line of a step that takes no time."""
+    table = step_table(source.run, shape, source.upto)
+    still = np.flatnonzero(table.ns <= 0)
+    if len(still):
+        line = int(table.index[still[0]]) + 1
+        raise BadInput(
+            f"{source.run.folder}/steps.jsonl.gz line {line}: no time passes until the next step starts"
+        )
+    return table
 
 
 def _made_for(run: RecordedRun) -> dict[str, Any]:

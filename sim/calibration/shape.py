@@ -50,10 +50,20 @@ def shape_of(meta: dict[str, Any], where: str) -> Shape:
     return Shape(
         kv_heads=kv_heads,
         group=max(1, heads // kv_heads),
-        sms=find_gpu(str(meta.get("gpu", ""))).sms,
+        sms=_sms(meta, where),
         graph_sizes=graph_sizes(meta),
         tile_schedule=str(config.get("attention", "")).startswith(FA3),
     )
+
+
+def _sms(meta: dict[str, Any], where: str) -> int:
+    """Multiprocessors of the GPU that a run names. Errors: BadInput."""
+    if not isinstance(meta.get("gpu"), str):
+        raise BadInput(f"{where}: 'gpu' is {meta.get('gpu')!r}, must name the GPU")
+    try:
+        return find_gpu(meta["gpu"]).sms
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
 
 
 def model_of(meta: dict[str, Any], where: str) -> ModelFacts:

@@ -70,6 +70,51 @@ def test_every_shipped_calibration_loads_and_says_what_error_to_expect():
         assert "?" not in sentence
 
 
+def test_the_error_said_is_that_of_a_run_left_out_and_not_the_fits_own(calibration):
+    said = Calibrated(calibration).expected_error()
+    left_out = [row for row in calibration.cross_validation if row["steps of"] == "all"]
+    worst = max(abs(row["error_percent"]) for row in left_out)
+    assert worst > 5
+    assert f"a run left out was off by up to {worst:.1f}% in total step time" in said
+    assert "1% of step time can move TTFT by 20%" in said
+    alone = Calibrated(replace(calibration, cross_validation=[])).expected_error()
+    assert "no run was left out of the fit" in alone and "unknown" in alone
+
+
+def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
+    costs = Calibrated(calibration)
+    assert costs.outside(16_406, 8192, 256, 16) == ""
+    for reached, words in (
+        ((100_000, 8192, 256, 16), "contexts of up to 100,000 tokens (fitted: 16,406 in decode, 65,536 in"),
+        ((4096, 65_536, 256, 16), "steps of up to 65,536 tokens (fitted: 8,192)"),
+        ((4096, 8192, 1024, 16), "1,024 requests in a step (fitted: 256)"),
+        ((4096, 8192, 256, 4096), "a block size of 4,096 (fitted: 16)"),
+    ):
+        said = costs.outside(*reached)
+        assert words in said
+        assert said.count("fitted:") == 1 and "\n" not in said
+    # A file of before ranges were kept says what it knows.
+    bare = Calibrated(replace(calibration, fitted={}))
+    assert "steps of up to 65,536 tokens" in bare.outside(100_000, 65_536, 1024, 16)
+    assert Target(model("Qwen/Qwen3-8B"), gpu("H200")).roofline().outside(100_000, 65_536, 1024, 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "for a KV cache in bfloat16, not fp8"),
+        ({"gpu": gpu("H100")}, "for NVIDIA H200, not H100 SXM"),
+        ({"model": model("Qwen/Qwen3-4B")}, "for Qwen/Qwen3-8B, not Qwen/Qwen3-4B"),
+        ({"engine": "nano-vllm"}, "for engine vllm, not nano-vllm"),
+    ],
+)
+def test_falling_back_to_the_roofline_says_why(change, words):
+    target = replace(Target(model("Qwen/Qwen3-8B"), gpu("H200")), **change)
+    said = choose("auto", target).expected_error()
+    assert said.startswith(f"No shipped calibration fits ({VLLM} is {words}")
+    assert "No shipped" not in choose("roofline", target).expected_error()
+
+
 def test_another_model_gpu_or_sharding_is_refused_unless_asked_for(calibration):
     qwen, h200 = model("Qwen/Qwen3-8B"), gpu("H200")
     assert difference(calibration, Target(qwen, h200)) is None
@@ -158,6 +203,7 @@ def test_the_shipped_vllm_costs_are_fitted_from_two_runs_alone(vllm_runs, calibr
     again = calibrate(sources, VLLM, replicates=0)
     assert again.curve_ns == pytest.approx(calibration.curve_ns, rel=1e-4)
     assert again.terms_ns == pytest.approx(calibration.terms_ns, rel=1e-4)
+    assert again.fitted == calibration.fitted
 
 
 NOT_FITTED = ("azure_conv", "azure_conv_repeat3", "mooncake_conv", "azure_priority_tight")
