@@ -214,6 +214,7 @@ def finish(
 
 
 def trace_name(source: Source) -> str:
-    """A trace's name: its file's, without endings; a recorded run's is its folder's."""
+    """A trace's name: its file's, without endings, on one line; a recorded run's is its folder's."""
     name = source.path.name.split(".")[0] or source.path.name
-    return source.path.resolve().parent.name if name == "inputs" else name
+    name = source.path.resolve().parent.name if name == "inputs" else name
+    return "".join(char if char.isprintable() else "?" for char in name)

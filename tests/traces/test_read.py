@@ -323,6 +323,12 @@ def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:
     assert len(read(write(tmp_path, bom + b"arrival_s,input_tokens,output_tokens\n0,1,1\n"))) == 1
 
 
+def test_a_name_with_a_line_end_stays_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a\nb.jsonl"
+    path.write_bytes(TWO_TURNS)
+    assert read(path).name == "a?b"
+
+
 def test_options_that_a_format_has_no_use_for_are_noted(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(TWO_TURNS)
