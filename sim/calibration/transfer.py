@@ -72,6 +72,7 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
             **made, "model": target.model.name, "gpu": target.gpu.name, "tensor_parallel_size": tp,
             "model_shape": identity(target.model), "kv_cache_dtype": target.kv_cache_dtype,
             "transferred_from": f"{made['model']} on {made['gpu']}",
+            "sliding_windows": any(target.model.attention.windows),
         },
         shape=replace(calibration.shape, kv_heads=kv_heads, group=group, sms=target.gpu.sms),
         curve_ns=values[:count],

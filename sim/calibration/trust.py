@@ -8,6 +8,7 @@ from pagecast.sim.recorded import RecordedRun
 
 # Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
 SATURATION = "near saturation 1% of step time can move TTFT by 20%"
+_WINDOWS = " Layers with a sliding window are charged for the whole context, which is too much beyond it."
 _SAME_S = 0.002  # a run's seconds are kept to the millisecond
 
 
@@ -18,7 +19,7 @@ def expected_error(calibration: Calibration) -> str:
         return (
             f"Step costs carried over from {made['transferred_from']} to {made['model']} on {made['gpu']}: "
             f"expect errors of {100 * calibration.noise.level_sd:.0f}% in step time, unmeasured; "
-            f"{SATURATION}."
+            f"{SATURATION}.{_WINDOWS if made.get('sliding_windows') else ''}"
         )
     whole = next((row for row in calibration.regions if row["region"] == "all steps"), {})
     return (
@@ -74,9 +75,10 @@ def in_sample(calibration: Calibration, run: RecordedRun) -> str:
         table = step_table(run, calibration.shape, source["part"])
         seconds = float(table.ns.sum()) / 1e9
         if len(table) == source["steps"] and abs(seconds - source["seconds"]) < _SAME_S:
-            part = "" if source["part"] == 1 else f" the first {100 * source['part']:.0f}% of"
+            whole = source["part"] == 1
+            part = "" if whole else f"the first {100 * source['part']:.0f}% of "
             return (
-                f"{calibration.name} was fitted to{part} this run ({source['run']}): this checks the fit, "
-                "it is no forecast; judge it by other runs."
+                f"{calibration.name} was fitted to {part}this run ({source['run']}): "
+                f"{'this' if whole else 'that part'} checks the fit and forecasts nothing; judge it by others."
             )
     return ""

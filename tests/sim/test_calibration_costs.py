@@ -151,6 +151,10 @@ def test_a_transfer_scales_with_model_and_gpu_and_widens_the_interval(calibratio
     assert small.host_ns(16) == here.host_ns(16)
     assert small.calibration.noise.level_sd > 5 * calibration.noise.level_sd
     assert "carried over from Qwen/Qwen3-8B" in small.expected_error()
+    assert "sliding window" not in small.expected_error()
+    mistral = Target(model("mistralai/Mistral-7B-v0.1"), gpu("H200"))
+    windowed = costs_for(calibration, mistral, transfer=True).expected_error()
+    assert "sliding window are charged for the whole context" in windowed
 
 
 def test_a_step_with_prompts_right_after_another_takes_longer(calibration):
