@@ -79,6 +79,6 @@ def in_sample(calibration: Calibration, run: RecordedRun) -> str:
             part = "" if whole else f"the first {100 * source['part']:.0f}% of "
             return (
                 f"{calibration.name} was fitted to {part}this run ({source['run']}): "
-                f"{'this' if whole else 'that part'} checks the fit and forecasts nothing; judge it by others."
+                f"{'this' if whole else 'that part'} checks the fit, forecasts nothing; judge it by others."
             )
     return ""
