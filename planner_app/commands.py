@@ -28,7 +28,7 @@ COMMANDS = {
     "memory": _Command("cli_memory", "memory_command", "Itemises a GPU's memory: KV blocks and what fits"),
     "calibrate": _Command("cli_calibrate", "calibrate_command", "Learns what steps cost from recorded runs"),
     "trace": _Command("cli_trace", "app", "Describes, converts, cuts and generates traces"),
-    "generate": _Command("cli_engine", "generate_command", "Goes on with texts, on this machine's GPU or CPU"),
+    "generate": _Command("cli_engine", "generate_command", "Goes on with texts, on a GPU or the CPU"),
     "record": _Command("cli_engine", "record_command", "Serves a trace in wall time and records the run"),
     "bench": _Command("cli_engine", "bench_command", "Measures the engine: output tokens a second"),
 }
