@@ -181,7 +181,7 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     table.add_column("", overflow="fold")
     ended = f"{s['completed']} completed"
     ended += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
-    rate = s["requests"] / s["makespan_s"] if s["makespan_s"] else 0.0
+    rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
     table.add_row("requests", f"{ended} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
     if reasons := s.get("rejected_reasons"):
         reason, count = max(reasons.items(), key=lambda pair: pair[1])

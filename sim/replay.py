@@ -5,6 +5,7 @@ A replay is a pure function of trace, scenario and seed.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def _summary(
     reused = int(admitted["cached_tokens"].sum())
     held = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
     cached, uncached = cached_and_uncached(table)
-    refused = table[table["state"] == "rejected"]["reason"].value_counts()
+    refused = table[table["state"] == "rejected"]["reason"].map(_kind).value_counts()
     return {
         "requests": len(table),
         "completed": int(states.get("completed", 0)),
@@ -160,7 +161,14 @@ def _summary(
         "preemptions": scheduler.preemptions,
         "recomputed_tokens": int(table["recomputed_tokens"].sum()),
         "failed_allocations": scheduler.failed_allocations,
-        "rejected_reasons": {str(reason): int(count) for reason, count in refused.head(10).items()},
+        "rejected_reasons": {str(reason): int(count) for reason, count in refused.items()},
         "costs": costs.name,
         "expected_error": costs.expected_error(),
     }
+
+
+def _kind(reason: str) -> str:
+    """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
+    reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
+    return re.sub(r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
+                  r"needs more than the pool's \2 blocks of \1 tokens", reason)  # fmt: skip

@@ -127,7 +127,8 @@ def test_what_never_fits_is_rejected_with_its_reason():
     assert result.requests.state.tolist() == ["rejected", "completed"]
     assert "107 blocks" in result.requests.reason[0]
     assert "the pool has 100" in result.requests.reason[0]
-    assert result.summary["rejected_reasons"] == {result.requests.reason[0]: 1}
+    kind = "needs more than the pool's 100 blocks of 16 tokens"
+    assert result.summary["rejected_reasons"] == {kind: 1}
     limited = replay(trace_of(rows), small(max_model_len=104), costs=Plain()).requests
     assert "max_model_len 104" in limited.reason[1]
 
