@@ -2,7 +2,7 @@
 
 A program takes a few new tokens of one sequence and all query heads of one KV head: the rows of its tile
 are (token, head in the group), so short chunks and any group fill the tile alike. Which tiles there are
-is planned on the host once a step (`PrefillPlan`), the most work first; every layer uses the same plan.
+is planned on the host once a step (`plan_prefill`), the most work first; every layer uses the same plan.
 """
 
 # Device code takes tensors of the kernel language, which has no types.
@@ -116,9 +116,8 @@ def tokens_per_tile(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
 
 
 def plan_prefill(query_lens: Sequence[int], seq_lens: Sequence[int], tokens: int) -> NDArray[np.int32]:
-    """The tiles of a step, int32 [tiles, 4]: sequence, first row of q, rows, position of the first row.
+    """The tiles of a step, most work first, int32 [tiles, 4]: sequence, row of q, rows, position of that row.
 
-    Most work comes first.
     Sequence i brings query_lens[i] new tokens (0: none), the last of its seq_lens[i]; q holds them sequence
     after sequence. `tokens` is `tokens_per_tile`. Copy it to the device with the step's other metadata.
     """

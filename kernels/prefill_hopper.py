@@ -347,6 +347,7 @@ def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.dtype == k_cache.dtype
         and q.shape[2] in (64, 80, 96, 128)
+        and q.shape[1] // k_cache.shape[2] <= 128
         and q.stride(2) == 1
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
         and k_cache.shape[1] % 16 == 0
