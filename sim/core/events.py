@@ -47,6 +47,8 @@ class Event(NamedTuple):
 
 def run_length(blocks: tuple[int, ...]) -> str:
     """Block numbers as ranges: ascending `a-b`, descending `a~b`, single `a`, joined by commas."""
+    if len(blocks) == 1:
+        return str(blocks[0])
     pieces: list[str] = []
     i, n = 0, len(blocks)
     while i < n:

@@ -34,6 +34,8 @@ def serve_all(s: Scheduler) -> None:
                 request.tail.blocks.append(block)
         return
     filling = {} if s.delay else decoders.filling(tick)
+    if not crossing and not filling:
+        return
     for request in sorted({**crossing, **filling}, key=lambda r: r.order):
         if request in crossing:
             serve_one(s, request)
