@@ -1,10 +1,17 @@
 """Paths the tests share; data beside the project is used where it is present."""
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# In CI the same examples every time, so that a change is judged by itself; elsewhere new ones are tried.
+settings.register_profile("ci", derandomize=True, print_blob=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")
