@@ -300,11 +300,6 @@ class KVCacheManager:
     # ---- figures
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that can be allocated now, those with cached content included."""
-        return self.pool.queue.count
-
-    @property
     def used_blocks(self) -> int:
         """Blocks that some request holds."""
         return self.pool.num_blocks - self.pool.queue.count

@@ -38,3 +38,16 @@ class Limits:
             raise BadInput(f"scheduling policy {self.policy!r} is not known; choose fcfs or priority")
         if self.pipeline_depth not in (0, 1):
             raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
+
+    def refusal(self, prompt_tokens: int, output_tokens: int) -> str:
+        """Why a request of these lengths can never be served; empty where it can."""
+        total = prompt_tokens + output_tokens
+        if self.max_model_len is not None and total > self.max_model_len:
+            return (
+                f"{prompt_tokens} prompt + {output_tokens} output tokens exceed "
+                f"max_model_len {self.max_model_len}"
+            )
+        needed = -(-(total - 1) // self.block_size)  # the last token is never computed
+        if needed > self.num_blocks:
+            return f"needs {needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
+        return ""

@@ -218,8 +218,3 @@ class BlockPool:
                 first = first.next
             first.next = run.next
         run.next = None
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that can be taken now, cached content included."""
-        return self.queue.count

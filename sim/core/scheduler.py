@@ -81,7 +81,7 @@ class Scheduler:
             raise ValueError(f"request {request.id}: prompt and output must have at least one token")
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
-        reason = self._never_fits(request)
+        reason = self.limits.refusal(request.prompt_tokens, request.output_tokens)
         if reason:
             request.state = State.REJECTED
             request.reason = reason
@@ -96,19 +96,6 @@ class Scheduler:
             self.blocked = False
         self.waiting.add(request)
         return True
-
-    def _never_fits(self, request: Request) -> str:
-        limits = self.limits
-        total = request.prompt_tokens + request.output_tokens
-        if limits.max_model_len is not None and total > limits.max_model_len:
-            return (
-                f"{request.prompt_tokens} prompt + {request.output_tokens} output tokens exceed "
-                f"max_model_len {limits.max_model_len}"
-            )
-        needed = self.cache.blocks_for(total - 1)  # the last token is never computed
-        if needed > limits.num_blocks:
-            return f"needs {needed} blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}"
-        return ""
 
     def cancel(self, id: str, now: int) -> bool:
         """Ends a request in any state and gives its blocks back. False: no such live request."""
@@ -256,7 +243,7 @@ class Scheduler:
             (),
             len(self.running),
             self.waiting.size,
-            self.pool.num_blocks - self.pool.queue.count,
+            self.cache.used_blocks,
             (),
             decoders.snapshot(),
         )

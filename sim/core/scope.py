@@ -31,11 +31,5 @@ class Scope:
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return xxhash.xxh3_128_digest(text.encode())
 
-    @cached_property
-    def label(self) -> str:
-        """A short name for tables of per-scope figures."""
-        named = [part for part in (self.model, self.adapter, self.salt) if part]
-        return "/".join(named) or "default"
-
 
 DEFAULT_SCOPE = Scope()
