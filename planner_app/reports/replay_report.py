@@ -1,0 +1,79 @@
+"""The report of a replay: what was served how fast, then why. Needs plotly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagecast.planner_app import console
+from pagecast.planner_app.reports import charts
+from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.sim.metrics import STATISTICS
+from pagecast.sim.replay import Result
+from pagecast.sim.replicates import Spread
+
+_LATENCIES = {
+    "e2e_s": "E2E", "ttft_s": "TTFT", "queue_s": "queue", "prefix_lookup_s": "prefix lookup",
+    "prefill_s": "prefill", "decode_s": "decode", "tpot_s": "TPOT",
+    "ttft_cached_s": "TTFT with a prefix hit*", "ttft_uncached_s": "TTFT without*",
+}  # fmt: skip
+
+
+def replay_report(result: Result, spread: Spread | None = None) -> str:
+    """The page of a replay with its steps (`keep_steps=True`); `spread` adds 90% intervals."""
+    s, scenario = result.summary, result.scenario
+    lead = (
+        f"{s['requests']:,} requests on {scenario.tensor_parallel_size} x {scenario.gpu} with "
+        f"{scenario.model}, as {scenario.profile} would serve them; step costs: {s['costs']}."
+    )
+    figures = charts.replay_charts(
+        result.requests, result.steps, int(s["num_gpu_blocks"]), scenario.max_num_batched_tokens
+    )
+    sections = [
+        Section("Latency in figures", [_latencies(s, spread)]),
+        Section("Latency", figures[:4]),
+        Section("Reuse, load and the KV cache", figures[4:]),
+        Section("Scenario", [_scenario(result)]),
+    ]
+    return page(f"Forecast of {result.trace}", lead, cards(s), sections, result.notes)
+
+
+def cards(s: dict[str, Any]) -> list[Card]:
+    """The summary's figures that people ask for first."""
+    def both(name: str) -> tuple[str, str]:
+        table = s[name]
+        return console.seconds(table["p50"]), f"p99 {console.seconds(table['p99'])}"
+
+    rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
+    lost = ", ".join(f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
+    return [
+        Card("TTFT p50", *both("ttft_s")),
+        Card("TPOT p50", *both("tpot_s")),
+        Card("E2E p50", *both("e2e_s")),
+        Card("Throughput", f"{s['output_tokens_per_s']:,.0f} tok/s", f"output tokens; {rate:.3g} requests/s"),
+        Card("Completed", f"{s['completed']:,}", lost or "none rejected, none cancelled"),
+        Card("Prefix hits", f"{s['token_hit_rate']:.1%}",
+             f"of eligible prompt tokens; {console.seconds(s['prefill_avoided_s'])} of prefill avoided"),
+        Card("KV cache at peak", f"{s['peak_kv_usage']:.1%}", f"of {s['num_gpu_blocks']:,} blocks"),
+        Card("Preemptions", f"{s['preemptions']:,}", f"{s['failed_allocations']:,} failed allocations"),
+    ]  # fmt: skip
+
+
+def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:
+    rows, marked = [], set()
+    for name, title in _LATENCIES.items():
+        if s[name]["mean"] is None:
+            continue
+        rows.append((title, *(console.seconds(s[name][key]) for key in STATISTICS)))
+        for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
+            marked.add(len(rows))
+            rows.append((f"  {side}", *(console.seconds(bounds.get(f"{name}.{key}")) for key in STATISTICS)))
+    said = "Queue, prefix lookup and prefill make TTFT; with decode, E2E. * at equal queue depth."
+    if spread:
+        said += " Low and high bound a 90% interval."
+    return Table("", ("", *STATISTICS), rows, said, frozenset(marked))
+
+
+def _scenario(result: Result) -> Table:
+    fields = result.scenario.model_dump().items()
+    rows = [(name, "-" if value is None else str(value)) for name, value in fields]
+    return Table("", ("field", "value"), rows)
