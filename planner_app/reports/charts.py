@@ -244,14 +244,14 @@ def hits_by_length(requests: pd.DataFrame) -> go.Figure:
     got = requests[requests["admitted_s"].notna()]
     bins = np.floor(np.log2(np.maximum(got["input_tokens"].to_numpy(np.float64), 1))).astype(np.int64)
     sums = got[["input_tokens", "cached_tokens"]].groupby(bins).sum()
-    names = [f"{2**int(number):,}-{2 ** (int(number) + 1) - 1:,}" for number in sums.index]
+    names = [f"{2 ** int(number):,}+" for number in sums.index]
     total, cached = int(sums["input_tokens"].sum()), int(sums["cached_tokens"].sum())
     caption = (
         f"{cached / total:.0%} of all prompt tokens were found in the cache and not computed." if total
         else "No request was admitted."
     )  # fmt: skip
-    figure = chart("Prompt tokens by length of prompt", caption, "prompt length, tokens", "prompt tokens",
-                   barmode="stack")  # fmt: skip
+    figure = chart("Prompt tokens by length of prompt", caption, "prompt length, tokens (from)",
+                   "prompt tokens", barmode="stack")  # fmt: skip
     figure.update_xaxes(type="category")
     found = sums["cached_tokens"].to_numpy()
     figure.add_bar(x=names, y=found, name="found in the cache", marker_color=GREEN)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.looks import SCRIPT, STYLE
 from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.traces.write import replacing
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -98,26 +97,10 @@ def page(
     )
 
 
-def write(option: str, path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Writes the page, whole or not at all. Errors: BadInput where the file can't be written."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise BadInput(f"{option} {path}: can't be written ({error.strerror})") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with replacing(path) as place:
+        place.write_text(text, encoding="utf-8")
 
 
 def _section(section: Section, drawn: list[str]) -> str:
