@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pagecast.planner_app import console, validation_report
+from pagecast.planner_app import console
+from pagecast.planner_app.reports.page import ready, write
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.forecast import REPLICATES, Forecast, forecast
@@ -52,14 +53,16 @@ def validate_command(
     if profile is not None:
         raise BadInput("--profile needs --costs recorded: a forecast follows the rules of the run's engine")
     if report is not None:
-        console.check_place("--report", report)
+        ready("--report", report)
     count = REPLICATES if replicates is None else replicates
     with console.progress("replicates", count + 2) as update:
         found = forecast(
             RecordedRun.load(run), costs, replicates=count, transfer=transfer, seed=seed or 0, progress=update
         )
     if report is not None:
-        write_report(found, report)
+        from pagecast.planner_app.reports.validate_report import validate_report
+
+        write(report, validate_report(found))
     if json:
         console.print_json(found.as_dict())
     else:
@@ -94,14 +97,6 @@ def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
             console.out.print(f"first difference: {found.first_mismatch}", soft_wrap=True, markup=False)
     if not found.ok:
         raise typer.Exit(1)
-
-
-def write_report(found: Forecast, path: Path) -> None:
-    """Writes the report. Errors: BadInput where the file can't be written."""
-    try:
-        path.write_text(validation_report.page(found), encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--report {path}: can't be written ({error.strerror})") from None
 
 
 def show(found: Forecast) -> None:

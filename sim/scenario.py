@@ -37,6 +37,26 @@ class _OneOfEach(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+CHECK = "check"  # the section of a scenario file that holds what `pagecast check` asks of it
+
+
+def read_fields(path: str | Path) -> dict[str, Any]:
+    """The fields of a YAML file, not yet checked. Errors: BadInput naming file and line."""
+    try:
+        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_OneOfEach)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: can't be read ({error}); give a YAML file of scenario fields") from None
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
+        what = getattr(error, "problem", None) or "not YAML"
+        raise BadInput(f"{path} line {line}: {what}; write `field: value` lines") from None
+    if data is None:
+        data = {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise BadInput(f"{path}: must hold `field: value` lines")
+    return data
+
+
 class Scenario(BaseModel):
     """Everything besides the trace that a replay depends on. Unknown fields are errors, not ignored."""
 
@@ -75,19 +95,12 @@ class Scenario(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path, **changes: Any) -> Scenario:
-        """Reads a YAML file; `changes` replace its fields. Errors: BadInput naming file and field."""
-        try:
-            data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_OneOfEach)
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path}: can't be read ({error}); give a YAML file of scenario fields") from None
-        except yaml.YAMLError as error:
-            line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-            what = getattr(error, "problem", None) or "not YAML"
-            raise BadInput(f"{path} line {line}: {what}; write `field: value` lines") from None
-        if data is None:
-            data = {}
-        if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-            raise BadInput(f"{path}: must hold `field: value` lines")
+        """Reads a YAML file; `changes` replace its fields. Errors: BadInput naming file and field.
+
+        A section `check` is left to `pagecast check`, so that one file serves both.
+        """
+        data = read_fields(path)
+        data.pop(CHECK, None)
         return cls.make({**data, **changes}, str(path))
 
     @classmethod

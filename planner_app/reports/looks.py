@@ -21,6 +21,7 @@ h3 { font-size: 1rem; margin: 0 0 .2rem; }
 .parts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr)); gap: 1.6rem; }
 .parts > * { min-width: 0; }
 figure { margin: 0; }
+.table { grid-column: 1 / -1; }
 .caption { margin: 0 0 .4rem; max-width: 46rem; }
 .chart { min-height: 15rem; }
 .scroll { overflow-x: auto; }

@@ -1,0 +1,93 @@
+"""Charts of a forecast beside the run it forecasts: one function a chart. Needs plotly."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+from pagecast.planner_app.console import seconds
+from pagecast.planner_app.reports.style import (
+    BLUE,
+    GREY,
+    VERMILLION,
+    chart,
+    label,
+    line,
+    marker,
+    peaks,
+    quantiles,
+)
+from pagecast.planner_app.reports.words import title
+from pagecast.sim.forecast import Forecast, Row
+
+_LEAST_S = 1e-6  # shorter times are drawn as this, for an axis of logarithms has no zero
+
+
+def errors(found: Forecast) -> go.Figure:
+    """Each figure's error in percent of what was measured, with its 90% interval."""
+    rows = [row for row in found.rows if row.measured and np.isfinite(row.predicted) and row.measured > 0]
+    known = [row for row in rows if row.covered is not None]
+    inside = sum(bool(row.covered) for row in known)
+    worst = max(rows, key=lambda row: abs(row.error_percent), default=None)
+    caption = "Nothing could be compared."
+    if worst is not None:
+        said = f"{inside} of {len(known)} intervals hold the measurement (the line at 0). " if known else ""
+        caption = f"{said}The largest error is {worst.error_percent:+.1f}%, of {title(worst.name)}."
+    figure = chart("Error of each figure", caption, "forecast against measurement, %", "",
+                   height=max(260, 24 * len(rows) + 110))  # fmt: skip
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.add_vline(x=0, line={"color": GREY, "width": 2})
+    for index, (name, held) in enumerate((("measurement inside", True), ("measurement outside", False))):
+        chosen = [row for row in rows if (row.covered is not False) == held]
+        if chosen:
+            figure.add_scatter(
+                x=[row.error_percent for row in chosen], y=[label(title(row.name)) for row in chosen],
+                name=name, mode="markers", marker=marker(index), error_x=_bars(chosen),
+            )  # fmt: skip
+    order = [label(title(row.name)) for row in rows]
+    figure.update_yaxes(categoryorder="array", categoryarray=order)
+    return figure
+
+
+def _bars(rows: list[Row]) -> dict[str, object]:
+    def percent(value: float | None, row: Row) -> float:
+        return abs((row.predicted if value is None else value) - row.predicted) / row.measured * 100
+
+    upper, lower = [percent(row.high, row) for row in rows], [percent(row.low, row) for row in rows]
+    return {"array": upper, "arrayminus": lower, "thickness": 1.5}
+
+
+def distribution(found: Forecast, latency: str) -> go.Figure:
+    """The percent of requests within each latency, forecast and measured."""
+    made, real = found.predicted.latencies[latency], found.measured.latencies[latency]
+    name = title(latency)
+    caption = f"No {name} to compare."
+    if len(made) and len(real):
+        shares = (50, 99)
+        pairs = zip(shares, np.percentile(made, shares), np.percentile(real, shares), strict=True)
+        said = (f"p{share} {seconds(float(a))} against {seconds(float(b))} measured" for share, a, b in pairs)
+        caption = f"Forecast: {', '.join(said)}. Where the lines part, the forecast is off."
+    figure = chart(f"{name[0].upper()}{name[1:]}: forecast and measurement", caption, "seconds (log)",
+                   "% of requests within", xaxis_type="log", yaxis_range=[0, 101])  # fmt: skip
+    for index, (who, values) in enumerate((("measured", real), ("forecast", made))):
+        if len(values):
+            at, share = quantiles(np.maximum(values, _LEAST_S))
+            figure.add_scatter(x=at, y=share, name=who, line=_line(index))
+    return figure
+
+
+def load(found: Forecast, key: str) -> go.Figure:
+    """How many requests were `running` or `waiting` over time, forecast and measured."""
+    most = [int(max(getattr(side.timeline, key), default=0)) for side in (found.predicted, found.measured)]
+    caption = f"At most {most[0]:,} forecast, {most[1]:,} measured. A lasting gap means wrong step times."
+    figure = chart(f"{key.capitalize()} requests over time", caption, "seconds", "requests")
+    for index, (who, side) in enumerate((("measured", found.measured), ("forecast", found.predicted))):
+        times = side.timeline.time_s
+        if len(times):
+            at, values = peaks(times, getattr(side.timeline, key), float(times[-1]))
+            figure.add_scatter(x=at, y=values, name=who, line=_line(index, shape="hv"))
+    return figure
+
+
+def _line(index: int, **more: object) -> dict[str, object]:
+    """Measured is drawn below and solid, the forecast dashed above it."""
+    return {**line(index), "color": (VERMILLION, BLUE)[index], **more}

@@ -1,0 +1,60 @@
+"""The report of a validation: how far a forecast was from a recorded run. Needs plotly."""
+
+from __future__ import annotations
+
+import math
+
+from pagecast.planner_app.reports import validate_charts as charts
+from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.words import shown, title
+from pagecast.sim.forecast import Forecast, Row
+from pagecast.sim.outcome import LATENCIES
+
+
+def validate_report(found: Forecast) -> str:
+    """The page of a forecast beside its recorded run."""
+    lead = f"Forecast with step costs {found.costs}, beside what was measured."
+    if found.in_sample:
+        lead += " These costs were fitted to this very run: a check of the fit, not of the forecast."
+    sections = [
+        Section("Errors", [charts.errors(found), _table(found.rows)]),
+        Section("Latency", [charts.distribution(found, name) for name in LATENCIES]),
+        Section("Load", [charts.load(found, key) for key in ("running", "waiting")]),
+    ]
+    return page(f"{found.run}: forecast and measurement", lead, _cards(found), sections,
+                [found.expected_error])  # fmt: skip
+
+
+def _cards(found: Forecast) -> list[Card]:
+    by_name = {row.name: row for row in found.rows}
+    chosen = {"ttft_s.p50": "TTFT p50", "ttft_s.p99": "TTFT p99", "tpot_s.p50": "TPOT p50",
+              "e2e_s.p99": "E2E p99", "output_tokens_per_s": "Throughput"}  # fmt: skip
+    cards = []
+    for name, said in chosen.items():
+        row = by_name[name]
+        if not math.isnan(row.error_percent):
+            hint = f"{shown(name, row.predicted)} for {shown(name, row.measured)}"
+            cards.append(Card(f"{said} error", f"{row.error_percent:+.1f}%", hint))
+    coverage = found.coverage()
+    if coverage["figures"]:
+        share = 100 * (coverage["covered"] or 0)
+        width = coverage["median_half_width_percent"]
+        hint = f"of {coverage['figures']} measurements; half of the intervals are within ±{width:.1f}%"
+        cards.append(Card("Inside their 90% interval", f"{share:.0f}%", hint))
+    return cards
+
+
+def _table(rows: tuple[Row, ...]) -> Table:
+    header = ("", "forecast", "measured", "error", "90% interval", "per 1% of step time")
+    body = []
+    for row in rows:
+        bounds = ""
+        if row.low is not None and row.high is not None:
+            bounds = f"{shown(row.name, row.low)} to {shown(row.name, row.high)}"
+        slope = "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%"
+        error = "-" if math.isnan(row.error_percent) else f"{row.error_percent:+.2f}%"
+        made, real = shown(row.name, row.predicted), shown(row.name, row.measured)
+        body.append((title(row.name), made, real, error, bounds, slope))
+    marked = frozenset(number for number, row in enumerate(rows) if row.covered is False)
+    said = "Marked rows: the interval does not hold the measurement."
+    return Table("", header, body, said, marked)

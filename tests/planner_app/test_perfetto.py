@@ -1,0 +1,103 @@
+"""Traces for Perfetto: what the Trace Event Format asks for, and times that are the replay's own."""
+
+import gzip
+import json
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagecast.planner_app.reports.perfetto import REPLICA, REQUESTS, events, write_perfetto
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import scale
+from pagecast.traces.read import read
+
+CHAT = read("chat", limit=120)
+
+
+def tight(speedup: float = 30.0, **fields: object):
+    """A replay with a queue and preemptions."""
+    return replay(scale(CHAT, speedup), Scenario.make({"max_num_seqs": 12, "num_gpu_blocks": 700, **fields}))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    speedup=st.sampled_from([1.0, 10.0, 100.0]), pipelined=st.booleans(), blocks=st.sampled_from([520, 2000])
+)
+def test_slices_of_a_track_never_overlap(speedup, pipelined, blocks):
+    found = tight(speedup, async_scheduling=pipelined, num_gpu_blocks=blocks)
+    tracks = defaultdict(list)
+    for event in events(found):
+        assert event["ph"] in "XCMi"
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] != "M":
+            assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] > 0
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for slices in tracks.values():
+        slices.sort()
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(slices))
+
+
+def test_slices_are_the_replays_steps_and_latencies():
+    found = tight()
+    made = list(events(found))
+    steps = [event for event in made if event["ph"] == "X" and event["pid"] == REPLICA]
+    assert sum(event["args"]["steps"] for event in steps) == found.summary["steps"]
+    assert max(event["ts"] + event["dur"] for event in steps) == found.steps["end_ns"].max() / 1000
+    spent = defaultdict(float)
+    for event in made:
+        if event["ph"] == "X" and event["pid"] == REQUESTS:
+            spent[event["args"]["request"], event["cat"]] += event["dur"] / 1e6
+    table = found.requests
+    waits = table["admitted_s"] - table["arrival_s"]
+    for row in range(len(table)):
+        assert spent[row, "queue"] == pytest.approx(waits[row], abs=1e-8)
+        assert spent[row, "prefill"] == pytest.approx(table["prefill_s"][row], abs=1e-8)
+        assert spent[row, "decode"] == pytest.approx(table["decode_s"][row], abs=1e-8)
+
+
+def test_counters_follow_the_batch_and_end_at_nothing():
+    found = tight()
+    counters = [event for event in events(found) if event["ph"] == "C"]
+    running = [event["args"]["running"] for event in counters if event["name"] == "requests"]
+    assert max(running) == found.steps["running"].max() == 12
+    assert running[-1] == 0
+    used = [event["args"]["used"] for event in counters if event["name"].startswith("KV")]
+    assert max(used) == pytest.approx(100 * found.summary["peak_kv_usage"], abs=0.001)
+
+
+def test_no_more_slots_than_requests_at_once():
+    found = tight()
+    slots = {event["tid"] for event in events(found) if event["pid"] == REQUESTS and event["ph"] == "X"}
+    come, gone = found.requests["arrival_s"], found.requests["finished_s"]
+    times = sorted([(time, 1) for time in come] + [(time, -1) for time in gone])
+    most = now = 0
+    for _, change in times:
+        now += change
+        most = max(most, now)
+    assert slots == set(range(1, most + 1))
+
+
+def test_rejected_requests_are_marks_with_their_reason():
+    found = tight(max_model_len=600)
+    marks = [event for event in events(found) if event["ph"] == "i"]
+    assert len(marks) == found.summary["rejected"] > 0
+    assert all(mark["s"] == "p" and "max_model_len" in mark["name"] for mark in marks)
+
+
+def test_files_are_json_packed_where_the_name_says_so(tmp_path):
+    found = tight()
+    plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
+    count = write_perfetto(found, plain)
+    assert write_perfetto(found, packed) == count
+    body = json.loads(plain.read_text())
+    assert len(body["traceEvents"]) == count
+    assert body["displayTimeUnit"] in ("ms", "ns")
+    assert json.loads(gzip.decompress(packed.read_bytes())) == body
+    with pytest.raises(BadInput, match="can't be written"):
+        write_perfetto(found, tmp_path / "no" / "t.json")

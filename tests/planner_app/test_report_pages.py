@@ -1,0 +1,127 @@
+"""HTML reports: one file, no network, nothing of a user's words runs, figures that say what they mean."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from pagecast.planner_app.reports import charts
+from pagecast.planner_app.reports.page import Card, Section, Table, page, plain_figures
+from pagecast.planner_app.reports.replay_report import replay_report
+from pagecast.planner_app.reports.style import caption_of, peaks, title_of
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import scale
+from pagecast.traces.read import read
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or ""
+NASTY = '</script><script>alert(1)</script><img src=x onerror=alert(2)>&"\''
+
+
+class _Tags(HTMLParser):
+    """Every tag with its attributes, and the text outside scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def result():
+    return replay(scale(read("chat", limit=300), 4), Scenario(max_num_seqs=16))
+
+
+def test_a_report_is_one_file_that_asks_no_network(result):
+    text = replay_report(result)
+    tags = _Tags(text).tags
+    assert not [tag for tag, attrs in tags if "src" in attrs or "href" in attrs]
+    assert not re.search(r"https?://", text)
+    policy = next(attrs["content"] for tag, attrs in tags if attrs.get("http-equiv"))
+    assert "default-src 'none'" in policy and "http" not in policy
+    assert text.count('id="plotly"') == 1
+    assert len(text) < 2_500_000
+
+
+def test_what_users_named_is_text_and_nothing_else(result):
+    text = replay_report(replace(result, trace=NASTY, notes=(NASTY,)))
+    tags = _Tags(text).tags
+    assert not [tag for tag, attrs in tags if tag == "img" or "onerror" in attrs]
+    assert sum(tag == "script" for tag, _ in tags) == 3  # figures, plotly, the page's own
+    assert "&lt;img src=x onerror=alert(2)&gt;" in text
+
+
+def test_the_data_of_charts_cannot_end_its_script():
+    from pagecast.planner_app.reports.style import chart, label
+
+    figure = chart(NASTY, NASTY, "x", "y")
+    figure.add_bar(x=[label(NASTY)], y=[1])
+    text = page(NASTY, NASTY, [Card(NASTY, NASTY, NASTY)],
+                [Section(NASTY, [figure, Table(NASTY, [NASTY], [[NASTY]], NASTY)])], [NASTY])  # fmt: skip
+    assert sum(tag == "script" for tag, _ in _Tags(text).tags) == 3
+    [drawn] = plain_figures(text)
+    assert drawn["layout"]["meta"]["title"] == NASTY
+    assert "<img" not in drawn["data"][0]["x"][0]
+
+
+def test_every_chart_has_a_title_a_conclusion_and_units(result):
+    blocks, most = result.summary["num_gpu_blocks"], result.scenario.max_num_batched_tokens
+    figures = charts.replay_charts(result.requests, result.steps, blocks, most)
+    assert len(figures) == 9
+    for figure in figures:
+        assert title_of(figure) and caption_of(figure).endswith(".")
+        assert figure.layout.xaxis.title.text or figure.layout.yaxis.title.text
+        assert figure.data
+
+
+def test_cached_and_uncached_are_compared_bin_by_bin_of_the_queue(result):
+    figure = charts.cached_and_uncached_ttft(result.requests)
+    hit = next(series for series in figure.data if series.name == "with a hit")
+    table = result.requests
+    empty = table[(table["queue_depth"] == 0) & (table["cached_tokens"] > 0)]
+    assert hit.x[0] == "0"
+    assert hit.y[0] == pytest.approx(empty["ttft_s"].median())
+    assert hit.customdata[0] == len(empty)
+    one_kind = table[table["cached_tokens"] > 0]
+    assert "nothing to compare" in caption_of(charts.cached_and_uncached_ttft(one_kind))
+
+
+def test_the_replicas_time_adds_up(result):
+    bars = charts.step_time(result.steps).data[0]
+    assert sum(bars.x) == pytest.approx((result.steps["end_ns"].max() - result.steps["start_ns"].min()) / 1e9)
+
+
+def test_long_runs_keep_their_spikes():
+    times, values = np.arange(10_000.0), np.zeros(10_000)
+    values[5_432] = 7.0
+    at, highest = peaks(times, values, 10_000.0)
+    assert len(at) == 600
+    assert highest.max() == 7.0
+    assert abs(at[highest.argmax()] - 5_432) < 20
+
+
+def test_a_replay_that_served_nobody_still_has_its_report():
+    trace = read("chat", limit=5)
+    found = replay(trace, Scenario(num_gpu_blocks=2))
+    assert found.summary["rejected"] == 5
+    text = replay_report(found)
+    assert "No request was given a token" in text
+
+
+@pytest.mark.skipif(not BROWSER, reason="no chromium here")
+def test_a_browser_without_network_draws_every_chart(result, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(replay_report(result), encoding="utf-8")
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=20000", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom",
+    ]  # fmt: skip
+    told = subprocess.run([BROWSER, *options, path.as_uri()], capture_output=True, text=True, timeout=120)
+    assert 'data-drawn="9"' in told.stdout
+    assert told.stdout.count('class="main-svg"') >= 9
