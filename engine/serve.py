@@ -8,13 +8,14 @@ are written as named.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from numpy.typing import NDArray
+from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import NS, Recording, recorded_run
@@ -31,10 +32,21 @@ _NAP_S = 0.02  # the longest sleep, so that an interrupt is heard soon
 
 
 class TraceServer:
-    """One pass of a trace through an engine that was made with `log_events=True`."""
+    """One pass of a trace through an engine that was made with `log_events=True`.
 
-    def __init__(self, engine: Engine, trace: Trace, *, temperature: float = 0.0) -> None:
+    `ended` is called whenever a request has ended.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        trace: Trace,
+        *,
+        temperature: float = 0.0,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
         self.engine = engine
+        self._note_end = ended
         self.ids = trace.token_ids
         self.trace = with_spans(trace, engine.limits.block_size)
         self._params = SamplingParams(temperature=temperature, ignore_eos=True)
@@ -110,32 +122,13 @@ class TraceServer:
 
     def _ended(self, sequence: Sequence) -> None:
         self._arrivals.ended(sequence.request.index, self.engine.loop.clock.now())
+        if self._note_end is not None:
+            self._note_end()
 
     def _meta(self) -> dict[str, Any]:
-        engine, limits = self.engine, self.engine.limits
-        loaded = engine.loaded
-        return {
-            "name": self.trace.name,
-            "engine": "pagecast",
-            "engine_version": _version(),
-            "gpu": torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "CPU",
-            "model": loaded.spec.facts.name,
-            "usable_blocks": limits.num_blocks,
-            "end_s": "when the step was committed and its tokens handed out",
-            "config": {
-                "block_size": limits.block_size,
-                "max_num_seqs": limits.max_num_seqs,
-                "max_num_batched_tokens": limits.max_num_batched_tokens,
-                "max_model_len": limits.max_model_len,
-                "scheduling_policy": limits.policy,
-                "async_scheduling": bool(limits.pipeline_depth),
-                "enable_prefix_caching": limits.caching,
-                "attention_backend": loaded.backend,
-                "dtype": str(loaded.kv.dtype).removeprefix("torch."),
-                "enforce_eager": engine.options.enforce_eager,
-                "temperature": self._params.temperature,
-            },
-        }
+        meta = described(self.engine)
+        meta["config"]["temperature"] = self._params.temperature
+        return {"name": self.trace.name, **meta}
 
 
 def with_spans(trace: Trace, block_size: int) -> Trace:
@@ -171,9 +164,3 @@ def _quoted(trace: Trace) -> set[int]:
         return set()
     used = set(trace.spans.content[trace.spans.content < 0].tolist())
     return {row for row in range(len(trace)) if own_output(row) in used} if used else set()
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("pagecast")

@@ -1,12 +1,29 @@
-"""`pagecast calibrate`: learn what steps cost from recorded runs."""
+"""`pagecast calibrate`: learn what steps cost, from recorded runs or from a sweep of this machine's GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.cli_engine import (
+    Backend,
+    Blocks,
+    BlockSize,
+    Device,
+    Dtype,
+    Eager,
+    Longest,
+    RandomWeights,
+    Seqs,
+    Share,
+    Tokens,
+    engine_options,
+    memory_table,
+    open_engine,
+)
+from pagecast.planner_app.reports import page
 from pagecast.sim.calibration.build import REPLICATES, Source, calibrate
 from pagecast.sim.calibration.features import TERMS
 from pagecast.sim.calibration.file import Calibration
@@ -26,26 +43,51 @@ _SHORT = {
 def calibrate_command(
     from_run: Annotated[
         list[str] | None,
-        Opt(help="folder of a recorded run; FOLDER:0.5 for its first half; give it once for each run"),
+        Opt(help="folder of a recorded run or sweep; FOLDER:0.5 for a run's first half; once for each"),
     ] = None,
-    out: Annotated[Path | None, Opt(help="file to write")] = None,
+    model: Annotated[
+        str | None,
+        Opt(help="record a sweep of this model here: transformers folder; with --random-weights also a name"),
+    ] = None,
+    out: Annotated[Path | None, Opt(help="file to write; a sweep's steps go to a folder beside it")] = None,
     name: Annotated[str | None, Opt(help="name of the calibration [the file's]")] = None,
+    plot: Annotated[Path | None, Opt(help="HTML file to write, of fit against measurement")] = None,
     replicates: Annotated[int, Opt(min=0, help="resampled fits to keep, for intervals")] = REPLICATES,
     seed: Annotated[int, Opt(help="of the resampling")] = 0,
+    random_weights: RandomWeights = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    attention: Backend = "auto",
+    block_size: BlockSize = 16,
+    num_gpu_blocks: Blocks = None,
+    gpu_memory_utilization: Share = 0.9,
+    max_num_seqs: Seqs = 256,
+    max_num_batched_tokens: Tokens = 8192,
+    max_model_len: Longest = None,
+    enforce_eager: Eager = False,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Fits step costs to recorded runs of one engine, model and GPU, and writes them to a file.
 
-    Synchronous runs give the costs. Asynchronous ones, where given, tell what planning ahead hides.
+    With --model, the engine first records a sweep of batch shapes on this machine, at both pipeline depths;
+    interrupted, it goes on where it stopped. Synchronous runs give the costs; asynchronous ones tell what
+    planning ahead hides.
     """
-    if not from_run:
-        raise BadInput("give at least one --from-run FOLDER")
+    if bool(from_run) == bool(model):
+        raise BadInput("give at least one --from-run FOLDER, or --model to record a sweep; not both")
     if out is None:
         raise BadInput("give --out FILE.json")
     console.check_place("--out", out)
-    sources = [Source.parse(text) for text in from_run]
+    if plot is not None:
+        page.ready("--plot", plot)
+    folders = from_run or [str(_sweep(model or "", _engine(locals()), out, json))]
+    sources = [source for folder in folders for source in Source.all(folder)]
     made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
     made.save(out)
+    if plot is not None:
+        from pagecast.planner_app.fit_plot import fit_page
+
+        page.write(plot, fit_page(made, sources))
     if json:
         console.print_json({
             "name": made.name, "made_for": made.made_for, "regions": made.regions,
@@ -53,6 +95,23 @@ def calibrate_command(
         })  # fmt: skip
     else:
         show(made, out)
+
+
+def _engine(given: dict[str, Any]) -> dict[str, Any]:
+    return engine_options({**given, "async_scheduling": True})
+
+
+def _sweep(model: str, options: dict[str, Any], out: Path, quiet: bool) -> Path:
+    """Records the sweep, or what is missing of it, into the folder beside `out`; returns that folder."""
+    folder = out.with_suffix(".sweep")
+    with open_engine(model, options, log_events=True) as engine:
+        from pagecast.engine.sweep_record import record_sweep
+
+        if not quiet:
+            console.err.print(memory_table(engine.loaded.memory))
+        with console.progress("recording the sweep, percent", 100) as update:
+            record_sweep(engine, folder, lambda done, total: update(100 * done // total))
+    return folder
 
 
 def show(made: Calibration, out: Path) -> None:

@@ -74,12 +74,12 @@ def generate_command(
     json: Json = False,
 ) -> None:
     """Generates text with a model on this machine. One text is streamed as it comes."""
-    options = _options(locals())
-    with _engine(model, options) as engine:
+    options = engine_options(locals())
+    with open_engine(model, options) as engine:
         from pagecast.engine.params import SamplingParams
 
         if memory:
-            console.err.print(_memory_table(engine.loaded.memory))
+            console.err.print(memory_table(engine.loaded.memory))
         params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
         asked = [_chat(engine, prompt) for prompt in prompts] if chat else prompts
         if len(asked) == 1 and n == 1 and not json:
@@ -125,7 +125,7 @@ def record_command(
 
     Prompts are made from the trace's content; outputs have the trace's lengths.
     """
-    options = _options(locals())
+    options = engine_options(locals())
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; give a new folder")
     source = read(trace)
@@ -133,11 +133,11 @@ def record_command(
         source = select(source, np.arange(min(requests, len(source))))
     if rate != 1:
         source = scale(source, rate)
-    with _engine(model, options, log_events=True) as engine:
+    with open_engine(model, options, log_events=True) as engine:
         from pagecast.engine.serve import TraceServer
 
         if not json:
-            console.err.print(_memory_table(engine.loaded.memory))
+            console.err.print(memory_table(engine.loaded.memory))
         engine.warm_up()
         run = TraceServer(engine, source, temperature=temperature).run()
         run.write(out)
@@ -180,12 +180,12 @@ def bench_command(
     json: Json = False,
 ) -> None:
     """Runs the 256-request benchmark: output tokens a second, and how much of the time the floor is."""
-    options = _options(locals())
-    with _engine(model, options) as engine:
+    options = engine_options(locals())
+    with open_engine(model, options) as engine:
         from pagecast.engine.bench import bench
 
         if not json:
-            console.err.print(_memory_table(engine.loaded.memory))
+            console.err.print(memory_table(engine.loaded.memory))
         results = []
         for turn in range(repeat):
             result = bench(
@@ -205,7 +205,7 @@ def bench_command(
 # ---- what they share
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
+def engine_options(given: dict[str, Any]) -> dict[str, Any]:
     """The engine's options among a command's."""
     names = (
         "random_weights", "device", "dtype", "attention", "block_size", "gpu_memory_utilization",
@@ -221,7 +221,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _engine(model: str, options: dict[str, Any], *, log_events: bool = False) -> Iterator[Engine]:
+def open_engine(model: str, options: dict[str, Any], *, log_events: bool = False) -> Iterator[Engine]:
     """An engine that is closed whatever happens. Errors: CannotRunHere where torch is not installed."""
     missing = [name for name in ("torch", "triton", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
@@ -241,7 +241,7 @@ def _chat(engine: Engine, prompt: str) -> str:
     return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
 
-def _memory_table(report: MemoryReport) -> Table:
+def memory_table(report: MemoryReport) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("memory")
     for title in ("predicted", "measured"):

@@ -16,6 +16,7 @@ from pagecast.sim.calibration.fit import Design, Fit, design, fit, solve
 from pagecast.sim.calibration.noise import error_summary, noise_of, region_errors
 from pagecast.sim.calibration.overlap import fitted_host, measured_host
 from pagecast.sim.calibration.shape import Shape, identity, model_of, shape_of
+from pagecast.sim.calibration.sweep import is_sweep, load_sweep
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.recorded import RecordedRun
 
@@ -46,6 +47,12 @@ class Source:
         if not 0 < upto <= 1:
             raise BadInput(f"{text}: the part after the colon is a share of the run's steps, above 0 up to 1")
         return cls(RecordedRun.load(folder), upto)
+
+    @classmethod
+    def all(cls, text: str) -> list[Source]:
+        """What `text` names: a run (see `parse`), or the folder of a sweep, whose runs these are."""
+        folder = Path(text)
+        return [cls(run) for run in load_sweep(folder)] if is_sweep(folder) else [cls.parse(text)]
 
 
 def calibrate(
@@ -151,7 +158,8 @@ def _provenance(sources: list[Source], tables: list[StepTable], found: Fit) -> d
             "run": source.run.name, "steps": len(table), "seconds": round(float(table.ns.sum()) / 1e9, 3),
             "part": source.upto, "asynchronous": bool(source.run.pipeline_depth),
             "scale": None if scale is None else round(scale, 5),
-            "driver": meta.get("driver"), "torch": meta.get("torch"),
+            "engine_version": meta.get("engine_version"), "driver": meta.get("driver"),
+            "torch": meta.get("torch"), "triton": meta.get("triton"),
         })  # fmt: skip
     return {
         "pagecast": version("pagecast"), "runs": runs, "step_sd": round(found.sd, 5),
@@ -172,14 +180,15 @@ def _most_seen(tables: list[StepTable]) -> dict[str, int]:
 
 
 def _cross_validate(tables: list[StepTable], shape: Shape) -> list[dict[str, Any]]:
-    """Each run as the others forecast it, where they have steps enough."""
+    """Each run, or segment of a sweep, as the others forecast it, where they have steps enough."""
+    parts = [part for table in tables for part in table.parts()]
     rows: list[dict[str, Any]] = []
-    for i, table in enumerate(tables):
-        others = tables[:i] + tables[i + 1 :]
+    for i, table in enumerate(parts):
+        others = parts[:i] + parts[i + 1 :]
         if not others:
             continue
         try:
-            found = fit(others, shape)
+            found = fit(_together(others), shape)
         except BadInput:
             continue
         expected = found.predict(table, shape)
@@ -188,8 +197,16 @@ def _cross_validate(tables: list[StepTable], shape: Shape) -> list[dict[str, Any
         for kind, pick in (("all", every), ("pure decode", ~table.mixed), ("with prompts", table.mixed)):
             if pick.any():
                 errors = error_summary(expected[pick], table.ns[pick], whole)
-                rows.append({"run": table.run, "steps of": kind, **errors})
+                rows.append({"run": table.segments[int(table.segment[0])], "steps of": kind, **errors})
     return rows
+
+
+def _together(parts: list[StepTable]) -> list[StepTable]:
+    """Parts of one run joined again, so that they share its scale."""
+    runs: dict[str, list[StepTable]] = {}
+    for part in parts:
+        runs.setdefault(part.run, []).append(part)
+    return [StepTable.joined(mine) for mine in runs.values()]
 
 
 def _bootstrap(

@@ -35,7 +35,11 @@ class Calibrated:
         self._busy = 1.0 + (c.host.busy if pipeline_depth else 0.0)
         self._arrival = self._terms.get("arrival", 0.0)
         self._arriving = self._terms.get("arriving_token", 0.0)
-        self._matrix: list[float] = self._matrix_ns(np.arange(_TABLE + 1)).tolist()
+        sizes = c.shape.graph_sizes
+        self._prompt_sizes = sizes if c.shape.prompt_graphs else ()
+        every = np.arange(_TABLE + 1)
+        self._matrix: list[float] = self._matrix_ns(every, sizes).tolist()
+        self._prompt_matrix: list[float] = self._matrix_ns(every, self._prompt_sizes).tolist()
         self._lines: dict[int, DecodeLine] = {}
         self._chunks: dict[tuple[int, int], float] = {}
         self._caps: dict[int, float] = {}
@@ -44,7 +48,7 @@ class Calibrated:
     def _prompt_terms(self) -> None:
         """Flat copies of what `device_ns` needs."""
         t, shape = self._terms, self.calibration.shape
-        self._sizes_end = shape.graph_sizes[-1] if shape.graph_sizes else 0
+        self._sizes_end = self._prompt_sizes[-1] if self._prompt_sizes else 0
         self._request = t.get("request", 0.0)
         self._beside = t.get("request_beside_prompt", 0.0)
         self._hot = t.get("token_after_prompts", 0.0)
@@ -70,7 +74,10 @@ class Calibrated:
             largest = max(largest, size)
             keys = max(keys, size + chunk[1])
         chunks = len(prefill)
-        total = self._matrix[tokens] if tokens <= _TABLE else float(self._matrix_ns(np.array([tokens]))[0])
+        if tokens <= _TABLE:
+            total = self._prompt_matrix[tokens]
+        else:
+            total = float(self._matrix_ns(np.array([tokens]), self._prompt_sizes)[0])
         total += self._prompt_step(chunks, tokens) + self._request * (n + chunks) + self._beside * n
         total += self._hot * min(tokens, after)
         work = tiles * self._share
@@ -112,10 +119,10 @@ class Calibrated:
 
     # -- the parts -------------------------------------------------------------------------------
 
-    def _matrix_ns(self, tokens: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.float64]:
-        c = self.calibration
-        at = padded(tokens, c.shape.graph_sizes)
-        weights = curve_weights(at, c.knots)
+    def _matrix_ns(
+        self, tokens: np.typing.NDArray[np.int64], sizes: tuple[int, ...]
+    ) -> np.typing.NDArray[np.float64]:
+        weights = curve_weights(padded(tokens, sizes), self.calibration.knots)
         return np.asarray(weights @ self._curve, np.float64)
 
     def _prompt_step(self, chunks: int, tokens: int) -> float:
@@ -143,7 +150,8 @@ class Calibrated:
 
     def _make_line(self, n: int) -> DecodeLine:
         shape = self.calibration.shape
-        matrix = self._matrix[n] if n <= _TABLE else float(self._matrix_ns(np.array([n]))[0])
+        known = n <= _TABLE
+        matrix = self._matrix[n] if known else float(self._matrix_ns(np.array([n]), shape.graph_sizes)[0])
         fixed = matrix + self._request * n - self.host_ns(n)
         rounding = self._kv * attention.BLOCK / 2 * n
 

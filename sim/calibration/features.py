@@ -47,6 +47,9 @@ _KNOTS = (
 )  # fmt: skip
 
 
+_TEXTS = ("run", "segments")  # of a `StepTable`, which otherwise holds columns
+
+
 @dataclass(frozen=True)
 class StepTable:
     """Steps ready to be fitted: their time from start to start, and what they computed.
@@ -56,6 +59,8 @@ class StepTable:
     """
 
     run: str
+    segments: tuple[str, ...]  # a sweep's, or the run itself
+    segment: Ints  # numbers `segments`
     index: Ints
     ns: Floats
     sched_ns: Floats
@@ -82,8 +87,20 @@ class StepTable:
 
     def take(self, rows: Ints) -> StepTable:
         """The table of the given rows, in that order; rows may repeat."""
-        columns = {key: value[rows] for key, value in vars(self).items() if key != "run"}
-        return StepTable(run=self.run, **columns)
+        columns = {key: value[rows] for key, value in vars(self).items() if key not in _TEXTS}
+        return StepTable(run=self.run, segments=self.segments, **columns)
+
+    def parts(self) -> list[StepTable]:
+        """Its segments, each as a table."""
+        return [self.take(np.flatnonzero(self.segment == number)) for number in np.unique(self.segment)]
+
+    @staticmethod
+    def joined(parts: list[StepTable]) -> StepTable:
+        """The opposite of `parts`: tables of one run as one."""
+        first = parts[0]
+        names = [name for name in vars(first) if name not in _TEXTS]
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return StepTable(run=first.run, segments=first.segments, **columns)
 
 
 def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
@@ -96,7 +113,9 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
     arrivals, arrived, busy = _requests_around(run, following)
     keep = np.flatnonzero(~last & busy & (np.arange(len(steps)) < upto * len(steps)))
     tokens = steps.decode_n + _per_step(steps, size).astype(np.int64)
+    swept = "sweep" in run.meta
     columns: dict[str, npt.NDArray[Any]] = {
+        "segment": steps.section if swept else np.zeros(len(steps), np.int64),
         "index": np.arange(len(steps)), "ns": (following - start).astype(np.float64),
         "sched_ns": steps.sched_ns.astype(np.float64),
         "gap_ns": (following - steps.end_ns).astype(np.float64),
@@ -109,7 +128,8 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
         "largest_chunk": _largest(steps, steps.prefill_tokens),
         "arrivals": arrivals, "arrived_tokens": arrived,
     }  # fmt: skip
-    return StepTable(run=run.name, **{key: value[keep] for key, value in columns.items()})
+    kept = {key: value[keep] for key, value in columns.items()}
+    return StepTable(run=run.name, segments=steps.sections if swept else (run.name,), **kept)
 
 
 def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
@@ -148,8 +168,14 @@ def _largest(steps: Steps, values: Ints) -> Ints:
     return largest
 
 
+def computed_rows(table: StepTable, shape: Shape) -> Floats:
+    """Tokens as each step computes them: up to the next CUDA graph size where a graph is used."""
+    up = padded(table.tokens, shape.graph_sizes)
+    return up if shape.prompt_graphs else np.where(table.mixed, table.tokens, up)
+
+
 def padded(tokens: Ints, sizes: tuple[int, ...]) -> Floats:
-    """Tokens as computed: up to the next CUDA graph size where there is one."""
+    """Tokens up to the next CUDA graph size where there is one."""
     if not sizes:
         return tokens.astype(np.float64)
     table = np.array(sizes)
@@ -198,7 +224,7 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     prompt = table.prompt_tiles * share
     if shape.tile_schedule:
         prompt = prompt + _outlasting(table, shape, prompt)
-    most = shape.graph_sizes[-1] if shape.graph_sizes else 0
+    most = shape.graph_sizes[-1] if shape.graph_sizes and shape.prompt_graphs else 0
     return {
         "request": table.n + table.chunks,
         "prompt_step": mixed.astype(np.float64),

@@ -16,10 +16,11 @@ from pagecast.sim.calibration.features import (
     TERMS,
     StepTable,
     choose_knots,
+    computed_rows,
     curve_weights,
-    padded,
     term_columns,
 )
+from pagecast.sim.calibration.file import Calibration
 from pagecast.sim.calibration.shape import Shape
 from pagecast.sim.core.errors import BadInput
 from scipy.optimize import nnls
@@ -54,9 +55,15 @@ class Fit:
     scales: tuple[float, ...]
     sd: float
 
+    @classmethod
+    def of(cls, made: Calibration) -> Fit:
+        """The fit that a calibration keeps; its runs' scales are in the provenance."""
+        curve = np.array(made.curve_ns)
+        return cls(made.knots, curve, made.terms_ns, (), (), (), float(made.provenance.get("step_sd", 0.0)))
+
     def predict(self, table: StepTable, shape: Shape) -> Floats:
         """Nanoseconds of each step, from start to start."""
-        total = curve_weights(padded(table.tokens, shape.graph_sizes), self.knots) @ self.curve
+        total = curve_weights(computed_rows(table, shape), self.knots) @ self.curve
         columns = term_columns(table, shape)
         for name, value in self.terms.items():
             total = total + value * columns[name]
@@ -96,7 +103,7 @@ def design(tables: list[StepTable], shape: Shape) -> tuple[Design, tuple[str, ..
     run = np.concatenate([np.full(len(table), i) for i, table in enumerate(tables)]).astype(np.int64)
     if not len(ns):
         raise BadInput("no step with work after it: nothing to fit")
-    tokens = np.concatenate([padded(table.tokens, shape.graph_sizes) for table in tables])
+    tokens = np.concatenate([computed_rows(table, shape) for table in tables])
     knots = choose_knots(tokens)
     parts = [term_columns(table, shape) for table in tables]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in TERMS}

@@ -13,6 +13,7 @@ from pagecast.sim.models import known_models
 from pagecast.sim.models import model as find_model
 
 FA3 = "FlashAttention 3"
+CPU = "CPU"  # the "GPU" of a run that was recorded without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Shape:
 
     `kv_heads` and `group` (query heads to one KV head) are of one GPU; `sms` its multiprocessors;
     `graph_sizes` the token counts that CUDA graphs were captured for (empty: none); `tile_schedule`
-    whether attention's tiles are spread over the SMs as FlashAttention 3 does it.
+    whether attention's tiles are spread over the SMs as FlashAttention 3 does it; `prompt_graphs` whether
+    steps with prompts are padded to graph sizes too (vLLM's piecewise graphs).
     """
 
     kv_heads: int
@@ -29,6 +31,7 @@ class Shape:
     sms: int
     graph_sizes: tuple[int, ...]
     tile_schedule: bool
+    prompt_graphs: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
@@ -53,6 +56,7 @@ def shape_of(meta: dict[str, Any], where: str) -> Shape:
         sms=_sms(meta, where),
         graph_sizes=graph_sizes(meta),
         tile_schedule=str(config.get("attention", "")).startswith(FA3),
+        prompt_graphs=meta.get("engine") != "pagecast",
     )
 
 
@@ -60,6 +64,8 @@ def _sms(meta: dict[str, Any], where: str) -> int:
     """Multiprocessors of the GPU that a run names. Errors: BadInput."""
     if not isinstance(meta.get("gpu"), str):
         raise BadInput(f"{where}: 'gpu' is {meta.get('gpu')!r}, must name the GPU")
+    if meta["gpu"] == CPU:
+        return 1
     try:
         return find_gpu(meta["gpu"]).sms
     except BadInput as error:
@@ -69,6 +75,8 @@ def _sms(meta: dict[str, Any], where: str) -> int:
 def model_of(meta: dict[str, Any], where: str) -> ModelFacts:
     """The model of a run: the known one of that shape, or one of its own. Errors: BadInput."""
     described = meta.get("model")
+    if isinstance(described, str) and described in known_models():
+        return find_model(described)
     if not isinstance(described, dict):
         raise BadInput(f"{where}: 'model' must hold the model's config.json")
     kind = str((described.get("architectures") or [""])[0]).removesuffix("ForCausalLM").lower()

@@ -1,0 +1,84 @@
+"""What a recorded run says of the engine that made it: model, GPU, versions, and what step times hang on."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pagecast.sim.model_facts import ModelFacts
+
+if TYPE_CHECKING:
+    from pagecast.engine.engine import Engine
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def described(engine: Engine) -> dict[str, Any]:
+    """Fields of `meta.json` that are the engine's own, whatever it serves."""
+    loaded, limits = engine.loaded, engine.limits
+    on_gpu = loaded.device.type == "cuda"
+    return {
+        "engine": "pagecast",
+        "engine_version": version("pagecast"),
+        "gpu": torch.cuda.get_device_name(loaded.device) if on_gpu else "CPU",
+        "driver": driver() if on_gpu else None,
+        "torch": torch.__version__,
+        "triton": _installed("triton"),
+        "model": model_config(loaded.spec.facts),
+        "model_name": loaded.spec.facts.name,
+        "weights": "random" if loaded.options.random_weights else "as published",
+        "usable_blocks": limits.num_blocks,
+        "end_s": "when the step was committed and its tokens handed out",
+        "config": {
+            "tensor_parallel_size": 1,
+            "block_size": limits.block_size,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_model_len": limits.max_model_len,
+            "scheduling_policy": limits.policy,
+            "async_scheduling": bool(limits.pipeline_depth),
+            "enable_prefix_caching": limits.caching,
+            "attention": loaded.backend,
+            "cuda_graph_sizes": engine.loop.runner.batches.graphs,
+            "dtype": str(loaded.kv.dtype).removeprefix("torch."),
+            "enforce_eager": engine.options.enforce_eager,
+        },
+    }
+
+
+def model_config(facts: ModelFacts) -> dict[str, Any]:
+    """A model's sizes in the words of its `config.json`."""
+    a = facts.attention
+    return {
+        "model_type": facts.model_type, "hidden_size": facts.hidden, "num_hidden_layers": facts.layers,
+        "num_attention_heads": a.heads, "num_key_value_heads": a.kv_heads, "head_dim": a.head_dim,
+        "intermediate_size": facts.intermediate, "vocab_size": facts.vocab,
+        "max_position_embeddings": facts.max_position, "tie_word_embeddings": facts.tied,
+        "dtype": _DTYPES.get(facts.dtype, facts.dtype),
+    }  # fmt: skip
+
+
+@cache
+def driver() -> str | None:
+    """The NVIDIA driver's version; None where nobody tells."""
+    if _DRIVER.is_file():
+        words = _DRIVER.read_text(encoding="utf-8").split()
+        return next((word for word in words if word.count(".") and word[0].isdigit()), None)
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found[0] if found else None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,119 @@
+"""Records the sweep, segment by segment, so that an interrupted one goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pagecast.engine.described import described
+from pagecast.engine.engine import Engine
+from pagecast.engine.serve import TraceServer
+from pagecast.engine.sweep import VERSION, Segment, rehearsal, segments
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.recorded import RecordedRun
+
+# What a restart may differ in without its steps costing anything else.
+_FREE = ("usable_blocks", "weights")
+
+Progress = Callable[[int, int], None]
+"""Is told how many tokens of the sweep have been served, and of how many."""
+
+
+def record_sweep(engine: Engine, folder: Path, progress: Progress = lambda done, total: None) -> list[Path]:
+    """Records what is missing of the sweep into `folder`, one run a segment; returns all of them in order.
+
+    The engine must have been made with `log_events=True`, as for any recorded run. Errors: BadInput where
+    the folder holds segments of another model, GPU, version or option.
+    """
+    parts = segments(engine.limits, engine.loop.runner.batches.graphs)
+    paths = [folder / f"{number:02d}-{part.name}" for number, part in enumerate(parts)]
+    missing = [not _recorded(path, engine, part) for path, part in zip(paths, parts, strict=True)]
+    if any(missing):
+        TraceServer(engine, rehearsal(engine.limits)).run()
+    limits, done, total = engine.limits, 0, sum(map(_work, parts))
+    try:
+        for path, part, wanted in zip(paths, parts, missing, strict=True):
+            if wanted:
+                _set_depth(engine, part.depth)
+                _record(engine, part, path, partial(_tell, progress, done, total))
+            done += _work(part)
+            progress(done, total)
+    finally:
+        engine.limits = limits
+        _set_depth(engine, limits.pipeline_depth)
+    return paths
+
+
+def _tell(progress: Progress, before: int, total: int, served: int) -> None:
+    progress(before + served, total)
+
+
+def _work(part: Segment) -> int:
+    """How much there is to do in a segment; an output token counts as ten of a prompt."""
+    requests = part.trace.requests
+    return int(requests["input_tokens"].sum()) + 10 * int(requests["output_tokens"].sum())
+
+
+def _set_depth(engine: Engine, depth: int) -> None:
+    """Makes the engine plan that far ahead from now on; nothing may be live."""
+    engine.limits = replace(engine.limits, pipeline_depth=depth)
+    engine.loop.scheduler = Scheduler(engine.limits, log=True)
+
+
+def _record(engine: Engine, part: Segment, path: Path, progress: Callable[[int], None]) -> None:
+    """Serves one segment and writes its run; a run that was cut short leaves only a `.part` folder."""
+    served, each = 0, _work(part) / len(part.trace)
+
+    def ended() -> None:
+        nonlocal served
+        served += 1
+        progress(int(served * each))
+
+    run = TraceServer(engine, part.trace, ended=ended).run()
+    columns = ["arrival_s", "input_tokens", "output_tokens"]
+    run = replace(
+        run,
+        meta={**run.meta, "sweep": {"version": VERSION, "segment": part.name}},
+        requests=run.requests.drop(columns="output_ids"),
+        inputs=run.inputs[columns],
+        spans=None,
+        events=[],
+    )
+    unfinished = path.with_name(f"{path.name}.part")
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    run.write(unfinished)
+    unfinished.rename(path)
+
+
+def _recorded(path: Path, engine: Engine, part: Segment) -> bool:
+    """Whether a segment is there already. Errors: BadInput where it was made by a different set-up."""
+    if not (path / "meta.json").is_file():
+        return False
+    found = RecordedRun.load(path).meta
+    expected: dict[str, Any] = json.loads(json.dumps(described(engine)))
+    expected["sweep"] = {"version": VERSION, "segment": part.name}
+    expected["config"]["async_scheduling"] = bool(part.depth)
+    was, now = _flat(found), _flat(expected)
+    for name, value in now.items():
+        if was.get(name) != value and name not in _FREE:
+            raise BadInput(
+                f"{path}/meta.json: recorded with {name} {was.get(name)!r}, not {value!r}: give another "
+                f"--out, or remove {path.parent}"
+            )
+    return True
+
+
+def _flat(meta: dict[str, Any]) -> dict[str, Any]:
+    """Fields by name, those of inner objects as `outer.inner`."""
+    flat: dict[str, Any] = {}
+    for key, value in meta.items():
+        inner = value.items() if isinstance(value, dict) else ()
+        flat |= {f"{key}.{field}": each for field, each in inner} or {key: value}
+    return flat

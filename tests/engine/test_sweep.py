@@ -1,0 +1,137 @@
+"""The sweep reaches the shapes that costs hang on, is recorded once, and is fitted as any run is."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pagecast.engine.sweep import segments
+from pagecast.planner_app.cli import run
+from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.sweep import load_sweep
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+
+SMALL = ["--device", "cpu", "--num-gpu-blocks", "48", "--max-num-seqs", "4", "--max-num-batched-tokens", "48"]
+GRAPHS = [1, 2, 4, 8, 16, 24, 32]
+
+
+@pytest.fixture(scope="module")
+def swept(model_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with c.json, c.html and c.sweep, made by the command from a tiny model on the CPU."""
+    folder = tmp_path_factory.mktemp("swept")
+    arguments = ["calibrate", "--model", str(model_of("qwen3").folder), "--out", str(folder / "c.json")]
+    assert run([*arguments, "--plot", str(folder / "c.html"), "--replicates", "2", "--json", *SMALL]) == 0
+    return folder
+
+
+def test_the_command_records_both_pipeline_depths_and_fits_them(swept: Path) -> None:
+    made = Calibration.load(swept / "c.json")
+    assert [entry["asynchronous"] for entry in made.provenance["runs"]] == [False, True]
+    assert made.made_for["gpu"] == "CPU" and made.made_for["model_shape"]["layers"] == 2
+    assert {entry["torch"] for entry in made.provenance["runs"]} == {torch.__version__}
+    left_out = {row["run"] for row in made.cross_validation}
+    assert left_out == {"decode-sync", "long-sync", "prompts-sync", "mixed-sync", "load-sync"}
+    page = (swept / "c.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "Steps with prompts" in page
+    assert "https://" not in page
+
+
+def test_what_is_recorded_is_fitted_again_without_the_engine(swept: Path, tmp_path: Path) -> None:
+    again = tmp_path / "c.json"
+    folder = str(swept / "c.sweep")
+    assert run(["calibrate", "--from-run", folder, "--out", str(again), "--replicates", "2"]) == 0
+    assert json.loads(again.read_text()) == json.loads((swept / "c.json").read_text())
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(swept: Path, model_of: Any, tmp_path: Path) -> None:
+    shutil.copytree(swept / "c.sweep", tmp_path / "c.sweep")
+    cut = tmp_path / "c.sweep" / "03-mixed-sync"
+    cut.rename(cut.with_name("03-mixed-sync.part"))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("c.sweep/*/steps.jsonl.gz")}
+    arguments = ["calibrate", "--model", str(model_of("qwen3").folder), "--out", str(tmp_path / "c.json")]
+    assert run([*arguments, "--replicates", "0", *SMALL]) == 0
+    assert not cut.with_name("03-mixed-sync.part").exists()
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("c.sweep/*/steps.jsonl.gz")}
+    assert set(after) - {path for path in before if ".part" not in str(path)} == {cut / "steps.jsonl.gz"}
+    assert all(after[path] == time for path, time in before.items() if ".part" not in str(path))
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "words"),
+    [
+        ("qwen3", ["--max-num-seqs", "3"], "config.max_num_seqs 4, not 3"),
+        ("qwen2", [], "model.model_type 'qwen3', not 'qwen2'"),
+    ],
+)
+def test_steps_of_another_set_up_are_refused(
+    family: str, more: list[str], words: str, swept: Path, model_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["calibrate", "--model", str(model_of(family).folder), "--out", str(swept / "c.json")]
+    capsys.readouterr()
+    assert run([*arguments, "--json", *SMALL, *more]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "c.sweep" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["calibrate", "--model", "Qwen/Qwen3-8B", "--out", str(tmp_path / "c.json")]
+    assert run(arguments) == 3
+    error = capsys.readouterr().err
+    assert "no CUDA GPU here" in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_sweep_reaches_the_shapes_that_costs_hang_on() -> None:
+    limits = Limits(4000, 16, 32, 1024, 16_000)
+    parts = segments(limits, GRAPHS)
+    scenario = Scenario(
+        num_gpu_blocks=4000, max_num_seqs=32, max_num_batched_tokens=1024, async_scheduling=False
+    )
+    results = [replay(part.trace, scenario, fast_forward=False) for part in parts if not part.depth]
+    assert all(len(result.requests) == result.requests["e2e_s"].notna().sum() for result in results)
+    decodes, mixed = set[int](), []
+    for result in results:
+        steps = result.steps
+        prompts = steps["prefill_n"] > 0
+        decodes |= set(steps.loc[~prompts, "decode_n"])
+        mixed.append(steps.loc[prompts & (steps["decode_n"] > 0), ["decode_n", "prefill_tokens"]].to_numpy())
+    both_sides = {size + more for size in GRAPHS for more in (0, 1) if size + more <= 32}
+    assert both_sides <= decodes
+    seen = np.concatenate(mixed)
+    small = (seen[:, 1] <= 64) & (seen[:, 0] <= 8)
+    assert small.sum() > 50 and (seen[:, 1] > 900).sum() > 20
+    assert max(int(result.steps["decode_max"].max()) for result in results) > 15_000
+
+
+def test_requests_that_decode_together_read_caches_of_their_own() -> None:
+    for part in segments(Limits(4000, 16, 32, 1024, 16_000), GRAPHS)[:2]:
+        spans = part.trace.spans
+        assert spans is not None
+        groups: dict[int, list[int]] = {}
+        for row, after in enumerate(part.trace.integers("after")):
+            groups.setdefault(int(after), []).append(spans.row(row)[0][0])
+        big = [texts for texts in groups.values() if len(texts) > 1]
+        shared = sum(len(set(texts)) != len(texts) for texts in big)
+        assert shared <= (0 if part.name.startswith("decode") else 0.2 * len(big) + 6)
+
+
+def test_segments_are_joined_on_one_clock(swept: Path) -> None:
+    sync, ahead = load_sweep(swept / "c.sweep")
+    assert (sync.pipeline_depth, ahead.pipeline_depth) == (0, 1)
+    parts = [RecordedRun.load(path) for path in sorted((swept / "c.sweep").glob("*-sync"))]
+    assert len(sync.steps) == sum(len(part.steps) for part in parts)
+    assert len(sync.requests) == sum(len(part.requests) for part in parts)
+    assert np.all(np.diff(sync.steps.start_ns) > 0)
+    at = len(parts[0].steps)
+    assert sync.steps.prefill(at) == parts[1].steps.prefill(0)
+    assert sync.steps.sections[sync.steps.section[at]] == "long-sync"
+    first = sync.requests["submitted_s"].iloc[len(parts[0].requests)]
+    assert sync.steps.end_ns[at - 1] / 1e9 < first < sync.steps.end_ns[at] / 1e9
