@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,74 +9,23 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.trace_view import read_with_progress
-from pagecast.sim.core.errors import BadInput
+from pagecast.planner_app.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.scenario_options import load_trace as load_trace
 from pagecast.sim.metrics import STATISTICS
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replicates import Spread, Study, with_intervals
 from pagecast.sim.resample import resample, what_is_lost
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.bundled import sample_names
-from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 from rich.table import Table
 
 Opt = typer.Option
-_BLOCKS = "usable KV blocks, instead of a budget (vLLM's own number counts its null block too: give one less)"
 
 
+@with_scenario
 def replay_command(
-    trace: Annotated[
-        str, typer.Argument(help="trace file of any known format, a sample's name, or a folder of --out")
-    ],
-    scenario: Annotated[Path | None, Opt(help="YAML file of scenario fields; options given here win")] = None,
-    model: Annotated[str | None, Opt(help="known model or folder with config.json [Qwen/Qwen3-8B]")] = None,
-    gpu: Annotated[str | None, Opt(help="GPU type [H200]")] = None,
-    profile: Annotated[str | None, Opt(help="engine to behave as: vllm, nano-vllm [vllm]")] = None,
-    costs: Annotated[
-        str | None, Opt(help="step costs: a calibration's name or file, roofline, auto [auto: what fits]")
-    ] = None,
-    transfer_costs: Annotated[
-        bool | None, Opt("--transfer-costs", help="allow a calibration of another model or GPU, scaled")
-    ] = None,
-    block_size: Annotated[int | None, Opt(help="tokens in a KV block [16, vLLM's]")] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, Opt(help="fraction of HBM the engine may use [0.9, vLLM's; newer vLLM: 0.92]")
-    ] = None,
-    free_gpu_memory_fraction: Annotated[
-        float | None, Opt(help="fraction of what is free after loading that KV may use (TensorRT-LLM)")
-    ] = None,
-    kv_tokens: Annotated[int | None, Opt(help="most KV tokens; of the three limits the lesser wins")] = None,
-    num_gpu_blocks: Annotated[
-        int | None,
-        Opt("--num-gpu-blocks", "--num-gpu-blocks-override", help=_BLOCKS),
-    ] = None,
-    max_num_seqs: Annotated[int | None, Opt(help="most running requests [256, vLLM's]")] = None,
-    max_num_batched_tokens: Annotated[int | None, Opt(help="most tokens in a step [8192, vLLM's]")] = None,
-    max_model_len: Annotated[
-        int | None, Opt(help="reject longer prompt + output [no limit; vLLM's is the model's]")
-    ] = None,
-    kv_cache_dtype: Annotated[str | None, Opt(help="auto, bfloat16, fp8 ... [auto, vLLM's]")] = None,
-    tensor_parallel_size: Annotated[int | None, Opt(help="GPUs per replica [1, vLLM's]")] = None,
-    scheduling_policy: Annotated[str | None, Opt(help="fcfs or priority [fcfs, vLLM's]")] = None,
-    async_scheduling: Annotated[
-        bool | None,
-        Opt("--async-scheduling/--no-async-scheduling", help="plan a step while the last runs [on, vLLM's]"),
-    ] = None,
-    enable_prefix_caching: Annotated[
-        bool | None,
-        Opt("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse cached prefixes [on, vLLM's]"),
-    ] = None,
-    speedup: Annotated[
-        float, Opt(help="divide arrival times by this: 2 doubles the load; think times stay")
-    ] = 1.0,
-    limit: Annotated[int | None, Opt(help="replay only the first N requests")] = None,
-    sort: Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")] = False,
-    tokenizer: Annotated[Path | None, Opt(help="transformers folder, for traces that hold texts")] = None,
-    session_rate: Annotated[
-        float | None, Opt(help="sessions per second, for traces that have no absolute times")
-    ] = None,
-    seed: Annotated[int | None, Opt(help="of whatever is drawn at random [0]")] = None,
+    trace: TraceArgument,
+    given: Given,
     replicates: Annotated[
         int, Opt(min=0, help="replays behind 90% intervals: costs, noise and workload drawn again [0: none]")
     ] = 0,
@@ -88,12 +36,7 @@ def replay_command(
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Replays TRACE on one replica and prints TTFT, TPOT, throughput, prefix hits and KV pressure."""
-    options = locals()
-    trace, scenario = _folder_of_a_replay(trace, scenario)
-    chosen = _scenario(scenario, options)
-    work = load_trace(
-        trace, chosen, speedup=speedup, limit=limit, sort=sort, tokenizer=tokenizer, session_rate=session_rate
-    )
+    work, chosen = load(trace, given)
     with console.progress("replaying", len(work)) as update:
         result = replay(work, chosen, keep_steps=False, out=out, progress=update)
     result = replace(result, notes=(*_unused(work, chosen), *result.notes))
@@ -108,29 +51,6 @@ def replay_command(
         show(result, out, spread)
         if spread and not fixed_workload:
             console.out.print(f"note: {what_is_lost(work, chosen.seed)}", soft_wrap=True, markup=False)
-
-
-def _scenario(file: Path | None, options: dict[str, Any]) -> Scenario:
-    """The file's scenario, or the default one, with the options that were given."""
-    given = {name: options[name] for name in Scenario.model_fields if options.get(name) is not None}
-    return Scenario.load(file, **given) if file else Scenario.make(given, "options")
-
-
-def _folder_of_a_replay(trace: str, scenario: Path | None) -> tuple[str, Path | None]:
-    """The trace and the scenario in a folder that `--out` wrote; other traces as they are."""
-    folder = Path(trace)
-    if trace in sample_names() or not os.path.isfile(folder / "trace.parquet"):
-        return trace, scenario
-    beside = folder / "scenario.yaml"
-    return str(folder / "trace.parquet"), scenario or (beside if beside.is_file() else None)
-
-
-def load_trace(name: str, scenario: Scenario, *, speedup: float, **options: Any) -> Trace:
-    """Reads a trace with `read`'s options and compresses its time. Errors: BadInput."""
-    if not 0 < speedup < float("inf"):
-        raise BadInput(f"--speedup is {speedup}; it must be above 0")
-    trace = read_with_progress(name, seed=scenario.seed, **options)
-    return trace if speedup == 1 else scale(trace, speedup)
 
 
 def _unused(trace: Trace, scenario: Scenario) -> tuple[str, ...]:
