@@ -31,6 +31,7 @@ COMMANDS = {
     "generate": _Command("cli_engine", "generate_command", "Goes on with texts, on a GPU or the CPU"),
     "record": _Command("cli_engine", "record_command", "Serves a trace in wall time and records the run"),
     "bench": _Command("cli_engine", "bench_command", "Measures the engine: output tokens a second"),
+    "dashboard": _Command("cli_dashboard", "dashboard_command", "Opens the what-if in a browser"),
 }
 
 

@@ -1,0 +1,58 @@
+"""The app: its pages, the side bar they share, and one line for every error that a user can mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+
+import streamlit as st
+from pagecast.planner_app.dashboard import sidebar
+from pagecast.planner_app.dashboard.state import session, write_url
+from pagecast.planner_app.dashboard.texts import plain
+from pagecast.sim.core.errors import PagecastError
+
+_PACKAGE = "pagecast.planner_app.dashboard"
+# Module, title, path. A page whose module is missing is left out. No icons: the browser would fetch the
+# current page's from Google.
+_PAGES = (
+    ("whatif_page", "What-if", "what-if"),
+    ("tune_page", "Tune", "tune"),
+    ("blocks_page", "Blocks", "blocks"),
+    ("trust_page", "Trust", "trust"),
+    ("compare_page", "Compare", "compare"),
+)
+# What waits for a job is grey; figures never break in the middle.
+_STYLE = """<style>
+[class*="st-key-pending"] { opacity: 0.45; }
+[data-testid="stMetricValue"] { white-space: nowrap; font-variant-numeric: tabular-nums; }
+[data-testid="stMainBlockContainer"] { padding-top: 4rem; }
+[data-testid="stSidebarUserContent"] h3 { padding-bottom: 0; }
+</style>"""
+
+
+def main() -> None:
+    """Draws the page that the URL asks for."""
+    st.set_page_config("pagecast", layout="wide", initial_sidebar_state="expanded")
+    st.html(_STYLE)
+    pages = [st.Page(_render(module), title=title, url_path=path, default=module == "whatif_page")
+             for module, title, path in _PAGES if find_spec(f"{_PACKAGE}.{module}")]  # fmt: skip
+    page = st.navigation(pages, position="top")
+    try:
+        sidebar.ask()
+        own = session()
+        write_url(own)
+        if own.problem:
+            st.warning(f"The link's pins can't be used: {plain(own.problem)}")
+            own.problem = ""
+        page.run()
+    except PagecastError as error:
+        st.error(plain(error), icon=":material/error:")
+
+
+def _render(module: str) -> Callable[[], None]:
+    def page() -> None:
+        import_module(f"{_PACKAGE}.{module}").render()
+
+    page.__name__ = module
+    return page

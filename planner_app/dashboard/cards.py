@@ -1,0 +1,75 @@
+"""The figures at the top: value, interval, change against the baseline, and the SLO's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import streamlit as st
+from pagecast.planner_app.dashboard.texts import plain
+
+Words = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One figure. `low` and `high` bound its 90% interval, None while not in; `pending` greys the value.
+
+    `better`: -1 where less is better, 1 where more is. `verdicts` are terms of the SLO and whether they hold.
+    """
+
+    title: str
+    value: float | None
+    words: Words
+    help: str
+    low: float | None = None
+    high: float | None = None
+    waiting: str = ""
+    pending: bool = False
+    baseline: float | None = None
+    better: int = -1
+    verdicts: tuple[tuple[str, bool], ...] = ()
+
+
+def show_cards(cards: list[Card]) -> None:
+    """The cards side by side."""
+    for number, (column, card) in enumerate(zip(st.columns(len(cards)), cards, strict=True)):
+        with column, st.container(border=True, height="stretch"):
+            with st.container(key=f"pending_{number}" if card.pending else f"card_{number}"):
+                st.metric(
+                    card.title, "–" if card.value is None else card.words(card.value), _change(card),
+                    delta_color=_color(card), help=card.help, delta_description=_against(card),
+                )  # fmt: skip
+            _interval(card, number)
+            for term, holds in card.verdicts:
+                st.badge(plain(term) + (" holds" if holds else " is broken"),
+                         icon=":material/check_circle:" if holds else ":material/cancel:",
+                         color="blue" if holds else "orange")  # fmt: skip
+
+
+def _interval(card: Card, number: int) -> None:
+    if card.low is not None and card.high is not None:
+        st.caption(f"90% interval: {card.words(card.low)} to {card.words(card.high)}")
+    elif card.waiting:
+        with st.container(key=f"pending_interval_{number}"):
+            st.caption(card.waiting)
+
+
+def _change(card: Card) -> str | None:
+    """Signed, for its first letter decides the arrow."""
+    if card.value is None or card.baseline is None:
+        return None
+    difference = card.value - card.baseline
+    if not card.baseline:
+        return None if not difference else f"{'+' if difference > 0 else '-'}{card.words(abs(difference))}"
+    return f"{difference / abs(card.baseline):+.1%}"
+
+
+def _against(card: Card) -> str | None:
+    return "against the baseline" if _change(card) is not None else None
+
+
+def _color(card: Card) -> str:
+    if _change(card) in ("+0.0%", "-0.0%"):
+        return "off"
+    return "inverse" if card.better < 0 else "normal"

@@ -1,0 +1,80 @@
+"""Replays for the pages: up to 2,000 requests at once, longer ones and intervals as jobs, each only once.
+
+Results are kept by what was replayed, for whoever asks next; nobody changes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagecast.planner_app.dashboard.jobs import Results
+from pagecast.planner_app.dashboard.state import Session
+from pagecast.planner_app.dashboard.view import AT_ONCE, UPLOAD, View
+from pagecast.planner_app.dashboard.workload import keep, read_upload, trace_of, traces
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.replicates import LEAST, Spread, Study
+from pagecast.sim.resample import resample
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+REPLICATES = LEAST
+_replays = Results(most=24)
+
+
+def trace_for(own: Session, view: View) -> Trace | None:
+    """The trace of a view; None while a job reads it. Errors: BadInput for one that can't be had."""
+    if view["trace"] != UPLOAD:
+        return trace_of(view)
+    upload = own.uploads.get(view["upload"])
+    if upload is None:
+        raise BadInput("choose a trace file in the side bar: a link does not carry an upload")
+    found: Trace | None = traces.get(view.trace_key())
+    if found is not None:
+        return found
+    key = ("read", view["upload"], view["requests"], view["sort"], view["seed"])
+    arguments = (str(upload.path), upload.name, view["requests"], view["sort"], view["seed"])
+    read = own.ask("read", key, read_upload, *arguments)
+    if read is None:
+        _raise_error(own, "read")
+        return None
+    return keep(view, read)
+
+
+def result_for(own: Session, view: View, trace: Trace, slot: str = "replay") -> Result | None:
+    """The replay of a view; None while a job makes it. Errors: BadInput."""
+    found: Result | None = _replays.get(view.key())
+    if found is None and len(trace) <= AT_ONCE:
+        found = replay(trace, view.scenario())
+        _replays.put(view.key(), found)
+    if found is None:
+        found = own.ask(slot, ("replay", *view.key()), replay_job, trace, view.scenario())
+        if found is None:
+            _raise_error(own, slot)
+    return found
+
+
+def _raise_error(own: Session, slot: str) -> None:
+    job = own.jobs[slot]
+    if job.error and not job.running:
+        raise BadInput(job.error)
+
+
+def replay_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Result:
+    """A replay; `progress` is told how many requests have ended, and of how many."""
+    return replay(trace, scenario, progress=lambda done: progress((done, len(trace), "requests replayed")))
+
+
+def spread_for(own: Session, view: View, trace: Trace) -> Spread | None:
+    """The 90% intervals of a view's figures; None until the job in slot `spread` has them."""
+    spread: Spread | None = own.ask("spread", ("spread", *view.key()), spread_job, trace, view.scenario())
+    return spread
+
+
+def spread_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Spread:
+    """Intervals as `pagecast replay --replicates` makes them."""
+    study = Study(trace, scenario, scenario.seed, resample)
+    total = REPLICATES + 2
+    return study.spread(
+        REPLICATES, workers=1, progress=lambda done: progress((done, total, "replays for the intervals"))
+    )

@@ -1,0 +1,101 @@
+"""Starts the dashboard's server: on this machine only unless told otherwise, asking no network."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from importlib import import_module
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput, CannotRunHere
+
+PORT = 8501
+UPLOAD_MB = 200
+_SCRIPT = Path(__file__).with_name("script.py")
+_TRIED = 20
+# What the first page needs beside Streamlit, imported while the server and the browser start.
+_FIRST_PAGE = (
+    "pagecast.planner_app.dashboard.app",
+    "pagecast.planner_app.dashboard.whatif_page",
+    "plotly.graph_objects",
+    "plotly.graph_objs._figure",
+    "pyarrow",
+)
+
+
+def serve(host: str, port: int | None, *, browser: bool) -> None:
+    """Serves until interrupted. Errors: BadInput for an address that can't be used, CannotRunHere without
+    the extra `app`."""
+    port = _free_port(host, port)
+    try:
+        import plotly  # noqa: F401
+        from streamlit.web import bootstrap
+    except ImportError:
+        raise CannotRunHere("the dashboard needs streamlit: pip install 'pagecast[app]'") from None
+    threading.Thread(target=_warm, daemon=True).start()
+    flags = options(host, port, browser=browser)
+    bootstrap.load_config_options(flags)
+    bootstrap.run(str(_SCRIPT), False, [], flags)
+
+
+def options(host: str, port: int, *, browser: bool) -> dict[str, Any]:
+    """Streamlit's options: no statistics, no watching of files, no other host name than the one asked for."""
+    return {
+        "server_address": host,
+        "server_port": port,
+        "server_headless": not browser,
+        "server_showEmailPrompt": False,
+        "server_maxUploadSize": UPLOAD_MB,
+        "server_fileWatcherType": "none",
+        "server_runOnSave": False,
+        "server_enableCORS": True,
+        "server_enableXsrfProtection": True,
+        # A page elsewhere whose name was made to point here must not talk to it (DNS rebinding).
+        "server_allowedHosts": ["localhost", "127.0.0.1", "[::1]", host] if _loopback(host) else [],
+        "browser_serverAddress": host if _loopback(host) else "localhost",
+        "browser_gatherUsageStats": False,
+        "client_toolbarMode": "viewer",
+        "client_showErrorLinks": "false",
+        "client_disableDataExport": True,
+        "global_developmentMode": False,
+        "logger_level": "error",
+    }
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _free_port(host: str, port: int | None) -> int:
+    """The port asked for, or the first free one from 8501 on."""
+    for candidate in [port] if port is not None else range(PORT, PORT + _TRIED):
+        try:
+            _bind(host, candidate)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            return candidate
+    where = f"port {port}" if port is not None else f"a port from {PORT} to {PORT + _TRIED - 1}"
+    raise BadInput(f"can't listen on {where} of {host}: {reason}; give another --port or --host")
+
+
+def _bind(host: str, port: int) -> None:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _warm() -> None:
+    for name in _FIRST_PAGE:
+        try:
+            import_module(name)
+        except ImportError:
+            return
