@@ -1,0 +1,206 @@
+"""A service level as text, `ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99`, and its verdict.
+
+A term bounds a statistic of a latency, or the share of good requests: those that completed and kept every
+bound in the brackets. Percentiles are over the requests that reached the latency, as in a replay's summary;
+the share is of all requests, so rejected and cancelled ones count against it. A request of one token has
+no TPOT, and keeps any bound of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result
+
+LATENCIES = ("ttft", "tpot", "e2e", "queue", "prefill", "decode")
+UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_ALLOWED = (
+    f"a term is like ttft_p99<2s or goodput(ttft<2s,tpot<50ms)>0.99, of {', '.join(LATENCIES)}, "
+    f"with mean, max or p1 to p99.99, and a time in {', '.join(UNITS_S)}"
+)
+_COMPARED = re.compile(r"(?P<name>[^<>=]*)(?P<sign><=|>=|<|>)(?P<bound>[^<>=]*)")
+_QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min)")
+_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
+_GOODPUT = re.compile(r"goodput\((.*)\)((?:>=|>)[^<>=]*)")
+
+Figures = Mapping[str, float]  # as `summary_figures` gives them: `ttft_s.p99` and so on
+
+
+class Judged(NamedTuple):
+    """A term, what it came to (None: no request has it), its bound (seconds or share), whether it holds."""
+
+    text: str
+    value: float | None
+    bound: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a service level holds, and each of its terms."""
+
+    holds: bool
+    terms: tuple[Judged, ...]
+
+    @property
+    def broken(self) -> tuple[Judged, ...]:
+        """The terms that don't hold."""
+        return tuple(term for term in self.terms if not term.holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """`ttft_p99<2s`: `statistic` is `mean`, `max` or a percentile such as `p99`."""
+
+    text: str
+    latency: str
+    statistic: str
+    bound_s: float
+    inclusive: bool
+
+    def judge(self, source: pd.DataFrame | Figures) -> Judged:
+        """The term against requests, or against figures that hold its statistic."""
+        value = self._value(source)
+        holds = value is not None and _below(value, self.bound_s, self.inclusive)
+        if value is None:  # answers of one token have no TPOT to keep; where nobody was served, none was kept
+            holds = _completed(source) > 0
+        return Judged(self.text, value, self.bound_s, holds)
+
+    def _value(self, source: pd.DataFrame | Figures) -> float | None:
+        if not isinstance(source, pd.DataFrame):
+            name = f"{self.latency}_s.{self.statistic}"
+            if name not in source:
+                raise BadInput(f"SLO term {self.text!r} needs the replay's requests: no summary has {name}")
+            return source[name] if np.isfinite(source[name]) else None
+        served = source[source["state"] != "rejected"]
+        values = served[f"{self.latency}_s"].to_numpy(np.float64)
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return None
+        if self.statistic in ("mean", "max"):
+            return float(values.mean() if self.statistic == "mean" else values.max())
+        return float(np.percentile(values, float(self.statistic[1:])))
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """`goodput(ttft<2s,tpot<50ms)>0.99`: `bounds` holds (latency, seconds, whether the bound is kept)."""
+
+    text: str
+    bounds: tuple[tuple[str, float, bool], ...]
+    bound: float
+    inclusive: bool
+
+    def judge(self, source: pd.DataFrame | Figures) -> Judged:
+        """The term against requests. Errors: BadInput for figures, which don't tell."""
+        if not isinstance(source, pd.DataFrame):
+            raise BadInput(f"SLO term {self.text!r} needs the replay's requests: a summary does not tell")
+        if not len(source):
+            return Judged(self.text, None, self.bound, False)
+        share = float(self.good(source).mean())
+        holds = share >= self.bound if self.inclusive else share > self.bound
+        return Judged(self.text, share, self.bound, holds)
+
+    def good(self, requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Which requests are good."""
+        good = requests["state"].to_numpy() == "completed"
+        for latency, bound_s, inclusive in self.bounds:
+            values = requests[f"{latency}_s"].to_numpy(np.float64)
+            kept = values <= bound_s if inclusive else values < bound_s
+            good &= kept | np.isnan(values)
+        return np.asarray(good, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A service level: all its terms must hold."""
+
+    text: str
+    terms: tuple[Latency | Goodput, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """Reads a service level. Errors: BadInput naming the term and what is allowed."""
+        parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
+        if not any(parts):
+            raise BadInput(f"the SLO is empty; {_ALLOWED}")
+        return cls(",".join(parts), tuple(_term(part) for part in parts))
+
+    def verdict(self, source: Result | pd.DataFrame | Figures) -> Verdict:
+        """Judges a replay, a table of its requests, or figures. Errors: BadInput where figures don't tell."""
+        table = source.requests if isinstance(source, Result) else source
+        terms = tuple(term.judge(table) for term in self.terms)
+        return Verdict(all(term.holds for term in terms), terms)
+
+
+def _completed(source: pd.DataFrame | Figures) -> float:
+    if isinstance(source, pd.DataFrame):
+        return float((source["state"] == "completed").sum())
+    return source.get("completed", 0.0)
+
+
+def _below(value: float, bound: float, inclusive: bool) -> bool:
+    return value <= bound if inclusive else value < bound
+
+
+def _term(text: str) -> Latency | Goodput:
+    plain = re.sub(r"\s+", "", text)
+    if plain.startswith("goodput"):
+        return _goodput(text, plain)
+    name, bound_s, inclusive = _compared(text, plain)
+    latency, _, statistic = name.partition("_")
+    if latency not in LATENCIES:
+        raise _bad(text, f"{latency!r} is no latency")
+    if statistic not in ("mean", "max") and not _is_percentile(statistic):
+        raise _bad(text, f"{statistic!r} is no statistic" if statistic else "it lacks a statistic")
+    return Latency(plain, latency, statistic, bound_s, inclusive)
+
+
+def _goodput(text: str, plain: str) -> Goodput:
+    found = _GOODPUT.fullmatch(plain)
+    if found is None:
+        raise _bad(text, "a share of good requests is goodput(...)> and a number")
+    bounds = []
+    for part in found[1].split(","):
+        latency, bound_s, inclusive = _compared(text, part)
+        if latency not in LATENCIES:
+            raise _bad(text, f"in brackets stand plain latencies, not {latency!r}")
+        bounds.append((latency, bound_s, inclusive))
+    inclusive, number = found[2].startswith(">="), found[2].lstrip(">=")
+    percent, number = number.endswith("%"), number.removesuffix("%")
+    share = float(number) / (100 if percent else 1) if _NUMBER.fullmatch(number) else -1.0
+    if not 0 <= share <= 1 or (share == 1 and not inclusive):
+        raise _bad(text, "the share must lie between 0 and 1, as in >0.99, >99% or >=1")
+    return Goodput(plain, tuple(bounds), share, inclusive)
+
+
+def _compared(text: str, part: str) -> tuple[str, float, bool]:
+    """The name, the bound in seconds, and whether the bound itself is kept, of `ttft<2s`."""
+    found = _COMPARED.fullmatch(part)
+    if found is None:
+        raise _bad(text, f"{part!r} compares nothing")
+    if found["sign"].startswith(">"):
+        raise _bad(text, "a latency is bounded from above, with <")
+    quantity = _QUANTITY.fullmatch(found["bound"])
+    if quantity is None:
+        raise _bad(text, f"{found['bound']!r} is no time with a unit")
+    bound_s = float(quantity[1]) * UNITS_S[quantity[2]]
+    if bound_s <= 0:
+        raise _bad(text, "the bound must be above 0")
+    return found["name"], bound_s, found["sign"] == "<="
+
+
+def _is_percentile(statistic: str) -> bool:
+    found = re.fullmatch(r"p(\d+(?:\.\d+)?)", statistic)
+    return found is not None and 0 < float(found[1]) < 100
+
+
+def _bad(term: str, what: str) -> BadInput:
+    return BadInput(f"SLO term {term!r}: {what}; {_ALLOWED}")
