@@ -1,0 +1,133 @@
+"""`pagecast check`: the gate for CI. Exit code 0: all holds; 1: something broke; 2: bad input."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.planner import baseline as baselines
+from pagecast.planner_app.planner import gate
+from pagecast.planner_app.planner.baseline import Baseline
+from pagecast.planner_app.planner.check_file import CheckFile, load_check
+from pagecast.planner_app.planner.executor import Executor, executor
+from pagecast.planner_app.planner.gate import Finding
+from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
+from pagecast.planner_app.scenario_options import load_trace
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+from rich.table import Table
+
+Opt = typer.Option
+
+
+def check_command(
+    scenario: Annotated[Path, Opt(help="YAML file of scenario fields, with a section `check`")],
+    baseline: Annotated[
+        Path | None, Opt(help="folder of --write-baseline, or of replay --out, to compare with")
+    ] = None,
+    write_baseline: Annotated[Path | None, Opt(help="folder to write this scenario's figures to")] = None,
+    junit: Annotated[Path | None, Opt(help="JUnit XML file to write")] = None,
+    markdown: Annotated[Path | None, Opt(help="Markdown file to write")] = None,
+    workers: Annotated[int | None, Opt(min=1, help="processes to replay in [one a core]")] = None,
+    cluster: Annotated[str | None, Opt(help="Dask scheduler to replay on, as tcp://host:8786")] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Replays a scenario and holds its figures to their bounds, and to a baseline's.
+
+    Exit code 1 and a table of what broke where one does not hold. Differences from the baseline are paired:
+    the same draws of costs and workload on both sides, and a regression is called where the 90% interval of
+    the mean difference lies beyond what the scenario allows.
+    """
+    begun = time.perf_counter()
+    for option, path in (("--junit", junit), ("--markdown", markdown)):
+        if path is not None:
+            console.check_place(option, path)
+    file = load_check(scenario)
+    if baseline is not None and not file.check.regression:
+        raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")
+    trace = load_trace(file.trace_name(), file.scenario, **file.reading())
+    before = baselines.load(baseline, trace, file.scenario) if baseline is not None else None
+    result = replay(trace, file.scenario, keep_steps=False)
+    figures = gate.figures_of(result)
+    gate.check_names(file, figures)
+    findings = [*gate.levels(file, result), *gate.limits(file, figures)]
+    notes = list(_notes(file, before))
+    if before is not None or write_baseline is not None:
+        with executor(workers, cluster) as run:
+            findings += _compare(file, trace, result, before, write_baseline, run)
+    if junit is not None:
+        write_junit(junit, str(scenario), findings, time.perf_counter() - begun)
+    if markdown is not None:
+        write_markdown(markdown, str(scenario), findings, notes)
+    if json:
+        ok = all(finding.holds for finding in findings)
+        console.print_json({"ok": ok, "checks": [finding.as_dict() for finding in findings], "notes": notes})
+    else:
+        show(str(scenario), findings, notes)
+        if write_baseline is not None:
+            console.out.print(f"baseline written to {write_baseline}", soft_wrap=True)
+    if not all(finding.holds for finding in findings):
+        raise typer.Exit(1)
+
+
+def _compare(
+    file: CheckFile,
+    trace: Trace,
+    result: Result,
+    before: Baseline | Scenario | None,
+    into: Path | None,
+    run: Executor,
+) -> list[Finding]:
+    """Draws today's figures, and the baseline's where it is a scenario; keeps today's where asked to."""
+    count = file.check.draws
+    if isinstance(before, Baseline) and into is None:
+        count = min(count, before.draws)
+    with console.progress("draws", count) as update:
+        after = baselines.draws(trace, file.scenario, count, run, update)
+    if into is not None:
+        baselines.write(baselines.make(trace, file.scenario, str(result.summary["costs"]), after), into)
+    if before is None:
+        return []
+    if isinstance(before, Scenario):
+        with console.progress("the baseline's", count) as update:
+            return gate.regressions(file, baselines.draws(trace, before, count, run, update), after)
+    return gate.regressions(file, before.figures, after)
+
+
+def _notes(file: CheckFile, before: Baseline | Scenario | None) -> Iterator[str]:
+    """What was compared with what."""
+    if before is None:
+        if file.check.regression:
+            yield "regressions were not looked for: give --baseline"
+        return
+    if isinstance(before, Scenario):
+        yield "the baseline is a replay's folder: its scenario was replayed anew by this version"
+    fields = before.scenario if isinstance(before, Baseline) else before.model_dump()
+    if changes := baselines.changed(fields, file.scenario.model_dump()):
+        yield f"changed since the baseline: {', '.join(changes)}"
+    if isinstance(before, Baseline) and before.draws < file.check.draws:
+        yield f"the baseline has {before.draws} draws, fewer than the {file.check.draws} asked for"
+
+
+def show(name: str, findings: Sequence[Finding], notes: Sequence[str]) -> None:
+    """Prints what was asked and found, what broke first."""
+    broken = sum(not finding.holds for finding in findings)
+    table = Table(box=None, pad_edge=False)
+    for title, right in (("", False), ("figure", False), ("value", True), ("asked", True)):
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for finding in sorted(findings, key=lambda finding: finding.holds):
+        mark = "ok" if finding.holds else "FAILED"
+        table.add_row(mark, finding.name, finding.value, finding.asked, finding.why)
+    if findings:
+        console.out.print(table)
+    for note in notes:
+        console.out.print(f"note: {note}", soft_wrap=True)
+    verdict = f"{broken} of {len(findings)} checks failed" if broken else f"all {len(findings)} checks hold"
+    console.out.print(f"{name}: {verdict}", soft_wrap=True)

@@ -1,0 +1,150 @@
+"""A baseline: the figures of a scenario as it was, draw by draw, for today's to be set beside.
+
+`pagecast check --write-baseline DIR` leaves `baseline.json`, small enough to be kept with the code: all
+figures of each draw, and what they were made from. The same draws of costs and workload are made again when
+the baseline is compared with (common random numbers), so that only what has changed remains. A folder that
+`pagecast replay --out` wrote serves as well: its scenario is then replayed anew, draw by draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from pagecast.planner_app.planner.executor import Executor, Progress
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replicates import Job, Study
+from pagecast.sim.resample import resample
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+from pagecast.traces.schema import COLUMNS, Trace
+from pagecast.traces.write import replacing
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+FILE = "baseline.json"
+_AGAIN = "write it again with --write-baseline"
+
+
+class Baseline(BaseModel):
+    """`figures` has a list a figure, with a value a draw (null: it had none in that one)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = 1
+    trace: str
+    trace_digest: str
+    costs: str
+    scenario: dict[str, Any]
+    figures: dict[str, list[float | None]]
+
+    @property
+    def draws(self) -> int:
+        """How many draws it holds."""
+        return min((len(values) for values in self.figures.values()), default=0)
+
+
+def digest(trace: Trace) -> str:
+    """A trace's content in 32 hexadecimal digits: equal for equal requests, whatever file they came from."""
+    state = xxhash.xxh3_128()
+    for name in COLUMNS:
+        if name in trace.requests:
+            state.update(name.encode())
+            values = trace.requests[name]
+            if values.dtype.kind in "if":
+                state.update(np.ascontiguousarray(values.to_numpy()).tobytes())
+            else:
+                state.update(repr(values.astype(object).where(values.notna(), None).tolist()).encode())
+    if trace.spans is not None:
+        for part in (trace.spans.start, trace.spans.content, trace.spans.offset, trace.spans.length):
+            state.update(np.ascontiguousarray(part).tobytes())
+    for ids in trace.token_ids or ():
+        state.update(len(ids).to_bytes(8, "little") + np.ascontiguousarray(ids).tobytes())
+    return state.hexdigest()
+
+
+def draws(
+    trace: Trace, scenario: Scenario, count: int, run: Executor, progress: Progress | None = None
+) -> dict[str, list[float | None]]:
+    """All figures of `count` replays, each with costs and a workload drawn anew; equal seeds, equal draws."""
+    study = Study(trace, scenario, scenario.seed, resample)
+    rows = run.map(study.run, [Job(index) for index in range(count)], progress)
+    return {name: [_known(row[name]) for row in rows] for name in rows[0]}
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def make(trace: Trace, scenario: Scenario, costs: str, figures: dict[str, list[float | None]]) -> Baseline:
+    """A baseline of these draws."""
+    return Baseline(
+        trace=trace.name, trace_digest=digest(trace), costs=costs, scenario=scenario.model_dump(),
+        figures=figures,
+    )  # fmt: skip
+
+
+def write(baseline: Baseline, folder: Path) -> None:
+    """Writes `baseline.json` into `folder`, whole or not at all. Errors: BadInput."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--write-baseline {folder}: can't be made ({error.strerror})") from None
+    with replacing(folder / FILE) as place:
+        place.write_text(baseline.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def load(folder: Path, trace: Trace, scenario: Scenario) -> Baseline | Scenario:
+    """The baseline in a folder; of a replay's folder the scenario, whose draws are yet to be made.
+
+    Errors: BadInput for a folder that is neither, one that is broken, or one made of another trace or seed.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"--baseline {folder}: no such folder; make one with --write-baseline")
+    path = folder / FILE
+    if path.is_file():
+        found = _parse(path)
+        _same_trace(path, found.trace_digest, trace)
+        if (seed := found.scenario.get("seed")) != scenario.seed:
+            raise BadInput(f"{path}: was drawn with seed {seed}, not {scenario.seed}; {_AGAIN}")
+        return found
+    if (folder / "scenario.yaml").is_file() and (folder / "trace.parquet").is_file():
+        try:
+            other = read(str(folder / "trace.parquet"))
+        except BadInput as error:
+            raise BadInput(f"--baseline {folder}: {error}") from None
+        _same_trace(folder / "trace.parquet", digest(other), trace)
+        return Scenario.load(folder / "scenario.yaml", seed=scenario.seed)
+    raise BadInput(f"--baseline {folder}: has no {FILE}, and is no folder of replay --out; {_AGAIN}")
+
+
+def _parse(path: Path) -> Baseline:
+    try:
+        found = Baseline.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"][:2])) or "the file"
+        raise BadInput(f"{path}: is corrupt: {name}: {first['msg']}; {_AGAIN}") from None
+    if found.version != 1:
+        raise BadInput(f"{path}: has version {found.version}, this pagecast reads 1; {_AGAIN}")
+    if len({len(values) for values in found.figures.values()}) != 1 or not found.draws:
+        raise BadInput(f"{path}: is corrupt: figures have no draws, or not as many each; {_AGAIN}")
+    return found
+
+
+def _same_trace(path: Path, made_of: str, trace: Trace) -> None:
+    if made_of != digest(trace):
+        raise BadInput(f"{path}: was made of another trace than {trace.name} is now; {_AGAIN}")
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> Sequence[str]:
+    """The scenario's fields that differ, as `field: old -> new`."""
+    return [
+        f"{name}: {before.get(name)} -> {after.get(name)}"
+        for name in after
+        if before.get(name) != after.get(name)
+    ]

@@ -1,0 +1,116 @@
+"""A scenario file with a section `check`: which trace to serve, and what its figures must hold to.
+
+    model: Qwen/Qwen3-8B
+    gpu: H200
+    check:
+      trace: chat                            # a sample's name, or a file, sought beside this one
+      slo: ttft_p99<2s, tpot_p95<50ms
+      limits:                                # any figure of `pagecast replay --json`
+        output_tokens_per_s: {min: 2000}
+        ttft_s.p99: {max: 0.5}
+      regression:                            # percent by which a figure may be worse than the baseline's
+        ttft_s.p99: 5
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import CHECK, Scenario, read_fields
+from pagecast.traces.bundled import sample_names
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+DRAWS = 20
+
+
+class Bound(BaseModel):
+    """The least and the most a figure may be, in the figure's own unit (seconds, tokens, counts)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    min: float | None = None
+    max: float | None = None
+
+
+class Check(BaseModel):
+    """The section `check`. Unknown fields are errors, not ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    trace: str = Field(description="trace to serve: a sample's name or a file")
+    limit: int | None = Field(None, ge=1, description="serve only the first N requests")
+    speedup: float = Field(1.0, gt=0, description="divide arrival times by this")
+    sort: bool = Field(False, description="put requests out of order in order of arrival")
+    session_rate: float | None = Field(None, gt=0, description="sessions a second, for traces without times")
+    tokenizer: str | None = Field(None, description="transformers folder, for traces that hold texts")
+    slo: str | None = Field(None, description="service level: ttft_p99<2s, tpot_p95<50ms")
+    limits: dict[str, Bound] = Field(default_factory=dict, description="bounds of figures")
+    regression: dict[str, float] = Field(default_factory=dict, description="percent a figure may be worse by")
+    draws: int = Field(DRAWS, ge=5, description="pairs of replays behind each comparison with a baseline")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFile:
+    """A scenario and what is asked of it."""
+
+    path: str
+    scenario: Scenario
+    check: Check
+    slo: Slo | None
+
+    def trace_name(self) -> str:
+        """The trace as `read` takes it: a sample's name, a file beside the scenario, or as it is written."""
+        beside = Path(self.path).parent / self.check.trace
+        if self.check.trace not in sample_names() and beside.exists():
+            return str(beside)
+        return self.check.trace
+
+    def reading(self) -> dict[str, Any]:
+        """The options to read the trace with."""
+        names = ("limit", "speedup", "sort", "session_rate")
+        tokenizer = Path(self.check.tokenizer) if self.check.tokenizer else None
+        return {**{name: getattr(self.check, name) for name in names}, "tokenizer": tokenizer}
+
+
+def load_check(path: str | Path) -> CheckFile:
+    """Reads a scenario file for the gate. Errors: BadInput naming the file and the field."""
+    fields = read_fields(path)
+    section = fields.pop(CHECK, None)
+    if not isinstance(section, dict):
+        raise BadInput(f"{path}: has no section `{CHECK}:` with a trace and limits; see examples/check.yaml")
+    scenario = Scenario.make(fields, str(path))
+    try:
+        check = Check.model_validate(section)
+    except ValidationError as error:
+        raise BadInput(f"{path}: {_said(error)}") from None
+    if not (check.slo or check.limits or check.regression):
+        raise BadInput(f"{path}: {CHECK}: asks nothing; give slo, limits or regression")
+    for name, bound in check.limits.items():
+        if bound.min is None and bound.max is None:
+            raise BadInput(f"{path}: {CHECK}.limits.{name}: give min, max or both")
+    for name, percent in check.regression.items():
+        if not 0 <= percent < float("inf"):
+            raise BadInput(f"{path}: {CHECK}.regression.{name} is {percent}; give a percent of at least 0")
+    return CheckFile(str(path), scenario, check, _slo(path, check.slo))
+
+
+def _slo(path: str | Path, text: str | None) -> Slo | None:
+    try:
+        return Slo.parse(text) if text else None
+    except BadInput as error:
+        raise BadInput(f"{path}: {CHECK}.slo: {error}") from None
+
+
+def _said(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in (CHECK, *first["loc"]))
+    if first["type"] == "extra_forbidden":
+        known = Bound if "limits" in first["loc"] else Check
+        return f"field {name!r} is not known; fields are {', '.join(known.model_fields)}"
+    if first["type"] == "missing":
+        return f"field {name!r} is missing: {Check.model_fields[str(first['loc'][-1])].description}"
+    return f"{name} is {first['input']!r}: {first['msg']}"

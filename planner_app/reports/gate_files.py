@@ -1,0 +1,63 @@
+"""What the gate found, as files that CI systems show: JUnit XML and Markdown."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+from pagecast.planner_app.planner.gate import Finding
+from pagecast.traces.write import replacing
+
+
+def write_junit(path: Path, name: str, findings: Sequence[Finding], seconds: float) -> None:
+    """A test suite with a case a finding. Errors: BadInput where the file can't be written."""
+    failures = sum(not finding.holds for finding in findings)
+    counts = {"tests": str(len(findings)), "failures": str(failures), "errors": "0", "skipped": "0"}
+    time = f"{seconds:.3f}"
+    suites = ET.Element("testsuites", {**counts, "time": time})
+    named = {"name": _xml(f"pagecast check {name}"), **counts, "time": time}
+    suite = ET.SubElement(suites, "testsuite", named)
+    for finding in findings:
+        place = {"classname": f"pagecast.{finding.kind}", "name": _xml(f"{finding.name} {finding.asked}")}
+        case = ET.SubElement(suite, "testcase", {**place, "time": "0"})
+        said = _xml(f"{finding.value}, asked {finding.asked}" + (f": {finding.why}" if finding.why else ""))
+        if not finding.holds:
+            ET.SubElement(case, "failure", {"message": said, "type": finding.kind}).text = said
+        else:
+            ET.SubElement(case, "system-out").text = said
+    with replacing(path) as place_:
+        ET.ElementTree(suites).write(place_, encoding="utf-8", xml_declaration=True)
+
+
+def write_markdown(path: Path, name: str, findings: Sequence[Finding], notes: Sequence[str]) -> None:
+    """A heading, the table, and notes. Errors: BadInput where the file can't be written."""
+    with replacing(path) as place:
+        place.write_text(markdown(name, findings, notes), encoding="utf-8")
+
+
+def markdown(name: str, findings: Sequence[Finding], notes: Sequence[str]) -> str:
+    """The same as text; what broke stands first."""
+    broken = [finding for finding in findings if not finding.holds]
+    count = len(findings)
+    verdict = f"{len(broken)} of {count} checks failed" if broken else f"all {count} checks hold"
+    lines = [f"### pagecast check {_md(name)}: {verdict}", "", "| | check | figure | value | asked | |"]
+    lines.append("|---|---|---|--:|--:|---|")
+    for finding in sorted(findings, key=lambda finding: finding.holds):
+        mark = "ok" if finding.holds else "**failed**"
+        cells = (finding.kind, finding.name, finding.value, finding.asked, finding.why)
+        lines.append(f"| {mark} | " + " | ".join(map(_md, cells)) + " |")
+    lines += ["", *(f"- {_md(note)}" for note in notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _md(text: str) -> str:
+    """Plain text in a table's cell: no line ends, no markup, no HTML."""
+    for char in "\\`*_|[]":
+        text = text.replace(char, f"\\{char}")
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML can't hold."""
+    return "".join(char if char.isprintable() else " " for char in text)
