@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.reports.page import ready, write
 from pagecast.planner_app.scenario_options import Given, TraceArgument, load, with_scenario
 from pagecast.planner_app.scenario_options import load_trace as load_trace
 from pagecast.sim.metrics import STATISTICS
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replicates import Spread, Study, with_intervals
+from pagecast.sim.replicates import Spread, Study, summary_figures, with_intervals
 from pagecast.sim.resample import resample, what_is_lost
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -33,24 +34,50 @@ def replay_command(
         bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
     ] = False,
     out: Annotated[Path | None, Opt(help="folder for summary, requests, steps, events and scenario")] = None,
+    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
+    perfetto: Annotated[
+        Path | None, Opt(help="trace of the steps to write, for ui.perfetto.dev (.json or .json.gz)")
+    ] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Replays TRACE on one replica and prints TTFT, TPOT, throughput, prefix hits and KV pressure."""
+    if report is not None:
+        ready("--report", report)
+    if perfetto is not None:
+        console.check_place("--perfetto", perfetto)
     work, chosen = load(trace, given)
+    keep = report is not None or perfetto is not None
     with console.progress("replaying", len(work)) as update:
-        result = replay(work, chosen, keep_steps=False, out=out, progress=update)
+        result = replay(work, chosen, keep_steps=keep, out=out, progress=update)
     result = replace(result, notes=(*_unused(work, chosen), *result.notes))
     spread = None
     if replicates:
         study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
         with console.progress("replicates", replicates + 2) as update:
             spread = study.spread(replicates, progress=update)
+    _draw(result, spread, report, perfetto)
     if json:
         console.print_json(with_intervals(result.summary, spread) if spread else result.summary)
     else:
         show(result, out, spread)
         if spread and not fixed_workload:
             console.out.print(f"note: {what_is_lost(work, chosen.seed)}", soft_wrap=True, markup=False)
+        for path in (report, perfetto):
+            if path is not None:
+                console.out.print(f"written to {path}", soft_wrap=True, markup=False)
+
+
+def _draw(result: Result, spread: Spread | None, report: Path | None, perfetto: Path | None) -> None:
+    """Writes the pictures that were asked for."""
+    if report is not None:
+        from pagecast.planner_app.reports.replay_report import replay_report
+
+        around = spread.around(summary_figures(result)) if spread else None
+        write(report, replay_report(result, around))
+    if perfetto is not None:
+        from pagecast.planner_app.reports.perfetto import write_perfetto
+
+        write_perfetto(result, perfetto)
 
 
 def _unused(trace: Trace, scenario: Scenario) -> tuple[str, ...]:

@@ -116,11 +116,11 @@ def cached_and_uncached_ttft(requests: pd.DataFrame) -> go.Figure:
     depths = np.unique(bins)
     names = [_depths(int(number)) for number in depths]
     figure = chart("TTFT with and without a prefix hit, at equal queue depth", _saving(requests),
-                   "requests waiting on arrival", "TTFT, seconds (log): median, to p90", yaxis_type="log",
+                   "requests waiting on arrival", "TTFT, seconds (log)", yaxis_type="log",
                    scattermode="group")  # fmt: skip
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
     ttft = got["ttft_s"].to_numpy(np.float64)
-    for index, (title, mask) in enumerate((("with a hit", hit), ("without", ~hit))):
+    for index, (title, mask) in enumerate((("with a hit (median, bar to p90)", hit), ("without", ~hit))):
         cells = [ttft[mask & (bins == depth)] for depth in depths]
         known = [(name, *np.percentile(cell, (50, 90)).tolist(), len(cell))
                  for name, cell in zip(names, cells, strict=True) if len(cell)]  # fmt: skip

@@ -1,13 +1,17 @@
 """HTML reports: one file, no network, nothing of a user's words runs, figures that say what they mean."""
 
+import gzip
+import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from pagecast.planner_app.cli import run
 from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page, plain_figures
 from pagecast.planner_app.reports.replay_report import replay_report
@@ -82,7 +86,7 @@ def test_every_chart_has_a_title_a_conclusion_and_units(result):
 
 def test_cached_and_uncached_are_compared_bin_by_bin_of_the_queue(result):
     figure = charts.cached_and_uncached_ttft(result.requests)
-    hit = next(series for series in figure.data if series.name == "with a hit")
+    hit = next(series for series in figure.data if series.name.startswith("with a hit"))
     table = result.requests
     empty = table[(table["queue_depth"] == 0) & (table["cached_tokens"] > 0)]
     assert hit.x[0] == "0"
@@ -112,6 +116,29 @@ def test_a_replay_that_served_nobody_still_has_its_report():
     assert found.summary["rejected"] == 5
     text = replay_report(found)
     assert "No request was given a token" in text
+
+
+def test_replay_writes_its_report_and_its_trace(tmp_path, capsys):
+    report, perfetto = tmp_path / "r.html", tmp_path / "t.json.gz"
+    arguments = ["replay", "chat", "--limit", "40", "--report", str(report), "--perfetto", str(perfetto)]
+    assert run([*arguments, "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+    assert plain_figures(report.read_text())
+    assert json.loads(gzip.decompress(perfetto.read_bytes()))["otherData"]["trace"] == "chat"
+    assert run(arguments) == 0
+    assert f"written to {report}" in capsys.readouterr().out
+
+
+def test_without_plotly_a_report_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    path = tmp_path / "r.html"
+    assert run(["replay", "nowhere", "--report", str(path)]) == 3
+    assert capsys.readouterr().err == (
+        "pagecast: --report needs plotly; install it by pip install 'pagecast[app]'\n"
+    )
+    assert run(["replay", "nowhere", "--report", str(tmp_path)]) == 2
+    assert run(["replay", "nowhere", "--perfetto", str(tmp_path / "no" / "t.json")]) == 2
+    assert not path.exists()
 
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium here")
