@@ -12,7 +12,7 @@ import pickle
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,7 +49,7 @@ class Cluster(Executor):
 
     def stream(
         self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Generator[tuple[int, Answer], None, None]:
         """As answers come, from whichever worker."""
         if not items:
             return

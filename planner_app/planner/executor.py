@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ class Executor(ABC):
     @abstractmethod
     def stream(
         self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Generator[tuple[int, Answer], None, None]:
         """Yields `(index of the item, answer)` as answers come; closing it drops what has not begun."""
 
     def map(
@@ -94,7 +94,7 @@ class Serial(Executor):
 
     def stream(
         self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Generator[tuple[int, Answer], None, None]:
         """In the order of the items."""
         for index, item in enumerate(items):
             yield index, function(item)
@@ -111,7 +111,7 @@ class Processes(Executor):
 
     def stream(
         self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Generator[tuple[int, Answer], None, None]:
         """As answers come; a single item is computed here."""
         if len(items) == 1:
             yield 0, function(items[0])

@@ -1,0 +1,132 @@
+"""`pagecast sweep`: a grid or a search over fields of the scenario, and the cheapest that meets an SLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas as pd
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.sim.core.errors import BadInput
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pagecast.planner_app.planner.study import Swept
+
+Opt = typer.Option
+_MOST_ROWS = 20
+_SET = "field=values, again and again: block_size=16,32 or kv_tokens=1e5:4e5:5e4 or max_num_seqs=32:512:x2"
+
+
+@with_scenario
+def sweep_command(
+    trace: TraceArgument,
+    settings: Annotated[list[str], Opt("--set", help=_SET)],
+    given: Given,
+    search: Annotated[
+        int | None, Opt(help="make N trials chosen by Optuna's TPE instead of the whole grid")
+    ] = None,
+    slo: Annotated[str, Opt(help="service level, such as ttft_p99<2s,tpot_p95<50ms")] = "",
+    price: Annotated[
+        list[str] | None, Opt(help="GPU=USD per GPU-hour, again and again: H200=3.5; yours, none is built in")
+    ] = None,
+    objective: Annotated[
+        str, Opt(help="figures to trade off, with commas [cost, ttft_p99_s, tpot_p95_s]")
+    ] = "",
+    generation: Annotated[int, Opt(help="trials that a search chooses at once")] = 20,
+    out: Annotated[Path | None, Opt(help="the study's folder; there already, the study goes on")] = None,
+    workers: Annotated[int | None, Opt(min=1, help="processes [one a core]")] = None,
+    cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
+
+    The table is the same for any --workers and --cluster. With --out a sweep that was interrupted, however,
+    goes on where it stopped.
+    """
+    from pagecast.planner_app.planner.question import Question
+    from pagecast.planner_app.planner.space import parse_space
+    from pagecast.planner_app.planner.study import sweep
+
+    work, scenario = load(trace, given)
+    space = parse_space(settings, scenario)
+    objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
+    question = Question(
+        work, scenario, space, slo, prices(price or []), objectives, search, generation
+    )
+    with console.progress("trials", question.count) as update:
+        found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
+    if json:
+        console.print_json(as_dict(found))
+    else:
+        show(found, out)
+
+
+def prices(given: list[str]) -> dict[str, float]:
+    """Reads `H200=3.5`. Errors: BadInput."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, equals, amount = text.rpartition("=")
+        try:
+            if not equals or not name.strip() or name.strip() in found:
+                raise ValueError
+            found[name.strip()] = float(amount)
+        except ValueError:
+            raise BadInput(f"--price {text}: write GPU=USD_PER_GPU_HOUR, each GPU once") from None
+    return found
+
+
+def as_dict(found: Swept) -> dict[str, Any]:
+    """The sweep as plain JSON: question, cheapest, front, sensitivity and the whole table."""
+    question = found.question
+    return {
+        "trace": question.trace.name, "requests": len(question.trace), "space": str(question.space),
+        "slo": question.slo, "prices_usd_per_gpu_hour": dict(question.prices),
+        "objectives": list(question.objectives), "complete": found.complete,
+        "cheapest": found.cheapest, "front": records(found.front),
+        "sensitivity": records(found.sensitivity), "trials": records(found.table),
+    }  # fmt: skip
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table's rows as plain Python; null for what is missing."""
+    from pagecast.planner_app.planner.study import record
+
+    return [record(table.iloc[[row]]) for row in range(len(table))]
+
+
+def show(found: Swept, out: Path | None) -> None:
+    """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
+    from pagecast.planner_app.planner.study_view import answer, effects, front
+
+    question = found.question
+    console.out.print(
+        f"{question.trace.name}: {len(question.trace):,} requests, {len(found.table):,} trials of "
+        f"{question.space}",
+        soft_wrap=True,
+    )
+    console.out.print(answer(found), soft_wrap=True)
+    header, rows = front(found)
+    title = "undominated" + (", of those that meet the SLO" if found.table["meets"].any() else "")
+    console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)
+    console.out.print(_table(header, rows[:_MOST_ROWS]))
+    if len(rows) > _MOST_ROWS:
+        console.out.print(f"and {len(rows) - _MOST_ROWS} more (--json, or trials.parquet in --out)")
+    header, rows = effects(found)
+    console.out.print("\nwhat each knob moves (share of a figure's variance that it explains alone):")
+    console.out.print(_table(header, rows) if rows else "nothing, by half a percent or more")
+    before = len(found.table) - found.replayed
+    kept = f"; {before:,} were in the folder already" if before else ""
+    where = f"; the study is in {out}" if out else ""
+    console.out.print(f"\n{found.replayed:,} trials replayed{kept}{where}", soft_wrap=True)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, title in enumerate(header):
+        table.add_column(title, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
