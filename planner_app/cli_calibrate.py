@@ -36,6 +36,7 @@ _SHORT = {
     "request": "a request in the step: scheduling, sampling, its token",
     "token_after_prompts": "a token in a step with prompts after another such",
     "kv_token": "a context token read by decode attention",
+    "launch_floor": "launching a step with prompts: the least it takes",
     "prompt_tile": "a tile x key block of prompt attention",
 }
 

@@ -50,6 +50,9 @@ class Calibrated:
         t, shape = self._terms, self.calibration.shape
         self._sizes_end = self._prompt_sizes[-1] if self._prompt_sizes else 0
         self._request = t.get("request", 0.0)
+        self._chunk = t.get("prompt_chunk", 0.0)
+        self._launch = t.get("launch_floor", 0.0)
+        self._eager = not shape.prompt_graphs
         self._beside = t.get("request_beside_prompt", 0.0)
         self._hot = t.get("token_after_prompts", 0.0)
         self._kv = t.get("kv_token", 0.0)
@@ -78,7 +81,7 @@ class Calibrated:
             total = self._prompt_matrix[tokens]
         else:
             total = float(self._matrix_ns(np.array([tokens]), self._prompt_sizes)[0])
-        total += self._prompt_step(chunks, tokens) + self._request * (n + chunks) + self._beside * n
+        total += self._prompt_step(tokens) + self._beside * n
         total += self._hot * min(tokens, after)
         work = tiles * self._share
         if n:
@@ -87,7 +90,10 @@ class Calibrated:
         if self.calibration.shape.tile_schedule and not self._splits(largest):
             read = (ctx / attention.BLOCK + n / 2) * self._share
             work += max(0.0, max(longest, keys) / attention.BLOCK - work - read)
-        total += self._tile * work + self._last_tile * keys
+        elif self._eager:
+            work = max(work, keys / attention.BLOCK)
+        total = max(total + self._tile * work + self._last_tile * keys, self._launch)
+        total += self._request * (n + chunks) + self._chunk * chunks
         return max(round(total * self._busy - self._hidden) - self.host_ns(n + chunks), 0)
 
     def decode_line(self, n: int) -> DecodeLine:
@@ -125,8 +131,8 @@ class Calibrated:
         weights = curve_weights(padded(tokens, sizes), self.calibration.knots)
         return np.asarray(weights @ self._curve, np.float64)
 
-    def _prompt_step(self, chunks: int, tokens: int) -> float:
-        total = self._terms.get("prompt_step", 0.0) + self._terms.get("prompt_chunk", 0.0) * chunks
+    def _prompt_step(self, tokens: int) -> float:
+        total = self._terms.get("prompt_step", 0.0)
         if tokens > self._sizes_end > 0:
             total += self._terms.get("ungraphed_step", 0.0)
         return total

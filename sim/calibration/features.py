@@ -32,9 +32,13 @@ TERMS: dict[str, str] = {
     "longest_context": "a token of the longest decoding request",
     "prompt_tile": "a tile x key block of prompt attention, an SM's share, and the longest tile's excess",
     "longest_prompt_tile": "a key block of the longest prompt tile",
+    "launch_floor": "launching a step with prompts, which its device time can't go below",
     "arrival": "a request that arrived since the last step",
     "arriving_token": "a prompt token of those",
 }
+# Host time that neither hides device time nor is hidden by it where steps are not planned ahead.
+HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
+LAUNCH = "launch_floor"
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
     "longest_prompt_tile", "request_beside_prompt", "token_after_prompts", "ungraphed_step", "prompt_chunk",
@@ -224,6 +228,8 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     prompt = table.prompt_tiles * share
     if shape.tile_schedule:
         prompt = prompt + _outlasting(table, shape, prompt)
+    elif not shape.prompt_graphs:
+        prompt = np.maximum(prompt, table.longest_prompt / attention.BLOCK)
     most = shape.graph_sizes[-1] if shape.graph_sizes and shape.prompt_graphs else 0
     return {
         "request": table.n + table.chunks,
@@ -236,6 +242,7 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         "longest_context": np.zeros(len(table)) if shape.tile_schedule else table.longest,
         "prompt_tile": prompt,
         "longest_prompt_tile": table.longest_prompt / attention.BLOCK,
+        LAUNCH: np.where(mixed & (not shape.prompt_graphs), 1.0, 0.0),
         "arrival": table.arrivals,
         "arriving_token": table.arrived_tokens,
     }

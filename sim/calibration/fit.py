@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.calibration.features import (
     EXPENDABLE,
+    HOST_TERMS,
+    LAUNCH,
     TERMS,
     StepTable,
     choose_knots,
@@ -63,11 +65,16 @@ class Fit:
 
     def predict(self, table: StepTable, shape: Shape) -> Floats:
         """Nanoseconds of each step, from start to start."""
-        total = curve_weights(computed_rows(table, shape), self.knots) @ self.curve
+        device = curve_weights(computed_rows(table, shape), self.knots) @ self.curve
         columns = term_columns(table, shape)
+        host = np.zeros(len(table))
         for name, value in self.terms.items():
-            total = total + value * columns[name]
-        return np.asarray(total, np.float64)
+            if name in HOST_TERMS:
+                host += value * columns[name]
+            elif name != LAUNCH:
+                device = device + value * columns[name]
+        launching = self.terms.get(LAUNCH, 0.0) * columns[LAUNCH]
+        return np.asarray(host + np.maximum(device, launching), np.float64)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,27 @@ class Design:
     def take(self, rows: npt.NDArray[np.int64]) -> Design:
         """The design of the given rows; rows may repeat."""
         return replace(self, matrix=self.matrix[rows], ns=self.ns[rows], run=self.run[rows])
+
+    def bounded(self, coefficients: Floats) -> Floats:
+        """The matrix with one side of each row alone: the floor of its launches, or what the device does."""
+        if LAUNCH not in self.names:
+            return self.matrix
+        column, device = self._sides()
+        busy = self.matrix[:, device] @ coefficients[device]
+        return self.sided(self.matrix[:, column] * coefficients[column] > busy)
+
+    def sided(self, launching: npt.NDArray[np.bool_]) -> Floats:
+        """The same for rows of which it is known which side takes longer."""
+        column, device = self._sides()
+        matrix = self.matrix.copy()
+        matrix[np.ix_(launching, device)] = 0.0
+        matrix[~launching, column] = 0.0
+        return matrix
+
+    def _sides(self) -> tuple[int, npt.NDArray[np.int64]]:
+        first = len(self.knots)
+        rest = [i for i, name in enumerate(self.names) if name not in (*HOST_TERMS, LAUNCH)]
+        return first + self.names.index(LAUNCH), np.array([*range(first), *(first + i for i in rest)])
 
 
 def fit(tables: list[StepTable], shape: Shape) -> Fit:
@@ -108,7 +136,8 @@ def design(tables: list[StepTable], shape: Shape) -> tuple[Design, tuple[str, ..
     parts = [term_columns(table, shape) for table in tables]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in TERMS}
     present = tuple(name for name, column in columns.items() if np.any(column > 0))
-    absent = tuple(name for name in TERMS if name not in present)
+    of_others = LAUNCH if shape.prompt_graphs else "ungraphed_step"
+    absent = tuple(name for name in TERMS if name not in present and name != of_others)
     count = len(knots) + len(present)
     least = max(STEPS_PER_TERM * count, LEAST_STEPS)
     if len(ns) < least:
@@ -124,7 +153,7 @@ def _keep(full: Design, names: tuple[str, ...]) -> Design:
 
 def _separable(full: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Terms the data tells apart, and those merged into the rest, the most expendable first."""
-    names = list(full.names)
+    names = [name for name in full.names if name != LAUNCH]
     merged: list[str] = []
     while len(names) > 1:
         kept = _keep(full, tuple(names))
@@ -138,7 +167,7 @@ def _separable(full: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
             break
         names.remove(victim)
         merged.append(victim)
-    return tuple(names), tuple(merged)
+    return tuple(name for name in full.names if name in (*names, LAUNCH)), tuple(merged)
 
 
 def solve(
@@ -151,22 +180,38 @@ def solve(
     """
     scales = np.ones(d.runs)
     bend = _bending(d)
-    coefficients = _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns))) if start is None else start
+    coefficients = _first(d) if start is None else start
     sd = 0.0
     cut = d.ns
     for _ in range(rounds):
-        expected = np.maximum(d.matrix @ coefficients, 1.0)
+        matrix = d.bounded(coefficients)
+        expected = np.maximum(matrix @ coefficients, 1.0)
         scaled = expected * scales[d.run]
         spread = np.abs(d.ns / scaled - 1)
         sd = float(np.mean([1.48 * np.median(spread[d.run == i]) for i in range(d.runs)]))
         cut = np.clip(d.ns, scaled * (1 - _OUTLIER * sd), scaled * (1 + _OUTLIER * sd))
-        weighted = d.matrix / expected[:, None]
+        weighted = matrix / expected[:, None]
         target = cut / scaled
         rows = np.zeros((len(bend), d.matrix.shape[1]))
         rows[:, : len(d.knots)] = bend / np.maximum(coefficients[1 : len(bend) + 1], 1e3)[:, None]
         coefficients = _nnls(np.vstack([weighted, rows]), np.append(target, np.zeros(len(rows))))
-        scales = _run_scales(d, cut / np.maximum(d.matrix @ coefficients, 1.0), sd)
+        scales = _run_scales(d, cut / np.maximum(d.bounded(coefficients) @ coefficients, 1.0), sd)
     return _give_back(d, coefficients, float((d.ns - cut).sum())), scales, sd
+
+
+def _first(d: Design) -> Floats:
+    """Coefficients to start from: the best of guesses at which steps are as long as their launches."""
+    target = np.ones(len(d.ns))
+    if LAUNCH not in d.names:
+        return _nnls(d.matrix / d.ns[:, None], target)
+    eager = d.matrix[:, len(d.knots) + d.names.index(LAUNCH)] > 0
+    found: list[tuple[float, Floats]] = []
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8):
+        launching = eager & (d.ns < np.quantile(d.ns[eager], share))
+        guess = _nnls(d.sided(launching) / d.ns[:, None], target)
+        stray = np.abs(d.bounded(guess) @ guess / d.ns - 1)
+        found.append((float(np.minimum(stray, 0.5).mean()), guess))
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 def _bending(d: Design) -> Floats:

@@ -23,7 +23,8 @@ class Shape:
     `kv_heads` and `group` (query heads to one KV head) are of one GPU; `sms` its multiprocessors;
     `graph_sizes` the token counts that CUDA graphs were captured for (empty: none); `tile_schedule`
     whether attention's tiles are spread over the SMs as FlashAttention 3 does it; `prompt_graphs` whether
-    steps with prompts are padded to graph sizes too (vLLM's piecewise graphs).
+    steps with prompts are padded to graph sizes too (vLLM's piecewise graphs). Where they are not, their
+    kernels are launched one by one, and prompt attention is a launch of its own whose tiles are never split.
     """
 
     kv_heads: int

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.file import Calibration
-from pagecast.sim.calibration.shape import identity
+from pagecast.sim.calibration.shape import CPU, identity
 from pagecast.sim.calibration.target import Target
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs import Batch
@@ -29,7 +29,7 @@ def costs_for(calibration: Calibration, target: Target, *, transfer: bool = Fals
     differs = difference(calibration, target)
     if differs is None:
         return Calibrated(calibration, pipeline_depth=target.pipeline_depth)
-    if not transfer:
+    if not transfer or calibration.made_for.get("gpu") == CPU:
         raise BadInput(
             f"calibration {calibration.name} is {differs}: calibrate it, or allow a transfer (rougher)"
         )
@@ -41,6 +41,8 @@ def difference(calibration: Calibration, target: Target) -> str | None:
     made = calibration.made_for
     if made.get("model_shape") != identity(target.model):
         return f"for {made.get('model')}, not {target.model.name}"
+    if made.get("gpu") == CPU:
+        return f"for a CPU, not {target.gpu.name}"
     if find_gpu(str(made.get("gpu"))).name != target.gpu.name:
         return f"for {made.get('gpu')}, not {target.gpu.name}"
     if made.get("tensor_parallel_size", 1) != target.tensor_parallel_size:
@@ -117,4 +119,5 @@ def _term_ratios(origin: Target, target: Target) -> dict[str, float]:
     return {
         "kv_token": kv, "longest_context": kv, "prompt_tile": flops, "longest_prompt_tile": flops,
         "prompt_step": layers, "ungraphed_step": layers,
+        "launch_floor": layers,
     }  # fmt: skip

@@ -1,0 +1,99 @@
+"""Costs of the engine's own steps: prompts are launched kernel by kernel, in tiles never split."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pagecast.sim.calibration.build import Source, calibrate
+from pagecast.sim.calibration.calibrated import Calibrated
+from pagecast.sim.calibration.features import step_table
+from pagecast.sim.calibration.fit import Fit, fit
+from pagecast.sim.calibration.shape import shape_of
+from pagecast.sim.calibration.target import Target
+from pagecast.sim.calibration.transfer import costs_for
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.gpus import gpu
+from pagecast.sim.models import model
+from pagecast.sim.recorded import RecordedRun, Steps
+
+META = {
+    "engine": "pagecast", "engine_version": "0.1.0", "gpu": "NVIDIA H200", "usable_blocks": 1000,
+    "model": {
+        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+        "dtype": "bfloat16",
+    },
+    "config": {"attention": "triton", "cuda_graph_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256]},
+}  # fmt: skip
+SHAPE = shape_of(META, "meta.json")
+TRUTH = Fit(
+    knots=(1, 256, 8192),
+    curve=np.array([4.5e6, 6e6, 170e6]),
+    terms={"request": 10_000.0, "kv_token": 34.0, "prompt_tile": 60_000.0, "launch_floor": 9e6},
+    merged=(), absent=(), scales=(1.0,), sd=0.0,
+)  # fmt: skip
+
+
+def made_run(count: int, seed: int, truth: Fit = TRUTH, **changes: object) -> RecordedRun:
+    """A synchronous run of random shapes, many with few prompt tokens, that takes what `truth` says."""
+    random = np.random.default_rng(seed)
+    n = random.integers(1, 200, count)
+    ctx = n * random.integers(50, 4000, count)
+    start = np.concatenate([[0], np.cumsum(random.uniform(size=count) < 0.5)])
+    tokens = np.exp(random.uniform(np.log(2), np.log(8000), start[-1])).astype(np.int64)
+    context = np.where(random.uniform(size=start[-1]) < 0.5, 0, random.integers(0, 39_000, start[-1]))
+    zero, longest, none = np.zeros(count, np.int64), ctx // n + 64, np.zeros(count)
+
+    def run_of(begin: np.ndarray, end: np.ndarray) -> RecordedRun:
+        steps = Steps(begin, end, zero, n, ctx, longest, n, zero, none, start, tokens, context, zero, ("",))
+        return RecordedRun("made", Path("made"), {**META, **changes}, steps, pd.DataFrame(), pd.DataFrame())
+
+    table = step_table(run_of(np.arange(count), np.arange(count)), SHAPE)
+    ns = truth.predict(table, SHAPE) * np.exp(0.01 * random.standard_normal(len(table)))
+    begin = np.concatenate([[0], np.cumsum(ns)]).astype(np.int64)
+    return run_of(begin, np.append(begin[1:], begin[-1] + 1))
+
+
+@pytest.mark.parametrize("floor_ns", [0.0, 9e6, 30e6])
+def test_the_least_that_launching_a_step_takes_is_told_from_what_its_device_does(floor_ns):
+    truth = replace(TRUTH, terms={**TRUTH.terms, "launch_floor": floor_ns})
+    found = fit([step_table(made_run(3000, 1, truth), SHAPE)], SHAPE)
+    if floor_ns:
+        assert found.terms["launch_floor"] == pytest.approx(floor_ns, rel=0.02)
+    assert found.terms["prompt_tile"] == pytest.approx(60_000.0, rel=0.05)
+    fresh = step_table(made_run(1000, 2, truth), SHAPE)
+    ratio = found.predict(fresh, SHAPE) / fresh.ns
+    assert abs(ratio.mean() - 1) < 0.004
+    small = fresh.mixed & (fresh.tokens < 256)
+    assert abs(ratio[small].mean() - 1) < 0.01
+
+
+def test_costs_are_what_was_fitted():
+    run = made_run(2000, 3)
+    made = calibrate([Source(run)], "own", replicates=2)
+    table = step_table(run, made.shape)
+    fitted = Fit.of(made).predict(table, made.shape)
+    costs = Calibrated(made)
+    for i in range(0, len(table), 7):
+        batch = run.steps.batch(int(table.index[i]))
+        rows = batch.decode_n + len(batch.prefill)
+        line = costs.decode_line(batch.decode_n)
+        took = costs.device_ns(batch) if batch.prefill else line.ns(batch.decode_ctx, batch.decode_max)
+        assert took + costs.host_ns(rows) == pytest.approx(fitted[i], rel=1e-4)
+
+
+def test_decode_is_padded_to_a_graph_and_a_step_with_prompts_is_not():
+    costs = Calibrated(calibrate([Source(made_run(2000, 4))], "own", replicates=2))
+    padded = [costs.decode_line(n).ns(n * 1000, 1000) for n in (65, 128)]
+    request_ns = costs.calibration.terms_ns["request"]
+    assert padded[1] - padded[0] < 63 * (request_ns + 1100 * costs.calibration.terms_ns["kv_token"])
+
+
+def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
+    made = calibrate([Source(made_run(2000, 5, gpu="CPU"))], "own", replicates=0)
+    target = Target(model("Qwen/Qwen3-8B"), gpu("H200"))
+    for transfer in (False, True):
+        with pytest.raises(BadInput, match="for a CPU, not H200"):
+            costs_for(made, target, transfer=transfer)
