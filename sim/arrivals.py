@@ -8,10 +8,12 @@ what lets the replica advance many steps at once.
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import Ints, Trace
 
 NS = 1_000_000_000
 NEVER_NS = 1 << 62
@@ -93,3 +95,77 @@ class Arrivals:
             while self._cancels and self._cancels[0][1] == row:
                 heapq.heappop(self._cancels)
         self._look_ahead()
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """What one user sends, one after another: a session's rows in the trace's order, or a single request.
+
+    `first` has each chain's first row, in order; `follower` the row after each row in its chain, -1 for
+    none; `chain` the chain of each row. Rows that follow one another without a session's name are one too.
+    """
+
+    first: Ints
+    follower: Ints
+    chain: Ints
+
+    @classmethod
+    def of(cls, trace: Trace) -> Chains:
+        """The chains of a trace."""
+        count = len(trace)
+        root = np.arange(count)
+        for row, parent in enumerate(trace.integers("after").tolist()):
+            if parent >= 0:
+                root[row] = root[parent]
+        alone = pd.Series(root.astype(str)).radd("row ")
+        names = trace.column("session").astype("string").reset_index(drop=True).fillna(alone)
+        chain = pd.factorize(names)[0].astype(np.int64)
+        order = np.argsort(chain, kind="stable")
+        follower = np.full(count, -1, dtype=np.int64)
+        same = chain[order[1:]] == chain[order[:-1]]
+        follower[order[:-1][same]] = order[1:][same]
+        return cls(np.unique(chain, return_index=True)[1].astype(np.int64), follower, chain)
+
+
+class ClosedLoop(Arrivals):
+    """So many users over a trace, whose own arrival times are not used: each has one request at a time.
+
+    A user takes the next chain of the trace (a session, or a single request) when the last one has ended.
+    `think_s` None: nobody pauses, so that `users` requests are in the server all the time. Else a user
+    pauses for so many seconds before the next chain, and within one as the trace says (`gap_s`).
+    """
+
+    def __init__(self, trace: Trace, users: int, think_s: float | None = None) -> None:
+        if users < 1:
+            raise BadInput(f"users is {users}; there must be at least 1")
+        super().__init__(_all_at_once(trace))
+        chains = Chains.of(trace)
+        self._chain_starts: list[int] = chains.first.tolist()
+        self._follower: list[int] = chains.follower.tolist()
+        self._think_ns = 0 if think_s is None else round(think_s * NS)
+        # Turns that came at times of their own don't tell how long their user paused: as before a chain.
+        gaps = np.where(trace.integers("after") >= 0, trace.seconds("gap_s") * NS, self._think_ns)
+        self._gap_ns = [0] * len(trace) if think_s is None else np.rint(gaps).astype(np.int64).tolist()
+        self._taken = min(users, len(self._chain_starts))
+        self._rows = self._chain_starts[: self._taken]
+        self._times = [0] * self._taken
+        self._look_ahead()
+
+    def ended(self, row: int, now: int) -> None:
+        """A request has ended: its user goes on with the chain, or takes the next one."""
+        follower, pause_ns = self._follower[row], 0
+        if follower >= 0:
+            pause_ns = self._gap_ns[follower]
+        elif self._taken < len(self._chain_starts):
+            follower, pause_ns = self._chain_starts[self._taken], self._think_ns
+            self._taken += 1
+        if follower >= 0:
+            heapq.heappush(self._later, (now + pause_ns, follower))
+        super().ended(row, now)
+        self._look_ahead()
+
+
+def _all_at_once(trace: Trace) -> Trace:
+    """The trace without links, every request at 0: a user's chain says what follows what."""
+    columns = {name: trace.requests[name] for name in trace.requests if name != "after"}
+    return Trace(trace.name, pd.DataFrame({**columns, "arrival_s": np.zeros(len(trace))}))

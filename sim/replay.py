@@ -56,6 +56,7 @@ def replay(
     scenario: Scenario,
     *,
     costs: StepCosts | None = None,
+    arrivals: Callable[[Trace], Arrivals] = Arrivals,
     keep_steps: bool = True,
     out: str | Path | None = None,
     fast_forward: bool = True,
@@ -64,9 +65,11 @@ def replay(
 ) -> Result:
     """Serves `trace` on one replica of `scenario` and returns its figures.
 
-    `costs` replaces the scenario's cost model. `out`: a folder for `summary.json`, `requests.parquet`,
-    `steps.parquet`, `events.parquet`, `trace.parquet` and `scenario.yaml`; it changes only once all is
-    written. `check_every`: proves every invariant of the core each so many steps (and cheap ones on each).
+    `costs` replaces the scenario's cost model. `arrivals` makes the clients from the trace: by default they
+    keep to its times; `partial(ClosedLoop, users=8)` are users who wait for an answer.
+    `out`: a folder for `summary.json`, `requests.parquet`, `steps.parquet`, `events.parquet`,
+    `trace.parquet` and `scenario.yaml`; it changes only once all is written. `check_every`: proves every
+    invariant of the core each so many steps (and cheap ones on each).
     Errors: BadInput for a trace, scenario or folder that can't be used; AssertionError from a check that
     fails.
     """
@@ -79,12 +82,12 @@ def replay(
         recorder = Recorder(keep_steps=keep_steps, out=folder)
         scheduler = Scheduler(limits, find_profile(scenario.profile), log=folder is not None)
         recorder.events = scheduler.events
-        feed, arrivals = Feed(trace, limits.block_size), Arrivals(trace)
+        feed, clients = Feed(trace, limits.block_size), arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None
         env = simpy.Environment()
         started = time.perf_counter()
         Replica(
-            env, scheduler, costs, arrivals, feed, recorder,
+            env, scheduler, costs, clients, feed, recorder,
             fast_forward=fast_forward, after_step=checker.after_step if checker else None,
         )  # fmt: skip
         _run(env, recorder, progress)
