@@ -1,0 +1,77 @@
+"""The report of a sweep: the cheapest deployment, what was traded for it, and what each knob does."""
+
+from __future__ import annotations
+
+import pandas as pd
+from pagecast.planner_app.planner.study import Swept
+from pagecast.planner_app.planner.study_view import answer, effects, front, text, title
+from pagecast.planner_app.reports import sweep_charts as charts
+from pagecast.planner_app.reports.page import Card, Section, Table, page
+
+MOST_ROWS = 300  # of the table of trials; the study's parquet file has them all
+
+
+def sweep_report(found: Swept) -> str:
+    """The page of a sweep."""
+    table, knobs = found.table, found.knobs
+    objectives = list(dict.fromkeys(found.question.objectives))
+    best = found.cheapest
+    chosen = None if best is None else int(best["number"])
+    ran = table[table["reason"] == ""]
+    header, rows = front(found)
+    marked = frozenset(at for at, row in enumerate(rows) if row[0] == str(chosen))
+    said = "The cheapest is marked." if marked else ""
+    traded = [charts.trade_off(table, objectives[0], y, knobs, chosen) for y in objectives[1:]]
+    lines = [
+        charts.against_knob(ran, knob, [name], None if best is None else best[knob])
+        for knob in knobs
+        for name in objectives[:3]
+    ]
+    moved = Table("", *effects(found), "Shares of a figure's variance that a knob explains alone.")
+    sections = [
+        Section("What is traded", [*traded, Table("Undominated trials", header, rows, said, marked)]),
+        Section("What each knob does", [charts.sensitivity(found.sensitivity), *lines, moved]),
+        Section("All trials", [_trials(found, table.head(MOST_ROWS), chosen)]),
+    ]
+    said = answer(found)
+    lead = said[:1].upper() + said[1:]
+    return page(f"Sweep of {found.question.trace.name}", lead, _cards(found), sections, _notes(found))
+
+
+def _cards(found: Swept) -> list[Card]:
+    best, table = found.cheapest, found.table
+    counted = f"{int(table['meets'].sum()):,} of {len(table):,}"
+    level = found.question.slo or "every request served"
+    cards = [Card("Trials that serve well", counted, level)]
+    if best is not None:
+        names = dict.fromkeys((found.cost, *found.question.objectives, "usd_per_million_output_tokens"))
+        known = [name for name in names if name in best]
+        cards += [Card(title(name), text(name, best[name]), "of the cheapest") for name in known]
+    failed = int((table["reason"] != "").sum())
+    return [*cards, Card("Can't run", f"{failed:,}", "trials")] if failed else cards
+
+
+def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> Table:
+    terms = [] if found.question.level is None else [term.text for term in found.question.level.terms]
+    names = list(dict.fromkeys([*found.knobs, "meets", found.cost, *found.question.objectives, *terms]))
+    header = ["trial", *map(title, names), "can't run because"]
+    body = [
+        [str(row["number"]), *(text(str(name), row[name]) for name in names), str(row["reason"])]
+        for row in rows.to_dict("records")
+    ]
+    marked = frozenset(at for at, number in enumerate(rows["number"]) if number == chosen)
+    count = len(found.table)
+    said = f"All {count:,} trials." if count <= MOST_ROWS else (
+        f"The first {MOST_ROWS} of {count:,} trials; trials.parquet in the study's folder has all."
+    )  # fmt: skip
+    return Table("", header, body, said, marked)
+
+
+def _notes(found: Swept) -> list[str]:
+    notes = [
+        "Each trial is one replay of the same trace with the same seed (common random numbers), so that "
+        "differences between trials are the scenarios' own."
+    ]
+    if not found.complete:
+        notes.insert(0, "The sweep was stopped before its end: what follows is of the trials that ended.")
+    return notes
