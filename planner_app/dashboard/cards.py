@@ -42,9 +42,14 @@ def show_cards(cards: list[Card]) -> None:
                 )  # fmt: skip
             _interval(card, number)
             for term, holds in card.verdicts:
-                st.badge(plain(term) + (" holds" if holds else " is broken"),
-                         icon=":material/check_circle:" if holds else ":material/cancel:",
-                         color="blue" if holds else "orange")  # fmt: skip
+                show_verdict(term, holds)
+
+
+def show_verdict(term: str, holds: bool) -> None:
+    """One term of the SLO: told by word, sign and colour."""
+    st.badge(plain(term) + (" holds" if holds else " is broken"),
+             icon=":material/check_circle:" if holds else ":material/cancel:",
+             color="blue" if holds else "orange")  # fmt: skip
 
 
 def _interval(card: Card, number: int) -> None:

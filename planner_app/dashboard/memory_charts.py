@@ -36,7 +36,8 @@ def hbm_waterfall(budget: HbmBudget) -> go.Figure:
         totals={"marker": {"color": GREY}}, cliponaxis=False,
     )  # fmt: skip
     figure.update_xaxes(tickangle=-35)
-    figure.update_yaxes(rangemode="tozero")
+    total = budget.total_bytes / GIB  # room below for the last bars' figures
+    figure.update_yaxes(range=[-0.12 * total, 1.12 * total], zeroline=True)
     return figure
 
 

@@ -24,7 +24,7 @@ def _watch(slot: str, words: str) -> None:
         bar(slot, words)
     elif job.stopped:
         again(slot, words)
-    elif not job.error:
+    else:  # its value, or its error, is the page's to show
         st.rerun()
 
 

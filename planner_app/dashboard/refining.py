@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 
 import streamlit as st
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard.cards import Card, Words, show_cards
+from pagecast.planner_app.dashboard.cards import Card, Words, show_cards, show_verdict
 from pagecast.planner_app.dashboard.progress_view import again, bar, told
 from pagecast.planner_app.dashboard.replays import result_for, spread_for, trace_for
 from pagecast.planner_app.dashboard.state import Session
 from pagecast.planner_app.dashboard.texts import plain
 from pagecast.planner_app.dashboard.view import View
+from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 from pagecast.sim.replicates import Spread, summary_figures
 from pagecast.traces.schema import Trace
 
 _TICK_S = 0.5
+_WITH_CARDS = ("ttft", "tpot")
 _SLOTS = {"spread": "90% intervals"}
+
+Verdicts = dict[str, tuple[tuple[str, bool], ...]]
 
 
 def show(own: Session, view: View, trace: Trace, result: Result) -> None:
@@ -57,7 +62,13 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
     found = _ask(own, view, trace)
     spread = found["spread"]
     assert spread is None or isinstance(spread, Spread)
-    show_cards(_cards(own, view, result, spread))
+    verdicts = _verdicts(view, result)
+    show_cards(_cards(own, view, result, spread, verdicts))
+    others = [term for what, terms in verdicts.items() if what not in _WITH_CARDS for term in terms]
+    if others:
+        with st.container(horizontal=True):
+            for term, holds in others:
+                show_verdict(term, holds)
     for slot, words in _SLOTS.items():
         job = own.jobs.get(slot)
         if job is None or found[slot] is not None:
@@ -70,7 +81,17 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
             st.warning(f"No {words}: {plain(job.error)}")
 
 
-def _cards(own: Session, view: View, result: Result, spread: Spread | None) -> list[Card]:
+def _verdicts(view: View, result: Result) -> Verdicts:
+    try:
+        return judged(view, result)
+    except BadInput as error:
+        st.error(plain(error), icon=":material/error:")
+        return {}
+
+
+def _cards(
+    own: Session, view: View, result: Result, spread: Spread | None, verdicts: Verdicts
+) -> list[Card]:
     figures, base = summary_figures(result), _baseline(own, view)
     around = spread.around(figures) if spread else Spread()
     job = own.jobs.get("spread")
@@ -81,6 +102,7 @@ def _cards(own: Session, view: View, result: Result, spread: Spread | None) -> l
         return Card(
             title, None if value is None or math.isnan(value) else value, words, help,
             around.low.get(name), around.high.get(name), waiting, False, base.get(name), better,
+            verdicts.get(name.split("_")[0], ()),
         )  # fmt: skip
 
     return [
@@ -102,3 +124,17 @@ def _baseline(own: Session, view: View) -> dict[str, float]:
     except BadInput:
         return {}
     return {} if result is None else summary_figures(result)
+
+
+def judged(view: View, result: Result) -> Verdicts:
+    """Terms of the SLO and whether they hold, by the latency they bound (`goodput` for shares).
+
+    Errors: BadInput for an SLO that can't be read.
+    """
+    if not view["slo"].strip():
+        return {}
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for term in Slo.parse(view["slo"]).verdict(result).terms:
+        what = re.split(r"[_(]", term.text)[0]
+        found.setdefault(what, []).append((term.text, term.holds))
+    return {what: tuple(terms) for what, terms in found.items()}

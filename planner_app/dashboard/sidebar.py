@@ -14,11 +14,10 @@ from pagecast.sim.gpus import GPUS
 from pagecast.sim.models import known_models
 from pagecast.traces.bundled import sample_names
 
-_TITLES = {
-    GENERATED: "generated, with sliders", UPLOAD: "your own, uploaded",
-    "chat": "chat: two minutes of conversations", "code": "code: coding agents, long prompts",
-    "rag": "rag: questions over documents",
-}  # fmt: skip
+_TRACES = (
+    "chat: two minutes of conversations; code: coding agents; rag: questions over documents; "
+    "generated: by sliders; upload: a file of your own"
+)
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _BATCHED = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -55,7 +54,7 @@ def _bound(widget: Any, name: str, label: str, *arguments: Any, **options: Any) 
 def _trace(own: Session) -> dict[str, Any]:
     st.subheader("Traffic", anchor=False)
     given = _bound(st.selectbox, "trace", "Trace", options=[*sample_names(), GENERATED, UPLOAD],
-                   format_func=lambda name: _TITLES.get(name, name))  # fmt: skip
+                   help=_TRACES)  # fmt: skip
     if given["trace"] == UPLOAD:
         given |= _upload(own)
     elif given["trace"] == GENERATED:

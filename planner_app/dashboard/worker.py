@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 MEMORY_BYTES = 6 << 30
-_NICE = 10
+_NICE = 5
 
 
 def main() -> None:
