@@ -126,7 +126,7 @@ def show(found: Swept, out: Path | None) -> None:
 def _table(header: list[str], rows: list[list[str]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for number, title in enumerate(header):
-        table.add_column(title, justify="right" if number else "left")
+        table.add_column(title, justify="right" if number else "left", no_wrap=not number)
     for row in rows:
         table.add_row(*row)
     return table

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from random import Random
 from typing import Any, NamedTuple
 
-from pagecast.planner_app.planner.space import Knob, Point, Space, Value
+from pagecast.planner_app.planner.space import MOST_POINTS, Knob, Point, Space, Value
 from pagecast.sim.core.errors import CannotRunHere
 
 GENERATION = 20  # trials asked for at once
 _SEEDS = 1_000_003  # apart enough that no two studies share a generation's seed
-_TRIES = 20  # questions for one new point, until the space counts as used up
+_TRIES = 5  # questions for each new point, until the rest is drawn at random from what is left
 CANNOT_RUN = 1e6  # how far beyond its constraints a scenario counts that can not run
 _WORST = 1e12
 
@@ -61,7 +62,16 @@ def generation(
             continue
         seen.add(_key(point))
         found.append(point)
-    return found
+    return found + _left(space, seen, size - len(found), seed * _SEEDS + number)
+
+
+def _left(space: Space, seen: set[tuple[tuple[str, Value], ...]], count: int, seed: int) -> list[Point]:
+    """Points not tried yet, for TPE comes back to the best ones of a small space again and again."""
+    if not count or space.size is None or space.size > MOST_POINTS:
+        return []
+    points = [point for point in space.grid() if _key(point) not in seen]
+    Random(seed).shuffle(points)
+    return points[:count]
 
 
 def version() -> str:
