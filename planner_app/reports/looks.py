@@ -16,7 +16,7 @@ h3 { font-size: 1rem; margin: 0 0 .2rem; }
 .lead { font-size: 1.05rem; margin: 0 0 1.2rem; max-width: 60rem; overflow-wrap: anywhere; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: .7rem; }
 .card { background: var(--card); border-radius: .5rem; padding: .6rem .8rem; }
-.what, .hint, .caption { color: var(--soft); font-size: .87rem; }
+.what, .hint, .caption { color: var(--soft); font-size: .87rem; overflow-wrap: anywhere; }
 .value { font-size: 1.45rem; font-weight: 600; line-height: 1.3; }
 .parts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr)); gap: 1.6rem; }
 .parts > * { min-width: 0; }

@@ -75,8 +75,11 @@ def against_knob(
     values: list[Any] = list(groups.groups)
     numeric = all(isinstance(value, int | float) for value in values)
     values = sorted(values) if numeric else values
+    caption = _best(groups, figures[0], knob)
+    marked = chosen is not None and _plain(chosen) in values
     figure = chart(heading or f"{_first_up(title(figures[0]))} against {knob}",
-                   _best(groups, figures[0], knob), knob.replace("_", " "), axis(figures[0]))  # fmt: skip
+                   caption + (" The dotted line is the chosen value." if marked else ""),
+                   knob.replace("_", " "), axis(figures[0]))  # fmt: skip
     for index, name in enumerate(figures):
         spread = groups[name].agg(["median", "min", "max"]).loc[values]
         middle = spread["median"].to_numpy(np.float64)
@@ -90,7 +93,7 @@ def against_knob(
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{value:,g}" for value in ticks])
     elif not numeric:
         figure.update_xaxes(type="category")
-    if chosen is not None and _plain(chosen) in values:
+    if marked:
         where = _plain(chosen)
         figure.add_vline(x=where if numeric else label(where), line={"color": GREY, "dash": "dot"})
     return figure
