@@ -22,7 +22,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.sim.validate import limits_of
 from pagecast.traces.schema import Trace
 
-REPLICATES = 40
+REPLICATES = 80
 
 
 @dataclass(frozen=True)

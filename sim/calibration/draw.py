@@ -1,11 +1,16 @@
 """Step costs drawn from what is not known of them: one draw for each replicate of a forecast.
 
 A draw of a calibration has the coefficients of one resampled fit, a level for the run as a whole, a level
-for its steps with prompts, and noise on each such step. The noise of single decode steps is left out: a
-request's decode averages over hundreds of them. Costs that were not fitted have a level alone.
+for its steps with prompts, and noise on each such step. The two levels are spread evenly over their
+distributions (quasi-random): few draws tell an interval as well as many independent ones. The noise of
+single decode steps is left out: a request's decode averages over hundreds of them. Costs that were not fitted
+have a level alone.
 """
 
 from __future__ import annotations
+
+import math
+from statistics import NormalDist
 
 import numpy as np
 from pagecast.sim.calibration.calibrated import Calibrated
@@ -15,6 +20,9 @@ from pagecast.sim.pieces import longer
 
 UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
 _BLOCK = 4096
+# Steps of the additive recurrence that fills the square most evenly: 1 / g and 1 / g**2, where g**3 = g + 1
+# (M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018).
+_STEPS = (0.7548776662466927, 0.5698402909980532)
 
 
 class Drawn(Calibrated):
@@ -25,12 +33,13 @@ class Drawn(Calibrated):
     ) -> None:
         random = np.random.default_rng([seed, index])
         noise = calibration.noise
-        level = float(np.exp(random.normal(0.0, np.hypot(noise.level_sd, noise.run_sd))))
+        whole, prompts = _levels(index, seed)
+        level = math.exp(whole * math.hypot(noise.level_sd, noise.run_sd))
         copies = calibration.replicates or (_values(calibration),)
         values = tuple(value * level for value in copies[index % len(copies)])
         super().__init__(calibration, values, pipeline_depth=pipeline_depth)
         self._random = random
-        self._prompts = float(np.exp(random.normal(0.0, noise.kind_sd)))
+        self._prompts = math.exp(prompts * noise.kind_sd)
         self._noise: list[float] = []
 
     def device_ns(self, batch: Batch) -> int:
@@ -74,8 +83,7 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     """Draw number `index` of any costs."""
     if isinstance(costs, Calibrated):
         return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
-    level = np.random.default_rng([seed, index]).normal(0.0, UNFITTED_SD)
-    return Scaled(costs, float(np.exp(level)))
+    return Scaled(costs, math.exp(UNFITTED_SD * _levels(index, seed)[0]))
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:
@@ -84,6 +92,13 @@ def scaled(costs: StepCosts, factor: float) -> StepCosts:
         return Scaled(costs, factor)
     values = tuple(value * factor for value in _values(costs.calibration))
     return Calibrated(costs.calibration, values, pipeline_depth=costs.pipeline_depth)
+
+
+def _levels(index: int, seed: int) -> tuple[float, ...]:
+    """Two standard normal numbers, the `index`-th of a sequence that fills their plane evenly."""
+    shifts = np.random.default_rng(seed).random(len(_STEPS)).tolist()
+    even = ((shift + index * step) % 1.0 for shift, step in zip(shifts, _STEPS, strict=True))
+    return tuple(NormalDist().inv_cdf(min(max(u, 1e-12), 1 - 1e-12)) for u in even)
 
 
 def _values(calibration: Calibration) -> tuple[float, ...]:

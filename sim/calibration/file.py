@@ -37,9 +37,9 @@ class Noise:
     """Relative standard deviations, all of natural logarithms.
 
     `decode_sd`, `prompt_sd`: of one step around the fit, without pauses, for pure decode steps and those
-    with prompt chunks; `correlation`: between consecutive steps. `run_sd`: of a whole run against another of
-    the same set-up; `kind_sd`: of its steps with prompts against its pure decode steps, beyond that.
-    `level_sd`: how well the middle run is known.
+    with prompt chunks; `correlation`: between consecutive steps. `run_sd`: of what all steps of a run share
+    against another run of the same set-up; `level_sd`: how well the middle run is known. `kind_sd`: of the
+    steps with prompts of another run against its pure decode steps, beyond that. See `noise`.
     """
 
     decode_sd: float

@@ -1,7 +1,7 @@
 """A calibration's file and the costs it gives: what they refuse, and that they are what was fitted."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -208,6 +208,7 @@ def test_the_shipped_vllm_costs_are_fitted_from_two_runs_alone(vllm_runs, calibr
     assert again.curve_ns == pytest.approx(calibration.curve_ns, rel=1e-4)
     assert again.terms_ns == pytest.approx(calibration.terms_ns, rel=1e-4)
     assert again.fitted == calibration.fitted
+    assert asdict(again.noise) == pytest.approx(asdict(calibration.noise), rel=1e-4)
 
 
 NOT_FITTED = ("azure_conv", "azure_conv_repeat3", "mooncake_conv", "azure_priority_tight")

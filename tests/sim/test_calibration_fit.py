@@ -9,7 +9,8 @@ import pytest
 from pagecast.sim.calibration import features
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.features import step_table
-from pagecast.sim.calibration.fit import Fit, fit
+from pagecast.sim.calibration.fit import RUN_SD, Fit, fit
+from pagecast.sim.calibration.noise import noise_of
 from pagecast.sim.calibration.shape import shape_of
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.recorded import RecordedRun, Steps
@@ -32,8 +33,10 @@ TRUTH = Fit(
 )  # fmt: skip
 
 
-def made_run(count: int, seed: int, noise: float = 0.0, scale: float = 1.0) -> RecordedRun:
-    """A run of random shapes, each step taking what `TRUTH` says, times noise."""
+def made_run(
+    count: int, seed: int, noise: float = 0.0, scale: float = 1.0, prompts: float = 1.0
+) -> RecordedRun:
+    """A run of random shapes, each step taking what `TRUTH` says, times noise (`prompts`: with prompts)."""
     random = np.random.default_rng(seed)
     n = random.integers(1, 257, count)
     mean = random.integers(100, 4000, count)
@@ -53,6 +56,7 @@ def made_run(count: int, seed: int, noise: float = 0.0, scale: float = 1.0) -> R
     run = RecordedRun("made", Path("made"), META, first, pd.DataFrame(), pd.DataFrame())
     table = step_table(run, SHAPE)
     ns = TRUTH.predict(table, SHAPE) * scale * np.exp(noise * random.standard_normal(len(table)))
+    ns = np.where(table.mixed, prompts * ns, ns)
     begin = np.concatenate([[0], np.cumsum(ns)]).astype(np.int64)
     whole = steps(begin, np.append(begin[1:], begin[-1] + 1))
     return RecordedRun("made", Path("made"), META, whole, pd.DataFrame(), pd.DataFrame())
@@ -112,6 +116,24 @@ def test_calibrating_reports_noise_regions_and_cross_validation():
     assert len(made.cross_validation) == 6
     assert len(made.replicates) == 4
     assert len(set(made.replicates)) == 4
+
+
+def test_noise_between_runs_is_that_of_whole_runs_and_of_their_kinds_of_step():
+    def noise_of_runs(*runs: RecordedRun):
+        tables = [step_table(run, SHAPE) for run in runs]
+        return noise_of(tables, fit(tables, SHAPE), SHAPE)
+
+    alike = noise_of_runs(*(made_run(3000, seed, 0.02) for seed in (20, 21)))
+    whole = noise_of_runs(*(made_run(3000, seed, 0.02, scale) for seed, scale in ((20, 1.03), (21, 0.97))))
+    kinds = noise_of_runs(made_run(3000, 20, 0.02, prompts=1.03), made_run(3000, 21, 0.02, prompts=0.97))
+    single = noise_of_runs(made_run(3000, 20, 0.02))
+    # Runs that are alike make the spread known of repeated recordings smaller, not nothing.
+    assert 0.003 < alike.run_sd < whole.run_sd
+    assert alike.run_sd**2 + alike.kind_sd**2 < 2 * RUN_SD**2
+    assert whole.run_sd > 2 * alike.run_sd
+    assert kinds.kind_sd > 2 * alike.kind_sd
+    assert kinds.kind_sd > 1.5 * whole.kind_sd
+    assert single.level_sd > 1.2 * alike.level_sd
 
 
 def test_runs_of_different_set_ups_are_not_mixed():

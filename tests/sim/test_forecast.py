@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from pagecast.planner_app import validation_report
 from pagecast.sim.calibration.draw import Drawn
 from pagecast.sim.calibration.file import load
 from pagecast.sim.calibration.transfer import transferred
@@ -46,18 +45,16 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
         assert abs(row.error_percent) < bound or min(reach) <= row.measured <= max(reach), row
 
 
-def test_most_measurements_lie_in_intervals_that_are_narrow(runs):
-    rows = []
-    for name in ("azure_conv", "mooncake_conv", "azure_priority_tight"):
-        found = forecast(runs[name], VLLM, replicates=24, workers=1)
-        coverage = found.coverage()
-        assert coverage["figures"] == 25
-        assert coverage["covered"] >= 0.8
-        # Short of blocks, 1% of step time moves latencies by 6% and more.
-        assert coverage["median_half_width_percent"] <= (12 if name == "azure_priority_tight" else 10)
-        assert all(row.low <= row.predicted <= row.high for row in found.rows)
-        rows += [row for row in found.rows if row.measured]
-    assert np.median([50 * (row.high - row.low) / row.measured for row in rows]) <= 10
+@pytest.mark.parametrize(
+    ("name", "replicates"), [("azure_conv", 24), ("mooncake_conv", 24), ("azure_priority_tight", 80)]
+)
+def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name, replicates):
+    found = forecast(runs[name], VLLM, replicates=replicates, workers=1)
+    coverage = found.coverage()
+    assert coverage["figures"] == 25
+    assert coverage["covered"] >= 0.8
+    assert coverage["median_half_width_percent"] <= 10
+    assert all(row.low <= row.predicted <= row.high for row in found.rows)
 
 
 def test_a_run_that_the_costs_were_fitted_to_is_said_to_prove_nothing(runs):
@@ -99,9 +96,6 @@ def test_json_has_every_statistic_with_its_error_and_interval(runs):
         assert keys <= set(body[name])
     assert body["preemptions"]["predicted"] == body["preemptions"]["measured"] == 4
     assert body["reused_prefix_tokens"]["error_percent"] == 0
-    page = validation_report.page(found)
-    assert page.count("<svg") == 6
-    assert "nan" not in page.lower()
 
 
 def test_measured_figures_are_the_recordings_own(runs):
