@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pandas as pd
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.reports.page import ready, write
 from pagecast.planner_app.scenario_options import Given, TraceArgument, load, with_scenario
 from pagecast.sim.core.errors import BadInput
 from rich.table import Table
@@ -39,6 +40,7 @@ def sweep_command(
     out: Annotated[Path | None, Opt(help="the study's folder; there already, the study goes on")] = None,
     workers: Annotated[int | None, Opt(min=1, help="processes [one a core]")] = None,
     cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
+    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
@@ -50,6 +52,8 @@ def sweep_command(
     from pagecast.planner_app.planner.space import parse_space
     from pagecast.planner_app.planner.study import sweep
 
+    if report is not None:
+        ready("--report", report)
     work, scenario = load(trace, given)
     space = parse_space(settings, scenario)
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
@@ -58,10 +62,16 @@ def sweep_command(
     )
     with console.progress("trials", question.count) as update:
         found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
+    if report is not None:
+        from pagecast.planner_app.reports.sweep_report import sweep_report
+
+        write(report, sweep_report(found))
     if json:
         console.print_json(as_dict(found))
     else:
         show(found, out)
+        if report is not None:
+            console.out.print(f"written to {report}", soft_wrap=True)
 
 
 def prices(given: list[str]) -> dict[str, float]:

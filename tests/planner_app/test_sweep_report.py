@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from pagecast.planner_app.cli import run
 from pagecast.planner_app.planner.question import Question
 from pagecast.planner_app.planner.space import parse_space
 from pagecast.planner_app.planner.study import sweep
@@ -31,6 +32,14 @@ def test_the_report_names_the_cheapest_and_marks_it(found):
     assert text.count("<tr class=marked>") == 2  # on the front, and among all trials
     assert f"<td>{best['number']}</td>" in text
     assert len(plain_figures(text)) == 2 + 1 + 2 * 3
+
+
+def test_sweep_writes_its_report(tmp_path, capsys):
+    path = tmp_path / "sweep.html"
+    options = ["--set", "max_num_seqs=4,64", "--limit", "40", "--workers", "1", "--report", str(path)]
+    assert run(["sweep", "chat", *options]) == 0
+    assert f"written to {path}" in capsys.readouterr().out
+    assert "max_num_seqs=64" in path.read_text()
 
 
 def test_where_nothing_meets_the_level_it_says_so(found):
