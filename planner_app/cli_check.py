@@ -111,6 +111,9 @@ def _notes(file: CheckFile, before: Baseline | Scenario | None) -> Iterator[str]
     fields = before.scenario if isinstance(before, Baseline) else before.model_dump()
     if changes := baselines.changed(fields, file.scenario.model_dump()):
         yield f"changed since the baseline: {', '.join(changes)}"
+    ours = baselines.pagecast_version()
+    if isinstance(before, Baseline) and before.made_with != ours:
+        yield f"the baseline was made by pagecast {before.made_with}, this is {ours}: draws may not be paired"
     if isinstance(before, Baseline) and before.draws < file.check.draws:
         yield f"the baseline has {before.draws} draws, fewer than the {file.check.draws} asked for"
 

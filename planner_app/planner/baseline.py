@@ -9,6 +9,7 @@ the baseline is compared with (common random numbers), so that only what has cha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Baseline(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int = 1
+    made_with: str
     trace: str
     trace_digest: str
     costs: str
@@ -81,9 +83,14 @@ def _known(value: float) -> float | None:
 def make(trace: Trace, scenario: Scenario, costs: str, figures: dict[str, list[float | None]]) -> Baseline:
     """A baseline of these draws."""
     return Baseline(
-        trace=trace.name, trace_digest=digest(trace), costs=costs, scenario=scenario.model_dump(),
-        figures=figures,
+        made_with=pagecast_version(), trace=trace.name, trace_digest=digest(trace), costs=costs,
+        scenario=scenario.model_dump(), figures=figures,
     )  # fmt: skip
+
+
+def pagecast_version() -> str:
+    """The installed version: another one may draw otherwise from the same seed."""
+    return version("pagecast")
 
 
 def write(baseline: Baseline, folder: Path) -> None:

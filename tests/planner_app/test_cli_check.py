@@ -88,6 +88,16 @@ def test_better_is_no_regression(baseline, tmp_path, capsys):
     assert check("--scenario", file, "--baseline", baseline, capsys=capsys)[0] == 0
 
 
+def test_a_baseline_of_another_version_is_compared_with_a_warning(baseline, tmp_path, capsys):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    told = json.loads((baseline / "baseline.json").read_text())
+    (folder / "baseline.json").write_text(json.dumps({**told, "made_with": "0.0.1"}))
+    code, out, _ = check("--scenario", scenario(tmp_path), "--baseline", folder, capsys=capsys)
+    assert code == 0
+    assert "made by pagecast 0.0.1" in out
+
+
 def test_a_replays_folder_is_a_baseline_too(tmp_path, capsys):
     options = ["--costs", COSTS, "--limit", "150", "--speedup", "4", "--out", str(tmp_path / "was")]
     assert run(["replay", "chat", *options]) == 0
