@@ -57,7 +57,7 @@ def check_command(
     figures = gate.figures_of(result)
     gate.check_names(file, figures)
     findings = [*gate.levels(file, result), *gate.limits(file, figures)]
-    notes = list(_notes(file, before))
+    notes = list(_notes(file, before)) if before is not None or write_baseline is None else []
     if before is not None or write_baseline is not None:
         with executor(workers, cluster) as run:
             findings += _compare(file, trace, result, before, write_baseline, run)

@@ -97,9 +97,9 @@ def limits(file: CheckFile, figures: dict[str, float]) -> list[Finding]:
 
 
 def _limit(name: str, bound: Bound, value: float) -> Finding:
-    asked = " and ".join(
-        f"{word} {shown(name, limit)}"
-        for word, limit in (("at least", bound.min), ("at most", bound.max))
+    asked = ", ".join(
+        f"{sign}{shown(name, limit)}"
+        for sign, limit in ((">=", bound.min), ("<=", bound.max))
         if limit is not None
     )
     if np.isnan(value):
@@ -112,7 +112,7 @@ def _limit(name: str, bound: Bound, value: float) -> Finding:
 
 
 def _off(value: float, bound: float) -> str:
-    return f"{_percent(100 * (value / bound - 1))}% off its bound" if bound else "off its bound"
+    return f"{_percent(100 * (value / bound - 1))}%" if bound else ""
 
 
 def regressions(file: CheckFile, before: Draws, after: Draws) -> list[Finding]:
@@ -159,4 +159,4 @@ def _regression(name: str, allowed: float, change: Change | None) -> Finding:
 
 
 def _percent(value: float) -> str:
-    return f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}"
+    return f"{value:+.1f}" if abs(value) < 9.95 else f"{value:+.0f}"
