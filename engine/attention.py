@@ -59,7 +59,7 @@ class Pages:
 
 
 class Backend(Protocol):
-    """Stores a step's K and V and attends over them, layer by layer."""
+    """Attends over the cache, in which the step's own K and V already are, layer by layer."""
 
     name: str
     graphs: bool
@@ -73,8 +73,8 @@ class Backend(Protocol):
         """Readies for the layers of one step."""
         ...
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Stores k and v [tokens, kv heads, head_dim]; attention of q [tokens, heads, head_dim]."""
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of q [tokens, heads, head_dim]."""
         ...
 
     def copy_blocks(self, pairs: Tensor) -> None:
@@ -100,11 +100,10 @@ class TorchBackend:
         self._pages = pages
         self._lens = pages.decode_lens.tolist()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor) -> Tensor:
         pages, shape = self._pages, self._shape
         assert pages is not None
         keys, values = shape.kv[layer, :, 0], shape.kv[layer, :, 1]
-        reference.store_kv(k, v, keys, values, pages.slots)
         n, window = pages.decode_rows, shape.windows[layer]
         parts = []
         if n:

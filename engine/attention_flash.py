@@ -13,12 +13,11 @@ from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from numpy.typing import NDArray
 from pagecast.engine.attention import Pages, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
-from pagecast.kernels.store_kv import store_kv
 from torch import Tensor
 
 
 class FlashBackend:
-    """flash-attn for attention; storing and copying blocks as elsewhere."""
+    """flash-attn for attention; copying blocks as elsewhere."""
 
     name = "flash-attn"
     graphs = True
@@ -37,11 +36,10 @@ class FlashBackend:
     def begin(self, pages: Pages) -> None:
         self._pages = pages
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor) -> Tensor:
         pages, shape = self._pages, self._shape
         assert pages is not None
         keys, values = shape.kv[layer, :, 0], shape.kv[layer, :, 1]
-        store_kv(k, v, keys, values, pages.slots)
         n, window = pages.decode_rows, shape.windows[layer]
         # flash-attn counts the tokens before the query's own.
         span = (-1, -1) if window is None else (window - 1, 0)

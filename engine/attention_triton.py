@@ -11,7 +11,6 @@ from pagecast.engine.attention import Pages, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
 from pagecast.kernels.paged_prefill import paged_prefill, plan_prefill, tokens_per_tile
-from pagecast.kernels.store_kv import store_kv
 from torch import Tensor
 
 
@@ -46,11 +45,10 @@ class TritonBackend:
             for schedule in self._schedules.values():
                 schedule.update(pages.decode_lens)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor) -> Tensor:
         pages, shape = self._pages, self._shape
         assert pages is not None
         keys, values = shape.kv[layer, :, 0], shape.kv[layer, :, 1]
-        store_kv(k, v, keys, values, pages.slots)
         n, window = pages.decode_rows, shape.windows[layer]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if n:

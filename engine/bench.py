@@ -67,10 +67,7 @@ def bench(
     """
     if engine.loaded.max_model_len < 2 * longest:
         raise BadInput(f"max_model_len is {engine.loaded.max_model_len}; the benchmark needs {2 * longest}")
-    rng = random.Random(seed)
-    vocab = min(_TOKENS, engine.loaded.spec.facts.vocab)
-    prompts = [[rng.randrange(vocab) for _ in range(rng.randint(shortest, longest))] for _ in range(requests)]
-    outputs = [rng.randint(shortest, longest) for _ in range(requests)]
+    prompts, outputs = workload(requests, shortest, longest, seed, engine.loaded.spec.facts.vocab)
     params = [SamplingParams(n, temperature, seed=seed, ignore_eos=True) for n in outputs]
     engine.warm_up()
     loop = engine.loop
@@ -97,6 +94,15 @@ def bench(
         planning_s=float(steps.sched_ns.sum()) / 1e9,
         floor_s=floor_s(engine, steps),
     )
+
+
+def workload(
+    requests: int, shortest: int, longest: int, seed: int, vocab: int = _TOKENS
+) -> tuple[list[list[int]], list[int]]:
+    """The prompts, as token ids, and how many tokens each is to be answered with."""
+    rng, known = random.Random(seed), min(_TOKENS, vocab)
+    prompts = [[rng.randrange(known) for _ in range(rng.randint(shortest, longest))] for _ in range(requests)]
+    return prompts, [rng.randint(shortest, longest) for _ in range(requests)]
 
 
 def floor_s(engine: Engine, steps: Steps) -> float | None:

@@ -1,7 +1,7 @@
 """The decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3) over a paged KV cache.
 
 Tokens of all requests lie one after another; attention is the only place that knows whose they are, and it
-is given as a function of (layer, q, k, v).
+is given as a function of (layer, qkv, turn).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pagecast.engine.layers import WHOLE, ColumnLinear, Embedding, Norm, RowLine
 from pagecast.engine.spec import ModelSpec
 from torch import Tensor, nn
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [tokens, heads, head_dim], k and v [tokens, kv heads, head_dim]) to [tokens, heads, head_dim]."""
+Attend = Callable[[int, Tensor, ops.Turn], Tensor]
+"""(layer, qkv [tokens, heads + 2 * kv heads, head_dim], turn of q and k) to [tokens, heads, head_dim]."""
 
 
 class Attention(nn.Module):
@@ -33,12 +33,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor, attend: Attend) -> Tensor:
         """x [tokens, hidden] to the same shape."""
-        turned = self.heads + self.kv_heads
-        qkv = self.qkv(x).view(-1, turned + self.kv_heads, self.head_dim)
+        qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
-        qk = ops.norm_rotate(qkv[:, :turned], angles, self.heads, q_norm, k_norm, self.eps)
-        out = attend(self.layer, qk[:, : self.heads], qk[:, self.heads :], qkv[:, turned:])
+        out = attend(self.layer, qkv, ops.Turn(angles, q_norm, k_norm, self.eps))
         return self.o(out.flatten(1))
 
 

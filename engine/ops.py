@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
+from pagecast.kernels import reference
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension; computed in fp32, returned in x's dtype."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
+class Placed(NamedTuple):
+    """Of each of a step's tokens: its id, its row of angles, its KV slot (-1: none), the tokens it sees."""
+
+    ids: Tensor
+    angles: Tensor
+    slots: Tensor
+    lens: Tensor
+
+
+def place(
+    rows: Tensor,
+    ids: Tensor,
+    positions: Tensor,
+    newest: Tensor,
+    tables: Tensor,
+    angles: Tensor,
+    block_size: int,
+) -> Placed:
+    """Looks up what tokens in `rows` at `positions` (int32 [n] both; position -1: padding, in any row) need.
+
+    `ids` below 0 stand for the row's `newest`. `tables` [rows, blocks], `angles` float32 [positions, dim].
+    """
+    if rows.is_cuda:
+        from pagecast.engine import fused
+
+        return Placed(*fused.place(rows, ids, positions, newest, tables, angles, block_size))
+    at = positions.clamp(min=0)
+    slots = tables[rows, at // block_size] * block_size + at % block_size
+    slots = torch.where(positions < 0, -1, slots)
+    return Placed(torch.where(ids < 0, newest[rows], ids), angles[at], slots, positions + 1)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -21,7 +49,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 
         return fused.add_rms_norm(x, residual, weight, eps)
     total = x if residual is None else x + residual
-    return rms_norm(total, weight, eps), total
+    return reference.rms_norm(total, weight, eps), total
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -34,20 +62,23 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def norm_rotate(
-    qk: Tensor, angles: Tensor, q_heads: int, q_norm: Tensor | None, k_norm: Tensor | None, eps: float
-) -> Tensor:
-    """Norms (where given) each head of qk [tokens, q and k heads, head_dim] and turns it by its position.
+class Turn(NamedTuple):
+    """What becomes of q and k before they are used: normed where weights are given, turned by `angles`.
 
-    `angles` is float32 [tokens, head_dim]: cosines, then sines. The result may share qk's memory.
+    `angles` is float32 [tokens, head_dim]: cosines, then sines.
     """
-    if qk.is_cuda:
-        from pagecast.engine import fused
 
-        return fused.norm_rotate(qk, angles, q_heads, q_norm, k_norm, eps)
-    if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(qk[:, :q_heads], q_norm, eps), rms_norm(qk[:, q_heads:], k_norm, eps)
-        qk = torch.cat([q, k], dim=1)
-    cos, sin = angles[:, None].to(qk.dtype).chunk(2, dim=-1)
-    first, second = qk.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    angles: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
+
+
+def turn_and_store(qkv: Tensor, turn: Turn, keys: Tensor, values: Tensor, slots: Tensor) -> Tensor:
+    """Turns q and k of qkv [tokens, heads + 2 * kv heads, head_dim], writes K and V to `slots` of the caches
+    [blocks, block_size, kv heads, head_dim] (-1: nowhere), and returns q, which may share qkv's memory."""
+    if qkv.is_cuda:
+        from pagecast.kernels.rotate_store_kv import rotate_store_kv
+
+        return rotate_store_kv(qkv, *turn, keys, values, slots)
+    return reference.rotate_store_kv(qkv, *turn, keys, values, slots)

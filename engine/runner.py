@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from pagecast.engine import attention
+from pagecast.engine import attention, ops
 from pagecast.engine.attention import Pages, Shape
 from pagecast.engine.batch import PADDING, Batch, Batches, Packed, graph_sections
 from pagecast.engine.graphs import DecodeGraphs
 from pagecast.engine.model import Decoder
+from pagecast.engine.ops import Placed, Turn
 from pagecast.engine.rope import rotary_table
 from pagecast.engine.rows import Rows
 from pagecast.engine.sampling import FIELDS, Sampler
@@ -110,7 +111,7 @@ class Runner:
             chunk_table=self._tables[:1].expand(len(chunks), -1),
             extra=torch.from_numpy(self.backend.plan(chunks, chunks)).to(self.device),
         )
-        states = self.forward(ids, ids, positions, pages, ids[:rows])
+        states = self._forward(self._place(ids, ids, positions), pages, ids[:rows])
         self.sampler.sample(self.model.logits(states), ids[:rows], ids[:rows], ids[:rows] - 1, ids[:1])
         self._forget_rows()
         self._single_states(rows)
@@ -122,9 +123,9 @@ class Runner:
     def _single_states(self, size: int) -> Tensor:
         """`_states` of a batch of `size` single tokens, reading nothing but what is on the device."""
         packed, where = self.batches.packed.device, graph_sections(size)
-        rows, positions = packed[where.rows], packed[where.positions]
-        pages = Pages(size, self._tables[rows], positions + 1, self._slots(rows, positions))
-        return self.forward(rows, packed[where.ids], positions, pages, None)
+        rows = packed[where.rows]
+        placed = self._place(rows, packed[where.ids], packed[where.positions])
+        return self._forward(placed, Pages(size, self._tables[rows], placed.lens, placed.slots), None)
 
     def _change_tables(self, batch: Batch) -> None:
         packed, changes = self.batches.packed.device, batch.changes
@@ -139,35 +140,35 @@ class Runner:
     def _states(self, batch: Batch) -> Tensor:
         """Final states after the tokens that are sampled, [rows, hidden]."""
         packed, tokens = self.batches.packed.device, batch.tokens
-        rows, positions = packed[tokens.rows], packed[tokens.positions]
+        rows = packed[tokens.rows]
+        placed = self._place(rows, packed[tokens.ids], packed[tokens.positions])
         chunks, n = batch.chunks, batch.singles
-        slots = self._slots(rows, positions)
         pages = Pages(
             decode_rows=n,
             decode_table=self._tables[rows[:n], : batch.columns],
-            decode_lens=positions[:n] + 1,
-            slots=slots,
+            decode_lens=placed.lens[:n],
+            slots=placed.slots,
             chunk_tokens=chunks.tokens,
             chunk_lens=chunks.lens,
             chunk_table=self._tables[packed[chunks.rows], : batch.columns] if chunks.tokens else None,
             extra=packed[chunks.extra],
         )
         sampled = None if batch.draws.sampled is None else packed[batch.draws.sampled]
-        return self.forward(rows, packed[tokens.ids], positions, pages, sampled)
+        return self._forward(placed, pages, sampled)
 
-    def forward(
-        self, rows: Tensor, ids: Tensor, positions: Tensor, pages: Pages, sampled: Tensor | None
-    ) -> Tensor:
+    def _place(self, rows: Tensor, ids: Tensor, positions: Tensor) -> Placed:
+        size = self.rows.block_size
+        return ops.place(rows, ids, positions, self.sampler.newest, self._tables, self._angles, size)
+
+    def _forward(self, placed: Placed, pages: Pages, sampled: Tensor | None) -> Tensor:
         """The model over one step's tokens."""
         self.backend.begin(pages)
-        ids = torch.where(ids < 0, self.sampler.newest[rows], ids)
-        angles = self._angles[positions.clamp(min=0)]
-        return self.model(ids, angles, self.backend.attend, sampled)
 
-    def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        size = self.rows.block_size
-        block = self._tables[rows, positions.clamp(min=0) // size]
-        return torch.where(positions < 0, -1, block * size + positions % size)
+        def attend(layer: int, qkv: Tensor, turn: Turn) -> Tensor:
+            kv = self.kv[layer]
+            return self.backend.attend(layer, ops.turn_and_store(qkv, turn, kv[:, 0], kv[:, 1], pages.slots))
+
+        return self.model(placed.ids, placed.angles, attend, sampled)
 
     def _draw(self, batch: Batch, states: Tensor) -> Tensor:
         packed, draws = self.batches.packed.device, batch.draws

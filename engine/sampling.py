@@ -73,8 +73,10 @@ class Sampler:
 def gumbel(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
     """Standard Gumbel noise, float32 [n, vocab], from int32 seeds and positions [n]."""
     key = _mix((_mix(seeds.long() & _LOW) + positions.long()) & _LOW)[:, None]
+    # An odd step of its own for each row: no row's noise is another's, moved.
+    step = _mix(key ^ 0x5BD1E995) | 1
     tokens = torch.arange(vocab, device=seeds.device)
-    hashed = _mix(_mix((tokens + key) & _LOW) ^ _mix(key ^ 0x5BD1E995))
+    hashed = _mix((tokens * step + key) & _LOW)
     uniform = (hashed.float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform))
 

@@ -4,28 +4,58 @@ Triton's own launch binds, specialises and hashes every argument on every call. 
 once; later calls with 16-byte aligned pointers go straight to the compiled kernel.
 """
 
+# Device code takes tensors of the kernel language, which has no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+import torch
+import triton
+import triton.language as tl
 from pagecast.sim.core.errors import BadInput
 from torch import Tensor
 
 ALIGNMENT_BYTES = 16
 
 
+@triton.jit
+def after_predecessor(OVERLAP: tl.constexpr):
+    """Waits until the kernel queued before has ended, and lets the next be brought up meanwhile.
+
+    Everything but arguments must be read after it (programmatic dependent launch, CUDA programming guide).
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether kernels can be brought up on `device` before their predecessors end: from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 class Launch:
     """One kernel with its compile-time constants and options.
 
     `kernel` is a `triton.jit` function whose parameters are tensors first, then numbers marked
-    `do_not_specialize`, then `constants` in order (all `tl.constexpr`).
+    `do_not_specialize`, then `constants` in order (all `tl.constexpr`). With `device`, its last constant is
+    OVERLAP, which it passes to `after_predecessor` before anything else.
     """
 
     __slots__ = ("_compiled", "constants", "kernel", "options")
 
-    def __init__(self, kernel: Any, constants: dict[str, Any], **options: int) -> None:
+    def __init__(
+        self, kernel: Any, constants: dict[str, Any], device: torch.device | None = None, **options: int
+    ) -> None:
         self.kernel = kernel
-        self.constants = constants
+        self.constants = dict(constants)
         self.options = options
+        if device is not None:
+            self.constants["OVERLAP"] = overlaps(device)
+            self.options |= {"launch_pdl": True} if overlaps(device) else {}
         self._compiled: Any = None
 
     def __call__(self, programs: int, tensors: Sequence[Any], *numbers: float) -> None:

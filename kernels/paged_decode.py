@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from pagecast.kernels.launch import Launch, next_power_of_2, require, require_attention
+from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require, require_attention
 from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh
 from torch import Tensor
 
@@ -39,9 +39,10 @@ def _work_of(seq_lens, row, batch, TILE: tl.constexpr, WINDOW: tl.constexpr, STA
 def _share_work(
     seq_lens, ends, first_row, batch,
     KV_HEADS: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, START_COST: tl.constexpr,
-    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, SHARE: tl.constexpr,
+    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, SHARE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """ends[1 + row]: work up to the end of a row; ends[0]: work a program; first_row[p]: where p starts."""
+    after_predecessor(OVERLAP)
     total = 0
     for start in range(0, batch, CHUNK):
         total += tl.sum(_work_of(seq_lens, start + tl.arange(0, CHUNK), batch, TILE, WINDOW, START_COST))
@@ -259,7 +260,7 @@ class DecodeSchedule:
             "CHUNK": 256,
             "SHARE": SHARE,
         }
-        self._share_work = Launch(_share_work, constants, num_warps=4)
+        self._share_work = Launch(_share_work, constants, device, num_warps=4)
 
     def update(self, seq_lens: Tensor) -> None:
         """Shares out the work of a step with these lengths (int32 [batch], on the device; 0 for padding)."""
@@ -362,4 +363,5 @@ def _configure(
         "STAGES": STAGES,
     }
     options = {"maxnreg": 128} if shape.is_fp8 else {}
+    # Not brought up early: its programs fill the GPU evenly only where nothing else is still there.
     return Launch(_paged_decode, constants, num_warps=4, **options)

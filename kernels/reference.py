@@ -131,3 +131,35 @@ def copy_blocks(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]
     """Copies block a of `source` over block b of `target` for each pair (a, b), all layers at once."""
     for a, b in pairs:
         target.select(block_dim, b).copy_(source.select(block_dim, a))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension; computed in fp32, returned in x's dtype."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
+
+
+def rotate_store_kv(
+    qkv: Tensor,
+    angles: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """See `pagecast.kernels.rotate_store_kv`; the q returned shares no memory."""
+    kv_heads = k_cache.shape[2]
+    q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    store_kv(_rotated(k, angles), v, k_cache, v_cache, slots)
+    return _rotated(q, angles)
+
+
+def _rotated(x: Tensor, angles: Tensor) -> Tensor:
+    cos, sin = angles[:, None].to(x.dtype).chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from pagecast.kernels.launch import Launch, next_power_of_2, require
+from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
 from torch import Tensor
 
 # Elements of K (and as many of V) that a program moves: four 16-byte loads a thread in flight.
@@ -41,7 +41,9 @@ def _store_kv(
     K: tl.constexpr, V: tl.constexpr, K_CACHE: tl.constexpr, V_CACHE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
     HEADS_POW2: tl.constexpr, DIM_POW2: tl.constexpr, PER_HEAD: tl.constexpr, FP8: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    after_predecessor(OVERLAP)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     heads = tl.arange(0, HEADS_POW2)
     dims = tl.arange(0, DIM_POW2)
@@ -124,4 +126,4 @@ def _configure(
         "PER_HEAD": int(k_scale is not None and k_scale.shape[0] > 1),
         "FP8": k_cache.dtype == torch.float8_e4m3fn,
     }
-    return Launch(_store_kv, constants, num_warps=4)
+    return Launch(_store_kv, constants, k.device, num_warps=4)

@@ -31,18 +31,17 @@ def test_silu_mul() -> None:
     torch.testing.assert_close(fused.silu_mul(x.to(DEVICE)).cpu(), ops.silu_mul(x))
 
 
-@pytest.mark.parametrize("dim", [32, 80])
-@pytest.mark.parametrize("normed", [False, True])
-def test_norm_rotate_turns_q_and_k_and_leaves_v(dim: int, normed: bool) -> None:
-    qkv = some(4, 3 + 2 + 2, dim)
-    angles = some(4, dim, seed=3)
-    norms = (some(dim, seed=4), some(dim, seed=5)) if normed else (None, None)
-    expected = ops.norm_rotate(qkv[:, :5], angles, 3, *norms, 1e-6)
-    ours = qkv.clone().to(DEVICE)
-    there = [None if norm is None else norm.to(DEVICE) for norm in norms]
-    fused.norm_rotate(ours[:, :5], angles.to(DEVICE), 3, there[0], there[1], 1e-6)
-    torch.testing.assert_close(ours[:, :5].cpu(), expected)
-    torch.testing.assert_close(ours[:, 5:].cpu(), qkv[:, 5:])
+def test_place_looks_up_what_tokens_need() -> None:
+    tables = torch.tensor([[5, 9], [7, 2], [0, 0]], dtype=torch.int32)
+    newest, angles = torch.tensor([11, 12, 13], dtype=torch.int32), some(8, 24)
+    rows, ids = torch.tensor([[1, 0, 0, 2], [-1, 40, 41, 0]], dtype=torch.int32)
+    positions = torch.tensor([5, 2, 3, -1], dtype=torch.int32)
+    given = (rows, ids, positions, newest, tables, angles)
+    placed = ops.place(*given, 4)
+    assert placed.slots.tolist() == [2 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, -1]
+    assert placed.ids.tolist() == [12, 40, 41, 0] and placed.lens.tolist() == [6, 3, 4, 0]
+    for ours, plain in zip(fused.place(*(x.to(DEVICE) for x in given), 4), placed, strict=True):
+        torch.testing.assert_close(ours.cpu(), plain)
 
 
 def test_sample_draws_the_same_tokens() -> None:
