@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.trace_view import show
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces import lengths
-from pagecast.traces.arrivals import KINDS, Arrivals
+from pagecast.traces.arrivals import KINDS
 from pagecast.traces.describe import describe
-from pagecast.traces.generate import Conversations, conversations, requests
 from pagecast.traces.read import read
+from pagecast.traces.recipe import lengths_of, play
 from pagecast.traces.schema import Trace
-from pagecast.traces.servegen import load_clients, servegen
 from pagecast.traces.write import write
 
 Opt = typer.Option
@@ -63,26 +62,21 @@ def generate_command(
     """Generates a trace from laws; the same options and seed give the same trace."""
     _check(count, duration, rate)
     most = count or (_COUNT if duration is None else None)
+    recipe: dict[str, Any] = {"make": "requests", "requests": most, "duration": duration}
     if servegen_clients is not None:
-        trace = servegen(
-            load_clients(servegen_clients),
-            start_s=start,
-            duration_s=duration or _SERVEGEN_S,
-            rate=rate,
-            seed=seed,
-        )
-    elif turns is not None:
-        law = Arrivals(arrivals, rate or 1.0, cv)
-        said, added, answered, thought = map(lengths.parse, (turns, message, output_law, think))
-        shape = Conversations(
-            law, said, added, answered, thought,
-            tuple(system_prompt or ()), lengths.parse(input_law), most_tokens=most_tokens,
-        )  # fmt: skip
-        trace = conversations(shape, sessions=most, duration_s=duration, count=most, seed=seed)
+        where = str(servegen_clients.absolute())
+        recipe |= {"make": "servegen", "servegen": where, "start": start, "rate": rate}
+        recipe |= {"duration": duration or _SERVEGEN_S}
     else:
-        laws = map(lengths.parse, (input_law, output_law))
-        law, drawn = Arrivals(arrivals, rate or 5.0, cv), read(like) if like is not None else None
-        trace = requests(law, *laws, like=drawn, count=most, duration_s=duration, seed=seed)
+        laws = {"input": input_law, "output": output_law}
+        usual = 5.0 if turns is None else 1.0
+        recipe |= {"arrivals": arrivals, "rate": rate or usual, "cv": cv, **laws}
+    if turns is not None and servegen_clients is None:
+        recipe |= {"make": "conversations", "turns": turns, "message": message, "think": think}
+        recipe |= {"system_prompt": list(system_prompt or ()), "most_tokens": most_tokens}
+    elif like is not None and servegen_clients is None:
+        recipe |= {"like": lengths_of(read(like))}
+    trace = play(recipe, seed)
     _finish(replace(trace, name=out.name.split(".")[0] or "generated"), out, json)
 
 

@@ -14,7 +14,7 @@ from pagecast.planner_app.scenario_options import Given, TraceArgument, load, wi
 from pagecast.planner_app.scenario_options import load_trace as load_trace
 from pagecast.sim.metrics import STATISTICS
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replicates import Spread, Study, summary_figures, with_intervals
+from pagecast.sim.replicates import Spread, Study, check_count, summary_figures, with_intervals
 from pagecast.sim.resample import resample, what_is_lost
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -41,6 +41,7 @@ def replay_command(
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Replays TRACE on one replica and prints TTFT, TPOT, throughput, prefix hits and KV pressure."""
+    check_count(replicates)
     if report is not None:
         ready("--report", report)
     if perfetto is not None:
@@ -55,13 +56,16 @@ def replay_command(
         study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
         with console.progress("replicates", replicates + 2) as update:
             spread = study.spread(replicates, progress=update)
+    varied = what_is_lost(work, chosen.seed) if replicates and not fixed_workload else ""
+    if varied:
+        result = replace(result, notes=(*result.notes, varied))
     _draw(result, spread, report, perfetto)
     if json:
-        console.print_json(with_intervals(result.summary, spread) if spread else result.summary)
+        drawn = {"replicates": replicates, "workload": varied or "as it is"}
+        body = {**with_intervals(result.summary, spread), "intervals": drawn} if spread else result.summary
+        console.print_json(body)
     else:
         show(result, out, spread)
-        if spread and not fixed_workload:
-            console.out.print(f"note: {what_is_lost(work, chosen.seed)}", soft_wrap=True, markup=False)
         for path in (report, perfetto):
             if path is not None:
                 console.out.print(f"written to {path}", soft_wrap=True, markup=False)

@@ -1,4 +1,5 @@
-"""Another workload of the same kind: a trace's sessions, or windows of its time, drawn with replacement.
+"""Another workload of the same kind: another seed of the generator that made a trace, or, of any other, its
+sessions or windows of its time, drawn with replacement.
 
 What a trace shows is one draw of what its users might have sent. A resampled trace has as many sessions,
 each starting when one of the trace's did, or as many windows, one after another, each as it came. They are
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 from pagecast.traces.hits import hits
 from pagecast.traces.operations import mix, select
+from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
 
 Ints = npt.NDArray[np.int64]
@@ -33,8 +35,18 @@ LOSS = (
 )
 
 
+GENERATED = (
+    "Intervals hold the workload's own uncertainty: each replicate serves another seed of the generator that "
+    "made the trace."
+)
+
+
 def resample(trace: Trace, seed: int) -> Trace:
-    """A trace of the same kind, drawn with `seed`."""
+    """A trace of the same kind, drawn with `seed`: by its generator where it has one, else from itself."""
+    return another(trace, seed) or _resampled(trace, seed)
+
+
+def _resampled(trace: Trace, seed: int) -> Trace:
     units, begins = _units(trace)
     count = len(begins)
     random = np.random.default_rng(seed)
@@ -69,7 +81,9 @@ def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:
 
 
 def what_is_lost(trace: Trace, seed: int) -> str:
-    """One sentence on what resampling does to sharing, by way of one draw."""
+    """One sentence on where other workloads come from, and what that does to sharing, by way of one draw."""
+    if another(trace, seed) is not None:
+        return GENERATED
     units = "sessions" if _has_sessions(trace) else "windows of its time"
     return LOSS.format(units=units, before=_shared(trace), after=_shared(resample(trace, seed)))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.content import own_output, own_prompt
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.schema import COLUMNS, Ints, Spans, Trace, nominal_arrival_s, starts, table
+from pagecast.traces.schema import COLUMNS, Ints, Recipe, Spans, Trace, nominal_arrival_s, starts, table
 
 _FIRST_PRIVATE = own_prompt(0)
 assert (own_output(0), own_prompt(1)) == (_FIRST_PRIVATE + 1, _FIRST_PRIVATE + 2)
@@ -38,7 +38,7 @@ def select(trace: Trace, rows: Ints) -> Trace:
         columns["gap_s"] = np.where(orphan, 0.0, trace.seconds("gap_s")[rows])
     spans = None if trace.spans is None else _move_spans(trace, trace.spans, rows, moved)
     ids = None if trace.token_ids is None else [trace.token_ids[row] for row in rows.tolist()]
-    return replace(trace, requests=table(columns), spans=spans, token_ids=ids)
+    return replace(trace, requests=table(columns), spans=spans, token_ids=ids, recipe=None)
 
 
 def _move_spans(trace: Trace, spans: Spans, rows: Ints, moved: Ints) -> Spans:
@@ -114,7 +114,14 @@ def scale(trace: Trace, rate: float, *, think_times: bool = False) -> Trace:
     columns = {**_columns(trace), "arrival_s": trace.seconds("arrival_s") / rate}
     if think_times:
         columns["gap_s"] = trace.seconds("gap_s") / rate
-    return replace(trace, requests=table(columns))
+    return replace(trace, requests=table(columns), recipe=None if think_times else _faster(trace, rate))
+
+
+def _faster(trace: Trace, rate: float) -> Recipe | None:
+    """The recipe of a trace whose load was scaled."""
+    if trace.recipe is None:
+        return None
+    return {**trace.recipe, "speedup": float(trace.recipe.get("speedup", 1.0)) * rate}
 
 
 def mix(traces: Sequence[Trace], *, share_contents: bool = False, name: str = "mix") -> Trace:

@@ -18,6 +18,8 @@ from pagecast.sim.core.errors import BadInput
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Recipe = Mapping[str, Any]  # of a generated trace; see `traces.recipe`
+RECIPE = "generated"  # its name in our own files
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Trace:
 
     `requests` holds the columns of `COLUMNS` (optional ones may be absent), `spans` the prompts (or
     None: every prompt is unique), `token_ids` the prompts as token ids where a trace has them, one
-    array a row (then `spans` is None). `notes` are sentences a reader wants the user to see.
+    array a row (then `spans` is None). `notes` are sentences a reader wants the user to see. `recipe` says
+    how the trace was generated, where it was, so that other seeds can be played (`traces.recipe`).
     """
 
     name: str
@@ -97,6 +100,7 @@ class Trace:
     spans: Spans | None = None
     token_ids: list[npt.NDArray[np.int64]] | None = None
     notes: tuple[str, ...] = field(default=())
+    recipe: Recipe | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -139,6 +143,14 @@ def _only_default(series: pd.Series, default: Any) -> bool:
     if default is None or default != default:
         return bool(series.isna().all())
     return bool((series == default).all())
+
+
+def kept_recipe(told: object, limit: int | None, rows: int) -> Recipe | None:
+    """The recipe that a file tells of, for its first `limit` requests; None where it tells of none."""
+    if not isinstance(told, Mapping):
+        return None
+    cut = limit is not None and rows == limit
+    return {**told, "limit": limit} if cut else dict(told)
 
 
 def starts(counts: Ints) -> Ints:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ import zstandard
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.export import csv_lines, mooncake_lines
 from pagecast.traces.readers.parquet import IDS_COLUMN, METADATA_KEY, SPAN_COLUMNS
-from pagecast.traces.schema import COLUMNS, DEFAULTS, REQUIRED, TEXTS, Trace
+from pagecast.traces.schema import COLUMNS, DEFAULTS, RECIPE, REQUIRED, TEXTS, Trace
 
 FORMS = ("parquet", "jsonl", "mooncake", "csv")
 
@@ -71,8 +71,10 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
         flat = np.concatenate([*trace.token_ids, np.empty(0, dtype=np.int64)])
         ids = pa.LargeListArray.from_arrays(pa.array(lengths, pa.int64()), pa.array(flat, pa.int64()))
         data = data.append_column(IDS_COLUMN, ids)
-    told = json.dumps({"name": trace.name, "notes": list(trace.notes)})
-    data = data.replace_schema_metadata({METADATA_KEY: told.encode()})
+    told: dict[str, Any] = {"name": trace.name, "notes": list(trace.notes)}
+    if trace.recipe is not None:
+        told[RECIPE] = dict(trace.recipe)
+    data = data.replace_schema_metadata({METADATA_KEY: json.dumps(told).encode()})
     with replacing(path) as place:
         pq.write_table(data, place, compression="zstd")
 
@@ -80,7 +82,8 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 def write_jsonl(trace: Trace, path: str | Path) -> None:
     """Writes our own JSON lines (`readers/own.py` describes them), packed if the name ends in .gz or .zst.
 
-    They hold what parquet does, but for the trace's name and notes. Times are written in full.
+    They hold what parquet does, but for the trace's name and notes; a generated trace's recipe stands in
+    the first line. Times are written in full.
     """
     _write_lines(jsonl_lines(trace), path)
 
@@ -101,6 +104,8 @@ def jsonl_lines(trace: Trace) -> Iterator[bytes]:
             for name, value in zip(names, values, strict=True)
             if value is not pd.NA and value == value and (name in REQUIRED or value != DEFAULTS[name])
         }
+        if row == 0 and trace.recipe is not None:
+            told[RECIPE] = dict(trace.recipe)
         if trace.spans is not None and (spans := trace.spans.row(row)):
             told["spans"] = spans
         if trace.token_ids is not None:

@@ -294,3 +294,22 @@ def test_folders_are_not_made_for_files(arguments, tmp_path, monkeypatch, capsys
 )
 def test_durations_as_people_read_them(value, text):
     assert console.seconds(value) == text
+
+
+def test_too_few_replicates_are_refused_before_anything_is_replayed(capsys, monkeypatch):
+    monkeypatch.setattr("pagecast.planner_app.cli_replay.load", lambda *_: pytest.fail("replayed first"))
+    code, out, err = pagecast("replay", "chat", "--replicates", "5", capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "replicates is 5: a 90% interval needs at least 20 draws" in err
+
+
+def test_replicates_of_a_generated_trace_are_other_seeds_and_the_reader_is_told(tmp_path, capsys):
+    path = str(tmp_path / "made.jsonl")
+    pagecast("trace", "generate", path, "--requests", "60", capsys=capsys)
+    code, out, _ = pagecast("replay", path, "--replicates", "20", "--json", capsys=capsys)
+    assert code == 0
+    told = json.loads(out)["intervals"]
+    assert told["replicates"] == 20
+    assert "another seed of the generator" in told["workload"]
+    code, out, _ = pagecast("replay", path, "--replicates", "20", "--json", "--fixed-workload", capsys=capsys)
+    assert json.loads(out)["intervals"]["workload"] == "as it is"

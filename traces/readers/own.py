@@ -9,7 +9,8 @@ Every column of the schema may stand in it (`traces/schema.py` says what each me
 `input_tokens` and `output_tokens` must, but `after` takes the place of `arrival_s`. A prompt is `spans`
 (lists of text, offset, length; here the second turn quotes the first one's output), or `block_ids` with
 `block_ids_tokens` (equal id = equal tokens; the prompt is their concatenation, cut to `input_tokens`), or
-`token_ids`; with none of them it is unique. A file uses one of the three.
+`token_ids`; with none of them it is unique. A file uses one of the three. The first line of a generated
+trace may hold its recipe as `generated` (`traces/recipe.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,25 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pagecast.traces.building import BlockSpans, Rows
 from pagecast.traces.records import Record, records
-from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, REQUIRED, TEXTS, Ints, Spans, Trace, starts
+from pagecast.traces.schema import (
+    COLUMNS,
+    DEFAULTS,
+    INTEGERS,
+    RECIPE,
+    REQUIRED,
+    TEXTS,
+    Ints,
+    Spans,
+    Trace,
+    kept_recipe,
+    starts,
+)
 from pagecast.traces.source import Source
 
 FORMS = ("spans", "block_ids", "token_ids")
@@ -33,7 +47,8 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
     names = list(REQUIRED)
     rows, prompts = Rows(source, names), _Prompts()
-    known = {*names, *FORMS, "block_ids_tokens"}
+    recipe = None
+    known = {*names, *FORMS, "block_ids_tokens", RECIPE}
     for record in records(source, limit):
         for name in record.values.keys() - known:
             known.add(name)
@@ -43,9 +58,11 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
         values = [_value(record, name) for name in names]
         prompts.add(record, values[1])
         rows.add(record.line, *values)
-    ignored = sorted(known - {*COLUMNS, *FORMS, "block_ids_tokens"})
+        recipe = recipe or record.values.get(RECIPE)
+    ignored = sorted(known - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE})
     notes = [f"fields that are not part of the schema are ignored: {', '.join(ignored)}"] if ignored else []
-    return rows.finish(prompts.spans(), prompts.token_ids(), sort=sort, notes=notes)
+    trace = rows.finish(prompts.spans(), prompts.token_ids(), sort=sort, notes=notes)
+    return replace(trace, recipe=kept_recipe(recipe, limit, len(trace)))
 
 
 def _value(record: Record, name: str) -> Any:

@@ -9,7 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pagecast.traces.building import NO_REQUESTS, finish, trace_name
-from pagecast.traces.schema import COLUMNS, INTEGERS, REQUIRED, Ints, Spans, Trace, dtype, table
+from pagecast.traces.schema import (
+    COLUMNS,
+    INTEGERS,
+    RECIPE,
+    REQUIRED,
+    Ints,
+    Spans,
+    Trace,
+    dtype,
+    kept_recipe,
+    table,
+)
 from pagecast.traces.source import Source
 
 SPAN_COLUMNS = ("span_content", "span_offset", "span_length")
@@ -30,12 +41,13 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     if ignored:
         notes.append(f"columns that are not part of the schema are ignored: {', '.join(ignored)}")
     name = str(told.get("name") or trace_name(source))
-    trace = Trace(name, table(columns), _spans(source, data), _ids(data), tuple(notes))
+    recipe = kept_recipe(told.get(RECIPE), limit, len(data))
+    trace = Trace(name, table(columns), _spans(source, data), _ids(data), tuple(notes), recipe)
     return finish(source, trace, None, sort=sort)
 
 
 def _told(data: pa.Table) -> dict[str, Any]:
-    """Name and notes that `write` put in; none in other tables."""
+    """Name, notes and recipe that `write` put in; none in other tables."""
     try:
         told = json.loads((data.schema.metadata or {}).get(METADATA_KEY, b"{}"))
     except ValueError:
