@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.page import ready, write
@@ -90,6 +89,8 @@ def prices(given: list[str]) -> dict[str, float]:
 
 def as_dict(found: Swept) -> dict[str, Any]:
     """The sweep as plain JSON: question, cheapest, front, sensitivity and the whole table."""
+    from pagecast.planner_app.planner.study import records
+
     question = found.question
     return {
         "trace": question.trace.name, "requests": len(question.trace), "space": str(question.space),
@@ -98,13 +99,6 @@ def as_dict(found: Swept) -> dict[str, Any]:
         "cheapest": found.cheapest, "front": records(found.front),
         "sensitivity": records(found.sensitivity), "trials": records(found.table),
     }  # fmt: skip
-
-
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A table's rows as plain Python; null for what is missing."""
-    from pagecast.planner_app.planner.study import record
-
-    return [record(table.iloc[[row]]) for row in range(len(table))]
 
 
 def show(found: Swept, out: Path | None) -> None:

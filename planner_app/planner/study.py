@@ -185,6 +185,11 @@ def record(row: pd.DataFrame) -> dict[str, Any]:
     return {str(name): value.item() if isinstance(value, np.generic) else value for name, value in values}
 
 
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """All rows of a table as plain Python."""
+    return [record(table.iloc[[row]]) for row in range(len(table))]
+
+
 def _row(question: Question, trial: Trial) -> dict[str, Any]:
     outcome = trial.outcome
     return {

@@ -27,7 +27,10 @@ COUNTS = frozenset({
     "preemptions", "completed", "rejected",
 })  # fmt: skip
 # Of these more is better; of all others less.
-MORE_IS_BETTER = frozenset({"output_tokens_per_s", "token_hit_rate", "reused_prefix_tokens", "completed"})
+MORE_IS_BETTER = frozenset({
+    "output_tokens_per_s", "token_hit_rate", "reused_prefix_tokens", "completed", "admissible_concurrency",
+    "static_concurrency",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
