@@ -26,7 +26,7 @@ _PAGES = (
 _STYLE = """<style>
 [class*="st-key-pending"] { opacity: 0.45; }
 [data-testid="stMetricValue"] { white-space: nowrap; font-variant-numeric: tabular-nums; }
-[data-testid="stMainBlockContainer"] { padding-top: 4rem; }
+[data-testid="stMainBlockContainer"] { padding: 4rem 2.5rem 3rem; }
 [data-testid="stSidebarUserContent"] h3 { padding-bottom: 0; }
 </style>"""
 

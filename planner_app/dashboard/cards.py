@@ -29,6 +29,7 @@ class Card:
     baseline: float | None = None
     better: int = -1
     verdicts: tuple[tuple[str, bool], ...] = ()
+    note: str = ""
 
 
 def show_cards(cards: list[Card]) -> None:
@@ -41,6 +42,8 @@ def show_cards(cards: list[Card]) -> None:
                     delta_color=_color(card), help=card.help, delta_description=_against(card),
                 )  # fmt: skip
             _interval(card, number)
+            if card.note:
+                st.caption(plain(card.note))
             for term, holds in card.verdicts:
                 show_verdict(term, holds)
 

@@ -9,7 +9,7 @@ from pagecast.planner_app.dashboard.compare_table import distributions, table
 from pagecast.planner_app.dashboard.jobs import results as job_results
 from pagecast.planner_app.dashboard.pins import pin_button, unpin
 from pagecast.planner_app.dashboard.progress_view import show_progress
-from pagecast.planner_app.dashboard.replays import result_for, trace_for
+from pagecast.planner_app.dashboard.replays import result_for, spread_key, trace_for
 from pagecast.planner_app.dashboard.state import Session, session, show
 from pagecast.planner_app.dashboard.texts import plain
 from pagecast.planner_app.dashboard.view import UPLOAD, View, command
@@ -79,7 +79,7 @@ def _exports(own: Session, views: dict[str, View], found: dict[str, Result]) -> 
         name = st.selectbox("Scenario", names, index=len(names) - 1, format_func=plain, key="export")
         view, result = views[name], found[name]
         trace = trace_for(own, view)
-        spread = job_results.get(("spread", *view.key()))
+        spread = job_results.get(spread_key(view))
         files = (
             ("Scenario, YAML", exports.SCENARIO_FILE, "application/yaml", exports.scenario_yaml(result)),
             ("Report, HTML", "report.html", "text/html", lambda: exports.report_html(result, spread)),

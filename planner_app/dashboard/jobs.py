@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +81,7 @@ def _stop(state: _State) -> None:
         if not state.ended:
             state.stopped = True
             if state.process is not None:
-                state.process.kill()
+                _kill(state.process)
 
 
 def _follow(state: _State, key: Hashable, asked: bytes) -> None:
@@ -91,18 +93,31 @@ def _follow(state: _State, key: Hashable, asked: bytes) -> None:
             except Exception as error:
                 state.error = state.error or f"the work could not go on ({error!r})"
             finally:
-                process.kill()
-                process.wait()
+                with state.lock:
+                    _kill(process)
+                    process.wait()
+                    state.process = None  # its number may be another's from now on
     if state.value is not None and not state.stopped:
         results.put(key, state.value)
     state.ended = True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and those that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
 
 
 def _start(state: _State) -> subprocess.Popen[bytes] | None:
     with state.lock:
         if not state.stopped:
             command = [sys.executable, "-m", "pagecast.planner_app.dashboard.worker"]
-            state.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            state.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
         return state.process
 
 

@@ -51,4 +51,13 @@ def told(progress: object, words: str) -> tuple[float, str]:
     if isinstance(progress, tuple) and len(progress) == 3:
         done, total, unit = progress
         return min(max(done / max(total, 1), 0.0), 1.0), f"{words}: {done:,} of {total:,} {unit}"
-    return 0.0, f"{words} …"
+    return 0.0, f"{words}: waiting to begin"
+
+
+def failed(slot: str) -> bool:
+    """Whether the job in a slot failed; says its one line then."""
+    job = session().jobs.get(slot)
+    if job is None or job.running or not job.error:
+        return False
+    st.error(plain(job.error), icon=":material/error:")
+    return True

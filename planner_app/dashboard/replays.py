@@ -5,6 +5,7 @@ Results are kept by what was replayed, for whoever asks next; nobody changes the
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from pagecast.planner_app.dashboard.jobs import Results
@@ -67,8 +68,13 @@ def replay_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Result:
 
 def spread_for(own: Session, view: View, trace: Trace) -> Spread | None:
     """The 90% intervals of a view's figures; None until the job in slot `spread` has them."""
-    spread: Spread | None = own.ask("spread", ("spread", *view.key()), spread_job, trace, view.scenario())
+    spread: Spread | None = own.ask("spread", spread_key(view), spread_job, trace, view.scenario())
     return spread
+
+
+def spread_key(view: View) -> Hashable:
+    """What the intervals of a view are kept by."""
+    return ("spread", *view.key())
 
 
 def spread_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Spread:

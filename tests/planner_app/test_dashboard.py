@@ -20,13 +20,17 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import exports, replays, script, serve, workload
+from pagecast.planner_app.dashboard import admissible, exports, replays, script, serve, tuning, workload
 from pagecast.planner_app.dashboard.compare_table import table
 from pagecast.planner_app.dashboard.jobs import Job, Results
 from pagecast.planner_app.dashboard.memory_charts import hbm_waterfall
 from pagecast.planner_app.dashboard.state import Session
 from pagecast.planner_app.dashboard.texts import plain
+from pagecast.planner_app.dashboard.tune_charts import grid_map, hit_curve
 from pagecast.planner_app.dashboard.view import DEFAULTS, GENERATED, UPLOAD, View, command
+from pagecast.planner_app.planner.plan import plan
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
 from streamlit.testing.v1 import AppTest
@@ -306,8 +310,9 @@ def test_a_job_nobody_holds_ends():
     replays.spread_for(own, view, workload.trace_of(view))
     state = own.jobs["spread"]._state
     _until(lambda: state.process is not None)
+    process = state.process
     own.jobs.clear()
-    _until(lambda: state.process.poll() is not None)
+    _until(lambda: process.poll() is not None)
 
 
 def _until(true, within_s: float = 60) -> None:
@@ -347,3 +352,95 @@ def test_the_waterfall_adds_up_to_the_gpu():
     figure = hbm_waterfall(View().scenario().budget())
     bars = figure.data[0].y
     assert sum(bars) == pytest.approx(0, abs=1e-9)
+
+
+# ---- tune
+
+
+def test_tune_maps_the_grid_and_recommends_with_a_reason():
+    view = View.of({"requests": 40, "gpu": "L4", "slo": "ttft_p99<100s"})
+    trace, told = workload.trace_of(view), []
+    table = tuning.grid_job(trace, view.scenario(), view["slo"], progress=told.append)
+    figure = grid_map(table, "TTFT p99", (0.9, 16))
+    assert told[-1][0] == told[-1][1] == len(table)
+    assert sum(text is not None for row in figure.data[0].text for text in row) == len(table)
+    row = table[(table["block_size"] == 32)].iloc[-1]
+    alone = view.scenario().model_copy(
+        update={"block_size": 32, "gpu_memory_utilization": row["gpu_memory_utilization"]}
+    )
+    assert row["ttft_p99_s"] == replay(trace, alone).summary["ttft_s"]["p99"]
+    tuned = tuning.tune_job(trace, view.scenario(), "block_size", view["slo"], False, progress=told.append)
+    assert tuned.reason and tuned.recommended in tuned.table["block_size"].tolist()
+
+
+def test_budgets_begin_where_the_kv_cache_fits():
+    for gpu in ("L4", "H200"):
+        found = tuning.budgets(View.of({"gpu": gpu}).scenario())
+        assert list(found) == sorted(found) and found[-1] == 0.95 and 4 <= len(found) <= 8
+        assert all(View.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget()
+                   for value in found)  # fmt: skip
+
+
+def test_a_map_marks_what_breaks_the_slo():
+    view = View.of({"requests": 30})
+    table = tuning.grid_job(workload.trace_of(view), view.scenario(), "ttft_p99<1us", progress=lambda _: None)
+    figure = grid_map(table, "TTFT p99", (0.9, 16))
+    assert all(text.startswith("✕") for row in figure.data[0].text for text in row)
+    assert "No scenario" in caption_of(figure)
+
+
+def test_the_hit_curve_ends_at_what_an_endless_cache_finds():
+    view = View.of({"requests": 200})
+    found = tuning.hits_of(view, workload.trace_of(view))
+    figure = hit_curve(found, 100)
+    assert max(figure.data[0].y) == pytest.approx(100 * found.infinite)
+
+
+def test_admissible_concurrency_is_the_planners():
+    view = View.of({"requests": 60, "model": "Qwen/Qwen3-32B", "gpu": "A100 80GB"})
+    trace = workload.trace_of(view)
+    found = admissible.concurrency_job(
+        trace, view.scenario(), view["slo"], False, progress=lambda _: None
+    )
+    planned = plan(trace, view.scenario(), Slo.parse(view["slo"]), kinds=["concurrency"], replicates=0)
+    assert planned.concurrency is not None and found.users == (planned.concurrency.value or 0)
+
+
+# ---- each page as a script
+
+
+def page(module: str, **parameters: object) -> AppTest:
+    """One page with its side bar, as a browser opens it with these parameters in the URL."""
+    test = AppTest.from_string(
+        "from pagecast.planner_app.dashboard import sidebar\n"
+        f"from pagecast.planner_app.dashboard.{module} import render\n"
+        "sidebar.ask()\nrender()\n",
+        default_timeout=60,
+    )
+    for name, value in parameters.items():
+        test.query_params[name] = value if isinstance(value, list) else str(value)
+    return test.run()
+
+
+def test_the_compare_page_tabulates_pins_and_gives_the_command():
+    test = page("compare_page", requests=50, gpu="L4", pin=["big?requests=50&gpu=H200"])
+    assert not test.exception and not test.error
+    told = test.table[0].value
+    assert list(told.columns) == ["big (baseline)", plain("now, in the side bar")]
+    assert "%" in told.iloc[3, 1] and "%" not in told.iloc[3, 0]
+    commands = [code.value for code in test.code]
+    assert commands[0] == "pagecast replay chat --limit 50 --model Qwen/Qwen3-8B --gpu L4"
+    test.button(key="pin-it").click().run()
+    assert len(test.table[0].value.columns) == 2 and not test.exception
+
+
+def test_the_tune_page_shows_progress_and_then_the_map_and_a_reason():
+    test = page("tune_page", requests=20, slo="")
+    assert not test.exception
+    until = time.monotonic() + 60
+    while not any("Block size:" in mark.value for mark in test.markdown):
+        assert time.monotonic() < until
+        time.sleep(0.3)
+        test.run()
+    assert any("block\\_size" in mark.value for mark in test.markdown)
+    assert not test.error

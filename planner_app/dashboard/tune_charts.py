@@ -1,0 +1,100 @@
+"""Charts of the Tune page: the grid of block size and HBM budget, and hit ratio against capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from pagecast.planner_app.console import seconds
+from pagecast.planner_app.reports.style import GREY, chart, line
+from pagecast.traces.hits import Hits, curve
+
+# Column of the grid's table, words for its values, whether more is better.
+FIGURES = {
+    "TTFT p99": ("ttft_p99_s", seconds, False),
+    "TPOT p99": ("tpot_p99_s", seconds, False),
+    "Output tokens/s": ("output_tokens_per_s", "{:,.0f}".format, True),
+    "Prefix reuse": ("token_hit_rate", "{:.1%}".format, True),
+    "Preemptions": ("preemptions", "{:,.0f}".format, False),
+}
+_ACROSS, _UP = "gpu_memory_utilization", "block_size"
+
+
+def grid_map(table: pd.DataFrame, title: str, now: tuple[float, int]) -> go.Figure:
+    """A cell a scenario, its value written in; a cross where it breaks the SLO or can't run.
+
+    `now`: HBM budget and block size of the side bar, which get a frame where they are on the grid.
+    """
+    name, words, more = FIGURES[title]
+    values = table.pivot(index=_UP, columns=_ACROSS, values=name).sort_index()
+    meets = table.pivot(index=_UP, columns=_ACROSS, values="meets").reindex_like(values)
+    across = [f"{fraction:.2f}" for fraction in values.columns]
+    up = [str(size) for size in values.index]
+    numbers = values.to_numpy(np.float64)
+    texts = [[_cell(value, bool(good), words) for value, good in zip(row, kept, strict=True)]
+             for row, kept in zip(numbers, meets.to_numpy(), strict=True)]  # fmt: skip
+    # Times by their logarithm, so that one runaway cell does not flatten the others.
+    colors = np.log10(numbers) if name.endswith("p99_s") else numbers
+    figure = chart(f"{title} by block size and HBM budget", _best(table, title),
+                   "HBM budget, fraction of the GPU", "block size, tokens", height=380)  # fmt: skip
+    figure.add_heatmap(
+        x=across, y=up, z=colors, text=texts, texttemplate="%{text}", colorscale="Cividis",
+        reversescale=not more, showscale=False, xgap=2, ygap=2,
+        hovertemplate="block size %{y}, HBM %{x}: %{text}<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(type="category")
+    figure.update_yaxes(type="category")
+    if f"{now[0]:.2f}" in across and str(now[1]) in up:
+        at, over = across.index(f"{now[0]:.2f}"), up.index(str(now[1]))
+        figure.add_shape(type="rect", x0=at - 0.5, x1=at + 0.5, y0=over - 0.5, y1=over + 0.5,
+                         line={"color": "#D55E00", "width": 3})  # fmt: skip
+    return figure
+
+
+def _cell(value: float, good: bool, words: Callable[[float], str]) -> str:
+    said = "can't run" if np.isnan(value) else words(value)
+    return said if good else f"✕ {said}"
+
+
+def _best(table: pd.DataFrame, title: str) -> str:
+    name, words, more = FIGURES[title]
+    good = table[table["meets"]]
+    said = "A frame marks the side bar's scenario, a cross one that breaks the SLO or can't run."
+    if not len(good):
+        return f"No scenario of the grid keeps the SLO. {said}"
+    row: Any = good.sort_values(name, ascending=not more, kind="stable").iloc[0]
+    return (
+        f"{len(good)} of {len(table)} keep the SLO; of these the {'highest' if more else 'lowest'} is "
+        f"{words(row[name])}, at block size {int(row[_UP])} and {row[_ACROSS]:.2f} of the HBM. {said}"
+    )
+
+
+def hit_curve(found: Hits, blocks: int) -> go.Figure:
+    """Hit ratio of an LRU cache against its capacity; `blocks` is what the side bar's scenario has."""
+    capacities, ratios = curve(found, 80)
+    size, here = found.block_size, found.ratio(blocks)
+    enough = float(capacities[np.argmax(ratios >= 0.99 * found.infinite)]) if found.infinite else 0.0
+    caption = (
+        f"With {blocks:,} blocks {here:.1%} of block references hit, of {found.infinite:.1%} that a cache "
+        f"without end would find. {_advice(blocks, enough)} Requests in their order, without time; blocks "
+        "that running requests hold are not taken off."
+    )
+    figure = chart("Hit ratio against cache capacity", caption, "capacity, tokens (log)",
+                   "% of block references", xaxis_type="log", yaxis_rangemode="tozero")  # fmt: skip
+    figure.add_scatter(x=capacities * size, y=100 * ratios, name="LRU", line=line(0), showlegend=False,
+                       hovertemplate="%{x:,.0f} tokens: %{y:.1f}%<extra></extra>")  # fmt: skip
+    figure.add_hline(y=100 * found.infinite, line={"color": GREY, "dash": "dot"})
+    figure.add_vline(x=blocks * size, line={"color": "#D55E00", "dash": "dash"},
+                     annotation_text="this scenario", annotation_position="top left")  # fmt: skip
+    return figure
+
+
+def _advice(blocks: int, enough: float) -> str:
+    if not enough:
+        return "The trace repeats no prefix."
+    if blocks >= enough:
+        return f"{enough:,.0f} blocks would do: more memory finds no more prefixes."
+    return f"{enough:,.0f} blocks would find nearly all: more memory pays."
