@@ -8,6 +8,7 @@ the baseline is compared with (common random numbers), so that only what has cha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +50,7 @@ class Baseline(BaseModel):
 
 
 def digest(trace: Trace) -> str:
-    """A trace's content in 32 hexadecimal digits: equal for equal requests, whatever file they came from."""
+    """A trace's content in 32 hexadecimal digits: equal for equal requests, and equal generators, of any file."""
     state = xxhash.xxh3_128()
     for name in COLUMNS:
         if name in trace.requests:
@@ -64,6 +65,8 @@ def digest(trace: Trace) -> str:
             state.update(np.ascontiguousarray(part).tobytes())
     for ids in trace.token_ids or ():
         state.update(len(ids).to_bytes(8, "little") + np.ascontiguousarray(ids).tobytes())
+    if trace.recipe is not None:  # draws of the workload are its generator's
+        state.update(json.dumps(trace.recipe, sort_keys=True, default=str).encode())
     return state.hexdigest()
 
 
