@@ -50,7 +50,7 @@ class Baseline(BaseModel):
 
 
 def digest(trace: Trace) -> str:
-    """A trace's content in 32 hexadecimal digits: equal for equal requests, and equal generators, of any file."""
+    """A trace's content in 32 hexadecimal digits: equal for equal requests of equal generators."""
     state = xxhash.xxh3_128()
     for name in COLUMNS:
         if name in trace.requests:
