@@ -23,8 +23,10 @@ class _Command(NamedTuple):
 
 COMMANDS = {
     "replay": _Command("cli_replay", "replay_command", "Serves a trace on a simulated replica, and times it"),
+    "plan": _Command("cli_plan", "plan_command", "Finds how much load keeps a service level, and what binds"),
     "check": _Command("cli_check", "check_command", "Fails a build where a scenario misses its bounds"),
     "sweep": _Command("cli_sweep", "sweep_command", "Finds the cheapest deployment in a space of scenarios"),
+    "tune": _Command("cli_tune", "app", "Chooses a block size or an HBM budget for a trace"),
     "validate": _Command("cli_validate", "validate_command", "Compares a recorded run with its replay"),
     "hits": _Command("cli_hits", "hits_command", "Counts the prefix hits of caches of several sizes"),
     "memory": _Command("cli_memory", "memory_command", "Itemises a GPU's memory: KV blocks and what fits"),
