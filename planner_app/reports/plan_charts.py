@@ -1,0 +1,125 @@
+"""Charts of a plan: the loads that were tried, what broke beyond the answer, and the static envelope.
+
+They take what each load came to (`capacity.Outcome`) in any order, and the answer with its interval. Needs
+plotly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from pagecast.planner_app.reports.style import BLUE, GREEN, GREY, ORANGE, chart, label, line, marker
+
+if TYPE_CHECKING:
+    from pagecast.planner_app.planner.capacity import Outcome
+    from pagecast.planner_app.planner.slo import Judged
+
+_MOST = 1000.0  # percent of a bound, beyond which a term is drawn as this
+
+
+def terms_by_load(
+    outcomes: Sequence[Outcome], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
+) -> go.Figure:
+    """Each term of the service level in percent of what it may be, at each load tried; 100 is its bound.
+
+    `answer`: the most load that holds, with its interval `low` to `high`; None where none does.
+    """
+    tried = sorted(outcomes, key=lambda outcome: outcome.amount)
+    figure = chart(f"What breaks as {unit} grow", _breaks(tried, unit, answer), f"{unit} (log)",
+                   "% of the bound (log)", xaxis_type="log", yaxis_type="log", height=400)  # fmt: skip
+    for index, name in enumerate(dict.fromkeys(term.text for outcome in tried for term in outcome.terms)):
+        pairs = [(outcome.amount, used(term)) for outcome in tried
+                 for term in outcome.terms if term.text == name]  # fmt: skip
+        known = [(amount, min(max(share, 0.1), _MOST)) for amount, share in pairs if share is not None]
+        if known:
+            at, shares = zip(*known, strict=True)
+            figure.add_scatter(x=at, y=shares, name=label(name), mode="lines+markers", line=line(index),
+                               marker=marker(index, size=6))  # fmt: skip
+    figure.add_hline(y=100, line={"color": GREY, "width": 2})
+    _mark(figure, answer, low, high)
+    return figure
+
+
+def used(term: Judged) -> float | None:
+    """Percent of what a term may be: of a latency's bound, or of the share of requests that may be bad."""
+    if term.value is None:
+        return None
+    value, bound = term.value, term.bound
+    if ">" in term.text:
+        value, bound = 1 - value, 1 - bound
+    if bound <= 0:
+        return 0.0 if value <= 0 else _MOST
+    return 100 * value / bound
+
+
+def _breaks(tried: Sequence[Outcome], unit: str, answer: float | None) -> str:
+    if answer is None:
+        return "No load that was tried keeps the service level."
+    beyond = next((outcome for outcome in tried if outcome.amount > answer and not outcome.holds), None)
+    if beyond is None:
+        return f"Every load tried holds, up to {answer:,.4g} {unit}."
+    broken = " and ".join(term.text for term in beyond.broken)
+    return f"Up to {answer:,.4g} {unit} all stays below 100%; at {beyond.amount:,.4g} {broken} breaks."
+
+
+def throughput_by_load(
+    outcomes: Sequence[Outcome], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
+) -> go.Figure:
+    """Output tokens a second at each load tried."""
+    tried = sorted(outcomes, key=lambda outcome: outcome.amount)
+    most = max((outcome.output_tokens_per_s for outcome in tried), default=0.0)
+    knee = next((outcome for outcome in tried if outcome.output_tokens_per_s >= 0.95 * most), None)
+    caption = "No load was tried."
+    if knee is not None:
+        caption = (
+            f"{knee.amount:,.4g} {unit} reach 95% of the {most:,.0f} output tokens/s seen at most; more of "
+            "them add mainly latency."
+        )
+    figure = chart(f"Throughput by {unit}", caption, f"{unit} (log)", "output tokens/s",
+                   xaxis_type="log", yaxis_rangemode="tozero", height=400)  # fmt: skip
+    for index, (name, holds) in enumerate((("keeps the service level", True), ("misses it", False))):
+        chosen = [outcome for outcome in tried if outcome.holds == holds]
+        if chosen:
+            figure.add_scatter(
+                x=[outcome.amount for outcome in chosen], mode="markers", name=name, marker=marker(index),
+                y=[outcome.output_tokens_per_s for outcome in chosen],
+                customdata=[outcome.requests_per_s for outcome in chosen],
+                hovertemplate="%{x:,.4g}: %{y:,.0f} tokens/s, %{customdata:.3g} requests/s",
+            )  # fmt: skip
+    _mark(figure, answer, low, high)
+    return figure
+
+
+def envelope_bars(limits: Mapping[str, int], answer: float | None, low: float, high: float) -> go.Figure:
+    """Requests at once that each limit allows by arithmetic, beside what the replays admit."""
+    least = min(limits, key=limits.__getitem__) if limits else ""
+    caption = f"By arithmetic {least} binds first, at {limits[least]:,}." if limits else ""
+    if answer is not None and limits:
+        ratio = answer / max(limits[least], 1)
+        why = ": bursts, queues and the service level take the rest." if ratio < 1 else "."
+        caption += f" Replays admit {answer:,.0f}, {ratio:.0%} of that{why}"
+    figure = chart("Static envelope and replays", caption, "requests at once (log)", "", height=280,
+                   xaxis_type="log", showlegend=False)  # fmt: skip
+    names, values = list(limits), [max(value, 1) for value in limits.values()]
+    looks = [ORANGE if name == least else BLUE for name in names]
+    figure.add_bar(x=values, y=names, orientation="h", marker_color=looks,
+                   text=[f"{value:,}" for value in values], insidetextanchor="start")  # fmt: skip
+    if answer is not None:
+        bars = {"array": [max(high - answer, 0.0)], "arrayminus": [max(answer - low, 0.0)]}
+        figure.add_bar(x=[answer], y=["replays"], orientation="h", marker_color=GREEN, error_x=bars,
+                       text=[f"{answer:,.4g}"], insidetextanchor="start")  # fmt: skip
+    most = max([*values, high, 10.0])
+    figure.update_xaxes(range=[0, math.log10(most) + 0.1])
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def _mark(figure: go.Figure, answer: float | None, low: float, high: float) -> None:
+    if answer is None:
+        return
+    if 0 < low < high:
+        figure.add_vrect(x0=low, x1=high, fillcolor=GREEN, opacity=0.15, line_width=0)
+    figure.add_vline(x=answer, line={"color": GREEN, "dash": "dot", "width": 2})

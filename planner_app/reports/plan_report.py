@@ -1,0 +1,115 @@
+"""The report of a plan: how much load keeps the service level, what breaks beyond it, which limit binds."""
+
+from __future__ import annotations
+
+from pagecast.planner_app.planner.capacity import Outcome
+from pagecast.planner_app.planner.plan import Answer, Plan, shown
+from pagecast.planner_app.reports import plan_charts as charts
+from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.words import shown as figure
+
+TITLES = {
+    "concurrency": "Admissible concurrency", "rate": "Highest request rate", "users": "Users who think",
+}  # fmt: skip
+UNITS = {"concurrency": "requests at once", "rate": "requests/s", "users": "users"}
+_SHARES = ("goodput", "preemptions", "kept_up")  # the terms that are no times
+
+
+def plan_report(found: Plan) -> str:
+    """The page of a plan."""
+    sections = [_answer(answer) for answer in found.answers.values()]
+    alone = found.concurrency
+    value, low, high = (None, 0.0, 0.0) if alone is None else _bounds(alone)
+    bars = charts.envelope_bars(found.envelope.limits, value, low, high)
+    sections.insert(1, Section("Static envelope", [bars, _envelope(found)]))
+    scenario = [(name, "-" if value is None else str(value))
+                for name, value in found.scenario.model_dump().items()]  # fmt: skip
+    sections.append(Section("Scenario", [Table("", ("field", "value"), scenario)]))
+    return page(f"Capacity for {found.trace}", _lead(found), _cards(found), sections, found.notes)
+
+
+def _lead(found: Plan) -> str:
+    server = f"{found.scenario.tensor_parallel_size} x {found.scenario.gpu} with {found.scenario.model}"
+    said = []
+    for answer in found.answers.values():
+        said.append(f"{TITLES[answer.kind].lower()}: {_value(answer)}{_interval(answer)}")
+        if answer.binding is not None:
+            said[-1] += f", bound by {answer.binding.limit}"
+    return f"{server}, while {found.slo.text} holds: {'; '.join(said)}."
+
+
+def _cards(found: Plan) -> list[Card]:
+    cards = [Card(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
+             for answer in found.answers.values()]  # fmt: skip
+    bound = [answer.binding.limit for answer in found.answers.values() if answer.binding is not None]
+    if bound:
+        cards.append(Card("What binds", bound[0], "must grow for more load"))
+    envelope = found.envelope
+    said = f"requests at once; {envelope.binding}"
+    cards.append(Card("Static envelope", f"{envelope.concurrency:,}", said))
+    return cards
+
+
+def _value(answer: Answer) -> str:
+    return "none" if answer.value is None else shown(answer.kind, answer.value)
+
+
+def _interval(answer: Answer) -> str:
+    if answer.low is None or answer.high is None:
+        return ""
+    low, high = shown(answer.kind, answer.low), shown(answer.kind, answer.high)
+    return f" (90%: {low.split()[0]} to {high.split()[0]})"
+
+
+def _bounds(answer: Answer) -> tuple[float | None, float, float]:
+    return answer.value, answer.low or answer.value or 0.0, answer.high or answer.value or 0.0
+
+
+def _answer(answer: Answer) -> Section:
+    """What was tried of one kind of load, and the loads on both sides of the answer."""
+    unit, bounds = UNITS[answer.kind], _bounds(answer)
+    drawn = [charts.terms_by_load(answer.tried, unit, *bounds)]
+    if answer.kind != "rate":  # of a rate beyond what is served, tokens a second are asked for, not given
+        drawn.append(charts.throughput_by_load(answer.tried, unit, *bounds))
+    why = [answer.says] if answer.says else []
+    if answer.binding is not None:
+        why.append(f"{answer.binding.limit} binds: {answer.binding.why}.")
+    return Section(TITLES[answer.kind], [*drawn, _sides(answer, unit, " ".join(why))])
+
+
+def _sides(answer: Answer, unit: str, why: str) -> Table:
+    sides = [("at the answer", answer.at), ("just beyond", answer.beyond)]
+    known = [(name, outcome) for name, outcome in sides if outcome is not None]
+    terms = list(dict.fromkeys(term.text for _, outcome in known for term in outcome.terms))
+    rows = [_row(name, outcome, terms) for name, outcome in known]
+    header = ("", unit, *terms, "requests/s", "output tokens/s", "preemptions a request")
+    marked = frozenset(at for at, (_, outcome) in enumerate(known) if not outcome.holds)
+    return Table("", header, rows, why, marked)
+
+
+def _row(name: str, outcome: Outcome, terms: list[str]) -> list[str]:
+    values = {term.text: term.value for term in outcome.terms}
+    return [
+        name, f"{outcome.amount:,.4g}",
+        *(figure("share" if term.startswith(_SHARES) else "time_s", values.get(term)) for term in terms),
+        f"{outcome.requests_per_s:.3g}", f"{outcome.output_tokens_per_s:,.0f}",
+        f"{outcome.preemption_rate:.3g}",
+    ]  # fmt: skip
+
+
+def _envelope(found: Plan) -> Table:
+    envelope, blocks = found.envelope, found.envelope.blocks
+    rows = [(name, f"{value:,}") for name, value in envelope.limits.items()]
+    rows += [
+        ("HBM, nothing shared", f"{envelope.hbm:,}"),
+        ("KV blocks in the pool", f"{envelope.pool_blocks:,}"),
+        ("blocks of a running request, mean", f"{blocks.mean:,.1f}"),
+        ("blocks of the longest request", f"{blocks.most:,}"),
+        ("prompt tokens that need not be computed", f"{envelope.reused_prompt:.0%}"),
+        ("prompt blocks shared by running requests", f"{envelope.shared_prompt:.0%}"),
+    ]
+    said = (
+        "What each limit allows by itself, by arithmetic: blocks by the trace's own lengths at a random "
+        f"moment of each request, overflowing with a chance of at most {envelope.overflow:.0%}."
+    )
+    return Table("", ("limit", "requests at once"), rows, said)

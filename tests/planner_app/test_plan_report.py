@@ -1,0 +1,66 @@
+"""The report of a plan: the answer first, what breaks beyond it, the envelope beside it."""
+
+import pytest
+from pagecast.planner_app.planner.capacity import Outcome
+from pagecast.planner_app.planner.plan import plan
+from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.reports import plan_charts as charts
+from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.plan_report import plan_report
+from pagecast.planner_app.reports.style import caption_of
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+
+@pytest.fixture(scope="module")
+def found():
+    level = Slo.parse("ttft_p99<1s,tpot_p95<30ms")
+    return plan(read("chat", limit=60), Scenario(max_num_seqs=16), level, kinds=["concurrency"], replicates=0,
+                explain=False, most_requests=120)  # fmt: skip
+
+
+def test_the_answer_stands_first_and_every_load_tried_is_drawn(found):
+    text = plan_report(found)
+    answer = found.concurrency
+    assert f"{answer.value:,.0f} user" in text.split("<h2>")[0]
+    assert found.envelope.binding in text
+    terms, throughput, envelope = plain_figures(text)
+    assert len(terms["data"]) == len(answer.tried[0].terms)
+    drawn = sum(len(series["customdata"]) for series in throughput["data"])
+    assert drawn == len(answer.tried)
+    assert len(envelope["data"]) == 2
+
+
+def outcome(amount: float, ttft_s: float, good: float) -> Outcome:
+    terms = (
+        Judged("ttft_p99<2s", ttft_s, 2.0, ttft_s < 2),
+        Judged("goodput(ttft<2s)>0.9", good, 0.9, good > 0.9),
+    )
+    holds = all(term.holds for term in terms)
+    return Outcome(amount, holds, terms, 0.0, amount / 10, 100 * amount, 50, 0)
+
+
+def test_terms_are_drawn_as_parts_of_their_bounds():
+    tried = [outcome(20, 3.0, 0.8), outcome(10, 1.0, 0.95)]
+    figure = charts.terms_by_load(tried, "users", 10, 8, 12)
+    by_name = {series.name: list(series.y) for series in figure.data}
+    assert by_name["ttft_p99&lt;2s"] == [50, 150]
+    assert by_name["goodput(ttft&lt;2s)&gt;0.9"] == pytest.approx([50, 200])
+    assert "at 20 ttft_p99<2s and goodput(ttft<2s)>0.9 breaks" in caption_of(figure)
+
+
+def test_captions_say_where_nothing_holds_and_where_all_does():
+    assert "No load" in caption_of(charts.terms_by_load([outcome(1, 3.0, 0.8)], "users", None))
+    assert "Every load tried holds" in caption_of(charts.terms_by_load([outcome(1, 1.0, 1.0)], "users", 1))
+
+
+def test_a_bound_of_nothing_and_a_term_without_value():
+    assert charts.used(Judged("preemptions<=0", 0.0, 0.0, True)) == 0
+    assert charts.used(Judged("preemptions<=0", 0.1, 0.0, False)) > 100
+    assert charts.used(Judged("tpot_p99<1s", None, 1.0, True)) is None
+
+
+def test_the_envelope_names_the_least_limit():
+    said = caption_of(charts.envelope_bars({"HBM": 100, "batch size": 50}, 25, 20, 30))
+    assert "batch size binds first, at 50" in said
+    assert "Replays admit 25, 50% of that" in said
