@@ -75,6 +75,7 @@ def _chain(known: BlockFacts) -> None:
 
 
 def _life(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> None:
-    st.caption("Its life, latest first: step, event, request, blocks.")
-    lines = [frames.log.line(index, name) for index in known.events[: -_MOST_LINES - 1 : -1]]
+    st.caption("Its life, latest first: step, event, request.")
+    latest = known.events[: -_MOST_LINES - 1 : -1]
+    lines = [frames.log.line(index, name, with_blocks=False) for index in latest]
     st.code("\n".join(lines), language=None, height=280, wrap_lines=True)

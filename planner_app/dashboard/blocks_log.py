@@ -77,9 +77,9 @@ class BlockLog:
         """The blocks of an event."""
         return self.blocks[self.start[index] : self.start[index + 1]]
 
-    def line(self, index: int, name: Callable[[int], str]) -> str:
+    def line(self, index: int, name: Callable[[int], str], *, with_blocks: bool = True) -> str:
         """An event as text: `12 allocated r7 100-131 (32 blocks)`; `name` names request numbers."""
-        blocks = self.of(index)
+        blocks = self.of(index) if with_blocks else self.blocks[:0]
         request = int(self.request[index])
         words = [str(self.step[index]), _WORDS[self.kind[index]]]
         if request != NOBODY:
