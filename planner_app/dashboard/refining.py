@@ -25,19 +25,23 @@ def show(own: Session, view: View, trace: Trace, result: Result) -> None:
 
     Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
     """
-    if own.settled != (view.key(), view["slo"]):
-        own.settled = None
     waiting = _waiting(own, _ask(own, view, trace))
     st.fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
     own.settled = (view.key(), view["slo"])
 
 
+def forget(own: Session, view: View) -> None:
+    """Stops the jobs of what is shown no more, before the new view's replay wants the cores."""
+    if own.settled != (view.key(), view["slo"]):
+        own.settled = None
+        for slot in _SLOTS:
+            if slot in own.jobs:
+                own.jobs.pop(slot).stop()
+
+
 def _ask(own: Session, view: View, trace: Trace) -> dict[str, object]:
     """What each job has found, None while it has not."""
     if own.settled != (view.key(), view["slo"]):
-        for slot in _SLOTS:  # of what is shown no more
-            if slot in own.jobs:
-                own.jobs.pop(slot).stop()
         keys = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
         return {slot: results.get(asked) for slot, asked in keys.items()}
     spread = spread_for(own, view, trace)

@@ -26,6 +26,7 @@ from pagecast.sim.replay import Result
 def render() -> None:
     """Draws the page."""
     own, view = session(), session().view
+    refining.forget(own, view)
     trace = trace_for(own, view)
     if trace is None:
         show_progress("read", "reading the upload")

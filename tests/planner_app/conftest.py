@@ -89,7 +89,7 @@ def visit(dashboard: str, chromium: Any) -> Iterator[Callable[..., Any]]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("request", lambda request: asked.add(urlsplit(request.url)))
         page.goto(dashboard + path)
         return page

@@ -23,10 +23,10 @@ from pagecast.planner_app.dashboard.workload import trace_of
 from pagecast.sim.replay import replay
 from playwright.sync_api import expect
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 
 Visit = Callable[..., Any]
-PAGES = ("What-if", "Compare")
+DRAWN = ".js-plotly-plot .main-svg, canvas, table"
 _ROWS = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i / 4},{900 + i},40\n" for i in range(100))
 _HOSTILE = "<img src=x onerror=document.title='broken-into'>![a](http://192.0.2.1/x.png)=1+1.csv"
 
@@ -85,7 +85,7 @@ def test_an_upload_is_replayed_as_the_command_line_does_and_its_name_does_nothin
     page = visit("/?trace=upload")
     page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(file)
     printed = pagecast("replay", file)
-    expect(card(page, "TTFT")).to_have_text(seconds(printed["ttft_s"]["p99"]), timeout=60_000)
+    expect(card(page, "TTFT")).to_have_text(seconds(printed["ttft_s"]["p99"]))
     assert page.title() != "broken-into" and page.locator('img[src="x"]').count() == 0
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_trace_gives_the_readers_line(visit: Visit, tmp_path: 
     page = visit("/?trace=upload")
     page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(file)
     alert = page.get_by_test_id("stAlert")
-    expect(alert).to_contain_text("notes.csv", timeout=60_000)
+    expect(alert).to_contain_text("notes.csv")
     expect(alert).to_contain_text("line 2")
 
 
@@ -129,12 +129,14 @@ def test_two_sessions_do_not_see_each_other(visit: Visit, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1920, "dark")])
 def test_every_page_fits_its_window(visit: Visit, screenshots: Path, width: int, scheme: str) -> None:
-    page = visit("/", width=width, scheme=scheme)
-    for name in PAGES:
+    page = visit("/?requests=300&pin=on one L40S?requests=300%26gpu=L40S", width=width, scheme=scheme)
+    expect(card(page, "TTFT")).to_be_visible()
+    names = [link.inner_text() for link in page.get_by_role("navigation").get_by_role("link").all()]
+    assert {"What-if", "Tune", "Compare"} <= set(names)
+    for name in names:
         page.get_by_role("link", name=name).click()
-        expect(page.get_by_text("Running...")).to_have_count(0)
-        expect(page.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=60_000)
-        page.wait_for_timeout(500)
+        expect(page.locator(DRAWN).first).to_be_visible(timeout=60_000)
+        page.wait_for_timeout(1000)
         wider = page.evaluate(
             """() => { const main = document.querySelector('[data-testid=stMain]');
             return main.scrollWidth - main.clientWidth; }"""
@@ -142,6 +144,6 @@ def test_every_page_fits_its_window(visit: Visit, screenshots: Path, width: int,
         assert wider <= 0, f"{name} is {wider} pixels wider than its window"
         height = page.evaluate("() => document.querySelector('[data-testid=stMain]').scrollHeight")
         page.set_viewport_size({"width": width, "height": min(height + 80, 6000)})
-        page.wait_for_timeout(700)
+        page.wait_for_timeout(500)
         page.screenshot(path=screenshots / f"{name.lower()}-{width}-{scheme}.png")
         page.set_viewport_size({"width": width, "height": 1000})
