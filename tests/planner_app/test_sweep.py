@@ -127,9 +127,11 @@ def test_killed_and_started_again_it_has_the_same_table(chat, tmp_path, search):
     running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: trials_in(out) >= 4)
+        helpers = children_of(running.pid)
     finally:
         running.send_signal(signal.SIGKILL)
         running.wait()
+    wait_until(lambda: not any(Path(f"/proc/{helper}").exists() for helper in helpers))
     kept = trials_in(out)
     assert pagecast([*command, "--out", str(out), "--workers", "2"]) == 0
     assert kept < 18
@@ -176,6 +178,13 @@ def workers_at(address):
 
     with Client(address, set_as_default=False) as client:
         return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def children_of(pid):
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
 
 
 def trials_in(folder: Path):
