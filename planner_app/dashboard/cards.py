@@ -74,7 +74,7 @@ def _change(card: Card) -> str | None:
 
 
 def _against(card: Card) -> str | None:
-    return "against the baseline" if _change(card) is not None else None
+    return "vs baseline" if _change(card) is not None else None
 
 
 def _color(card: Card) -> str:

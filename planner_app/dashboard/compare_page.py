@@ -16,7 +16,7 @@ from pagecast.planner_app.dashboard.view import UPLOAD, View, command
 from pagecast.sim.core.errors import PagecastError
 from pagecast.sim.replay import Result
 
-_NOW = "now, in the side bar"
+_NOW = "the side bar"
 
 
 def render() -> None:

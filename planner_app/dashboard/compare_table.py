@@ -64,7 +64,7 @@ def distributions(results: Mapping[str, Result], title: str) -> go.Figure:
     known = {view: values[np.isfinite(values)] for view, result in results.items()
              if len(values := result.requests[name].to_numpy(np.float64))}  # fmt: skip
     known = {view: values for view, values in known.items() if len(values)}
-    figure = chart(f"{title} of requests", _winner(known, title), "seconds (log)", "% of requests within",
+    figure = chart(f"{title} of requests", _winner(known), "seconds (log)", "% of requests within",
                    xaxis_type="log", yaxis_range=[0, 101])  # fmt: skip
     for index, (view, values) in enumerate(known.items()):
         at, share = quantiles(np.maximum(values, 1e-6))
@@ -72,14 +72,11 @@ def distributions(results: Mapping[str, Result], title: str) -> go.Figure:
     return figure
 
 
-def _winner(known: Mapping[str, np.ndarray], title: str) -> str:
+def _winner(known: Mapping[str, np.ndarray]) -> str:
     if not known:
         return "No request reached it."
     p99 = {view: float(np.percentile(values, 99)) for view, values in known.items()}
     best, worst = min(p99, key=p99.__getitem__), max(p99, key=p99.__getitem__)
     if best == worst or p99[best] == p99[worst]:
         return f"99% of requests are within {seconds(p99[best])}."
-    return (
-        f"{best} has the lowest p99 of {title}, {seconds(p99[best])}; {worst} the highest, "
-        f"{seconds(p99[worst])}."
-    )
+    return f"Lowest p99: {best}, {seconds(p99[best])}. Highest: {worst}, {seconds(p99[worst])}."

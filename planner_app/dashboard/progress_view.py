@@ -31,7 +31,7 @@ def _watch(slot: str, words: str) -> None:
 def bar(slot: str, words: str) -> None:
     """One line: what is done, how far it is, and a button that ends it."""
     job = session().jobs[slot]
-    left, right = st.columns([6, 1], vertical_alignment="center")
+    left, right = st.columns([4, 1], vertical_alignment="center")
     share, said = told(job.progress, words)
     left.progress(share, text=plain(said))
     right.button("Stop", key=f"stop-{slot}", on_click=job.stop, width="stretch")
@@ -39,7 +39,7 @@ def bar(slot: str, words: str) -> None:
 
 def again(slot: str, words: str) -> None:
     """Says that a job was stopped, and offers to begin it again."""
-    left, right = st.columns([6, 1], vertical_alignment="center")
+    left, right = st.columns([4, 1], vertical_alignment="center")
     left.caption(f"Stopped: {plain(words)}.")
     if right.button("Go on", key=f"again-{slot}", width="stretch"):
         session().jobs.pop(slot, None)

@@ -67,9 +67,10 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
         with st.container(horizontal=True):
             for term, holds in others:
                 show_verdict(term, holds)
-    for slot, words in _SLOTS.items():
-        if slot in own.jobs and found[slot] is None:
-            _follow(own, slot, words)
+    active = [slot for slot in _SLOTS if slot in own.jobs and found[slot] is None]
+    for column, slot in zip(st.columns(len(active)) if active else (), active, strict=True):
+        with column:
+            _follow(own, slot, _SLOTS[slot])
 
 
 def _verdicts(view: View, result: Result) -> Verdicts:

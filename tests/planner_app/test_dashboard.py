@@ -426,7 +426,7 @@ def test_the_compare_page_tabulates_pins_and_gives_the_command():
     test = page("compare_page", requests=50, gpu="L4", pin=["big?requests=50&gpu=H200"])
     assert not test.exception and not test.error
     told = test.table[0].value
-    assert list(told.columns) == ["big (baseline)", plain("now, in the side bar")]
+    assert list(told.columns) == ["big (baseline)", "the side bar"]
     assert "%" in told.iloc[3, 1] and "%" not in told.iloc[3, 0]
     commands = [code.value for code in test.code]
     assert commands[0] == "pagecast replay chat --limit 50 --model Qwen/Qwen3-8B --gpu L4"
