@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity import Outcome
     from pagecast.planner_app.planner.slo import Judged
 
-_MOST = 1000.0  # percent of a bound, beyond which a term is drawn as this
+_LEAST, _MOST = 1.0, 1000.0  # percent of a bound, below and beyond which a term is drawn as these
 
 
 def terms_by_load(
@@ -33,7 +33,7 @@ def terms_by_load(
     for index, name in enumerate(dict.fromkeys(term.text for outcome in tried for term in outcome.terms)):
         pairs = [(outcome.amount, used(term)) for outcome in tried
                  for term in outcome.terms if term.text == name]  # fmt: skip
-        known = [(amount, min(max(share, 0.1), _MOST)) for amount, share in pairs if share is not None]
+        known = [(amount, min(max(share, _LEAST), _MOST)) for amount, share in pairs if share is not None]
         if known:
             at, shares = zip(*known, strict=True)
             figure.add_scatter(x=at, y=shares, name=label(name), mode="lines+markers", line=line(index),

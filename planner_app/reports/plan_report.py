@@ -112,4 +112,4 @@ def _envelope(found: Plan) -> Table:
         "What each limit allows by itself, by arithmetic: blocks by the trace's own lengths at a random "
         f"moment of each request, overflowing with a chance of at most {envelope.overflow:.0%}."
     )
-    return Table("", ("limit", "requests at once"), rows, said)
+    return Table("", ("", "by arithmetic"), rows, said)
