@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 _MOST_ROWS = 20
-_SET = "field=values, again and again: block_size=16,32 or kv_tokens=1e5:4e5:5e4 or max_num_seqs=32:512:x2"
+_SET = "field=values, again and again: block_size=16,32, kv_tokens=50000:400000:50000, max_num_seqs=8:256:x2"
 
 
 @with_scenario
@@ -44,8 +44,8 @@ def sweep_command(
 ) -> None:
     """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
 
-    The table is the same for any --workers and --cluster. With --out a sweep that was interrupted, however,
-    goes on where it stopped.
+    The table is the same for any --workers and --cluster. With --out a sweep goes on where it stopped, in
+    whichever way that was.
     """
     from pagecast.planner_app.planner.question import Question
     from pagecast.planner_app.planner.space import parse_space
