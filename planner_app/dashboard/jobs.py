@@ -39,12 +39,14 @@ class _State:
 class Job:
     """`function(*arguments, progress=...)` in a process. Both must be picklable, and what it tells."""
 
-    def __init__(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(
+        self, key: Hashable, function: Callable[..., Any], *arguments: Any, kept: Results | None = None
+    ) -> None:
         self.key = key
         self._state = state = _State()
         weakref.finalize(self, _stop, state)
         asked = pickle.dumps((function, arguments))
-        threading.Thread(target=_follow, args=(state, key, asked), daemon=True).start()
+        threading.Thread(target=_follow, args=(state, key, asked, kept or results), daemon=True).start()
 
     @property
     def running(self) -> bool:
@@ -84,7 +86,7 @@ def _stop(state: _State) -> None:
                 _kill(state.process)
 
 
-def _follow(state: _State, key: Hashable, asked: bytes) -> None:
+def _follow(state: _State, key: Hashable, asked: bytes, kept: Results) -> None:
     with _AT_ONCE:
         process = _start(state)
         if process is not None:
@@ -98,7 +100,7 @@ def _follow(state: _State, key: Hashable, asked: bytes) -> None:
                     process.wait()
                     state.process = None  # its number may be another's from now on
     if state.value is not None and not state.stopped:
-        results.put(key, state.value)
+        kept.put(key, state.value)
     state.ended = True
 
 

@@ -21,6 +21,7 @@ from pagecast.traces.schema import Trace
 
 REPLICATES = LEAST
 _replays = Results(most=24)
+_reads = Results(most=6)
 
 
 def trace_for(own: Session, view: View) -> Trace | None:
@@ -35,7 +36,7 @@ def trace_for(own: Session, view: View) -> Trace | None:
         return found
     key = ("read", view["upload"], view["requests"], view["sort"], view["seed"])
     arguments = (str(upload.path), upload.name, view["requests"], view["sort"], view["seed"])
-    read = own.ask("read", key, read_upload, *arguments)
+    read = own.ask("read", key, read_upload, *arguments, kept=_reads)
     if read is None:
         _raise_error(own, "read")
         return None
@@ -49,7 +50,7 @@ def result_for(own: Session, view: View, trace: Trace, slot: str = "replay") -> 
         found = replay(trace, view.scenario())
         _replays.put(view.key(), found)
     if found is None:
-        found = own.ask(slot, ("replay", *view.key()), replay_job, trace, view.scenario())
+        found = own.ask(slot, view.key(), replay_job, trace, view.scenario(), kept=_replays)
         if found is None:
             _raise_error(own, slot)
     return found

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from pagecast.planner_app import console
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 PORT = 8501
@@ -34,6 +35,8 @@ def serve(host: str, port: int | None, *, browser: bool) -> None:
         from streamlit.web import bootstrap
     except ImportError:
         raise CannotRunHere("the dashboard needs streamlit: pip install 'pagecast[app]'") from None
+    if not _loopback(host):
+        console.err.print(f"listening on {host}: whoever reaches it can use the dashboard", soft_wrap=True)
     threading.Thread(target=_warm, daemon=True).start()
     flags = options(host, port, browser=browser)
     bootstrap.load_config_options(flags)

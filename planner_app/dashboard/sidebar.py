@@ -74,7 +74,9 @@ def _upload(own: Session) -> dict[str, Any]:
         "Trace file", help="any format that `pagecast replay` reads, `.gz` and `.zst` too, told by content"
     )
     if file is not None:
-        digest = own.keep_upload(file.name, file.getvalue())
+        if file.file_id not in own.sent:
+            own.sent[file.file_id] = own.keep_upload(file.name, file.getvalue())
+        digest = own.sent[file.file_id]
     else:
         digest = own.view["upload"] or st.query_params.get("upload", "")
     if digest in own.uploads:

@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 import xxhash
-from pagecast.planner_app.dashboard.jobs import Job, results
+from pagecast.planner_app.dashboard.jobs import Job, Results, results
 from pagecast.planner_app.dashboard.view import DEFAULTS, View
 from pagecast.sim.core.errors import BadInput
 
@@ -38,6 +38,7 @@ class Session:
     pins: dict[str, View] = field(default_factory=dict)
     baseline: str = ""
     uploads: dict[str, Upload] = field(default_factory=dict)
+    sent: dict[str, str] = field(default_factory=dict)  # digests by the browser's numbers of files
     jobs: dict[str, Job] = field(default_factory=dict)
     problem: str = ""
     settled: Hashable = None  # what was last drawn in full: jobs begin only once the sliders rest
@@ -55,12 +56,16 @@ class Session:
                 self.uploads.pop(oldest).path.unlink(missing_ok=True)
         return digest
 
-    def ask(self, slot: str, key: Hashable, function: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(
+        self, slot: str, key: Hashable, function: Callable[..., Any], *arguments: Any,
+        kept: Results = results,
+    ) -> Any:  # fmt: skip
         """The result of a job if it is in, else None; starts the job, in place of the slot's last one.
 
         `self.jobs[slot]` tells progress and errors meanwhile. A stopped or failed job is not begun again.
+        `kept`: where results lie; large ones have a place of their own, for fewer.
         """
-        found = results.get(key)
+        found = kept.get(key)
         job = self.jobs.get(slot)
         if found is not None:
             if job is not None and job.key != key:
@@ -69,7 +74,7 @@ class Session:
         if job is None or job.key != key:
             if job is not None:
                 job.stop()
-            self.jobs[slot] = Job(key, function, *arguments)
+            self.jobs[slot] = Job(key, function, *arguments, kept=kept)
         return None
 
 

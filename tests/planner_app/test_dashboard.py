@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -444,3 +445,19 @@ def test_the_tune_page_shows_progress_and_then_the_map_and_a_reason():
         test.run()
     assert any("block\\_size" in mark.value for mark in test.markdown)
     assert not test.error
+
+
+def test_a_long_replay_shows_progress_and_can_be_stopped_and_begun_again():
+    test = app(trace=GENERATED, requests=20_000, seed=9)
+    assert not test.metric and not test.exception
+    test.button(key="stop-replay").click().run()
+    assert any("Stopped" in caption.value for caption in test.caption)
+    test.button(key="again-replay").click().run()
+    assert test.button(key="stop-replay")
+
+
+def test_without_the_extra_it_is_one_line_and_exit_3(monkeypatch, capsys):
+    for name in ("streamlit", "streamlit.web", "streamlit.web.bootstrap"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert run(["dashboard", "--no-browser"]) == 3
+    assert "pagecast[app]" in capsys.readouterr().err
