@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -62,15 +63,14 @@ class Cluster(Executor):
         except Exception as error:
             raise self._told(error) from None
         finally:
-            self._client.cancel(futures, force=True)
+            with suppress(Exception):  # a scheduler that has gone has nothing to cancel
+                self._client.cancel(futures, force=True)
 
     def close(self) -> None:
         """Takes back what was shipped and says goodbye; scheduler and workers stay."""
-        for name in self._shipped:
-            try:
+        with suppress(Exception):  # nor holds it anything
+            for name in self._shipped:
                 self._client.unregister_worker_plugin(name)
-            except Exception:  # a scheduler that has gone holds nothing
-                break
         self._client.close(timeout=CONNECT_S)
 
     def _completed(self, futures: list[Any]) -> Iterator[Any]:
@@ -131,7 +131,7 @@ class Cluster(Executor):
                 f"--cluster {self.address}: a replay killed every worker that took it (out of memory?); "
                 "give the workers more memory, or use a shorter trace"
             )
-        if kind in ("CancelledError", "FutureCancelledError", "CommClosedError"):
+        if "Cancelled" in kind or kind == "CommClosedError":
             return BadInput(f"--cluster {self.address}: the scheduler has gone; start it and run again")
         return error
 
@@ -147,7 +147,8 @@ def _client_class() -> Any:
         from distributed import Client
     except ImportError:
         raise CannotRunHere("--cluster needs Dask: pip install 'pagecast[cluster]'") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    for name in ("distributed", "distributed.client"):  # what goes wrong is told by our own errors
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="distributed")
     return Client
 

@@ -140,7 +140,7 @@ def test_killed_and_started_again_it_has_the_same_table(chat, tmp_path, search):
 
 
 def test_a_dask_worker_killed_in_the_middle_changes_nothing(reference, dask_cluster):
-    address, workers = dask_cluster
+    address, (_, *workers) = dask_cluster
 
     def kill(done):
         if done == 6:
@@ -151,9 +151,21 @@ def test_a_dask_worker_killed_in_the_middle_changes_nothing(reference, dask_clus
     assert found.table.equals(reference.table)
 
 
+def test_a_scheduler_killed_in_the_middle_is_told_and_what_is_done_is_kept(reference, dask_cluster, tmp_path):
+    address, (scheduler, *_) = dask_cluster
+
+    def kill(done):
+        if done == 3:
+            scheduler.kill()
+
+    with pytest.raises(BadInput, match="the scheduler has gone; start it and run again"):
+        sweep(reference.question, out=tmp_path / "study", cluster=address, progress=kill)
+    assert trials_in(tmp_path / "study") >= 3
+
+
 @pytest.fixture
 def dask_cluster(tmp_path):
-    """A Dask scheduler and two workers, started by Dask's own command: the address, and their processes."""
+    """A Dask scheduler and two workers, started by Dask's own command: the address, and the processes."""
     pytest.importorskip("distributed")
     file = tmp_path / "scheduler.json"
     dask = [sys.executable, "-m", "dask"]
@@ -166,7 +178,7 @@ def dask_cluster(tmp_path):
         started += [subprocess.Popen(one, **quiet) for _ in range(2)]
         address = json.loads(file.read_text())["address"]
         wait_until(lambda: workers_at(address) == 2)
-        yield address, started[1:]
+        yield address, started
     finally:
         for process in started:
             process.kill()
