@@ -24,6 +24,7 @@ from pagecast.traces.schema import Trace
 from rich.table import Table
 
 Opt = typer.Option
+_SHORT_S = 3.0  # of work, that is done here before other processes have started
 
 
 def check_command(
@@ -59,6 +60,8 @@ def check_command(
     findings = [*gate.levels(file, result), *gate.limits(file, figures)]
     notes = list(_notes(file, before)) if before is not None or write_baseline is None else []
     if before is not None or write_baseline is not None:
+        if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
+            workers = 1
         with executor(workers, cluster) as run:
             findings += _compare(file, trace, result, before, write_baseline, run)
     if junit is not None:
