@@ -47,6 +47,8 @@ def described(engine: Engine) -> dict[str, Any]:
             "cuda_graph_sizes": engine.loop.runner.batches.graphs,
             "dtype": str(loaded.kv.dtype).removeprefix("torch."),
             "enforce_eager": engine.options.enforce_eager,
+            "gpu_memory_utilization": engine.options.gpu_memory_utilization,
+            "num_blocks": engine.options.num_blocks,
         },
     }
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from pagecast.engine.options import Options
 from pagecast.engine.spec import ModelSpec
-from pagecast.sim.activations import capture_sizes
+from pagecast.sim.block_count import engine_graphs
+from pagecast.sim.block_count import graph_reserve as reserve_of
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.gpus import GIB, gpu
 from pagecast.sim.memory import hbm_budget
 
-# What a captured decode step keeps on the device, and all of them together.
-_GRAPH_BYTES = 2 << 20
-_GRAPH_POOL_BYTES = 64 << 20
 # Left free beside everything that was measured: the allocator's rounding, and what loads late.
 _SLACK_BYTES = 256 << 20
 
@@ -49,14 +47,12 @@ def graph_sizes(options: Options) -> list[int]:
     """Batch sizes of the decode steps that are captured, up to `max_num_seqs` itself."""
     if options.enforce_eager:
         return []
-    sizes = [size for size in capture_sizes(options.max_num_seqs) if size < options.max_num_seqs]
-    return [*sizes, options.max_num_seqs]
+    return engine_graphs(options.max_num_seqs)
 
 
 def graph_reserve(options: Options) -> int:
     """Bytes kept for the graphs, which are captured when the KV tensor is there."""
-    sizes = graph_sizes(options)
-    return len(sizes) * _GRAPH_BYTES + _GRAPH_POOL_BYTES if sizes else 0
+    return reserve_of(len(graph_sizes(options)))
 
 
 def fit_blocks(

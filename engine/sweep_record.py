@@ -19,7 +19,7 @@ from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.recorded import RecordedRun
 
 # What a restart may differ in without its steps costing anything else.
-_FREE = ("usable_blocks", "weights")
+_FREE = ("usable_blocks", "weights", "config.gpu_memory_utilization", "config.num_blocks")
 
 Progress = Callable[[int, int], None]
 """Is told how many tokens of the sweep have been served, and of how many."""

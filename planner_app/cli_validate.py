@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.page import ready, write
+from pagecast.sim.accuracy import blocks_sentence, sentences
+from pagecast.sim.block_count import block_count
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.forecast import REPLICATES, Forecast, forecast
@@ -31,7 +33,10 @@ def validate_command(
     replicates: Annotated[
         int | None, Opt(min=0, help=f"draws of the costs behind each 90% interval [{REPLICATES}]")
     ] = None,
-    transfer: Annotated[bool, Opt("--transfer", help="allow a calibration of another model or GPU")] = False,
+    transfer: Annotated[
+        bool,
+        Opt("--transfer-costs", "--transfer", help="allow a calibration of another model or GPU, scaled"),
+    ] = False,
     max_error: Annotated[
         float | None, Opt(min=0, help="exit with 1 where any figure is off by more percent")
     ] = None,
@@ -46,7 +51,7 @@ def validate_command(
     and every latency and total is set beside the measured one, with 90% intervals.
     """
     if costs == "recorded":
-        _refuse_options({"replicates": replicates, "transfer": transfer or None, "max-error": max_error,
+        _refuse_options({"replicates": replicates, "transfer-costs": transfer or None, "max-error": max_error,
                          "seed": seed, "report": report})  # fmt: skip
         _decisions(RecordedRun.load(run), profile or "vllm", json)
         return
@@ -82,9 +87,9 @@ def _refuse_options(given: dict[str, object]) -> None:
 
 
 def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
-    found = compare_decisions(run, find_profile(profile))
+    found, blocks = compare_decisions(run, find_profile(profile)), block_count(run)
     if json:
-        fields = asdict(found)
+        fields = {**asdict(found), "num_gpu_blocks": None if blocks is None else blocks.as_dict()}
         del fields["run"]
         console.print_json(fields)
     else:
@@ -95,6 +100,8 @@ def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
         )
         if found.first_mismatch:
             console.out.print(f"first difference: {found.first_mismatch}", soft_wrap=True, markup=False)
+        if blocks is not None:
+            console.out.print(blocks_sentence(blocks), soft_wrap=True, markup=False, highlight=False)
     if not found.ok:
         raise typer.Exit(1)
 
@@ -113,13 +120,8 @@ def show(found: Forecast) -> None:
         )  # fmt: skip
     console.out.print(table)
     console.out.print("low, high: a 90% interval (* missed); per 1%: what 1% of step time changes")
-    coverage = found.coverage()
-    if coverage["figures"]:
-        console.out.print(
-            f"{100 * (coverage['covered'] or 0):.0f}% of {coverage['figures']} measurements lie in their "
-            f"interval; half of the intervals are within +-{coverage['median_half_width_percent']:.1f}%",
-            soft_wrap=True,
-        )
+    for sentence in sentences(found):
+        console.out.print(sentence, soft_wrap=True, markup=False, highlight=False)
     console.out.print(f"note: {found.expected_error}", soft_wrap=True, markup=False)
 
 

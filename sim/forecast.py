@@ -7,13 +7,15 @@ uncertainty is left out: the trace is the one that was measured.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pagecast.sim.block_count import BlockCount, block_count
 from pagecast.sim.calibration.calibrated import Calibrated
-from pagecast.sim.calibration.choose import AUTO
+from pagecast.sim.calibration.choose import AUTO, choose
 from pagecast.sim.calibration.shape import model_of
 from pagecast.sim.calibration.trust import in_sample
+from pagecast.sim.costs import StepCosts
 from pagecast.sim.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.replay import Result, replay
@@ -67,7 +69,7 @@ class Forecast:
     """A recorded run beside its forecast: a row a figure, and the latencies behind both.
 
     `expected_error` says what to expect, and where the costs were fitted to this run (`in_sample`) or the
-    run leaves what they were fitted to.
+    run leaves what they were fitted to. `blocks`: the KV blocks that were to be expected, None where unknown.
     """
 
     run: str
@@ -77,6 +79,7 @@ class Forecast:
     rows: tuple[Row, ...]
     predicted: Outcome
     measured: Outcome
+    blocks: BlockCount | None = None
 
     @property
     def worst_percent(self) -> float:
@@ -94,6 +97,7 @@ class Forecast:
             body[name] = {key: by_name[f"{name}.{key}"].as_dict() for key in STATISTICS}
         for name in SCALARS:
             body[name] = by_name[name].as_dict()
+        body["num_gpu_blocks"] = None if self.blocks is None else self.blocks.as_dict()
         body["coverage"] = self.coverage()
         return body
 
@@ -144,8 +148,7 @@ def forecast(
     """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
     check_count(replicates)
     real = measured(run)
-    scenario = scenario_of(run, costs, transfer=transfer)
-    model = scenario.step_costs()
+    scenario, model = _costs_of(run, scenario_of(run, costs, transfer=transfer))
     trace = run.trace("arrival")
     result = replay(trace, scenario, costs=model)
     made = simulated(result)
@@ -161,8 +164,25 @@ def forecast(
         for name, value in figures.items()
     )  # fmt: skip
     own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else ""
-    said = " ".join(part for part in (own, *_notes(result, trace)) if part)
-    return Forecast(run.name, model.name, said, bool(own), rows, made, real)
+    said = " ".join(part for part in (own, _another_engine(run, model), *_notes(result, trace)) if part)
+    return Forecast(run.name, model.name, said, bool(own), rows, made, real, block_count(run))
+
+
+def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts]:
+    """The scenario and its costs; "auto" is what fits the run's engine, whichever profile it follows."""
+    engine = run.meta.get("engine", scenario.profile)
+    if scenario.costs != AUTO or engine == scenario.profile:
+        return scenario, scenario.step_costs()
+    costs = choose(AUTO, replace(scenario.target(), engine=engine))
+    return scenario.model_copy(update={"costs": costs.name}), costs
+
+
+def _another_engine(run: RecordedRun, costs: StepCosts) -> str:
+    if not isinstance(costs, Calibrated):
+        return ""
+    made, engine = costs.calibration.made_for.get("engine"), run.meta.get("engine", "unknown")
+    same = made == engine
+    return "" if same else f"These costs are of {made}, this run is of {engine}: expect the difference."
 
 
 def _notes(result: Result, trace: Trace) -> tuple[str, ...]:

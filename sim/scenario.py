@@ -177,8 +177,11 @@ class Scenario(BaseModel):
 
     def step_costs(self) -> StepCosts:
         """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""
-        target = Target(
+        return choose(self.costs, self.target(), transfer=self.transfer_costs)
+
+    def target(self) -> Target:
+        """What step costs are wanted for; of a profile those of the engine it is named after."""
+        return Target(
             find_model(self.model), find_gpu(self.gpu), self.tensor_parallel_size, self.kv_cache_dtype,
             int(self.pipelined), self.profile,
         )  # fmt: skip
-        return choose(self.costs, target, transfer=self.transfer_costs)

@@ -7,6 +7,7 @@ import math
 from pagecast.planner_app.reports import validate_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
 from pagecast.planner_app.reports.words import shown, title
+from pagecast.sim.accuracy import sentences
 from pagecast.sim.forecast import Forecast, Row
 from pagecast.sim.outcome import LATENCIES
 
@@ -22,7 +23,7 @@ def validate_report(found: Forecast) -> str:
         Section("Load", [charts.load(found, key) for key in ("running", "waiting")]),
     ]
     return page(f"{found.run}: forecast and measurement", lead, _cards(found), sections,
-                [found.expected_error])  # fmt: skip
+                [*sentences(found), found.expected_error])  # fmt: skip
 
 
 def _cards(found: Forecast) -> list[Card]:

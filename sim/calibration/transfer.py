@@ -31,7 +31,8 @@ def costs_for(calibration: Calibration, target: Target, *, transfer: bool = Fals
         return Calibrated(calibration, pipeline_depth=target.pipeline_depth)
     if not transfer or calibration.made_for.get("gpu") == CPU:
         raise BadInput(
-            f"calibration {calibration.name} is {differs}: calibrate it, or allow a transfer (rougher)"
+            f"calibration {calibration.name} is {differs}: calibrate it, or carry these costs over "
+            "(--transfer-costs; rougher)"
         )
     return Calibrated(transferred(calibration, target), pipeline_depth=target.pipeline_depth)
 
@@ -64,7 +65,7 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
     )
     scale = _Scale(calibration, origin, target)
     values = scale((*calibration.curve_ns, *calibration.terms_ns.values()))
-    count = len(calibration.knots)
+    count = len(calibration.curve_ns)
     kv_heads = target.model.local_kv_heads(tp)
     group = max(1, target.model.attention.heads // tp // kv_heads)
     return replace(
@@ -90,7 +91,8 @@ class _Scale:
     def __init__(self, calibration: Calibration, origin: Target, target: Target) -> None:
         old, new = origin.roofline(), target.roofline()
         terms = {**_term_ratios(origin, target), "token_after_prompts": _rows_ratio(old, new, 2048)}
-        self.factors = [_rows_ratio(old, new, tokens) for tokens in calibration.knots]
+        knots = (*calibration.knots, *calibration.prompt_knots)
+        self.factors = [_rows_ratio(old, new, tokens) for tokens in knots]
         self.floors = [calibration.host.step_ns] * len(self.factors)
         self.factors += [terms.get(name, 1.0) for name in calibration.terms_ns]
         self.floors += [0.0] * len(calibration.terms_ns)

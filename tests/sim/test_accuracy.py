@@ -1,0 +1,104 @@
+"""What a validation says in words: errors, intervals, saturation, and block counts."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pagecast.planner_app.cli import run as pagecast
+from pagecast.sim.accuracy import blocks_sentence, sentences
+from pagecast.sim.block_count import BlockCount, block_count
+from pagecast.sim.forecast import Forecast, Row, forecast
+from pagecast.sim.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, Timeline
+from pagecast.sim.recorded import RecordedRun
+
+RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
+VLLM = "vllm-0.24-h200-qwen3-8b"
+OWN = Path(__file__).parents[1] / "engine/recorded/h200-qwen3-8b-chat-async"
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    """The engine's recorded run as if it had been one of Qwen3-0.6B: what its figures are does not matter."""
+    folder = tmp_path / "small"
+    shutil.copytree(OWN, folder)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "model": "Qwen/Qwen3-0.6B"}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["azure_conv", "azure_conv_async", "mooncake_conv", "sweep"])
+def test_vllms_block_count_is_foretold_within_a_percent(shared, name):
+    found = block_count(RecordedRun.load(shared / RUNS / name))
+    assert found.measured == 49_608
+    assert 0 < abs(found.error_percent) < 1
+
+
+def test_our_engines_block_count_is_foretold_within_a_percent():
+    found = block_count(RecordedRun.load(OWN))
+    assert found.measured == 49_787
+    assert 0 < abs(found.error_percent) < 1
+    assert "49,787 measured (+0.2%)" in blocks_sentence(found)
+
+
+def test_blocks_that_were_set_by_hand_check_nothing(shared):
+    tight = block_count(RecordedRun.load(shared / RUNS / "azure_priority_tight"))
+    assert tight.set_by_hand and tight.error_percent is None
+    assert "this run's 2,999 were set by hand" in blocks_sentence(tight)
+    own = RecordedRun.load(OWN)
+    told = replace(own, meta={**own.meta, "config": {**own.meta["config"], "num_blocks": 49_787}})
+    assert block_count(told).set_by_hand
+    assert block_count(replace(own, meta={**own.meta, "gpu": "CPU"})) is None
+
+
+def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_intervals(small, capsys):
+    command = ["validate", str(small), "--costs", VLLM, "--replicates", "20"]
+    assert pagecast(command) == 2
+    assert "--transfer-costs" in capsys.readouterr().err
+    assert pagecast([*command, "--transfer-costs"]) == 0
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("chat: ") and "measurements lie" in line]
+    assert len(lines) == 1
+    assert "half of the intervals reach no further than" in lines[0]
+    assert "carried over from Qwen/Qwen3-8B on NVIDIA H200 to Qwen/Qwen3-0.6B" in out
+    assert "These costs are of vllm, this run is of pagecast" in out
+    assert "expected from model and GPU alone, 49,787 measured" in out
+    assert pagecast([*command[:-1], "0", "--transfer-costs", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["num_gpu_blocks"]["error_percent"] == pytest.approx(45.9, abs=1)
+
+
+def test_auto_never_takes_another_engines_costs():
+    found = forecast(RecordedRun.load(OWN), "auto", replicates=0)
+    assert found.costs != VLLM
+
+
+def test_decisions_come_with_the_block_count(capsys):
+    assert pagecast(["validate", str(OWN), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_gpu_blocks"]["measured"] == 49_787
+    assert pagecast(["validate", str(OWN)]) == 0
+    assert "KV blocks: 49,869 expected" in capsys.readouterr().out
+
+
+def made(error: float, covered: float, slope: float, blocks: BlockCount | None = None) -> Forecast:
+    """A forecast in which every figure is off by `error` percent, and `covered` of the intervals hold."""
+    names = [f"{name}.{key}" for name in LATENCIES for key in STATISTICS] + list(SCALARS)
+    held = round(covered * len(names))
+    rows = tuple(
+        Row(name, 1 + error / 100, 1.0, 0.9 if i < held else 1.05, 1.1, slope) for i, name in enumerate(names)
+    )
+    none = Outcome({}, {}, Timeline(*(() for _ in range(3))))
+    return Forecast("made", "costs", "", False, rows, none, none, blocks)
+
+
+def test_sentences_tell_what_is_near_and_what_is_not_to_be_trusted():
+    near = sentences(made(0.4, 1.0, 2.0))
+    assert near[0].startswith("Forecast and measurement differ by up to 0.4% in TPOT and E2E")
+    assert near[1].startswith("made: 100% of 25 measurements lie in their 90% interval")
+    assert not any("saturation" in sentence or "trust no" in sentence for sentence in near)
+    far = sentences(made(-30.0, 0.6, 25.0))
+    assert "30.0% in TTFT" in far[0]
+    assert far[1].endswith("trust no interval here.")
+    assert "1% of step time" in far[2] and "by 25%" in far[2]
+    assert sentences(made(1.0, 1.0, 0.0, BlockCount(99, 100, False)))[-1].endswith("(-1.0%).")
