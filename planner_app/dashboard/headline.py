@@ -94,7 +94,7 @@ def _concurrency(known: Known, base: _Base) -> Card:
         found.low if found else None, found.high if found else None,
         known.waiting[INTERVAL if found else POINT],
         pending=found is None, baseline=against.users if found and against else None, better=1,
-        verdicts=(("the SLO, as sent", all(holds for _, holds in terms)),) if terms else (), note=said,
+        verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms else (), note=said,
     )  # fmt: skip
 
 

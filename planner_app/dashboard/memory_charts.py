@@ -35,6 +35,7 @@ def hbm_waterfall(budget: HbmBudget) -> go.Figure:
         decreasing={"marker": {"color": BLUE}}, increasing={"marker": {"color": VERMILLION}},
         totals={"marker": {"color": GREY}}, cliponaxis=False,
     )  # fmt: skip
+    figure.update_layout(margin={"t": 12})
     figure.update_xaxes(tickangle=-35)
     total = budget.total_bytes / GIB  # room below for the last bars' figures
     figure.update_yaxes(range=[-0.12 * total, 1.12 * total], zeroline=True)
@@ -62,6 +63,7 @@ def bytes_per_token(budget: HbmBudget) -> go.Figure:
         marker_color=[GREY, ORANGE, GREEN], text=[f"{value / 1024:,.1f}" for value in values.values()],
         textposition="outside", cliponaxis=False, hovertemplate="%{y}: %{x:,.2f} KiB<extra></extra>",
     )  # fmt: skip
+    figure.update_layout(height=260, margin={"t": 12})
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(range=[0, 1.18 * max(values.values()) / 1024])
     return figure

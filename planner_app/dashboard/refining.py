@@ -86,7 +86,9 @@ def _word(own: Session, slot: str) -> str:
     job = own.jobs.get(slot)
     if job is not None and (job.stopped or job.error):
         return "no 90% interval"
-    return "90% interval to come" if job is None else told(job.progress, "90% interval")[1]
+    if job is None or job.progress is None:
+        return "90% interval to come"
+    return told(job.progress, "90% interval")[1]
 
 
 def _follow(own: Session, slot: str, words: str) -> None:

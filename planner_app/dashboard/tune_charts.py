@@ -45,6 +45,7 @@ def grid_map(table: pd.DataFrame, title: str, now: tuple[float, int]) -> go.Figu
         reversescale=not more, showscale=False, xgap=2, ygap=2,
         hovertemplate="block size %{y}, HBM %{x}: %{text}<extra></extra>",
     )  # fmt: skip
+    figure.update_layout(margin={"t": 12})
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category")
     if f"{now[0]:.2f}" in across and str(now[1]) in up:
@@ -62,7 +63,8 @@ def _cell(value: float, good: bool, words: Callable[[float], str]) -> str:
 def _best(table: pd.DataFrame, title: str) -> str:
     name, words, more = FIGURES[title]
     good = table[table["meets"]]
-    said = "A frame marks the side bar's scenario, a cross one that breaks the SLO or can't run."
+    said = ("Brighter is better. A frame marks the side bar's scenario, a cross one that breaks the SLO or "
+            "can't run.")  # fmt: skip
     if not len(good):
         return f"No scenario of the grid keeps the SLO. {said}"
     row: Any = good.sort_values(name, ascending=not more, kind="stable").iloc[0]
@@ -86,6 +88,7 @@ def hit_curve(found: Hits, blocks: int) -> go.Figure:
                    "% of block references", xaxis_type="log", yaxis_rangemode="tozero")  # fmt: skip
     figure.add_scatter(x=capacities * size, y=100 * ratios, name="LRU", line=line(0), showlegend=False,
                        hovertemplate="%{x:,.0f} tokens: %{y:.1f}%<extra></extra>")  # fmt: skip
+    figure.update_layout(margin={"t": 24})
     figure.add_hline(y=100 * found.infinite, line={"color": GREY, "dash": "dot"})
     figure.add_vline(x=blocks * size, line={"color": "#D55E00", "dash": "dash"},
                      annotation_text="this scenario", annotation_position="top left")  # fmt: skip
