@@ -132,35 +132,36 @@ class ClosedLoop(Arrivals):
 
     A user takes the next chain of the trace (a session, or a single request) when the last one has ended.
     `think_s` None: nobody pauses, so that `users` requests are in the server all the time. Else a user
-    pauses for so many seconds before the next chain, and within one as the trace says (`gap_s`).
+    pauses before each chain for a time drawn with `seed` from an exponential distribution of this mean, so
+    that users don't come in waves, and within one as the trace says (`gap_s`).
     """
 
-    def __init__(self, trace: Trace, users: int, think_s: float | None = None) -> None:
+    def __init__(self, trace: Trace, users: int, think_s: float | None = None, seed: int = 0) -> None:
         if users < 1:
             raise BadInput(f"users is {users}; there must be at least 1")
         super().__init__(_all_at_once(trace))
         chains = Chains.of(trace)
         self._chain_starts: list[int] = chains.first.tolist()
         self._follower: list[int] = chains.follower.tolist()
-        self._think_ns = 0 if think_s is None else round(think_s * NS)
-        # Turns that came at times of their own don't tell how long their user paused: as before a chain.
-        gaps = np.where(trace.integers("after") >= 0, trace.seconds("gap_s") * NS, self._think_ns)
-        self._gap_ns = [0] * len(trace) if think_s is None else np.rint(gaps).astype(np.int64).tolist()
+        pause_s = np.zeros(len(trace))
+        if think_s is not None:
+            # Turns that came at times of their own don't tell how long their user paused: as before a chain.
+            drawn = np.random.default_rng(seed).exponential(think_s, len(trace))
+            pause_s = np.where(trace.integers("after") >= 0, trace.seconds("gap_s"), drawn)
+        self._gap_ns = np.rint(pause_s * NS).astype(np.int64).tolist()
         self._taken = min(users, len(self._chain_starts))
-        self._rows = self._chain_starts[: self._taken]
-        self._times = [0] * self._taken
+        starts = sorted((self._gap_ns[row], row) for row in self._chain_starts[: self._taken])
+        self._times, self._rows = [time for time, _ in starts], [row for _, row in starts]
         self._look_ahead()
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended: its user goes on with the chain, or takes the next one."""
-        follower, pause_ns = self._follower[row], 0
-        if follower >= 0:
-            pause_ns = self._gap_ns[follower]
-        elif self._taken < len(self._chain_starts):
-            follower, pause_ns = self._chain_starts[self._taken], self._think_ns
+        follower = self._follower[row]
+        if follower < 0 and self._taken < len(self._chain_starts):
+            follower = self._chain_starts[self._taken]
             self._taken += 1
         if follower >= 0:
-            heapq.heappush(self._later, (now + pause_ns, follower))
+            heapq.heappush(self._later, (now + self._gap_ns[follower], follower))
         super().ended(row, now)
         self._look_ahead()
 

@@ -8,6 +8,7 @@ the one that helps most. How full batch, budget and KV cache were is told beside
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ _TWICE = {
     "HBM": "twice the KV blocks", "batch size": "twice max_num_seqs",
     "token budget": "twice max_num_batched_tokens", "compute": "steps in half the time",
 }  # fmt: skip
+SHARES = ("goodput", "kept_up")  # terms that are parts of requests, and bounded from below
 _HELPS = 0.9  # of what the worst term exceeds its bound by without help: less is no help
 
 
@@ -59,8 +61,11 @@ class Binding:
     @property
     def why(self) -> str:
         """One sentence."""
-        tried = ", ".join(f"with {_TWICE[h.limit]} {_times(h)}" for h in self.helped)
-        return f"{self.without.term} is {_times(self.without)} its bound at a quarter more load; {tried}"
+        tried = ", ".join(f"with {_TWICE[helped.limit]} {_times(helped)}" for helped in self.helped)
+        what = re.split("[<>]", self.without.term)[0]
+        if self.without.term.startswith(SHARES):
+            what = f"what misses {self.without.term}"
+        return f"at a quarter more load, {what} is {_times(self.without)} what is allowed, {tried}"
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -137,7 +142,7 @@ def excess(term: Judged) -> float:
     if term.value is None:
         return 0.0 if term.holds else float("inf")
     value, bound = term.value, term.bound
-    if term.text.startswith(("goodput", "kept_up")):
+    if term.text.startswith(SHARES):
         value, bound = max(1 - value, 0.0), 1 - bound
     if bound <= 0:
         return 0.0 if value <= 0 else float("inf")
@@ -161,5 +166,5 @@ def _fullness(served: Served, scenario: Scenario) -> dict[str, float]:
 
 def _times(pressed: Pressed) -> str:
     if pressed.excess == float("inf"):
-        return "missed without measure"
+        return "without measure"
     return f"{pressed.excess:.2g} x"

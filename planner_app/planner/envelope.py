@@ -170,7 +170,8 @@ def _mean_step(
         chunk = round(n * fresh)
         total = round(n * context)
         if chunk:
-            device = costs.device_ns(Batch(n, total, round(context), ((chunk, 0),)))
+            batch = Batch(n, total, round(context), ((chunk, 0),))
+            device = max(costs.device_ns(batch), costs.launch_ns(batch))
         else:
             device = costs.decode_line(n).ns(total, round(context))
         host = costs.host_ns(n)

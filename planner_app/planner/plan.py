@@ -43,6 +43,7 @@ _SHARES = {"goodput": "goodput is", "preemptions": "preemptions a request are",
            "kept_up": "ended of offered is"}  # fmt: skip
 MAX_PREEMPTION_RATE = 0.01
 MOST_REQUESTS = 4000
+_WAITING = 4  # users for each request that may run: more of them tell nothing new
 Progress = Callable[[int], None]  # told how many searches and explanations are done
 
 
@@ -130,7 +131,7 @@ def plan(
     kinds: Sequence[Kind] | None = None,
     think_s: float | None = None,
     max_preemption_rate: float = MAX_PREEMPTION_RATE,
-    most_users: int = MOST_USERS,
+    most_users: int | None = None,
     most_requests: int = MOST_REQUESTS,
     replicates: int = REPLICATES,
     workload: Workload | None = resample,
@@ -142,6 +143,7 @@ def plan(
 ) -> Plan:
     """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
 
+    `most_users` ends a search for users: by default 4 times `max_num_seqs`, for more only wait.
     `most_requests` bounds a replay: longer traces are cut, shorter ones played over. `workload` draws a
     replicate's trace (None: the same each time); `costs` replaces the scenario's and is drawn from unless
     `draw_costs` is False. `explain`: find the limit that binds. `run`: where replays run, by default here;
@@ -151,7 +153,9 @@ def plan(
     """
     started = time.perf_counter()
     run = run or Serial()
-    work = shortened(trace, most_requests)
+    if most_users is None:
+        most_users = min(_WAITING * scenario.max_num_seqs, MOST_USERS)
+    work = shortened(trace, max(most_requests, 1))
     kinds, rate, notes = _kinds(work, kinds, think_s)
     question = Question(
         work, scenario, slo, rate or 1.0, think_s or 0.0, max_preemption_rate, most_users, most_requests,
@@ -237,7 +241,7 @@ def _spreads(
     asks: list[Ask] = []
     for kind, point in zip(kinds, points, strict=True):
         start = point.found.value
-        if start is None:
+        if start is None or point.found.at_limit:
             continue
         step, resolution = (4, 2) if kind == "rate" else (max(start // 25, 1), max(start // 50, 1))
         asks += [Ask(kind, draw, start, step, resolution, verify=False) for draw in range(count)]

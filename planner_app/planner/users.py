@@ -77,7 +77,7 @@ def serve(
     else:
         users, think_s = int(load.amount), None if load.kind == "concurrency" else load.think_s
         work = enough_for(trace, users, most_requests)
-        clients = partial(ClosedLoop, users=users, think_s=think_s)
+        clients = partial(ClosedLoop, users=users, think_s=think_s, seed=scenario.seed)
     result = replay(work, scenario, costs=costs, arrivals=clients, keep_steps=keep_steps)
     chains, requests = Chains.of(work), result.requests
     if load.kind == "rate":

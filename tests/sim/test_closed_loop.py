@@ -62,12 +62,16 @@ def test_a_session_stays_whole_and_in_order():
         assert (turns["arrival_s"].to_numpy()[1:] == turns["finished_s"].to_numpy()[:-1]).all()
 
 
-def test_users_pause_between_requests_and_as_the_trace_says_within_a_session():
-    after = np.where(np.arange(40) % 2, np.arange(40) - 1, -1)
-    trace = made(40, after=after, gap_s=np.where(after >= 0, 2.0, 0.0))
+def test_users_pause_between_sessions_and_within_one_as_the_trace_says():
+    after = np.where(np.arange(600) % 2, np.arange(600) - 1, -1)
+    trace = made(600, after=after, gap_s=np.where(after >= 0, 2.0, 0.0))
     requests = served(trace, 1, think_s=5.0)
     pauses = requests["arrival_s"].to_numpy()[1:] - requests["finished_s"].to_numpy()[:-1]
-    np.testing.assert_allclose(pauses, np.where(np.arange(39) % 2, 5.0, 2.0), atol=1e-6)
+    within, between = pauses[::2], pauses[1::2]
+    np.testing.assert_allclose(within, 2.0, atol=1e-6)
+    assert between.mean() == pytest.approx(5.0, rel=0.2)
+    assert between.std() == pytest.approx(5.0, rel=0.3)
+    assert requests.equals(served(trace, 1, think_s=5.0))
 
 
 def test_fewer_than_one_user_is_refused():
