@@ -112,6 +112,7 @@ class Collector:
     _rows: array[int] = field(default_factory=lambda: array("q"))
     _blocks: array[int] = field(default_factory=lambda: array("i"))
     _detail: dict[int, str] = field(default_factory=dict)
+    _stored: set[int] = field(default_factory=set)  # what the log so far says can be found
 
     def take(self) -> None:
         """Notes what has happened since the last call."""
@@ -130,6 +131,10 @@ class Collector:
     def _note(self, event: Event) -> None:
         request = self.number(event.request) if event.request else NOBODY
         self._append(event.step, _NUMBER[event.kind], request, event.blocks, event.detail)
+        if event.kind is EventKind.STORED:
+            self._stored.update(event.blocks)
+        elif event.kind in (EventKind.EVICTED, EventKind.ALLOCATED):
+            self._stored.difference_update(event.blocks)
 
     def _append(self, step: int, kind: int, request: int, blocks: tuple[int, ...], detail: str) -> None:
         if detail:
@@ -138,15 +143,10 @@ class Collector:
         self._blocks.extend(blocks)
 
     def _note_withdrawn(self, events: list[Event]) -> None:
-        """Of the blocks freed and not given out again, those that can't be found any more."""
-        idle: set[int] = set()
-        for event in events:
-            if event.kind is EventKind.FREED:
-                idle.update(event.blocks)
-            elif event.kind in (EventKind.ALLOCATED, EventKind.REUSED):
-                idle.difference_update(event.blocks)
-        lost = idle - findable(self.scheduler)
+        """What the log says can be found, and the core does not find any more."""
+        lost = self._stored - findable(self.scheduler)
         if lost:
+            self._stored -= lost
             self._append(events[-1].step, Kind.WITHDRAWN, NOBODY, tuple(sorted(lost)), "")
 
     def log(self, time_s: Callable[[Ints], Floats] | None = None) -> BlockLog:

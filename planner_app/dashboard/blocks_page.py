@@ -48,7 +48,7 @@ def _replay() -> None:
     if len(trace) > MOST_REQUESTS:
         st.caption(f"Played are the first {MOST_REQUESTS:,} of {len(trace):,} requests.")
         trace = select(trace, np.arange(MOST_REQUESTS))
-    key = ("blocks", *view.key())
+    key = ("blocks", len(trace), *view.key())
     found = own.ask("blocks", key, frames_job, trace, view.scenario())
     if found is None:
         job = own.jobs["blocks"]

@@ -156,6 +156,8 @@ def _add() -> None:
 
 def _one_request(sandbox: Sandbox) -> None:
     live = [request.index for request in sandbox.requests if request.alive]
+    if live and st.session_state.get("sb_request") not in live:
+        st.session_state["sb_request"] = live[-1]
     first, second = st.columns([3, 2])
     chosen = first.selectbox("Request", live, key="sb_request", placeholder="none is live",
                              format_func=lambda index: _standing(sandbox, index))  # fmt: skip

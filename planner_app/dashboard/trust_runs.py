@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -24,6 +25,7 @@ from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.validate import DecisionReport, compare_decisions
 
 _SLOT, _ASKED = "validate", "_trust_asked"
+_IN_A_ROW = 3
 _CARDS = {"ttft_s.p50": "TTFT p50", "ttft_s.p99": "TTFT p99", "tpot_s.p50": "TPOT p50",
           "output_tokens_per_s": "Throughput"}  # fmt: skip
 
@@ -91,7 +93,7 @@ def _form() -> None:
                                      help="a calibration of another model or GPU, scaled")  # fmt: skip
         if columns[3].form_submit_button("Compare", width="stretch", type="primary") and folder.strip():
             session().jobs.pop(_SLOT, None)
-            path = str(Path(folder.strip()).expanduser())
+            path = os.path.expanduser(folder.strip())
             st.session_state[_ASKED] = (path, costs, transfer, REPLICATES, _changed_ns(path))
 
 
@@ -120,12 +122,14 @@ def _show(found: Compared) -> None:
         held = round((coverage["covered"] or 0) * coverage["figures"])
         cards.append(("Inside their 90% interval", f"{held} of {coverage['figures']}",
                       f"half of the intervals are within ±{coverage['median_half_width_percent']:.1f}%"))
-    for column, (head, value, help) in zip(st.columns(len(cards)), cards, strict=True):
-        column.metric(head, value, help=plain(help), border=True)
+    for first in range(0, len(cards), _IN_A_ROW):
+        part = cards[first : first + _IN_A_ROW]
+        for column, (head, value, help) in zip(st.columns(_IN_A_ROW), part, strict=False):
+            column.metric(head, value, help=plain(help), border=True)
     show_chart(validate_charts.errors(told), "trust-errors")
     show_charts([validate_charts.distribution(told, name) for name in ("ttft_s", "tpot_s")], "trust-latency")
     show_charts([validate_charts.load(told, key) for key in ("running", "waiting")], "trust-load")
-    st.dataframe(pd.DataFrame([_cells(row) for row in told.rows]), hide_index=True)
+    st.dataframe(pd.DataFrame([_cells(row) for row in told.rows]), hide_index=True, height="content")
     st.caption(plain(told.expected_error))
 
 
