@@ -55,19 +55,22 @@ def _curves(own: Session, view: View, trace: Trace) -> None:
                                  bind="query-params")  # fmt: skip
     simulate = st.toggle("Simulate the concurrency of each setting", key="simulate", bind="query-params",
                          help="a search in a closed loop for each: it takes a minute or more")  # fmt: skip
-    for column, (knob, name) in zip(st.columns(2), _KNOBS.items(), strict=True):
+    found = {knob: tuned_for(own, view, trace, knob, simulate) for knob in _KNOBS}
+    for column, (knob, tuned) in zip(st.columns(2), found.items(), strict=True):
         with column:
-            tuned = tuned_for(own, view, trace, knob, simulate)
             if tuned is not None:
-                _tuned(tuned, name, _CURVES[title or _CURVE])
+                st.markdown(f"**{_KNOBS[knob]}: {plain(tuned.recommended)}.** {plain(tuned.reason)}")
             elif not failed(f"tune-{knob}"):
-                show_progress(f"tune-{knob}", name)
+                show_progress(f"tune-{knob}", _KNOBS[knob])
+    for column, tuned in zip(st.columns(2), found.values(), strict=True):
+        if tuned is not None:
+            with column:
+                _against(tuned, _CURVES[title or _CURVE])
 
 
-def _tuned(tuned: Tuned, name: str, figures: tuple[str, ...]) -> None:
+def _against(tuned: Tuned, figures: tuple[str, ...]) -> None:
     ran = tuned.table[tuned.table["reason"] == ""]
     known = tuple(figure for figure in figures if figure in ran and ran[figure].notna().any())
-    st.markdown(f"**{name}: {plain(tuned.recommended)}.** {plain(tuned.reason)}")
     if known:
         show_chart(against_knob(ran, tuned.knob, known, tuned.recommended), f"tuned-{tuned.knob}")
     for note in tuned.notes:
