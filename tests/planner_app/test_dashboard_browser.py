@@ -61,9 +61,9 @@ def test_a_slider_moves_the_figures_and_the_link_repeats_them(visit: Visit) -> N
 
 
 def test_intervals_are_grey_until_they_are_in(visit: Visit) -> None:
-    page = visit("/?requests=100&seed=11")
+    page = visit("/?requests=40&seed=11")
     expect(page.locator('[class*="st-key-pending"]').first).to_be_visible()
-    expect(page.get_by_text(re.compile(r"90% interval: .* to ")).first).to_be_visible(timeout=60_000)
+    expect(page.get_by_text(re.compile(r"90% interval: .* to ")).first).to_be_visible(timeout=150_000)
 
 
 def test_a_scenario_that_is_downloaded_replays_to_the_same_figures(visit: Visit, tmp_path: Path) -> None:
