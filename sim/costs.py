@@ -100,6 +100,13 @@ class StepCosts(Protocol):
         """Device time of a step that computes at least one prompt chunk."""
         ...
 
+    def launch_ns(self, batch: Batch) -> int:
+        """CPU time, after `host_ns`, of launching a step with prompt chunks while the device computes it.
+
+        It ends no sooner than the last launch; 0 where launching is quick (CUDA graphs, fused kernels).
+        """
+        ...
+
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` >= 1 requests, as a line in its context."""
         ...

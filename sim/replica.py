@@ -117,17 +117,18 @@ class Replica:
         if plan is None:
             return None
         chunks = len(plan.chunks)
-        host = now + self.costs.host_ns(len(plan.decodes) + chunks)
+        host = launched = now + self.costs.host_ns(len(plan.decodes) + chunks)
         if chunks:
             prefill = plan.prefill
             batch = Batch(plan.decode_n, plan.decode_ctx, plan.decode_max, prefill, self._after)
             duration = self.costs.device_ns(batch)
+            launched += self.costs.launch_ns(batch)
             self._after = plan.decode_n + sum([chunk[0] for chunk in prefill])
         else:
             self._after = 0
             duration = self.costs.decode_line(plan.decode_n).ns(plan.decode_ctx, plan.decode_max)
-        self._launch(plan, now, host, duration)
-        return host
+        self._launch(plan, now, host, duration, launched)
+        return launched
 
     def _plan_many(self, now: int, due: int, free: int) -> int | None:
         """Plans as many steps as begin before the next arrival, of `free` without decisions."""
@@ -160,9 +161,11 @@ class Replica:
         self._launch(plan, now, now + host, duration)
         return now + host
 
-    def _launch(self, plan: StepPlan, now: int, ready: int, duration: int) -> None:
+    def _launch(self, plan: StepPlan, now: int, ready: int, duration: int, launched: int = 0) -> None:
+        """The device begins when it is free and the step's first kernel `ready`, and waits for the last."""
         free = self._device_free
-        self._device_free = end = (free if free > ready else ready) + duration
+        end = (free if free > ready else ready) + duration
+        self._device_free = end = end if end > launched else launched
         self._flying.append((plan, end))
         self.recorder.step(plan, now, end)
 

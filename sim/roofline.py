@@ -124,6 +124,10 @@ class Roofline:
                 total += min(decode_ctx, window * decode_n) * slope
         return max(total, self._launch_fs) // FEMTO if prefill else total // FEMTO
 
+    def launch_ns(self, batch: Batch) -> int:
+        """None: launching is taken for hidden."""
+        return 0
+
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests; kept once computed."""
         line = self._lines.get(n)

@@ -10,6 +10,7 @@ closed forms of that schedule, checked against a simulation of it over lognormal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,6 +63,25 @@ def chunk_tiles(shape: Shape, tokens: Number, context: Number) -> Number:
     rows = max(1, BLOCK // shape.group)
     count = -(-tokens // rows)
     return count * (context + rows * (count + 1) / 2) / BLOCK + count / 2
+
+
+def prompt_span(shape: Shape, chunks: Sequence[tuple[int, int]]) -> float:
+    """Key blocks that the busiest SM walks where tiles are not split: chunks of (tokens, context).
+
+    One program an SM takes every n-th of a step's (tile, KV head) pairs, most keys first, so that the first
+    of them has the most to do: every share of the work is rounded up, and the longest tile is the least.
+    """
+    rows = max(1, BLOCK // shape.group)
+    works = [_tile_blocks(tokens, context, rows) for tokens, context in chunks]
+    blocks = works[0] if len(works) == 1 else np.sort(np.concatenate(works))[::-1]
+    turns = np.arange(-(-len(blocks) * shape.kv_heads // shape.sms))
+    return float(blocks[turns * shape.sms // shape.kv_heads].sum())
+
+
+def _tile_blocks(tokens: int, context: int, rows: int) -> npt.NDArray[np.int64]:
+    """Key blocks of each tile of a chunk, most first."""
+    ends = np.minimum(np.arange(rows, tokens + rows, rows), tokens) + context
+    return np.asarray(-(-ends[::-1] // BLOCK), np.int64)
 
 
 def splits_beside(shape: Shape, chunk_tokens: Any) -> Any:

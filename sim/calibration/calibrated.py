@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from pagecast.sim.calibration import attention, trust
 from pagecast.sim.calibration.features import curve_weights, padded
 from pagecast.sim.calibration.file import Calibration
 from pagecast.sim.calibration.line import UnevenLine
 from pagecast.sim.costs import FEMTO, Batch, DecodeLine
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 _TABLE = 16384  # token counts whose matrix work is looked up
 
@@ -43,6 +47,7 @@ class Calibrated:
         self._lines: dict[int, DecodeLine] = {}
         self._chunks: dict[tuple[int, int], float] = {}
         self._caps: dict[int, float] = {}
+        self._spans: dict[tuple[tuple[int, int], ...], float] = {}
         self._prompt_terms()
 
     def _prompt_terms(self) -> None:
@@ -50,6 +55,7 @@ class Calibrated:
         t, shape = self._terms, self.calibration.shape
         self._sizes_end = self._prompt_sizes[-1] if self._prompt_sizes else 0
         self._request = t.get("request", 0.0)
+        self._prompt_request = self._request if shape.prompt_graphs else 0.0
         self._chunk = t.get("prompt_chunk", 0.0)
         self._launch = t.get("launch_floor", 0.0)
         self._eager = not shape.prompt_graphs
@@ -66,6 +72,10 @@ class Calibrated:
 
     def device_ns(self, batch: Batch) -> int:
         """Device time of a step with prompt chunks."""
+        if self._eager:
+            batch = _single_tokens_decoding(batch)
+            if not batch.prefill:
+                return self.decode_line(batch.decode_n).ns(batch.decode_ctx, batch.decode_max)
         n, ctx, longest, prefill, after = batch
         tokens, tiles, keys, largest = n, 0.0, 0, 0
         known = self._chunks
@@ -91,10 +101,18 @@ class Calibrated:
             read = (ctx / attention.BLOCK + n / 2) * self._share
             work += max(0.0, max(longest, keys) / attention.BLOCK - work - read)
         elif self._eager:
-            work = max(work, keys / attention.BLOCK)
-        total = max(total + self._tile * work + self._last_tile * keys, self._launch)
-        total += self._request * (n + chunks) + self._chunk * chunks
+            work = self._span(prefill)
+        total += self._tile * work + self._last_tile * keys
+        total += self._prompt_request * (n + chunks) + self._chunk * chunks
         return max(round(total * self._busy - self._hidden) - self.host_ns(n + chunks), 0)
+
+    def launch_ns(self, batch: Batch) -> int:
+        """Time to launch a step with prompts kernel by kernel; 0 where CUDA graphs are replayed."""
+        chunks = sum([chunk[0] > 1 for chunk in batch.prefill])
+        if not self._launch or not chunks:
+            return 0
+        rows = batch.decode_n + len(batch.prefill)
+        return max(round(self._launch + self._chunk * chunks) - self.host_ns(rows), 0)
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests; kept once computed."""
@@ -125,9 +143,7 @@ class Calibrated:
 
     # -- the parts -------------------------------------------------------------------------------
 
-    def _matrix_ns(
-        self, tokens: np.typing.NDArray[np.int64], sizes: tuple[int, ...]
-    ) -> np.typing.NDArray[np.float64]:
+    def _matrix_ns(self, tokens: Ints, sizes: tuple[int, ...]) -> Floats:
         weights = curve_weights(padded(tokens, sizes), self.calibration.knots)
         return np.asarray(weights @ self._curve, np.float64)
 
@@ -147,6 +163,14 @@ class Calibrated:
         if cap is None:
             cap = self._caps[n] = float(attention.imbalance_cap(self.calibration.shape, np.array(float(n))))
         return min(cap * ctx, self._tail * (longest - ctx / n))
+
+    def _span(self, prefill: tuple[tuple[int, int], ...]) -> float:
+        span = self._spans.get(prefill)
+        if span is None:
+            span = attention.prompt_span(self.calibration.shape, prefill)
+            if len(self._spans) < 1 << 16:
+                self._spans[prefill] = span
+        return span
 
     def _chunk_tiles(self, chunk: tuple[int, int]) -> float:
         tiles = attention.chunk_tiles(self.calibration.shape, float(chunk[0]), float(chunk[1]))
@@ -174,3 +198,13 @@ class Calibrated:
             return UnevenLine.of(capped, capped, even, attention.EVEN_TOKENS)
         tail = line(fixed + rounding, self._kv * (1 - self._tail / n), self._kv * self._tail)
         return UnevenLine.of(tail, capped, even, attention.EVEN_TOKENS)
+
+
+def _single_tokens_decoding(batch: Batch) -> Batch:
+    """The batch with each prompt chunk of one token as the decode that it is to a GPU."""
+    n, ctx, longest, prefill, after = batch
+    contexts = [context for tokens, context in prefill if tokens == 1]
+    if not contexts:
+        return batch
+    chunks = tuple([chunk for chunk in prefill if chunk[0] > 1])
+    return Batch(n + len(contexts), ctx + sum(contexts), max(longest, *contexts), chunks, after)

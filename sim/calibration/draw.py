@@ -62,6 +62,10 @@ class Scaled:
         """Device time of a step that computes at least one prompt chunk."""
         return round(self._costs.device_ns(batch) * self._factor)
 
+    def launch_ns(self, batch: Batch) -> int:
+        """See `StepCosts`."""
+        return round(self._costs.launch_ns(batch) * self._factor)
+
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests."""
         return longer(self._costs.decode_line(n), self._factor)

@@ -9,7 +9,7 @@ sizes where graphs exist. All other terms are counts, with coefficients in nanos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ TERMS: dict[str, str] = {
     "token_after_prompts": "a token in a step with prompts right after another: a GPU run hot",
     "kv_token": "a context token read by decode attention, with the time of SMs left idle",
     "longest_context": "a token of the longest decoding request",
-    "prompt_tile": "a tile x key block of prompt attention, an SM's share, and the longest tile's excess",
+    "prompt_tile": "a tile x key block of prompt attention, as many as an SM takes",
     "longest_prompt_tile": "a key block of the longest prompt tile",
     "launch_floor": "launching a step with prompts, which its device time can't go below",
     "arrival": "a request that arrived since the last step",
@@ -38,6 +38,8 @@ TERMS: dict[str, str] = {
 }
 # Host time that neither hides device time nor is hidden by it where steps are not planned ahead.
 HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
+# What launches stand for in steps with prompts that run without CUDA graphs.
+OF_GRAPHS = ("prompt_step", "ungraphed_step", "longest_prompt_tile")
 LAUNCH = "launch_floor"
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
@@ -76,6 +78,7 @@ class StepTable:
     tokens: Ints
     after: Ints  # tokens of the step before, if it had prompt chunks
     prompt_tiles: Floats  # of one KV head
+    prompt_span: Floats  # key blocks of the busiest SM, where tiles are never split; else 0
     longest_prompt: Floats  # keys of the longest chunk
     largest_chunk: Ints
     arrivals: Floats
@@ -109,7 +112,7 @@ class StepTable:
 
 def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
     """The steps of a run that had work after them, of its first part `upto` (a share of the steps)."""
-    steps = run.steps
+    steps = run.steps if shape.prompt_graphs else single_tokens_decoding(run.steps)
     size, context = steps.prefill_tokens.astype(np.float64), steps.prefill_ctx.astype(np.float64)
     last = np.append(steps.section[1:] != steps.section[:-1], True)
     start = steps.start_ns
@@ -128,6 +131,7 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
         "chunks": np.diff(steps.prefill_start).astype(np.float64),
         "tokens": tokens, "after": _after(steps, tokens),
         "prompt_tiles": _per_step(steps, attention.chunk_tiles(shape, size, context)),
+        "prompt_span": _spans(steps, shape),
         "longest_prompt": _largest(steps, steps.prefill_tokens + steps.prefill_ctx).astype(np.float64),
         "largest_chunk": _largest(steps, steps.prefill_tokens),
         "arrivals": arrivals, "arrived_tokens": arrived,
@@ -151,6 +155,39 @@ def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats,
     finished = np.sort(run.requests["finish_s"].to_numpy(np.float64) * 1e9)
     live = np.searchsorted(np.sort(submitted), steps.end_ns) - np.searchsorted(finished, following)
     return arrivals, arrived, live > 0
+
+
+def single_tokens_decoding(steps: Steps) -> Steps:
+    """The steps with each prompt chunk of one token as the decode that it is to a GPU."""
+    single = steps.prefill_tokens == 1
+    if not single.any():
+        return steps
+    owner = np.repeat(np.arange(len(steps)), np.diff(steps.prefill_start))
+    count, size = np.bincount(owner[single], minlength=len(steps)), len(steps)
+    context = np.bincount(owner[single], weights=steps.prefill_ctx[single], minlength=size)
+    longest = steps.decode_max.copy()
+    np.maximum.at(longest, owner[single], steps.prefill_ctx[single])
+    return replace(
+        steps,
+        decode_n=steps.decode_n + count,
+        decode_ctx=steps.decode_ctx + context.astype(np.int64),
+        decode_max=longest,
+        prefill_start=steps.prefill_start - np.append(0, np.cumsum(count)),
+        prefill_tokens=steps.prefill_tokens[~single],
+        prefill_ctx=steps.prefill_ctx[~single],
+    )
+
+
+def _spans(steps: Steps, shape: Shape) -> Floats:
+    """See `StepTable.prompt_span`."""
+    found = np.zeros(len(steps))
+    if shape.prompt_graphs or shape.tile_schedule:
+        return found
+    chunks = list(zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True))
+    for i in np.flatnonzero(np.diff(steps.prefill_start)):
+        begin, end = steps.prefill_start[i : i + 2]
+        found[i] = attention.prompt_span(shape, chunks[begin:end])
+    return found
 
 
 def _after(steps: Steps, tokens: Ints) -> Ints:
@@ -187,10 +224,14 @@ def padded(tokens: Ints, sizes: tuple[int, ...]) -> Floats:
     return np.where(tokens <= table[-1], table[slot], tokens).astype(np.float64)
 
 
-def choose_knots(tokens: Floats, least: int = 4) -> tuple[int, ...]:
-    """Knots of the curve that the data can place: each with `least` steps nearer to it than to the next."""
+def choose_knots(tokens: Floats, sizes: tuple[int, ...] = (), least: int = 4) -> tuple[int, ...]:
+    """Knots of the curve that the data can place: each with `least` steps nearer to it than to the next.
+
+    `sizes` are token counts where the curve may jump, as between CUDA graphs: knots too.
+    """
     low, high = int(tokens.min()), int(tokens.max())
-    knots = [low, *(k for k in _KNOTS if low < k < high), high] if high > low else [low]
+    inside = sorted({k for k in (*_KNOTS, *sizes) if low < k < high})
+    knots = [low, *inside, high] if high > low else [low]
     while len(knots) > 2:
         middles = np.sqrt(np.array(knots[:-1], float) * np.array(knots[1:], float))
         counts = np.bincount(np.searchsorted(middles, tokens), minlength=len(knots))
@@ -219,6 +260,14 @@ def curve_weights(tokens: Floats, knots: tuple[int, ...]) -> Floats:
 
 def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     """One column for each of `TERMS`, in the unit its name says."""
+    columns = _all_columns(table, shape)
+    if not shape.prompt_graphs:
+        columns["request"] = np.where(table.mixed, 0.0, columns["request"])
+        columns |= {name: np.zeros(len(table)) for name in OF_GRAPHS}
+    return columns
+
+
+def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     mixed = table.mixed
     kv = table.ctx + attention.BLOCK / 2 * table.n
     if shape.tile_schedule:
@@ -229,7 +278,7 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     if shape.tile_schedule:
         prompt = prompt + _outlasting(table, shape, prompt)
     elif not shape.prompt_graphs:
-        prompt = np.maximum(prompt, table.longest_prompt / attention.BLOCK)
+        prompt = table.prompt_span
     most = shape.graph_sizes[-1] if shape.graph_sizes and shape.prompt_graphs else 0
     return {
         "request": table.n + table.chunks,

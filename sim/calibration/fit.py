@@ -15,6 +15,7 @@ from pagecast.sim.calibration.features import (
     EXPENDABLE,
     HOST_TERMS,
     LAUNCH,
+    OF_GRAPHS,
     TERMS,
     StepTable,
     choose_knots,
@@ -65,6 +66,11 @@ class Fit:
 
     def predict(self, table: StepTable, shape: Shape) -> Floats:
         """Nanoseconds of each step, from start to start."""
+        host, device, launching = self.sides(table, shape)
+        return host + np.maximum(device, launching)
+
+    def sides(self, table: StepTable, shape: Shape) -> tuple[Floats, Floats, Floats]:
+        """Of each step: what the host adds, what the device takes, and what launching takes at least."""
         device = curve_weights(computed_rows(table, shape), self.knots) @ self.curve
         columns = term_columns(table, shape)
         host = np.zeros(len(table))
@@ -73,8 +79,7 @@ class Fit:
                 host += value * columns[name]
             elif name != LAUNCH:
                 device = device + value * columns[name]
-        launching = self.terms.get(LAUNCH, 0.0) * columns[LAUNCH]
-        return np.asarray(host + np.maximum(device, launching), np.float64)
+        return host, device, self.terms.get(LAUNCH, 0.0) * columns[LAUNCH]
 
 
 @dataclass(frozen=True)
@@ -132,12 +137,12 @@ def design(tables: list[StepTable], shape: Shape) -> tuple[Design, tuple[str, ..
     if not len(ns):
         raise BadInput("no step with work after it: nothing to fit")
     tokens = np.concatenate([computed_rows(table, shape) for table in tables])
-    knots = choose_knots(tokens)
+    knots = choose_knots(tokens, () if shape.prompt_graphs else shape.graph_sizes)
     parts = [term_columns(table, shape) for table in tables]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in TERMS}
     present = tuple(name for name, column in columns.items() if np.any(column > 0))
-    of_others = LAUNCH if shape.prompt_graphs else "ungraphed_step"
-    absent = tuple(name for name in TERMS if name not in present and name != of_others)
+    of_others = (LAUNCH,) if shape.prompt_graphs else OF_GRAPHS
+    absent = tuple(name for name in TERMS if name not in present and name not in of_others)
     count = len(knots) + len(present)
     least = max(STEPS_PER_TERM * count, LEAST_STEPS)
     if len(ns) < least:
@@ -170,9 +175,7 @@ def _separable(full: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(name for name in full.names if name in (*names, LAUNCH)), tuple(merged)
 
 
-def solve(
-    d: Design, start: Floats | None = None, rounds: int = _ROUNDS
-) -> tuple[Floats, Floats, float]:
+def solve(d: Design, start: Floats | None = None, rounds: int = _ROUNDS) -> tuple[Floats, Floats, float]:
     """Coefficients, run scales and the relative spread. Starts from `start` where given.
 
     Rows are weighted by the reciprocal of what the last round predicted (not of what was measured, which
@@ -196,7 +199,7 @@ def solve(
         rows[:, : len(d.knots)] = bend / np.maximum(coefficients[1 : len(bend) + 1], 1e3)[:, None]
         coefficients = _nnls(np.vstack([weighted, rows]), np.append(target, np.zeros(len(rows))))
         scales = _run_scales(d, cut / np.maximum(d.bounded(coefficients) @ coefficients, 1.0), sd)
-    return _give_back(d, coefficients, float((d.ns - cut).sum())), scales, sd
+    return _give_back(d, coefficients, d.ns - cut), scales, sd
 
 
 def _first(d: Design) -> Floats:
@@ -236,13 +239,25 @@ def _run_scales(d: Design, ratio: Floats, sd: float) -> Floats:
     return np.asarray(found / np.exp(np.mean(np.log(found))), np.float64)
 
 
-def _give_back(d: Design, coefficients: Floats, pauses_ns: float) -> Floats:
-    """Adds the time of pauses to the cost of a request: they come with the objects that requests leave."""
-    if "request" not in d.names or pauses_ns <= 0:
-        return coefficients
-    column = len(d.knots) + d.names.index("request")
+def _give_back(d: Design, coefficients: Floats, pauses_ns: Floats) -> Floats:
+    """Adds the time of pauses to the cost of a request: they come with the objects that requests leave.
+
+    Those of steps as long as their launches are the host's, and go to these.
+    """
+    matrix, rest = d.bounded(coefficients), np.ones(len(d.ns), bool)
     coefficients = coefficients.copy()
-    coefficients[column] += pauses_ns / d.matrix[:, column].sum()
+    for name in (LAUNCH, "request"):
+        if name not in d.names:
+            continue
+        column = len(d.knots) + d.names.index(name)
+        rows = rest & (matrix[:, column] > 0)
+        if name == LAUNCH:
+            rest &= ~rows
+        else:
+            rows = rest
+        lost = float(pauses_ns[rows].sum())
+        if lost > 0 and matrix[rows, column].sum() > 0:
+            coefficients[column] += lost / matrix[rows, column].sum()
     return coefficients
 
 

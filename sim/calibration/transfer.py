@@ -65,7 +65,7 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
     )
     scale = _Scale(calibration, origin, target)
     values = scale((*calibration.curve_ns, *calibration.terms_ns.values()))
-    count = len(calibration.curve_ns)
+    count = len(calibration.knots)
     kv_heads = target.model.local_kv_heads(tp)
     group = max(1, target.model.attention.heads // tp // kv_heads)
     return replace(
@@ -91,8 +91,7 @@ class _Scale:
     def __init__(self, calibration: Calibration, origin: Target, target: Target) -> None:
         old, new = origin.roofline(), target.roofline()
         terms = {**_term_ratios(origin, target), "token_after_prompts": _rows_ratio(old, new, 2048)}
-        knots = (*calibration.knots, *calibration.prompt_knots)
-        self.factors = [_rows_ratio(old, new, tokens) for tokens in knots]
+        self.factors = [_rows_ratio(old, new, tokens) for tokens in calibration.knots]
         self.floors = [calibration.host.step_ns] * len(self.factors)
         self.factors += [terms.get(name, 1.0) for name in calibration.terms_ns]
         self.floors += [0.0] * len(calibration.terms_ns)

@@ -26,6 +26,9 @@ class Plain:
     def device_ns(self, batch):
         return self.decode + 1000 * sum(tokens for tokens, _ in batch.prefill)
 
+    def launch_ns(self, batch):
+        return 0
+
     def decode_line(self, n):
         return DecodeLine(n, self.decode * 10**6, self.per_ctx * 10**6, 0)
 
