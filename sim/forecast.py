@@ -15,6 +15,7 @@ from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.choose import AUTO, choose
 from pagecast.sim.calibration.shape import model_of
 from pagecast.sim.calibration.trust import in_sample
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs import StepCosts
 from pagecast.sim.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
 from pagecast.sim.recorded import RecordedRun
@@ -116,9 +117,11 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
     """The scenario a run was recorded in, from its `meta.json`. Errors: BadInput for what it lacks."""
     limits = limits_of(run)
     config = run.meta.get("config", {})
+    if not isinstance(run.meta.get("gpu"), str):
+        raise BadInput(f"{run.folder}/meta.json: 'gpu' is {run.meta.get('gpu')!r}, must name the GPU")
     fields = {
         "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
-        "gpu": str(run.meta.get("gpu")), "profile": str(config.get("profile", "vllm")),
+        "gpu": run.meta["gpu"], "profile": str(config.get("profile", "vllm")),
         "costs": costs, "transfer_costs": transfer,
         "num_gpu_blocks": limits.num_blocks, "block_size": limits.block_size,
         "max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens,

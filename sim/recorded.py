@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,9 @@ REQUEST_COLUMNS: dict[str, type] = {
     "index": int, "arrival_s": float, "submitted_s": float, "input_tokens": int, "output_tokens": int,
     "first_token_s": float, "finish_s": float, "cached_tokens": int, "tokens_out": int,
 }  # fmt: skip
+_HUGE = 2**53  # counts below it are exact in every column
+_LATEST_S = 9e9  # of what nanoseconds of 64 bits hold
+_LATE_S = 1.0  # tokens may be handed out a little after their step's end
 _MAY_BE_EMPTY = ("first_token_s", "finish_s")  # of a request cancelled or refused
 _TIMES = ("start_s", "end_s", "sched_s")
 _COUNTS = ("decode_n", "decode_ctx", "decode_max", "running", "waiting")
@@ -135,6 +137,7 @@ class RecordedRun:
         depth = int(bool(meta.get("config", {}).get("async_scheduling")))
         _check_order(path / "steps.jsonl.gz", steps, depth)
         requests, inputs, spans = _read_requests(path)
+        _check_end(path / "steps.jsonl.gz", steps, requests)
         has_events = _has(path, "events.jsonl.gz")
         events = [line for _, line in _lines(path / "events.jsonl.gz")] if has_events else []
         return cls(str(meta.get("name") or path.name), path, meta, steps, requests, inputs, spans, events)
@@ -172,6 +175,13 @@ def _read_meta(path: Path) -> dict[str, Any]:
     version = meta.get("format", FORMAT)
     if version != FORMAT:
         raise BadInput(f"{path}: run format {version!r}, this pagecast reads {FORMAT}: record the run again")
+    config = meta.get("config", {})
+    size, share = config.get("tensor_parallel_size", 1), config.get("gpu_memory_utilization")
+    if type(size) is not int or size < 1:
+        raise BadInput(f"{path}: config: 'tensor_parallel_size' is {size!r}, must be a whole number from 1")
+    if share is not None and not (type(share) in (int, float) and 0 < share <= 1):
+        wrong = f"'gpu_memory_utilization' is {share!r}, must be a number above 0 and at most 1"
+        raise BadInput(f"{path}: config: {wrong}")
     return meta
 
 
@@ -243,16 +253,16 @@ def _check_step(line: dict[str, Any]) -> None:
         if key not in line:
             raise ValueError(f"no '{key}'")
     for key in (*_TIMES, "kv_usage"):
-        if not isinstance(line[key], int | float) or not math.isfinite(line[key]):
-            raise ValueError(f"'{key}' is {line[key]!r}, must be a finite number")
+        if not isinstance(line[key], int | float) or not abs(line[key]) < _LATEST_S:
+            raise ValueError(f"'{key}' is {line[key]!r}, must be a finite number below {_LATEST_S:g}")
     for key in _COUNTS:
-        if type(line[key]) is not int or line[key] < 0:
-            raise ValueError(f"'{key}' is {line[key]!r}, must be a whole number of at least 0")
+        if type(line[key]) is not int or not 0 <= line[key] < _HUGE:
+            raise ValueError(f"'{key}' is {line[key]!r}, must be a whole number of at least 0, below 2**53")
     if line["end_s"] < line["start_s"] or line["sched_s"] < 0:
         key = "sched_s" if line["sched_s"] < 0 else "end_s - start_s"
         raise ValueError(f"negative duration: '{key}'")
     if not isinstance(line["prefill"], list) or not all(
-        isinstance(chunk, list) and len(chunk) == 2 and all(type(v) is int for v in chunk)
+        isinstance(chunk, list) and len(chunk) == 2 and all(type(v) is int and v < _HUGE for v in chunk)
         and chunk[0] >= 1 and chunk[1] >= 0 for chunk in line["prefill"]
     ):  # fmt: skip
         raise ValueError("'prefill' must be a list of [tokens computed, tokens already there]")
@@ -273,6 +283,17 @@ def _check_order(path: Path, steps: Steps, depth: int) -> None:
                 f"(start_s {steps.start_ns[first] / 1e9:.6f}); "
                 + ("one step may be in flight" if depth else "only a run with config.async_scheduling may")
             )
+
+
+def _check_end(path: Path, steps: Steps, requests: pd.DataFrame) -> None:
+    """Steps must go on for as long as requests were served."""
+    end_s = float(steps.end_ns.max()) / 1e9
+    later = requests["finish_s"].to_numpy(np.float64) > end_s + _LATE_S
+    if later.any():
+        raise BadInput(
+            f"{path}: columns are short: the steps end at {end_s:.3f} s, and {int(later.sum()):,} requests "
+            f"finish later, up to {float(requests['finish_s'].max()):.3f} s"
+        )
 
 
 def _read_requests(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Spans | None]:
@@ -306,6 +327,11 @@ def _read_csv(path: Path) -> pd.DataFrame:
     table = pd.DataFrame(rows[1:], columns=header)
     for key, kind in REQUEST_COLUMNS.items():
         table[key] = _numbers(path, table[key], key, kind)
+    for key, before in (("first_token_s", "arrival_s"), ("finish_s", "first_token_s")):
+        bad = np.flatnonzero((table[key] < table[before]).to_numpy())
+        if len(bad):
+            line = int(bad[0]) + 2
+            raise BadInput(f"{path} line {line}: negative duration: '{key}' is before '{before}'")
     if "cancelled_s" in table:
         table["cancelled_s"] = pd.to_numeric(table["cancelled_s"], errors="coerce")
     return table
@@ -314,10 +340,14 @@ def _read_csv(path: Path) -> pd.DataFrame:
 def _numbers(path: Path, column: pd.Series[Any], key: str, kind: type) -> pd.Series[Any]:
     values = pd.to_numeric(column, errors="coerce")
     allowed = (column == "") & (key in _MAY_BE_EMPTY)
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0) | allowed).to_numpy())
+    good = (values >= 0) & (values < (_HUGE if kind is int else _LATEST_S))
+    if kind is int:
+        good &= values == values.round()
+    bad = np.flatnonzero(~(good | allowed).to_numpy())
     if len(bad):
         value, line = column.iloc[int(bad[0])], int(bad[0]) + 2
-        raise BadInput(f"{path} line {line}: '{key}' is {value!r}, must be a number of at least 0")
+        what = "a whole number" if kind is int else "a number"
+        raise BadInput(f"{path} line {line}: '{key}' is {value!r}, must be {what} of at least 0")
     return values.astype(np.int64 if kind is int else np.float64)
 
 
@@ -344,7 +374,7 @@ def _prompt(line: dict[str, Any]) -> list[tuple[int, int, int]]:
     """One request's prompt as spans; empty where it is unique. Raises `ValueError`."""
     for key, least in (("arrival_s", 0), ("input_tokens", 1), ("output_tokens", 1)):
         value = line.get(key)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+        if not isinstance(value, int | float) or not least <= value < _LATEST_S:
             raise ValueError(f"'{key}' is {value!r}, must be a number of at least {least}")
     ids, left = line.get("block_ids"), int(line["input_tokens"])
     if line.get("spans"):

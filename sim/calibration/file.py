@@ -108,7 +108,7 @@ class Calibration:
             )
         try:
             made = cls._from(body)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadInput(f"{where}: field missing or of the wrong kind ({error})") from None
         made._check(where)
         return made
@@ -122,16 +122,20 @@ class Calibration:
             knots=tuple(int(knot) for knot in body["knots"]),
             curve_ns=tuple(float(value) for value in body["curve_ns"]),
             terms_ns={str(name): float(value) for name, value in body["terms_ns"].items()},
-            host=Host(**body["host"]),
+            host=_host(body["host"]),
             noise=Noise(**{name: float(value) for name, value in body["noise"].items()}),
             provenance=dict(body["provenance"]),
-            regions=list(body.get("regions", [])),
-            cross_validation=list(body.get("cross_validation", [])),
+            regions=_rows(body, "regions", "region"),
+            cross_validation=_rows(body, "cross_validation", "run"),
             fitted={str(name): int(value) for name, value in body.get("fitted", {}).items()},
             replicates=tuple(tuple(float(value) for value in row) for row in body.get("replicates", [])),
         )
 
     def _check(self, where: Path) -> None:
+        self.shape.check(f"{where}: shape")
+        block_size = self.made_for.get("block_size")
+        if block_size is not None and type(block_size) is not int:
+            raise BadInput(f"{where}: made_for: block_size is {block_size!r}, must be a whole number")
         numbers = [*self.curve_ns, *self.terms_ns.values(), self.host.step_ns, self.host.request_ns]
         numbers += [self.host.launch_ns, self.host.busy]
         numbers += [*asdict(self.noise).values(), *(value for row in self.replicates for value in row)]
@@ -147,6 +151,23 @@ class Calibration:
             raise BadInput(f"{where}: term {unknown[0]!r} is not known to this pagecast: calibrate again")
         if any(len(row) != size for row in self.replicates):
             raise BadInput(f"{where}: 'replicates' need {size} numbers each: calibrate again")
+
+
+def _host(fields: dict[str, Any]) -> Host:
+    numbers: dict[str, Any] = {
+        key: value if key == "source" else float(value) for key, value in fields.items()
+    }
+    return Host(**numbers)
+
+
+def _rows(body: dict[str, Any], name: str, key: str) -> list[dict[str, Any]]:
+    """A table of errors. Raises TypeError or KeyError for rows that are none."""
+    rows = [dict(row) for row in body.get(name, [])]
+    for row in rows:
+        for named in (key, "steps", "error_percent", "p50_percent"):
+            if isinstance(row[named], str) != (named == key):
+                raise TypeError(f"{name}: {named} is {row[named]!r}")
+    return rows
 
 
 def _compact(body: dict[str, Any]) -> str:

@@ -43,6 +43,14 @@ class Shape:
         """The opposite of `as_dict`."""
         return cls(**{**fields, "graph_sizes": tuple(fields["graph_sizes"])})
 
+    def check(self, where: str) -> None:
+        """Errors: BadInput naming a field that can't be."""
+        sizes = {"kv_heads": self.kv_heads, "group": self.group, "sms": self.sms}
+        sizes |= {f"graph_sizes {number}": size for number, size in enumerate(self.graph_sizes)}
+        for name, value in sizes.items():
+            if type(value) is not int or value < 1:
+                raise BadInput(f"{where}: {name} is {value!r}, must be a whole number of at least 1")
+
 
 def shape_of(meta: dict[str, Any], where: str) -> Shape:
     """The shape that a run's `meta.json` describes. Errors: BadInput naming what it lacks."""
@@ -50,6 +58,10 @@ def shape_of(meta: dict[str, Any], where: str) -> Shape:
     config = meta.get("config", {})
     tp = int(config.get("tensor_parallel_size", 1))
     kv_heads = facts.local_kv_heads(tp)
+    try:
+        facts.kv_element_bytes(str(config.get("kv_cache_dtype") or "auto"))
+    except BadInput as error:
+        raise BadInput(f"{where}: config: {error}") from None
     heads = max(1, facts.attention.heads // tp)
     return Shape(
         kv_heads=kv_heads,

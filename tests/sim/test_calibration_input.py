@@ -60,6 +60,8 @@ def test_a_sound_run_is_taken(tmp_path):
         ({"prefill": [[8]]}, "steps.jsonl.gz line 51: 'prefill' must be a list of"),
         ({"decode_ctx": None}, "steps.jsonl.gz line 51: 'decode_ctx' is None"),
         ({"decode_ctx": "?"}, "steps.jsonl.gz line 51: 'decode_ctx' is '?'"),
+        ({"decode_ctx": 10**30}, "line 51: 'decode_ctx' is 1000000000000000000000000000000, must be"),
+        ({"end_s": 1e300}, "steps.jsonl.gz line 51: 'end_s' is 1e+300, must be a finite number"),
     ],
 )
 def test_a_step_that_can_not_be_is_named_by_its_line(tmp_path, capsys, change, words):
@@ -81,6 +83,52 @@ def test_a_request_table_that_is_short_is_named(tmp_path, capsys):
     with gzip.open(folder / "requests.csv.gz", "wt") as out:
         out.write(f"{HEADER}\n0,0.0,0.0,40\n")
     refused(folder, "requests.csv.gz line 2: columns are short: 4 of 9", capsys)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("0,2.0,2.0,40,2,1.5,3.0,0,2", "line 2: negative duration: 'first_token_s' is before 'arrival_s'"),
+        ("0,1.0,1.0,40,2,1.5,1.2,0,2", "line 2: negative duration: 'finish_s' is before 'first_token_s'"),
+        ("0,1.0,1.0,40.5,2,1.5,3.0,0,2", "line 2: 'input_tokens' is '40.5', must be a whole number"),
+        ("0,1.0,1.0,40,2,1.5,90.0,0,2", "steps end at 3.999 s, and 1 requests finish later, up to 90.000"),
+    ],
+)
+def test_requests_that_can_not_be_are_named(tmp_path, capsys, row, words):
+    folder = lay(tmp_path / "run", sound())
+    with gzip.open(folder / "inputs.jsonl.gz", "wt") as out:
+        out.write(json.dumps({"arrival_s": 0.0, "input_tokens": 40, "output_tokens": 2}) + "\n")
+    with gzip.open(folder / "requests.csv.gz", "wt") as out:
+        out.write(f"{HEADER}\n{row}\n")
+    refused(folder, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tensor_parallel_size", "two"), ("gpu_memory_utilization", 7), ("kv_cache_dtype", "int3")],
+)
+def test_options_that_can_not_be_are_named(tmp_path, capsys, key, value):
+    meta = {**META, "config": {**META["config"], key: value}}
+    refused(lay(tmp_path / "run", sound(), meta), key, capsys)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("host", {}), ("noise", None), ("terms_ns", []), ("fitted", 3), ("regions", ["x"]),
+        ("cross_validation", [3]), ("made_for", {"block_size": "x"}), ("knots", [float("inf")]),
+    ],
+)  # fmt: skip
+def test_a_file_with_a_field_that_can_not_be_is_one_line(tmp_path, capsys, key, value):
+    folder = lay(tmp_path / "run", sound())
+    assert calibrated(folder) == 0
+    capsys.readouterr()
+    path = folder / "x.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    assert run(["replay", "chat", "--limit", "5", "--costs", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert error.count("\n") == 1
 
 
 def test_fewer_steps_than_the_terms_need_are_counted(tmp_path, capsys):
