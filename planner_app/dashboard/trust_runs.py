@@ -59,7 +59,7 @@ def render() -> None:
     asked = st.session_state.get(_ASKED)
     if asked is None:
         st.caption("A recorded run is a folder with `meta.json`, `inputs.jsonl.gz`, `requests.csv.gz` and "
-                   "`steps.jsonl.gz`, as `pagecast engine` and `pagecast calibrate` write them.")  # fmt: skip
+                   "`steps.jsonl.gz`, as `pagecast record` writes it.")  # fmt: skip
         return
     own = session()
     found = own.ask(_SLOT, ("validate", *asked), compare_job, *asked[:4])
