@@ -15,7 +15,7 @@ from pagecast.traces.bundled import resolve
 from pagecast.traces.read import read
 
 SLO = "ttft_p99<2s,tpot_p95<20ms"
-SMALL = ("--limit", "60", "--most-requests", "60", "--num-gpu-blocks", "3000", "--max-num-seqs", "16")
+SMALL = ("--limit", "40", "--most-requests", "40", "--num-gpu-blocks", "3000", "--max-num-seqs", "16")
 
 
 def pagecast(*arguments, capsys):
@@ -28,10 +28,10 @@ def planned(**where):
     told = []
     with executor(**where) as workers:
         found = plan(
-            read(resolve("chat"), limit=60), Scenario(num_gpu_blocks=3000, max_num_seqs=16), Slo.parse(SLO),
-            think_s=1.0, most_requests=60, run=workers, progress=told.append,
+            read(resolve("rag"), limit=40), Scenario(num_gpu_blocks=3000, max_num_seqs=8), Slo.parse(SLO),
+            most_requests=40, run=workers, progress=told.append,
         )  # fmt: skip
-    assert told[-1] == steps(3, 5)
+    assert told[-1] == steps(2, 5)
     assert told == sorted(told)
     return {key: value for key, value in found.to_dict().items() if key != "wall_s"}
 
@@ -54,14 +54,13 @@ def test_a_dask_cluster_answers_as_one_process_does(alone):
 
 
 def test_the_answer_keeps_the_level_and_one_more_does_not(alone):
-    for kind in ("concurrency", "rate", "users"):
+    for kind in ("concurrency", "rate"):
         answer = alone[kind]
         assert answer["at"]["holds"]
         assert not answer["beyond"]["holds"]
         assert answer["at"]["amount"] == pytest.approx(answer["value"])
         assert answer["low"] <= answer["value"] <= answer["high"]
-    assert alone["users"]["value"] > alone["concurrency"]["value"]
-    assert alone["replays"] >= 18
+    assert alone["replays"] >= 12
 
 
 def test_progress_can_stop_a_plan():
@@ -74,7 +73,7 @@ def test_progress_can_stop_a_plan():
 
 def test_the_table_says_what_is_admitted_what_breaks_and_what_binds(capsys):
     code, out, err = pagecast(
-        "plan", "chat", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, capsys=capsys
+        "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, capsys=capsys
     )
     assert (code, err) == (0, "")
     for words in ("admissible concurrency", "highest rate", "requests/s", " binds: at a quarter more load",
@@ -84,7 +83,7 @@ def test_the_table_says_what_is_admitted_what_breaks_and_what_binds(capsys):
 
 def test_json_is_one_object_and_nothing_else(capsys):
     code, out, err = pagecast(
-        "plan", "chat", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, "--json", capsys=capsys
+        "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, "--json", capsys=capsys
     )
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -95,7 +94,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
 
 def test_an_impossible_level_is_one_line_that_tells_the_unloaded_latency(capsys):
     code, out, _ = pagecast(
-        "plan", "chat", *SMALL, "--slo", "ttft_p99<1us", "--replicates", 0, "--workers", 1, capsys=capsys
+        "plan", "rag", *SMALL, "--slo", "ttft_p99<1us", "--replicates", 0, "--workers", 1, capsys=capsys
     )
     assert code == 1
     said = [line for line in out.splitlines() if line.startswith("admissible concurrency")]
@@ -106,7 +105,7 @@ def test_an_impossible_level_is_one_line_that_tells_the_unloaded_latency(capsys)
 
 def test_a_level_that_never_breaks_says_how_far_it_was_tried(capsys):
     code, out, _ = pagecast(
-        "plan", "chat", *SMALL, "--slo", "e2e_p99<600min", "--max-preemption-rate", 100, "--replicates", 0,
+        "plan", "rag", *SMALL, "--slo", "e2e_p99<600min", "--max-preemption-rate", 100, "--replicates", 0,
         "--most-users", 30, "--workers", 1, capsys=capsys,
     )  # fmt: skip
     assert code == 0
