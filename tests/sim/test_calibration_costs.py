@@ -111,7 +111,8 @@ def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
 def test_falling_back_to_the_roofline_says_why(change, words):
     target = replace(Target(model("Qwen/Qwen3-8B"), gpu("H200")), **change)
     said = choose("auto", target).expected_error()
-    assert said.startswith(f"No shipped calibration fits ({VLLM} is {words}")
+    assert said.startswith("No shipped calibration fits (")
+    assert f"{VLLM} is {words}" in said
     assert "No shipped" not in choose("roofline", target).expected_error()
 
 
