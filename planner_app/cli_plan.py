@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 _TITLES = {
-    "concurrency": "admissible concurrency", "rate": "highest rate", "users": "users who think",
+    "concurrency": "admissible concurrency", "rate": "highest request rate", "users": "users who think",
 }  # fmt: skip
 
 
@@ -110,19 +110,19 @@ def show(found: Plan) -> None:
 
 def _table(found: Plan) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("", "most", "90% interval", "output", "binds"):
+    for title in ("", "most", "90% interval", "output tokens/s", "binds"):
         table.add_column(title, justify="left" if title in ("", "binds") else "right", no_wrap=True)
     for answer in found.answers.values():
         title = _TITLES[answer.kind]
         if answer.value is None or answer.at is None:
             table.add_row(title, "none")
             continue
-        unit = " requests/s" if answer.kind == "rate" else ""
+        unit = "/s" if answer.kind == "rate" else ""
         span = "" if answer.low is None or answer.high is None else (
             f"{_number(answer.low)} to {_number(answer.high)}"
         )  # fmt: skip
         limit = answer.binding.limit if answer.binding else "-"
-        output = f"{answer.at.output_tokens_per_s:,.0f} tokens/s"
+        output = f"{answer.at.output_tokens_per_s:,.0f}"
         table.add_row(title, f"{_number(answer.value)}{unit}", span, output, limit)
     return table
 

@@ -39,8 +39,6 @@ from pagecast.traces.schema import Trace
 
 REPLICATES = 5
 LEAST_REPLICATES = 5
-_SHARES = {"goodput": "goodput is", "preemptions": "preemptions a request are",
-           "kept_up": "ended of offered is"}  # fmt: skip
 MAX_PREEMPTION_RATE = 0.01
 MOST_REQUESTS = 4000
 _WAITING = 4  # users for each request that may run: more of them tell nothing new
@@ -293,8 +291,12 @@ def said(term: Judged) -> str:
     name = "goodput" if term.text.startswith("goodput") else re.split("[<>]", term.text)[0]
     if term.value is None:
         return f"no request has a {name}"
-    if name in _SHARES:
-        return f"{_SHARES[name]} {term.value:.4g}"
+    if name == "kept_up":
+        return f"{term.value:.1%} of what was offered ended"
+    if name == "preemptions":
+        return f"{term.value:.2g} preemptions a request"
+    if name == "goodput":
+        return f"goodput is {term.value:.4g}"
     return f"{name} is {console.seconds(term.value)}"
 
 
