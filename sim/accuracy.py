@@ -76,7 +76,7 @@ def _steep(found: Forecast) -> str:
         return ""
     latency, _, statistic = steepest.name.partition(".")
     return (
-        "Close to saturation: 1% of step time, less than two recordings of one load differ by, moves "
+        "Close to saturation: 1% of step time, less than two recordings of one load may differ by, moves "
         f"{latency.removesuffix('_s').upper()} {statistic} by {slope(steepest):.0f}%; go by its interval, "
         "not by its figure."
     )
