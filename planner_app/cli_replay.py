@@ -11,7 +11,6 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.page import ready, write
 from pagecast.planner_app.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.planner_app.scenario_options import load_trace as load_trace
 from pagecast.sim.metrics import STATISTICS
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replicates import Spread, Study, check_count, summary_figures, with_intervals
