@@ -18,7 +18,6 @@ from pagecast.sim.costs import StepCosts
 from pagecast.sim.replicates import Workload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
-from scipy import stats
 
 GRID = 1.01  # rates are tried in steps of 1%
 MOST_STEPS = 925  # to a ten-thousandth or ten thousand times the trace's rate
@@ -268,6 +267,8 @@ def interval(
     found = np.array([value for value in amounts if value > 0])
     low = high = forecast
     if len(found) >= 2:
+        from scipy import stats  # half a second, which point answers don't need
+
         logs = np.log(found)
         spread = logs.std(ddof=1) * np.sqrt(1 + 1 / len(found))
         half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(found) - 1) * spread

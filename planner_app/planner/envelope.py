@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from pagecast.sim.windows import blocks_per_block
 from pagecast.traces.hits import hits
 from pagecast.traces.operations import select
 from pagecast.traces.schema import Trace
-from scipy import stats
 
 OVERFLOW = 0.01  # chance that the requests admitted do not fit
 _MOST = 1 << 20  # requests at once, where nothing else bounds them
@@ -47,7 +47,7 @@ class BlocksInUse:
         `shared`: the part of prompt blocks that another running request holds already, in the mean.
         """
         mean = self.mean - shared * self.prompt_mean
-        z = float(stats.norm.isf(chance))
+        z = -NormalDist().inv_cdf(chance)
         room = pool - self.sd * self.skew * (z * z - 1) / 6
         root = -z * self.sd + np.sqrt(max(z * z * self.sd**2 + 4 * mean * room, 0.0))
         likely = int((root / (2 * mean)) ** 2) if root > 0 else 0
