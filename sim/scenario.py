@@ -69,6 +69,9 @@ class Scenario(BaseModel):
         "auto",
         description="step costs: roofline, a shipped calibration's name, a file, or auto (what fits best)",
     )
+    engine: str | None = Field(
+        None, description="engine whose calibration `costs: auto` takes: vllm, pagecast [the profile's]"
+    )
     transfer_costs: bool = Field(False, description="allow a calibration of another model or GPU, scaled")
     block_size: int = Field(16, ge=1, description="tokens in a KV block (vLLM: 16)")
     gpu_memory_utilization: float | None = Field(
@@ -180,8 +183,8 @@ class Scenario(BaseModel):
         return choose(self.costs, self.target(), transfer=self.transfer_costs)
 
     def target(self) -> Target:
-        """What step costs are wanted for; of a profile those of the engine it is named after."""
+        """What step costs are wanted for: those of `engine`, or of the engine a profile is named after."""
         return Target(
             find_model(self.model), find_gpu(self.gpu), self.tensor_parallel_size, self.kv_cache_dtype,
-            int(self.pipelined), self.profile,
+            int(self.pipelined), self.engine or self.profile,
         )  # fmt: skip

@@ -18,6 +18,7 @@ from pagecast.sim.costs import Batch
 from pagecast.sim.gpus import gpu
 from pagecast.sim.models import model
 from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.scenario import Scenario
 
 VLLM = "vllm-0.24-h200-qwen3-8b"
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
@@ -136,6 +137,10 @@ def test_what_fits_is_chosen_and_first_principles_where_nothing_does():
     assert choose(VLLM, here).name == VLLM
     assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("H100"))).name == "roofline"
     assert choose("auto", replace(here, engine="another")).name == "roofline"
+    assert choose("auto", replace(here, engine="pagecast")).name == "pagecast-h200-qwen3-8b"
+    own = Scenario(engine="pagecast", model="Qwen/Qwen3-0.6B")
+    assert own.step_costs().name == "pagecast-h200-qwen3-0.6b"
+    assert Scenario().step_costs().name == VLLM
     with pytest.raises(BadInput, match="not H100"):
         choose(VLLM, Target(model("Qwen/Qwen3-8B"), gpu("H100")))
 

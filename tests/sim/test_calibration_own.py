@@ -6,14 +6,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagecast.sim.calibration import attention
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.features import step_table
+from pagecast.sim.calibration.file import Host
 from pagecast.sim.calibration.fit import Fit, fit
+from pagecast.sim.calibration.overlap import Walk, fitted_host
 from pagecast.sim.calibration.shape import shape_of
 from pagecast.sim.calibration.target import Target
 from pagecast.sim.calibration.transfer import costs_for
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs import Batch
 from pagecast.sim.gpus import gpu
 from pagecast.sim.models import model
 from pagecast.sim.recorded import RecordedRun, Steps
@@ -99,3 +105,45 @@ def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
     for transfer in (False, True):
         with pytest.raises(BadInput, match="for a CPU, not H200"):
             costs_for(made, target, transfer=transfer)
+
+
+@given(st.lists(st.tuples(st.integers(2, 3000), st.integers(0, 40_000)), min_size=1, max_size=6))
+def test_the_busiest_sm_is_that_of_tiles_dealt_out_in_turn_longest_first(chunks):
+    rows = attention.BLOCK // SHAPE.group
+    ends = [
+        context + min(start + rows, tokens) for tokens, context in chunks for start in range(0, tokens, rows)
+    ]
+    work = [-(-end // attention.BLOCK) for end in sorted(ends, reverse=True) for _ in range(SHAPE.kv_heads)]
+    sms = [sum(work[sm :: SHAPE.sms]) for sm in range(SHAPE.sms)]
+    assert attention.prompt_span(SHAPE, chunks) == max(sms)
+
+
+def test_a_prompt_chunk_of_one_token_costs_what_a_decode_does():
+    costs = Calibrated(calibrate([Source(made_run(2000, 6))], "own", replicates=0))
+    alone = Batch(3, 3000, 1500, ((1, 2000),))
+    line = costs.decode_line(4)
+    assert costs.launch_ns(alone) == 0
+    assert costs.device_ns(alone) == line.ns(5000, 2000)
+    assert costs.launch_ns(alone._replace(prefill=((2, 2000),))) > 0
+
+
+@pytest.mark.parametrize("host", [Host(250e3, 1500.0, 0.0, 0.0, ""), Host(50e3, 100.0, 0.0, 0.03, "")])
+def test_what_planning_ahead_hides_is_found_by_walking_through_the_steps(host):
+    table = step_table(made_run(2000, 7), SHAPE)
+    ahead = replace(table, ns=Walk.of(table, TRUTH, SHAPE).steps_ns(host))
+    found = fitted_host([ahead], TRUTH, SHAPE)
+    again = Walk.of(table, TRUTH, SHAPE).steps_ns(found)
+    assert again.sum() == pytest.approx(ahead.ns.sum(), rel=0.002)
+    rows = 50.0
+    hidden = host.step_ns + rows * host.request_ns
+    assert found.step_ns + rows * found.request_ns == pytest.approx(hidden, rel=0.1, abs=10e3)
+    assert found.busy == pytest.approx(host.busy, abs=0.01)
+
+
+def test_launches_are_hidden_by_a_step_before_only_as_far_as_it_lasts():
+    table = step_table(made_run(400, 8), SHAPE)
+    walk = Walk.of(table, TRUTH, SHAPE)
+    plain, ahead = TRUTH.predict(table, SHAPE), walk.steps_ns(Host(0.0, 0.0, 0.0, 0.0, ""))
+    assert ahead.sum() < plain.sum()
+    launching = walk.launching > walk.device
+    assert ahead.sum() >= max(walk.device.sum(), walk.launching[launching].sum())

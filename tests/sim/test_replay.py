@@ -59,6 +59,24 @@ def small(**fields):
 # ---- times by hand
 
 
+@pytest.mark.parametrize(
+    ("launch_ms", "ahead", "firsts_s"),
+    [
+        (30, False, (0.031, 0.084)),  # a step of 1 + 30 ms, decode steps of 11 ms, and 1 + 30 ms again
+        (5, False, (0.01101, 0.06602)),  # the device takes longer
+        (30, True, (0.032, 0.084)),  # launched from 53 to 83 ms, then 1 ms for the next plan
+        (5, True, (0.01101, 0.07102)),  # launched while the device computes up to 61.01 ms
+    ],
+)
+def test_launches_bound_a_step_with_prompts_and_hide_behind_the_step_before(launch_ms, ahead, firsts_s):
+    early = {"arrival_s": 0.0, "input_tokens": 10, "output_tokens": 12}
+    late = {"arrival_s": 0.045, "input_tokens": 10, "output_tokens": 1}
+    costs = Plain()
+    costs.launch_ns = lambda batch: launch_ms * 1_000_000
+    table = replay(trace_of([early, late]), small(async_scheduling=ahead), costs=costs).requests
+    assert table["first_token_s"].tolist() == pytest.approx(firsts_s, abs=1e-9)
+
+
 def test_one_request_alone_takes_what_its_steps_take():
     trace = trace_of([{"arrival_s": 1.0, "input_tokens": 100, "output_tokens": 5}])
     result = replay(trace, small(), costs=Plain())
