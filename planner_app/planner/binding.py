@@ -19,7 +19,7 @@ import pandas as pd
 from pagecast.planner_app.planner.capacity import Question
 from pagecast.planner_app.planner.executor import Executor
 from pagecast.planner_app.planner.slo import Judged
-from pagecast.planner_app.planner.users import Load, Served, serve
+from pagecast.planner_app.planner.users import Load, Served
 from pagecast.sim.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
 
@@ -27,7 +27,7 @@ BEYOND = 1.25
 LIMITS = ("HBM", "batch size", "token budget", "compute")
 _TWICE = {
     "HBM": "twice the KV blocks", "batch size": "twice max_num_seqs",
-    "token budget": "twice max_num_batched_tokens", "compute": "steps in half the time",
+    "token budget": "twice max_num_batched_tokens", "compute": "steps twice as fast",
 }  # fmt: skip
 SHARES = ("goodput", "kept_up")  # terms that are parts of requests, and bounded from below
 _HELPS = 0.9  # of what the worst term exceeds its bound by without help: less is no help
@@ -60,12 +60,19 @@ class Binding:
 
     @property
     def why(self) -> str:
-        """One sentence."""
-        tried = ", ".join(f"with {_TWICE[helped.limit]} {_times(helped)}" for helped in self.helped)
-        what = re.split("[<>]", self.without.term)[0]
-        if self.without.term.startswith(SHARES):
-            what = f"what misses {self.without.term}"
-        return f"at a quarter more load, {what} is {_times(self.without)} what is allowed, {tried}"
+        """One sentence: how far off the level is with a quarter more load, and what would help."""
+        cure = next(pressed for pressed in self.helped if pressed.limit == self.limit)
+        others = [pressed for pressed in self.helped if pressed is not cure]
+        said = f"with a quarter more load {_what(self.without.term)} {_times(self.without)} what is allowed"
+        enough, short = (_list([h for h in others if h.holds is holds]) for holds in (True, False))
+        if cure.holds:
+            said += f"; {_TWICE[cure.limit]} would do ({_times(cure)})"
+            said += f", and so would {enough}" if enough else ""
+            return said + (f", but not {short}" if short else "")
+        nearest = min(self.helped, key=lambda pressed: pressed.excess)
+        if cure is not nearest:
+            return f"{said}; more room alone does not help: {_list(list(self.helped))}"
+        return f"{said}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}"
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -110,15 +117,10 @@ def _press(
 ) -> tuple[Pressed, dict[str, float]]:
     """The load with twice of `limit`; how full the server was where `limit` is empty."""
     pressed = _with_twice(question, limit)
-    looked_at = [term for term in pressed.outcome(load).terms if term.text in terms]
+    served = pressed.serve(load, keep_steps=not limit)
+    looked_at = [term for term in pressed.judge(load, served).terms if term.text in terms]
     worst = max(looked_at, key=excess)
-    full = {}
-    if not limit:
-        served = serve(
-            question.trace, question.scenario, load,
-            costs=question.costs_of(None), most_requests=question.most_requests, keep_steps=True,
-        )  # fmt: skip
-        full = _fullness(served, question.scenario)
+    full = {} if limit else _fullness(served, question.scenario)
     return Pressed(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full
 
 
@@ -164,7 +166,22 @@ def _fullness(served: Served, scenario: Scenario) -> dict[str, float]:
     return {name: float(np.average(values, weights=seconds)) for name, values in columns.items()}
 
 
+def _what(term: str) -> str:
+    """The subject of a sentence on how far beyond its bound a term is."""
+    if term.startswith("goodput"):
+        return f"the share of requests that miss {term.rpartition(')')[0]}) is"
+    name = re.split("[<>]", term)[0]
+    if name == "kept_up":
+        return "the share of requests left waiting is"
+    return f"{name} are" if name == "preemptions" else f"{name} is"
+
+
 def _times(pressed: Pressed) -> str:
     if pressed.excess == float("inf"):
         return "without measure"
-    return f"{pressed.excess:.2g} x"
+    return f"{pressed.excess:,.0f} x" if pressed.excess >= 10 else f"{pressed.excess:.2g} x"
+
+
+def _list(pressed: Sequence[Pressed]) -> str:
+    said = [f"{_TWICE[each.limit]} ({_times(each)})" for each in pressed]
+    return " or ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from pagecast.planner_app.planner.slo import Judged, Slo
-from pagecast.planner_app.planner.users import Kind, Load, serve
+from pagecast.planner_app.planner.users import Kind, Load, Served, serve
 from pagecast.sim.calibration.draw import draw
 from pagecast.sim.costs import StepCosts
 from pagecast.sim.replicates import Workload
@@ -220,10 +220,19 @@ class Question:
 
     def outcome(self, load: Load, number: int | None = None, trace: Trace | None = None) -> Outcome:
         """What one load comes to."""
-        served = serve(
+        return self.judge(load, self.serve(load, number, trace))
+
+    def serve(
+        self, load: Load, number: int | None = None, trace: Trace | None = None, *, keep_steps: bool = False
+    ) -> Served:
+        """A replay of one load."""
+        return serve(
             trace or self.trace_of(number), self.scenario, load,
-            costs=self.costs_of(number), most_requests=self.most_requests,
+            costs=self.costs_of(number), most_requests=self.most_requests, keep_steps=keep_steps,
         )  # fmt: skip
+
+    def judge(self, load: Load, served: Served) -> Outcome:
+        """What came of a load that was served."""
         requests, seconds = served.measured, served.to_s - served.from_s
         taken = requests[requests["state"] != "rejected"]
         preempted = float(taken["preemptions"].sum()) / max(len(taken), 1)

@@ -77,7 +77,7 @@ def test_the_table_says_what_is_admitted_what_breaks_and_what_binds(capsys):
     )
     assert (code, err) == (0, "")
     for words in ("admissible concurrency", "highest request rate", "requests/s",
-                  " binds: at a quarter more load", "static envelope: ", "not <", "replays"):  # fmt: skip
+                  " binds: with a quarter more load ", "static envelope: ", "not <", "replays"):  # fmt: skip
         assert words in out
 
 
