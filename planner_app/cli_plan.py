@@ -24,13 +24,14 @@ _TITLES = {
 @with_scenario
 def plan_command(
     trace: TraceArgument,
-    slo: Annotated[
-        str, Opt(help="service level: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")
-    ],
+    slo: Annotated[str, Opt(help="service level: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
     given: Given,
     think_time: Annotated[
         float | None,
         Opt(min=0, help="plan as well for users who pause so many seconds in the mean before a session"),
+    ] = None,
+    replicas_for: Annotated[
+        float | None, Opt(help="requests a second to tell the number of replicas for [the trace's own]")
     ] = None,
     max_preemption_rate: Annotated[
         float, Opt(min=0, help="most preemptions a request at the admissible concurrency")
@@ -70,8 +71,8 @@ def plan_command(
     with executor(workers, cluster) as run, console.progress("searches", total) as update:
         found = plan(
             work, scenario, level,
-            think_s=think_time, max_preemption_rate=max_preemption_rate, most_users=most_users,
-            most_requests=most_requests, replicates=replicates,
+            think_s=think_time, replicas_for=replicas_for, max_preemption_rate=max_preemption_rate,
+            most_users=most_users, most_requests=most_requests, replicates=replicates,
             workload=None if fixed_workload else resample, run=run, progress=update,
         )  # fmt: skip
     if report is not None:
@@ -97,8 +98,13 @@ def show(found: Plan) -> None:
         soft_wrap=True,
     )
     console.out.print(f"SLO: {found.slo.text}", soft_wrap=True)
+    if found.rejects:
+        console.out.print(found.rejects, soft_wrap=True)
     if any(answer.value is not None for answer in found.answers.values()):
         console.out.print(_table(found))
+    if found.replicas is not None:
+        said = f"replicas: {found.replicas.says}, if sessions are spread evenly and each keeps to its replica"
+        console.out.print(said, soft_wrap=True)
     for answer in found.answers.values():
         for line in _lines(answer):
             console.out.print(line, soft_wrap=True)
@@ -148,12 +154,10 @@ def _lines(answer: Answer) -> list[str]:
         lines.append(f"  {answer.binding.limit} binds: {answer.binding.why}")
         full = answer.binding.full
         lines.append(
-            f"  there, the batch is full {full['batch']:.0%} of the time, the token budget "
+            f"  at that load the batch is full {full['batch']:.0%} of the time, the token budget "
             f"{full['budget']:.0%}, requests wait for KV blocks {full['kv']:.0%}; "
             f"{full['kv_used']:.0%} of KV is in use"
         )
-    if answer.at.rejected:
-        lines.append(f"  {answer.at.rejected:,} of {answer.at.requests:,} requests are rejected at any load")
     return lines
 
 

@@ -172,7 +172,7 @@ def _what(term: str) -> str:
         return f"the share of requests that miss {term.rpartition(')')[0]}) is"
     name = re.split("[<>]", term)[0]
     if name == "kept_up":
-        return "the share of requests left waiting is"
+        return "the share of offered requests that don't end in time is"
     return f"{name} are" if name == "preemptions" else f"{name} is"
 
 

@@ -28,6 +28,7 @@ from pagecast.planner_app.planner.capacity import (
 )  # fmt: skip
 from pagecast.planner_app.planner.envelope import Envelope, envelope
 from pagecast.planner_app.planner.executor import Executor, Serial
+from pagecast.planner_app.planner.replicas import Replicas, replicas
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.planner_app.planner.users import Kind, Load, requests_per_s, shortened
 from pagecast.sim.core.errors import BadInput
@@ -87,7 +88,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a server takes of a trace under a service level."""
+    """What a server takes of a trace under a service level, and how many of them its rate takes.
+
+    `replicas` is None where no highest rate was asked for, or found.
+    """
 
     trace: str
     requests: int
@@ -97,6 +101,7 @@ class Plan:
     slo: Slo
     envelope: Envelope
     answers: dict[Kind, Answer]
+    replicas: Replicas | None
     notes: tuple[str, ...]
     wall_s: float
 
@@ -104,6 +109,22 @@ class Plan:
     def concurrency(self) -> Answer | None:
         """The admissible concurrency, where it was asked for."""
         return self.answers.get("concurrency")
+
+    @property
+    def rejected(self) -> tuple[int, int]:
+        """Requests that this server never takes, at any load, and of how many."""
+        known = [outcome for answer in self.answers.values() for outcome in (answer.at, answer.beyond)]
+        first = next((outcome for outcome in known if outcome is not None), None)
+        return (0, 0) if first is None else (first.rejected, first.requests)
+
+    @property
+    def rejects(self) -> str:
+        """One sentence on what is never served, which answers leave out; empty where all is."""
+        count, total = self.rejected
+        return "" if not count else (
+            f"{count:,} of {total:,} requests ({count / total:.0%}) are rejected at any load, and latencies "
+            "are of the others: `pagecast replay` tells why."
+        )  # fmt: skip
 
     @property
     def replays(self) -> int:
@@ -117,6 +138,8 @@ class Plan:
             "slo": self.slo.text, "costs": self.costs, "scenario": self.scenario.model_dump(),
             "envelope": self.envelope.to_dict(),
             **{kind: answer.to_dict() for kind, answer in self.answers.items()},
+            "replicas": self.replicas.to_dict() if self.replicas else None,
+            "rejected": dict(zip(("requests", "of"), self.rejected, strict=True)),
             "replays": self.replays, "wall_s": self.wall_s, "notes": list(self.notes),
         }  # fmt: skip
 
@@ -128,6 +151,7 @@ def plan(
     *,
     kinds: Sequence[Kind] | None = None,
     think_s: float | None = None,
+    replicas_for: float | None = None,
     max_preemption_rate: float = MAX_PREEMPTION_RATE,
     most_users: int | None = None,
     most_requests: int = MOST_REQUESTS,
@@ -141,6 +165,7 @@ def plan(
 ) -> Plan:
     """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
 
+    `replicas_for`: requests a second to tell the number of replicas for, by default the trace's own.
     `most_users` ends a search for users: by default 4 times `max_num_seqs`, for more only wait.
     `most_requests` bounds a replay: longer traces are cut, shorter ones played over. `workload` draws a
     replicate's trace (None: the same each time); `costs` replaces the scenario's and is drawn from unless
@@ -159,7 +184,7 @@ def plan(
         work, scenario, slo, rate or 1.0, think_s or 0.0, max_preemption_rate, most_users, most_requests,
         scenario.seed, costs, draw_costs, workload,
     )  # fmt: skip
-    _check(question, replicates)
+    _check(question, replicates, replicas_for)
     fits = envelope(work, scenario, slo, costs=costs)
     tell = _Counter(progress)
     points = run.map(question.search, [_first_ask(kind, fits, most_users) for kind in kinds], tell)
@@ -171,8 +196,9 @@ def plan(
         answers[kind] = _answer(question, kind, point, draws, run if explain else None)
         tell(number)
     chosen = question.costs_of(None)
+    taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
     return Plan(
-        trace.name, len(work), rate, scenario, chosen.name, slo, fits, answers,
+        trace.name, len(work), rate, scenario, chosen.name, slo, fits, answers, taken,
         (*notes, *_notes(trace, work, question, replicates), chosen.expected_error()),
         time.perf_counter() - started,
     )  # fmt: skip
@@ -210,8 +236,16 @@ def _kinds(
         return [kind for kind in asked if kind != "rate"], None, [f"no highest rate: {error}"]
 
 
-def _check(question: Question, replicates: int) -> None:
+def _replicas(answer: Answer | None, rate: float | None, scenario: Scenario) -> Replicas | None:
+    if answer is None or answer.value is None or rate is None:
+        return None
+    return replicas(rate, answer.value, (answer.low, answer.high), scenario.tensor_parallel_size)
+
+
+def _check(question: Question, replicates: int, replicas_for: float | None) -> None:
     """Errors: BadInput for what can't be planned with."""
+    if replicas_for is not None and not 0 < replicas_for < float("inf"):
+        raise BadInput(f"the rate to tell replicas for is {replicas_for}; it must be above 0")
     if 0 < replicates < LEAST_REPLICATES:
         raise BadInput(f"replicates is {replicates}: an interval needs {LEAST_REPLICATES}; 0 makes none")
     for name, value in (("think time", question.think_s), ("rate", question.max_preemption_rate)):

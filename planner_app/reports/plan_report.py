@@ -35,12 +35,17 @@ def _lead(found: Plan) -> str:
         said.append(f"{TITLES[answer.kind].lower()}: {_value(answer)}{_interval(answer)}")
         if answer.binding is not None:
             said[-1] += f", bound by {answer.binding.limit}"
-    return f"{server}, while {found.slo.text} holds: {'; '.join(said)}."
+    if found.replicas is not None:
+        said.append(found.replicas.says)
+    return f"{server}, while {found.slo.text} holds: {'; '.join(said)}. {found.rejects}".strip()
 
 
 def _cards(found: Plan) -> list[Card]:
     cards = [Card(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
              for answer in found.answers.values()]  # fmt: skip
+    if found.replicas is not None:
+        said = f"for {found.replicas.requests_per_s:.3g} requests/s"
+        cards.append(Card("Replicas", f"{found.replicas.count:,}", said))
     bound = [answer.binding.limit for answer in found.answers.values() if answer.binding is not None]
     if bound:
         cards.append(Card("What binds", bound[0], "must grow for more load"))
