@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagecast.planner_app.dashboard.jobs import Results, results
+from pagecast.planner_app.dashboard.replays import trace_for
 from pagecast.planner_app.dashboard.state import Session
 from pagecast.planner_app.dashboard.view import View
 from pagecast.planner_app.planner.envelope import Envelope, envelope
@@ -16,7 +17,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
-POINT, INTERVAL = "concurrency", "concurrency interval"
+POINT, INTERVAL, BASE = "concurrency", "concurrency interval", "baseline concurrency"
 _envelopes = Results(most=64)
 
 
@@ -32,14 +33,12 @@ class Admissible:
 
 def envelope_of(view: View, trace: Trace) -> Envelope | None:
     """The static envelope; None where the SLO can't be read."""
-    asked = (view["slo"], *view.key())
-    found: Envelope | None = _envelopes.get(asked)
-    if found is None:
-        try:
-            found = envelope(trace, view.scenario(), level(view["slo"]))
-        except BadInput:
-            return None
-        _envelopes.put(asked, found)
+    try:
+        found: Envelope = _envelopes.make(
+            (view["slo"], *view.key()), lambda: envelope(trace, view.scenario(), level(view["slo"]))
+        )
+    except BadInput:
+        return None
     return found
 
 
@@ -61,6 +60,21 @@ def ask(own: Session, view: View, trace: Trace, slot: str) -> Admissible | None:
     found: Admissible | None = own.ask(
         slot, key(view, slot), concurrency_job, trace, view.scenario(), view["slo"], slot == INTERVAL
     )
+    return found
+
+
+def ask_baseline(own: Session, pinned: View) -> Admissible | None:
+    """The baseline's answer, its number alone if need be. Nothing where its trace can't be had."""
+    known = known_of(pinned)
+    if known is not None:
+        return known
+    try:
+        trace = trace_for(own, pinned)
+    except BadInput:
+        return None
+    found: Admissible | None = None if trace is None else own.ask(
+        BASE, key(pinned, POINT), concurrency_job, trace, pinned.scenario(), pinned["slo"], False
+    )  # fmt: skip
     return found
 
 

@@ -22,9 +22,14 @@ _PAGES = (
     ("trust_page", "Trust", "trust"),
     ("compare_page", "Compare", "compare"),
 )
-# What waits for a job is grey; figures never break in the middle.
+# What waits for a job is grey, and nothing else: captions and axes are as legible as the rest. Figures never
+# break in the middle.
 _STYLE = """<style>
-[class*="st-key-pending"] { opacity: 0.45; }
+[class*="st-key-pending"] { opacity: 0.6; }
+.stMarkdownBadge { white-space: normal; text-overflow: clip; }
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * { color: inherit; }
+[data-testid="stCaptionContainer"] { opacity: 0.82; }
+.js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle) text { fill: currentColor !important; }
 [data-testid="stMetricValue"] { white-space: nowrap; font-variant-numeric: tabular-nums; }
 [data-testid="stMainBlockContainer"] { padding: 4rem 2.5rem 3rem; }
 [data-testid="stSidebarUserContent"] h3 { padding-bottom: 0; }

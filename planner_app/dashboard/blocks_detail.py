@@ -74,8 +74,6 @@ def facts(
     )  # fmt: skip
 
 
-
-
 def _events_of(log: BlockLog, block: int, until: int) -> list[int]:
     places = np.flatnonzero(log.blocks[: log.start[until]] == block)
     found: list[int] = (np.searchsorted(log.start, places, "right") - 1).tolist()

@@ -9,13 +9,15 @@ import streamlit as st
 from pagecast.planner_app.dashboard.texts import plain
 
 Words = Callable[[float], str]
+_MULTIPLE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """One figure. `low` and `high` bound its 90% interval, None while not in; `pending` greys the value.
 
-    `better`: -1 where less is better, 1 where more is. `verdicts` are terms of the SLO and whether they hold.
+    `better`: -1 where less is better, 1 where more is. `share`: the value is one, its change in points.
+    `verdicts` are terms of the SLO and whether they hold.
     """
 
     title: str
@@ -28,6 +30,7 @@ class Card:
     pending: bool = False
     baseline: float | None = None
     better: int = -1
+    share: bool = False
     verdicts: tuple[tuple[str, bool], ...] = ()
     note: str = ""
 
@@ -67,17 +70,27 @@ def _change(card: Card) -> str | None:
     """Signed, for its first letter decides the arrow."""
     if card.value is None or card.baseline is None:
         return None
-    difference = card.value - card.baseline
-    if not card.baseline:
-        return None if not difference else f"{'+' if difference > 0 else '-'}{card.words(abs(difference))}"
-    return f"{difference / abs(card.baseline):+.1%}"
+    if not card.baseline and not card.share:
+        more = card.value - card.baseline
+        return None if not more else f"{'+' if more > 0 else '-'}{card.words(abs(more))}"
+    return change(card.value, card.baseline, share=card.share)
+
+
+def change(value: float, base: float, *, share: bool = False) -> str:
+    """The change from `base`, not 0: in percent, from tenfold on as a multiple, of a share in points."""
+    if share:
+        return f"{100 * (value - base):+.1f} points"
+    if value / base >= _MULTIPLE:
+        return f"{value / base:,.0f} times"
+    return f"{(value - base) / abs(base):+.1%}"
 
 
 def _against(card: Card) -> str | None:
-    return "vs baseline" if _change(card) is not None else None
+    said = _change(card)
+    return None if said is None else "the baseline" if said.endswith("times") else "vs baseline"
 
 
 def _color(card: Card) -> str:
-    if _change(card) in ("+0.0%", "-0.0%"):
+    if (_change(card) or "").startswith(("+0.0%", "-0.0%", "+0.0 ", "-0.0 ")):
         return "off"
     return "inverse" if card.better < 0 else "normal"

@@ -14,7 +14,7 @@ _CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d
 
 def show_chart(figure: go.Figure, key: str) -> None:
     """A chart in a frame of its own."""
-    with st.container(border=True):
+    with st.container(border=True, height="stretch"):
         st.markdown(f"**{plain(title_of(figure))}**")
         st.plotly_chart(figure, key=key, config=_CONFIG, alt=f"{title_of(figure)}. {caption_of(figure)}")
         st.caption(plain(caption_of(figure)))

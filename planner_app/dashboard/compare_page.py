@@ -76,7 +76,7 @@ def _exports(own: Session, views: dict[str, View], found: dict[str, Result]) -> 
     with st.container(border=True):
         st.markdown("**Take away**")
         names = list(found)
-        name = st.selectbox("Scenario", names, index=len(names) - 1, format_func=plain, key="export")
+        name = st.selectbox("Scenario", names, index=len(names) - 1, key="export")
         view, result = views[name], found[name]
         trace = trace_for(own, view)
         spread = job_results.get(spread_key(view))

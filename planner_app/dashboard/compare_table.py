@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.console import seconds
+from pagecast.planner_app.dashboard.cards import change
 from pagecast.planner_app.dashboard.texts import plain
 from pagecast.planner_app.dashboard.view import View
 from pagecast.planner_app.reports.style import chart, label, line, quantiles
@@ -27,6 +28,7 @@ _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "Preemptions": ("preemptions", "{:,.0f}".format),
     "Rejected": ("rejected", "{:,.0f}".format),
 }
+_SHARES = ("token_hit_rate", "peak_kv_usage")
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s"}
 
 
@@ -39,18 +41,19 @@ def table(results: Mapping[str, Result], views: Mapping[str, View], baseline: st
         cells = {"Differs in": _differences(views[name], views.get(baseline, View()))}
         cells["KV blocks"] = plain(f"{result.summary['num_gpu_blocks']:,}")
         for title, (figure, words) in _ROWS.items():
-            cells[title] = plain(_cell(figures[name].get(figure), base.get(figure), words, name == baseline))
+            against = None if name == baseline else base.get(figure)
+            cells[title] = plain(_cell(figures[name].get(figure), against, words, figure in _SHARES))
         cells["Step costs"] = plain(result.summary["costs"])
         columns[plain(name) + (" (baseline)" if name == baseline else "")] = cells
     return pd.DataFrame(columns)
 
 
-def _cell(value: float | None, base: float | None, words: Callable[[float], str], itself: bool) -> str:
+def _cell(value: float | None, base: float | None, words: Callable[[float], str], share: bool) -> str:
     if value is None or np.isnan(value):
         return "–"
-    if itself or not base or np.isnan(base):
+    if not base or np.isnan(base):
         return words(value)
-    return f"{words(value)} ({value / base - 1:+.1%})"
+    return f"{words(value)} ({change(value, base, share=share)})"
 
 
 def _differences(view: View, base: View) -> str:

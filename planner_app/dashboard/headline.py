@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard.admissible import INTERVAL, POINT, Admissible, envelope_of, known_of
@@ -40,13 +41,12 @@ def cards_of(own: Session, known: Known) -> list[Card]:
     figures, base = summary_figures(known.result), _Base(own, known.view)
     around = known.spread.around(figures) if known.spread else Spread()
 
-    def card(name: str, title: str, words: Words, help: str, better: int = -1) -> Card:
+    def card(name: str, title: str, words: Words, help: str, **more: Any) -> Card:
         value = figures.get(name)
         return Card(
             title, None if value is None or math.isnan(value) else value, words, help,
             around.low.get(name), around.high.get(name), known.waiting["spread"],
-            baseline=base.figures.get(name), better=better,
-            verdicts=known.verdicts.get(name.split("_")[0], ()),
+            baseline=base.figures.get(name), verdicts=known.verdicts.get(name.split("_")[0], ()), **more,
         )  # fmt: skip
 
     return [
@@ -54,8 +54,15 @@ def cards_of(own: Session, known: Known) -> list[Card]:
         card("ttft_s.p99", "TTFT, p99", seconds, "99% of requests have their first token within this time"),
         card("tpot_s.p99", "TPOT, p99", seconds, "time per output token after the first, 99th percentile"),
         card("token_hit_rate", "Prefix reuse", "{:.1%}".format,
-             "prompt tokens found in the cache, of those that whole blocks could have held", 1),
+             "prompt tokens found in the cache, of those that whole blocks could have held",
+             better=1, share=True),
     ]  # fmt: skip
+
+
+def baseline_of(own: Session, view: View) -> View | None:
+    """The pinned view to measure against; None without one, and where `view` is it."""
+    pinned = own.pins.get(own.baseline)
+    return None if pinned is None or pinned.key() == view.key() else pinned
 
 
 class _Base:
@@ -64,8 +71,8 @@ class _Base:
     def __init__(self, own: Session, view: View) -> None:
         self.figures: dict[str, float] = {}
         self.admissible: Admissible | None = None
-        pinned = own.pins.get(own.baseline)
-        if pinned is None or pinned.key() == view.key():
+        pinned = baseline_of(own, view)
+        if pinned is None:
             return
         try:
             trace = trace_for(own, pinned)

@@ -147,6 +147,7 @@ class Results:
     def __init__(self, most: int = _KEPT) -> None:
         self._most = most
         self._values: OrderedDict[Hashable, Any] = OrderedDict()
+        self._making: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Any:
@@ -155,6 +156,21 @@ class Results:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
+
+    def make(self, key: Hashable, function: Callable[[], Any]) -> Any:
+        """The value, made here where it is not kept yet; who asks meanwhile waits for this one."""
+        with self._lock:
+            making = self._making.setdefault(key, threading.Lock())
+        try:
+            with making:
+                found = self.get(key)
+                if found is None:
+                    found = function()
+                    self.put(key, found)
+        finally:
+            with self._lock:
+                self._making.pop(key, None)
+        return found
 
     def put(self, key: Hashable, value: Any) -> None:
         """Keeps a value, which nobody may change from now on."""

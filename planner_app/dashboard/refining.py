@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import streamlit as st
-from pagecast.planner_app.dashboard.admissible import INTERVAL, POINT, ask, key, known_of
+from pagecast.planner_app.dashboard.admissible import BASE, INTERVAL, POINT, ask, ask_baseline, key, known_of
 from pagecast.planner_app.dashboard.cards import show_cards, show_verdict
-from pagecast.planner_app.dashboard.headline import WITH_CARDS, Known, Verdicts, cards_of, verdicts_of
+from pagecast.planner_app.dashboard.headline import (
+    WITH_CARDS,
+    Known,
+    Verdicts,
+    baseline_of,
+    cards_of,
+    verdicts_of,
+)
 from pagecast.planner_app.dashboard.jobs import results
 from pagecast.planner_app.dashboard.progress_view import again, bar, told
 from pagecast.planner_app.dashboard.replays import spread_for, spread_key
@@ -17,17 +24,24 @@ from pagecast.sim.replay import Result
 from pagecast.traces.schema import Trace
 
 _TICK_S = 0.5
-_SLOTS = {"spread": "90% intervals", POINT: "admissible concurrency", INTERVAL: "its 90% interval"}
+_SLOTS = {"spread": "90% intervals", POINT: "admissible concurrency", INTERVAL: "its 90% interval",
+          BASE: "the baseline's concurrency"}  # fmt: skip
 
 
-def show(own: Session, view: View, trace: Trace, result: Result) -> None:
-    """Draws the cards, and again every half second until all is in.
+def show(own: Session, view: View, trace: Trace, result: Result) -> bool:
+    """Draws the cards, and again every half second until all is in; whether the charts may be drawn now.
 
-    Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
+    Jobs begin when the same view is drawn a second time, so that a slider in motion starts none. A session's
+    first charts wait until its first cards are seen, and its first jobs for the charts: a browser that loads
+    the charts' code needs the cores.
     """
+    if own.charts_due:
+        own.charts_due, own.settled = False, None
     waiting = _waiting(own, _ask(own, view, trace))
     st.fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
     own.settled = (view.key(), view["slo"])
+    own.charts_due, own.begun = waiting and not own.begun, True
+    return not own.charts_due
 
 
 def forget(own: Session, view: View) -> None:
@@ -41,33 +55,46 @@ def forget(own: Session, view: View) -> None:
 
 def _ask(own: Session, view: View, trace: Trace) -> dict[str, object]:
     """What each job has found, None while it has not."""
+    pinned = baseline_of(own, view)
     if own.settled != (view.key(), view["slo"]):
         keys = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
-        return {slot: results.get(asked) for slot, asked in keys.items()}
-    spread = spread_for(own, view, trace)
-    return {"spread": spread, **{slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}}
+        found = {slot: results.get(asked) for slot, asked in keys.items()}
+        return found if pinned is None else {**found, BASE: known_of(pinned)}
+    found = {"spread": spread_for(own, view, trace)}
+    found |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
+    if pinned is not None:
+        found[BASE] = ask_baseline(own, pinned) if found[POINT] is not None else known_of(pinned)
+    return found
 
 
 def _waiting(own: Session, found: dict[str, object]) -> bool:
     """Whether a later draw may show more than this one."""
-    return any(found[slot] is None and (slot not in own.jobs or own.jobs[slot].running) for slot in _SLOTS)
+    return any(value is None and _may_come(own, slot) for slot, value in found.items())
+
+
+def _may_come(own: Session, slot: str) -> bool:
+    """Whether a job runs or will: the last ones are begun by the end of the first search."""
+    job = own.jobs.get(slot) or (own.jobs.get(POINT) if slot in (INTERVAL, BASE) else None)
+    return job is None or job.running
 
 
 def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) -> None:
+    if waited and own.charts_due:
+        st.rerun()
     found = _ask(own, view, trace)
     if waited and not _waiting(own, found):
         st.rerun()
     verdicts = _verdicts(view, result)
     show_cards(cards_of(own, Known(
         view, trace, result, verdicts, found["spread"], known_of(view),  # type: ignore[arg-type]
-        {slot: "" if found[slot] is not None else _word(own, slot) for slot in _SLOTS},
+        {slot: "" if found[slot] is not None else _word(own, slot) for slot in found},
     )))  # fmt: skip
     others = [term for what, terms in verdicts.items() if what not in WITH_CARDS for term in terms]
     if others:
         with st.container(horizontal=True):
             for term, holds in others:
                 show_verdict(term, holds)
-    active = [slot for slot in _SLOTS if slot in own.jobs and found[slot] is None]
+    active = [slot for slot in found if slot in own.jobs and found[slot] is None]
     for column, slot in zip(st.columns(len(active)) if active else (), active, strict=True):
         with column:
             _follow(own, slot, _SLOTS[slot])

@@ -47,12 +47,17 @@ def result_for(own: Session, view: View, trace: Trace, slot: str = "replay") -> 
     """The replay of a view; None while a job makes it. Errors: BadInput."""
     found: Result | None = _replays.get(view.key())
     if found is None and len(trace) <= AT_ONCE:
-        found = replay(trace, view.scenario())
-        _replays.put(view.key(), found)
+        found = at_once(view, trace)
     if found is None:
         found = own.ask(slot, view.key(), replay_job, trace, view.scenario(), kept=_replays)
         if found is None:
             _raise_error(own, slot)
+    return found
+
+
+def at_once(view: View, trace: Trace) -> Result:
+    """The replay of a view, made here unless it is kept. Errors: BadInput."""
+    found: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario()))
     return found
 
 

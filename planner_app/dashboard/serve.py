@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
-from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.core.errors import BadInput, CannotRunHere, PagecastError
 
 PORT = 8501
 UPLOAD_MB = 200
 _SCRIPT = Path(__file__).with_name("script.py")
 _TRIED = 20
+_SWITCH_S = 0.001  # a replay in one session lets the pages of the others through
 # What the first page needs beside Streamlit, imported while the server and the browser start.
 _FIRST_PAGE = (
     "pagecast.planner_app.dashboard.app",
@@ -37,6 +40,7 @@ def serve(host: str, port: int | None, *, browser: bool) -> None:
         raise CannotRunHere("the dashboard needs streamlit: pip install 'pagecast[app]'") from None
     if not _loopback(host):
         console.err.print(f"listening on {host}: whoever reaches it can use the dashboard", soft_wrap=True)
+    sys.setswitchinterval(_SWITCH_S)
     threading.Thread(target=_warm, daemon=True).start()
     flags = options(host, port, browser=browser)
     bootstrap.load_config_options(flags)
@@ -97,8 +101,16 @@ def _bind(host: str, port: int) -> None:
 
 
 def _warm() -> None:
-    for name in _FIRST_PAGE:
-        try:
+    """Imports the first page and replays what it shows, while a browser is still loading the app's code."""
+    with suppress(ImportError, PagecastError):
+        for name in _FIRST_PAGE:
             import_module(name)
-        except ImportError:
-            return
+        from pagecast.planner_app.dashboard.admissible import envelope_of
+        from pagecast.planner_app.dashboard.replays import at_once
+        from pagecast.planner_app.dashboard.view import View
+        from pagecast.planner_app.dashboard.workload import trace_of
+
+        view = View()
+        trace = trace_of(view)
+        at_once(view, trace)
+        envelope_of(view, trace)

@@ -82,7 +82,7 @@ def _choose(scenario: Scenario, used: Calibration | None) -> Calibration | None:
         return found[first]
     names = sorted(found, key=lambda name: name != first)
     name = st.selectbox("Calibration to look at", names, key=f"trust_calibration-{first}",
-                        format_func=lambda name: plain(name) + (f" ({_IN_FORCE})" if used and name == first
+                        format_func=lambda name: name + (f" ({_IN_FORCE})" if used and name == first
                                                                 else ""))  # fmt: skip
     return found[name]
 

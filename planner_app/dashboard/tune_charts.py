@@ -90,8 +90,11 @@ def hit_curve(found: Hits, blocks: int) -> go.Figure:
                        hovertemplate="%{x:,.0f} tokens: %{y:.1f}%<extra></extra>")  # fmt: skip
     figure.update_layout(margin={"t": 24})
     figure.add_hline(y=100 * found.infinite, line={"color": GREY, "dash": "dot"})
-    figure.add_vline(x=blocks * size, line={"color": "#D55E00", "dash": "dash"},
-                     annotation_text="this scenario", annotation_position="top left")  # fmt: skip
+    figure.add_vline(x=blocks * size, line={"color": "#D55E00", "dash": "dash"})
+    figure.add_annotation(  # whose x is a logarithm on such an axis
+        x=np.log10(blocks * size), y=0, yref="paper", text="this scenario ", showarrow=False,
+        xanchor="right", yanchor="bottom",
+    )  # fmt: skip
     return figure
 
 

@@ -39,7 +39,8 @@ def render() -> None:
     left.markdown(_headline(result))
     with right:
         pin_button(own, view)
-    refining.show(own, view, trace, result)
+    if not refining.show(own, view, trace, result):
+        return
     _charts(result)
     with st.expander("What to know of these figures", expanded=True):
         for note in result.notes:

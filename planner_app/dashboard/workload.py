@@ -26,22 +26,27 @@ traces = Results(most=32)
 
 def trace_of(view: View) -> Trace:
     """The trace of a view that needs no upload, or whose upload has been read (`keep`). Errors: BadInput."""
-    key = view.trace_key()
-    found: Trace | None = traces.get(key)
-    if found is None:
-        if view["trace"] == UPLOAD:
-            raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
-        made = generated(view) if view["trace"] == GENERATED else read(
-            f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])  # fmt: skip
-        found = keep(view, made)
+    found: Trace = traces.make(view.trace_key(), lambda: _made(view))
     return found
+
+
+def _made(view: View) -> Trace:
+    if view["trace"] == UPLOAD:
+        raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
+    made = generated(view) if view["trace"] == GENERATED else read(
+        f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])  # fmt: skip
+    return _at_rate(view, made)
 
 
 def keep(view: View, trace: Trace) -> Trace:
     """Notes the trace that was read for a view, at the view's rate."""
-    trace = trace if view["rate"] == 1 else scale(trace, view["rate"])
+    trace = _at_rate(view, trace)
     traces.put(view.trace_key(), trace)
     return trace
+
+
+def _at_rate(view: View, trace: Trace) -> Trace:
+    return trace if view["rate"] == 1 else scale(trace, view["rate"])
 
 
 def generated(view: View) -> Trace:

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shlex
-import socket
 import sys
 import time
 from pathlib import Path
@@ -22,17 +21,17 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import admissible, exports, replays, script, serve, tuning, workload
+from pagecast.planner_app.dashboard import (
+    exports,
+    replays,
+    script,
+    workload,
+)
+from pagecast.planner_app.dashboard.cards import change
 from pagecast.planner_app.dashboard.compare_table import table
-from pagecast.planner_app.dashboard.jobs import Job, Results
-from pagecast.planner_app.dashboard.memory_charts import hbm_waterfall
 from pagecast.planner_app.dashboard.state import Session
 from pagecast.planner_app.dashboard.texts import plain
-from pagecast.planner_app.dashboard.tune_charts import grid_map, hit_curve
 from pagecast.planner_app.dashboard.view import DEFAULTS, GENERATED, UPLOAD, View, command
-from pagecast.planner_app.planner.plan import plan
-from pagecast.planner_app.planner.slo import Slo
-from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
 from streamlit.testing.v1 import AppTest
@@ -135,9 +134,15 @@ def test_the_table_gives_each_views_figures_and_changes():
     results = {name: replay(workload.trace_of(view), view.scenario()) for name, view in views.items()}
     told = table(results, views, "a")
     assert list(told.columns) == ["a (baseline)", "b"]
-    change = results["b"].summary["tpot_s"]["p99"] / results["a"].summary["tpot_s"]["p99"] - 1
-    assert plain(f"({change:+.1%})") in told["b"]["TPOT p99"]
+    told_change = change(*(results[name].summary["tpot_s"]["p99"] for name in ("b", "a")))
+    assert plain(f"({told_change})") in told["b"]["TPOT p99"]
     assert told["b"]["Differs in"] == "gpu L4"
+    assert "points" in told["b"]["KV in use at peak"]
+
+
+def test_changes_are_in_words_of_their_kind():
+    assert change(0.5, 0.8, share=True) == "-30.0 points"
+    assert (change(3.0, 2.0), change(2.0, 0.01)) == ("+50.0%", "200 times")
 
 
 # ---- the same on the command line
@@ -284,130 +289,6 @@ def test_a_session_cannot_see_anothers_upload():
         replays.trace_for(other, view)
 
 
-# ---- jobs
-
-
-def test_a_job_tells_how_far_it_is_and_can_be_stopped():
-    own = Session()
-    trace, view = workload.trace_of(View.of({"requests": 2000})), View.of({"requests": 2000, "seed": 77})
-    assert replays.spread_for(own, view, trace) is None
-    spread = own.jobs["spread"]
-    _until(lambda: spread.progress is not None)
-    assert spread.running and spread.progress[1:] == (replays.REPLICATES + 2, "replays for the intervals")
-    spread.stop()
-    _until(lambda: not spread.running)
-    assert spread.stopped and spread.value is None and not spread.error
-    assert replays.spread_for(own, view, trace) is None and own.jobs["spread"] is spread
-
-
-def test_a_job_that_breaks_says_so():
-    job = Job("broken", time.sleep, "not seconds")
-    _until(lambda: not job.running)
-    assert job.value is None and "ended before it was done" in job.error
-
-
-def test_a_job_nobody_holds_ends():
-    own = Session()
-    view = View.of({"requests": 2000, "seed": 78})
-    replays.spread_for(own, view, workload.trace_of(view))
-    state = own.jobs["spread"]._state
-    _until(lambda: state.process is not None)
-    process = state.process
-    own.jobs.clear()
-    _until(lambda: process.poll() is not None)
-
-
-def _until(true, within_s: float = 60) -> None:
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_results_are_bounded_and_the_oldest_go_first():
-    results = Results(most=2)
-    for key in "abc":
-        results.put(key, key)
-    assert (results.get("a"), results.get("b"), results.get("c")) == (None, "b", "c")
-
-
-# ---- the server
-
-
-def test_it_listens_here_only_and_tells_nobody():
-    flags = serve.options("127.0.0.1", 8501, browser=False)
-    assert flags["server_address"] == "127.0.0.1"
-    assert flags["browser_gatherUsageStats"] is False
-    assert flags["server_maxUploadSize"] == 200
-    assert "127.0.0.1" in flags["server_allowedHosts"] and "*" not in flags["server_allowedHosts"]
-
-
-def test_a_port_in_use_is_one_line_and_exit_2(capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert run(["dashboard", "--no-browser", "--port", str(taken.getsockname()[1])]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_waterfall_adds_up_to_the_gpu():
-    figure = hbm_waterfall(View().scenario().budget())
-    bars = figure.data[0].y
-    assert sum(bars) == pytest.approx(0, abs=1e-9)
-
-
-# ---- tune
-
-
-def test_tune_maps_the_grid_and_recommends_with_a_reason():
-    view = View.of({"requests": 40, "gpu": "L4", "slo": "ttft_p99<100s"})
-    trace, told = workload.trace_of(view), []
-    table = tuning.grid_job(trace, view.scenario(), view["slo"], progress=told.append)
-    figure = grid_map(table, "TTFT p99", (0.9, 16))
-    assert told[-1][0] == told[-1][1] == len(table)
-    assert sum(text is not None for row in figure.data[0].text for text in row) == len(table)
-    row = table[(table["block_size"] == 32)].iloc[-1]
-    alone = view.scenario().model_copy(
-        update={"block_size": 32, "gpu_memory_utilization": row["gpu_memory_utilization"]}
-    )
-    assert row["ttft_p99_s"] == replay(trace, alone).summary["ttft_s"]["p99"]
-    tuned = tuning.tune_job(trace, view.scenario(), "block_size", view["slo"], False, progress=told.append)
-    assert tuned.reason and tuned.recommended in tuned.table["block_size"].tolist()
-
-
-def test_budgets_begin_where_the_kv_cache_fits():
-    for gpu in ("L4", "H200"):
-        found = tuning.budgets(View.of({"gpu": gpu}).scenario())
-        assert list(found) == sorted(found) and found[-1] == 0.95 and 4 <= len(found) <= 8
-        assert all(View.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget()
-                   for value in found)  # fmt: skip
-
-
-def test_a_map_marks_what_breaks_the_slo():
-    view = View.of({"requests": 30})
-    table = tuning.grid_job(workload.trace_of(view), view.scenario(), "ttft_p99<1us", progress=lambda _: None)
-    figure = grid_map(table, "TTFT p99", (0.9, 16))
-    assert all(text.startswith("✕") for row in figure.data[0].text for text in row)
-    assert "No scenario" in caption_of(figure)
-
-
-def test_the_hit_curve_ends_at_what_an_endless_cache_finds():
-    view = View.of({"requests": 200})
-    found = tuning.hits_of(view, workload.trace_of(view))
-    figure = hit_curve(found, 100)
-    assert max(figure.data[0].y) == pytest.approx(100 * found.infinite)
-
-
-def test_admissible_concurrency_is_the_planners():
-    view = View.of({"requests": 60, "model": "Qwen/Qwen3-32B", "gpu": "A100 80GB"})
-    trace = workload.trace_of(view)
-    found = admissible.concurrency_job(
-        trace, view.scenario(), view["slo"], False, progress=lambda _: None
-    )
-    planned = plan(trace, view.scenario(), Slo.parse(view["slo"]), kinds=["concurrency"], replicates=0)
-    assert planned.concurrency is not None and found.users == (planned.concurrency.value or 0)
-
-
 # ---- each page as a script
 
 
@@ -429,7 +310,7 @@ def test_the_compare_page_tabulates_pins_and_gives_the_command():
     assert not test.exception and not test.error
     told = test.table[0].value
     assert list(told.columns) == ["big (baseline)", "the side bar"]
-    assert "%" in told.iloc[3, 1] and "%" not in told.iloc[3, 0]
+    assert "times" in told.iloc[3, 1] and "times" not in told.iloc[3, 0]
     commands = [code.value for code in test.code]
     assert commands[0] == "pagecast replay chat --limit 50 --model Qwen/Qwen3-8B --gpu L4"
     test.button(key="pin-it").click().run()
