@@ -42,6 +42,7 @@ REPLICATES = 5
 LEAST_REPLICATES = 5
 MAX_PREEMPTION_RATE = 0.01
 MOST_REQUESTS = 4000
+_FULL = 0.5  # of the time: a server that is less often full has room
 _WAITING = 4  # users for each request that may run: more of them tell nothing new
 Progress = Callable[[int], None]  # told how many searches and explanations are done
 
@@ -75,7 +76,20 @@ class Answer:
             return f"{terms} with {least}"
         if self.at_limit and self.value is not None:
             return f"the SLO still holds at {shown(self.kind, self.value)}, the most that was tried"
+        if self._unsettled:
+            return (
+                "nothing is full there, but sessions still pile up as replays end: longer ones "
+                "(--most-requests) may find more"
+            )
         return ""
+
+    @property
+    def _unsettled(self) -> bool:
+        """Whether the answer stands on nothing but a share of ended requests, on a server with room."""
+        if self.beyond is None or self.binding is None:
+            return False
+        only = all(term.text.startswith("kept_up") for term in self.beyond.broken)
+        return only and max(self.binding.full[name] for name in ("batch", "budget", "kv")) < _FULL
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""

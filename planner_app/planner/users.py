@@ -33,6 +33,7 @@ Kind = Literal["concurrency", "rate", "users"]
 LEAST_TURNS = 4  # sessions for each user of a closed loop, the first of which is warm-up
 WARM_UP = 0.1  # of a scaled trace's time
 LEAST_LENGTHS = 5  # of long sessions, that a scaled trace lasts
+ENOUGH_LENGTHS = 12  # where `most_requests` allows: served sessions last longer than their own pauses
 _LONG = 90  # percentile of sessions' lengths that counts as long
 _TOO_MANY = 10  # times `most_requests`, beyond which a scaled trace is not made longer
 
@@ -119,12 +120,15 @@ def enough_for(trace: Trace, users: int, most_requests: int) -> Trace:
 def scaled(trace: Trace, rate: float, most_requests: int) -> Trace:
     """The trace at `rate` times its rate, lasting as long as the trace where `most_requests` allows that.
 
-    At least as long as a few of its sessions do. Errors: BadInput for a trace without a rate.
+    At least as long as a few of its sessions do, and as some more where that is allowed: as long as sessions
+    find a server emptier than it will be, less ends than is offered, as if it did not keep up.
+    Errors: BadInput for a trace without a rate.
     """
     period_s = period(trace)
-    longest = LEAST_LENGTHS * float(np.percentile(_nominal_lengths_s(trace, Chains.of(trace)), _LONG))
+    long_s = float(np.percentile(_nominal_lengths_s(trace, Chains.of(trace)), _LONG))
     most_s = most_requests / len(trace) * period_s / rate
-    lasts_s = max(min(max(period_s, period_s / rate), most_s), min(longest, _TOO_MANY * most_s))
+    wanted_s = max(period_s, period_s / rate, ENOUGH_LENGTHS * long_s)
+    lasts_s = max(min(wanted_s, most_s), min(LEAST_LENGTHS * long_s, _TOO_MANY * most_s))
     copies = repeated(trace, ceil(lasts_s * rate / period_s), period_s)
     chains = Chains.of(copies)
     begins = nominal_arrival_s(copies)[chains.first]

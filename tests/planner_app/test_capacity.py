@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pagecast.planner_app.planner.capacity import interval, largest
 from pagecast.planner_app.planner.plan import plan
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.planner_app.planner.users import requests_per_s
+from pagecast.planner_app.planner.users import Load, requests_per_s, serve
 from pagecast.sim.costs import FEMTO, DecodeLine
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, table
@@ -149,9 +149,7 @@ def test_the_batch_size_binds_where_requests_wait_for_a_place():
 
 def test_compute_binds_where_no_room_helps():
     """One prompt a step: neither a larger batch nor a larger budget alone lets two in."""
-    scenario = Scenario(
-        num_gpu_blocks=1000, max_num_seqs=1, max_num_batched_tokens=8, async_scheduling=False
-    )
+    scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, max_num_batched_tokens=8, async_scheduling=False)
     found = plan(
         poisson(1000, 2.0), scenario, Slo.parse("queue_p99<1s"), kinds=("rate",), costs=Constant(),
         replicates=0, most_requests=2000,
@@ -166,6 +164,23 @@ def test_a_load_that_can_not_be_kept_up_with_is_none_however_short_the_trace():
     assert requests_per_s(trace) == pytest.approx(4.0, rel=0.2)
     answer = single_server(trace, "queue_max<60min")
     assert 8 < answer.value < 1.06 / SERVICE_S
+
+
+def test_sessions_that_serving_makes_longer_are_kept_up_with():
+    """Turns of 5 s with pauses of 2 s: sessions of 26 s, not of 6, on a server that is never full."""
+    sessions, turns = 20, 4
+    row = np.arange(sessions * turns)
+    turn = row % turns
+    trace = Trace("sessions", table({
+        "arrival_s": np.where(turn == 0, row / turns, np.nan), "after": np.where(turn == 0, -1, row - 1),
+        "gap_s": np.where(turn == 0, 0.0, 2.0), "session": (row // turns).astype(str),
+        "input_tokens": np.full(len(row), 8), "output_tokens": np.full(len(row), 50),
+    }))  # fmt: skip
+    scenario = Scenario(num_gpu_blocks=10_000, async_scheduling=False)
+    for rate in (1.0, 4.0):  # the trace as it is starts sessions for 20 s, and for 5 s
+        served = serve(trace, scenario, Load("rate", rate), costs=Constant(), most_requests=4000)
+        assert served.result.requests["queue_s"].max() < 2 * SERVICE_S
+        assert served.kept_up > 0.95
 
 
 def test_think_time_lets_more_users_in():

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.planner.binding import Binding, Pressed
+from pagecast.planner_app.planner.capacity import Outcome
 from pagecast.planner_app.planner.executor import executor
-from pagecast.planner_app.planner.plan import plan, steps
-from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.planner.plan import Answer, plan, steps
+from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
@@ -110,6 +112,20 @@ def test_a_level_that_never_breaks_says_how_far_it_was_tried(capsys):
     )  # fmt: skip
     assert code == 0
     assert "the SLO still holds at 30 users, the most that was tried" in out
+
+
+def at_a_rate(term, batch):
+    """An answer that `term` ends, with the batch full for a part of the time."""
+    beyond = Outcome(10.0, False, (Judged(term, 0.9, 0.95, False),), 0.0, 9.0, 900.0, 50, 0)
+    none = Pressed("", False, term, 2.0)
+    bound = Binding("compute", 12.0, none, (), {"batch": batch, "budget": 0.0, "kv": 0.0, "kv_used": 0.3})
+    return Answer("rate", 9.0, None, None, False, beyond, beyond, bound, 9, ())
+
+
+def test_a_rate_that_ends_with_room_on_the_server_asks_for_longer_replays():
+    assert "longer ones (--most-requests) may find more" in at_a_rate("kept_up>=0.95", 0.03).says
+    assert at_a_rate("kept_up>=0.95", 0.97).says == ""
+    assert at_a_rate("ttft_p99<2s", 0.03).says == ""
 
 
 @pytest.mark.parametrize(
