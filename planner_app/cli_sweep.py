@@ -56,9 +56,7 @@ def sweep_command(
     work, scenario = load(trace, given)
     space = parse_space(settings, scenario)
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
-    question = Question(
-        work, scenario, space, slo, prices(price or []), objectives, search, generation
-    )
+    question = Question(work, scenario, space, slo, prices(price or []), objectives, search, generation)
     with console.progress("trials", question.count) as update:
         found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
     if report is not None:
@@ -113,7 +111,9 @@ def show(found: Swept, out: Path | None) -> None:
     )
     console.out.print(answer(found), soft_wrap=True)
     header, rows = front(found)
-    title = "undominated" + (", of those that meet the SLO" if found.table["meets"].any() else "")
+    title = "undominated" + (
+        ", of those that meet the SLO" if question.slo and found.table["meets"].any() else ""
+    )
     console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)
     console.out.print(_table(header, rows[:_MOST_ROWS]))
     if len(rows) > _MOST_ROWS:

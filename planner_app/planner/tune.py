@@ -221,7 +221,7 @@ def _reason(
     kept = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)
     reached = (
         f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
-        f"{row['static_concurrency']:,} requests at once"
+        f"{row['static_concurrency']:,.0f} requests at once"
     )
     said = f"{knob} {value} is the {most} that keeps up with the best of all values ({kept}): {reached}."
     after = chosen + (1 if thrifty_is_more else -1)

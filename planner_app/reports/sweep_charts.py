@@ -29,8 +29,8 @@ def trade_off(
     ran = table[table[x].notna() & table[y].notna()]
     front = ran[ran["on_front"]].sort_values([x, y])
     caption = (
-        f"{int(ran['meets'].sum()):,} of {len(ran):,} trials keep the service level. {len(front):,} are on "
-        "the front: no other trial is as good in every objective and better in one."
+        f"{int(ran['meets'].sum()):,} of {len(ran):,} trials keep the service level. On the front "
+        f"({len(front):,}) no other trial is as good in every objective and better in one."
     )
     figure = chart(f"{_first_up(title(y))} against {title(x)}", caption, axis(x), axis(y), height=420)
     kinds = {
@@ -151,5 +151,3 @@ def _spread(update: Any, values: pd.Series) -> None:
 
 def _first_up(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-

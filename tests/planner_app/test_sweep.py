@@ -288,3 +288,11 @@ def test_the_front_is_what_no_other_beats(rows):
     plain = np.where(np.isnan(costs), np.inf, costs)
     beaten = [any((other <= row).all() and (other < row).any() for other in plain) for row in plain]
     assert kept.tolist() == [not lost for lost in beaten]
+
+
+def test_without_a_service_level_none_is_spoken_of(capsys):
+    command = ["sweep", "chat", "--limit", "20", "--costs", "roofline", "--workers", "1"]
+    assert pagecast([*command, "--set", "block_size=16,64"]) == 0
+    assert "SLO" not in capsys.readouterr().out
+    assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<10s"]) == 0
+    assert "undominated, of those that meet the SLO in " in capsys.readouterr().out

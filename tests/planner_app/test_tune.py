@@ -50,6 +50,8 @@ def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_reco
     enough = ran[ran["reused_prefix_tokens"] >= 0.99 * ran["reused_prefix_tokens"].max()]
     assert tuned.recommended >= enough["gpu_memory_utilization"].min()
     assert f"gpu_memory_utilization {tuned.recommended:g} is the smallest" in tuned.reason
+    room = ran.set_index("gpu_memory_utilization")["static_concurrency"][tuned.recommended]
+    assert f"room for {int(room)} requests at once" in tuned.reason
 
 
 def rows(**columns):
