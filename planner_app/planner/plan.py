@@ -315,7 +315,8 @@ def _answer(
     if run is not None and point.beyond is not None:
         load = beyond(Load(kind, amount(kind, found.value), question.think_s), 2 * question.most_users)
         terms = [term.text for term in point.beyond.broken]
-        bound, replays = binding(question, load, terms, run), replays + 6
+        bound = binding(question, load, terms, run)
+        replays += len(bound.helped) + 1
     return Answer(kind, value, low, high, found.at_limit, point.at, point.beyond, bound, replays, point.tried)
 
 
