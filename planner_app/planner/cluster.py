@@ -178,4 +178,6 @@ async def _greet(address: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, MemoryError):  # the first bytes of another protocol, read as a length
+        return "what does speaks another protocol"
     return (str(error).splitlines() or [type(error).__name__])[0] or type(error).__name__

@@ -93,6 +93,9 @@ def against_knob(
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{value:,g}" for value in ticks])
     elif not numeric:
         figure.update_xaxes(type="category")
+    drawn = known[[name for name in figures if name in known]].to_numpy(np.float64)
+    if drawn.size and drawn.min() == drawn.max() >= 0:  # a flat line would stand in the middle of an axis
+        figure.update_yaxes(rangemode="tozero")
     if marked:
         where = _plain(chosen)
         figure.add_vline(x=where if numeric else label(where), line={"color": GREY, "dash": "dot"})

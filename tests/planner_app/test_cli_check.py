@@ -1,7 +1,10 @@
 """`pagecast check`: what fails a build and what does not, its files, and one line for bad input."""
 
 import json
+import socket
+import threading
 import xml.etree.ElementTree as ET
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +233,26 @@ def test_an_unreachable_dask_scheduler_is_one_line_and_no_success(baseline, tmp_
     assert code == 2
     assert err.count("\n") == 1
     assert "tcp://127.0.0.1:9" in err
+
+
+def test_a_web_server_in_place_of_a_scheduler_is_told(baseline, tmp_path, capsys):
+    pytest.importorskip("distributed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_answer, args=(server,), daemon=True).start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        code = run(["check", "--scenario", scenario(tmp_path), "--baseline", str(baseline),
+                    "--cluster", address])  # fmt: skip
+    err = capsys.readouterr().err
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "no Dask scheduler answers there (what does speaks another protocol)" in err
+
+
+def _answer(server):
+    with suppress(OSError):
+        while True:
+            client, _ = server.accept()
+            client.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + b" " * 64)
 
 
 def test_equal_requests_have_equal_digests_whatever_their_file(tmp_path):

@@ -64,6 +64,14 @@ def test_a_knob_is_drawn_by_its_values_in_order():
     assert caption_of(figure).startswith("Best at block_size 16 (1.5 s), worst at 64 (3 s)")
 
 
+def test_what_a_knob_does_not_change_is_drawn_from_nothing_up():
+    table = pd.DataFrame({"block_size": [16, 32], "evicted_blocks": [0, 0], "preemptions": [0, 0]})
+    figure = charts.against_knob(table, "block_size", ["evicted_blocks", "preemptions"])
+    assert figure.layout.yaxis.rangemode == "tozero"
+    table["evicted_blocks"] = [900, 910]
+    assert charts.against_knob(table, "block_size", ["evicted_blocks"]).layout.yaxis.rangemode != "tozero"
+
+
 def test_a_knob_of_words_and_nothings_is_drawn_as_words():
     table = pd.DataFrame({"kv": ["<b>fp8", None, "auto"], "output_tokens_per_s": [3.0, 1.0, 2.0]})
     figure = charts.against_knob(table, "kv", ["output_tokens_per_s"])
