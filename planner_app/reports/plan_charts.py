@@ -98,15 +98,13 @@ def envelope_bars(limits: Mapping[str, int], answer: float | None, low: float, h
     least = min(limits, key=limits.__getitem__) if limits else ""
     caption = f"By arithmetic {least} binds first, at {limits[least]:,}." if limits else ""
     if answer is not None and limits:
-        ratio = answer / max(limits[least], 1)
-        why = ": bursts, queues and the service level take the rest." if ratio < 1 else "."
-        caption += f" Replays admit {answer:,.0f}, {ratio:.0%} of that{why}"
+        caption += f" Replays admit {answer:,.0f}{_part(answer, limits[least])}."
     figure = chart("Static envelope and replays", caption, "requests at once (log)", "", height=280,
                    xaxis_type="log", showlegend=False)  # fmt: skip
     names, values = list(limits), [max(value, 1) for value in limits.values()]
     looks = [ORANGE if name == least else BLUE for name in names]
     figure.add_bar(x=values, y=names, orientation="h", marker_color=looks,
-                   text=[f"{value:,}" for value in values], insidetextanchor="start")  # fmt: skip
+                   text=[f"{value:,}" for value in limits.values()], insidetextanchor="start")  # fmt: skip
     if answer is not None:
         bars = {"array": [max(high - answer, 0.0)], "arrayminus": [max(answer - low, 0.0)]}
         figure.add_bar(x=[answer], y=["replays"], orientation="h", marker_color=GREEN, error_x=bars,
@@ -115,6 +113,13 @@ def envelope_bars(limits: Mapping[str, int], answer: float | None, low: float, h
     figure.update_xaxes(range=[0, math.log10(most) + 0.1])
     figure.update_yaxes(autorange="reversed")
     return figure
+
+
+def _part(answer: float, most: int) -> str:
+    if not most:
+        return ""
+    why = ": bursts, queues and the service level take the rest" if answer < most else ""
+    return f", {answer / most:.0%} of that{why}"
 
 
 def _mark(figure: go.Figure, answer: float | None, low: float, high: float) -> None:

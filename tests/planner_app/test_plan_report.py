@@ -64,3 +64,19 @@ def test_the_envelope_names_the_least_limit():
     said = caption_of(charts.envelope_bars({"HBM": 100, "batch size": 50}, 25, 20, 30))
     assert "batch size binds first, at 50" in said
     assert "Replays admit 25, 50% of that" in said
+
+
+def test_an_envelope_of_nothing_is_drawn_as_nothing():
+    figure = charts.envelope_bars({"HBM": 0, "batch size": 50}, 2, 2, 2)
+    assert list(figure.data[0].text) == ["0", "50"]
+    assert caption_of(figure) == "By arithmetic HBM binds first, at 0. Replays admit 2."
+
+
+def test_replicas_and_what_is_never_served_stand_first():
+    level = Slo.parse("e2e_p99<60s")
+    scenario = Scenario(num_gpu_blocks=100, costs="roofline")
+    plans = plan(read("chat", limit=40), scenario, level, kinds=["rate"], replicates=0, explain=False,
+                 most_requests=40)  # fmt: skip
+    lead = plan_report(plans).split("<h2>")[0]
+    assert plans.replicas is not None and plans.replicas.says in lead
+    assert "are rejected at any load" in lead
