@@ -45,7 +45,7 @@ def sweep_command(
     """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
 
     The table is the same for any --workers and --cluster. With --out a sweep goes on where it stopped, in
-    whichever way that was.
+    whichever way that was. Exit code 1 where no scenario serves every request and keeps --slo.
     """
     from pagecast.planner_app.planner.question import Question
     from pagecast.planner_app.planner.space import parse_space
@@ -69,6 +69,8 @@ def sweep_command(
         show(found, out)
         if report is not None:
             console.out.print(f"written to {report}", soft_wrap=True)
+    if found.cheapest is None:
+        raise typer.Exit(1)
 
 
 def prices(given: list[str]) -> dict[str, float]:

@@ -80,7 +80,7 @@ def _none(found: Swept, ran: pd.DataFrame) -> str:
     reached = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
     return (
         f"no scenario of the space meets {found.question.slo}; the closest is {setting(found, closest)} "
-        f"({reached})."
+        f"({reached}). `pagecast plan` tells what one replica takes, and how many it would need."
     )
 
 

@@ -296,3 +296,13 @@ def test_without_a_service_level_none_is_spoken_of(capsys):
     assert "SLO" not in capsys.readouterr().out
     assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<10s"]) == 0
     assert "undominated, of those that meet the SLO in " in capsys.readouterr().out
+
+
+def test_a_level_that_no_scenario_meets_is_told_and_exit_code_1(capsys):
+    command = ["sweep", "chat", "--limit", "20", "--costs", "roofline", "--workers", "1"]
+    assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<1us"]) == 1
+    out = capsys.readouterr().out
+    assert "no scenario of the space meets ttft_p99<1us; the closest is block_size=" in out
+    assert "`pagecast plan` tells what one replica takes, and how many it would need." in out
+    assert pagecast([*command, "--set", "num_gpu_blocks=5,6", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["cheapest"] is None
