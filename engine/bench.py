@@ -70,6 +70,7 @@ def bench(
     prompts, outputs = workload(requests, shortest, longest, seed, engine.loaded.spec.facts.vocab)
     params = [SamplingParams(n, temperature, seed=seed, ignore_eos=True) for n in outputs]
     engine.warm_up()
+    engine.settle()
     loop = engine.loop
     loop.log = recording = Recording(engine.limits.num_blocks)
     waited = loop.waited_ns

@@ -63,6 +63,7 @@ class TraceServer:
         engine, loop, arrivals = self.engine, self.engine.loop, self._arrivals
         recording = Recording(engine.limits.num_blocks)
         loop.restart()
+        engine.settle()
         loop.log = recording
         engine.on_end = self._ended
         try:

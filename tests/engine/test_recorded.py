@@ -1,32 +1,49 @@
-"""A run that this engine recorded on an H200 replays in the simulator: every step, hit and event.
+"""Runs that this engine recorded on an H200 replay in the simulator: every step, hit and event.
 
-300 requests of the bundled chat sample, Qwen3-8B with random weights, asynchronous scheduling, recorded with
-`pagecast record chat --model Qwen/Qwen3-8B --random-weights --requests 300 --async-scheduling`.
+Recorded with `pagecast record TRACE --model M --random-weights`: 300 requests of the bundled chat sample at
+both pipeline depths (with their event logs); Mooncake conversations and agent sessions at two loads each;
+Mooncake conversations with Qwen3-0.6B.
 """
 
 from pathlib import Path
 
+import pytest
 from pagecast.engine.recording import event_line
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.validate import DecisionReplay, compare_decisions
 
-RUN = Path(__file__).parent / "recorded" / "h200-qwen3-8b-chat-async"
+FOLDER = Path(__file__).parent / "recorded"
+STEPS = {
+    "h200-qwen3-8b-chat-async": (6474, 300),
+    "h200-qwen3-8b-chat-sync": (6180, 300),
+    "h200-qwen3-8b-mooncake-load": (12383, 200),
+    "h200-qwen3-8b-mooncake-overload": (1653, 200),
+    "h200-qwen3-8b-agents-load": (21315, 243),
+    "h200-qwen3-8b-agents-overload": (5561, 167),
+    "h200-qwen3-0.6b-mooncake": (15867, 200),
+}
 
 
-def test_a_run_recorded_on_the_gpu_is_decided_alike_by_the_simulator():
-    run = RecordedRun.load(RUN)
-    report = compare_decisions(run)
+def test_every_run_in_the_folder_is_held_here() -> None:
+    assert {run.name for run in FOLDER.iterdir()} == set(STEPS)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_run_recorded_on_the_gpu_is_decided_alike_by_the_simulator(name: str) -> None:
+    report = compare_decisions(RecordedRun.load(FOLDER / name))
+    steps, requests = STEPS[name]
     assert report.first_mismatch is None
-    assert report.steps_matched == report.steps_recorded == 6206
-    assert report.cached_tokens_matched == report.requests == 300
+    assert report.steps_matched == report.steps_recorded == steps
+    assert report.cached_tokens_matched == report.requests == requests
 
 
-def test_its_event_log_is_the_same_line_for_line():
-    run = RecordedRun.load(RUN)
+@pytest.mark.parametrize(("depth", "lines"), [("async", 9508), ("sync", 9508)])
+def test_its_event_log_is_the_same_line_for_line(depth: str, lines: int) -> None:
+    run = RecordedRun.load(FOLDER / f"h200-qwen3-8b-chat-{depth}")
     replay = DecisionReplay(run, log=True)
     for number in range(len(run.steps)):
         replay.step(number)
     replay.finish()
     assert replay.scheduler.events is not None
     assert [event_line(event) for event in replay.scheduler.events] == run.events
-    assert len(run.events) == 9508
+    assert len(run.events) == lines
