@@ -28,20 +28,14 @@ _SLOTS = {"spread": "90% intervals", POINT: "admissible concurrency", INTERVAL: 
           BASE: "the baseline's concurrency"}  # fmt: skip
 
 
-def show(own: Session, view: View, trace: Trace, result: Result) -> bool:
-    """Draws the cards, and again every half second until all is in; whether the charts may be drawn now.
+def show(own: Session, view: View, trace: Trace, result: Result) -> None:
+    """Draws the cards, and again every half second until all is in.
 
-    Jobs begin when the same view is drawn a second time, so that a slider in motion starts none. A session's
-    first charts wait until its first cards are seen, and its first jobs for the charts: a browser that loads
-    the charts' code needs the cores.
+    Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
     """
-    if own.charts_due:
-        own.charts_due, own.settled = False, None
     waiting = _waiting(own, _ask(own, view, trace))
     st.fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
     own.settled = (view.key(), view["slo"])
-    own.charts_due, own.begun = waiting and not own.begun, True
-    return not own.charts_due
 
 
 def forget(own: Session, view: View) -> None:
@@ -79,8 +73,6 @@ def _may_come(own: Session, slot: str) -> bool:
 
 
 def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) -> None:
-    if waited and own.charts_due:
-        st.rerun()
     found = _ask(own, view, trace)
     if waited and not _waiting(own, found):
         st.rerun()

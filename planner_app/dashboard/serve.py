@@ -67,6 +67,8 @@ def options(host: str, port: int, *, browser: bool) -> dict[str, Any]:
         "client_showErrorLinks": "false",
         "client_disableDataExport": True,
         "global_developmentMode": False,
+        # A widget has its default and, from a pin that is shown, a value: the value counts.
+        "global_disableWidgetStateDuplicationWarning": True,
         "logger_level": "error",
     }
 

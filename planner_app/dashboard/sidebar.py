@@ -38,16 +38,14 @@ def ask() -> View:
 
 
 def _bound(widget: Any, name: str, label: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """A widget that begins with the parameter's default and writes itself into the URL."""
-    if name not in st.session_state:
-        default = DEFAULTS[name]
-        choices = options.get("options")
-        if choices is None:
-            options["value"] = default
-        elif widget is st.selectbox:
-            options["index"] = list(choices).index(default)
-        else:
-            options["value"] = default
+    """A widget that begins with the parameter's default and writes itself into the URL.
+
+    The default is told in every run: a browser that has not drawn the widget by the second run goes by that.
+    """
+    if widget is st.selectbox:
+        options["index"] = list(options["options"]).index(DEFAULTS[name])
+    else:
+        options["value"] = DEFAULTS[name]
     return {name: widget(label, *arguments, key=name, bind="query-params", **options)}
 
 

@@ -41,8 +41,7 @@ class Session:
     sent: dict[str, str] = field(default_factory=dict)  # digests by the browser's numbers of files
     jobs: dict[str, Job] = field(default_factory=dict)
     problem: str = ""
-    begun: bool = False  # whether the what-if was drawn before: its cards come first, then its charts
-    charts_due: bool = False
+    seen: bool = False  # whether the what-if was drawn before
     settled: Hashable = None  # what was last drawn in full: jobs begin only once the sliders rest
     folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="pagecast-"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import streamlit as st
 from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard import refining
@@ -22,6 +24,8 @@ from pagecast.planner_app.reports.charts import (
 )
 from pagecast.sim.replay import Result
 
+FIRST_LOOK_S = 0.7  # from a session's first figures to its first charts, whose code keeps its browser busy
+
 
 def render() -> None:
     """Draws the page."""
@@ -39,8 +43,10 @@ def render() -> None:
     left.markdown(_headline(result))
     with right:
         pin_button(own, view)
-    if not refining.show(own, view, trace, result):
-        return
+    refining.show(own, view, trace, result)
+    if not own.seen:
+        own.seen = True
+        time.sleep(FIRST_LOOK_S)
     _charts(result)
     with st.expander("What to know of these figures", expanded=True):
         for note in result.notes:

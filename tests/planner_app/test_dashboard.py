@@ -21,12 +21,7 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import (
-    exports,
-    replays,
-    script,
-    workload,
-)
+from pagecast.planner_app.dashboard import exports, replays, script, whatif_page, workload
 from pagecast.planner_app.dashboard.cards import change
 from pagecast.planner_app.dashboard.compare_table import table
 from pagecast.planner_app.dashboard.state import Session
@@ -37,6 +32,11 @@ from pagecast.traces.read import read
 from streamlit.testing.v1 import AppTest
 
 _SMALL = {"requests": 60}
+
+
+@pytest.fixture(autouse=True)
+def _no_browser(monkeypatch):
+    monkeypatch.setattr(whatif_page, "FIRST_LOOK_S", 0)
 
 
 def app(**parameters: object) -> AppTest:
@@ -100,6 +100,14 @@ def test_intervals_come_in_when_the_sliders_rest():
     assert not any("to" in caption.value and caption.value.startswith("90% interval:")
                    for caption in test.caption)  # fmt: skip
     until_in(test.run(), "90% interval: .* to ")
+
+
+def test_a_browser_that_draws_the_side_bar_late_is_told_the_same_defaults():
+    test = app(**_SMALL)
+    slider, sizes = test.slider(key="rate").proto.default, test.select_slider(key="block_size").proto.default
+    test.run()
+    assert test.slider(key="rate").proto.default == slider == [1.0]
+    assert test.select_slider(key="block_size").proto.default == sizes
 
 
 def test_a_broken_slo_and_a_kept_one_are_told_apart_by_words():
