@@ -177,9 +177,18 @@ def bench_command(
     max_model_len: Longest = 4096,
     async_scheduling: Ahead = True,
     enforce_eager: Eager = False,
+    kernels: Annotated[
+        bool, Opt("--kernels", help="measure the kernels alone, and print their tables instead")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Runs the 256-request benchmark: output tokens a second, and how much of the time the floor is."""
+    """Runs the 256-request benchmark: output tokens a second, and how much of the time the floor is.
+
+    With --kernels: what attention, store and copies reach on this GPU, beside its own ceilings.
+    """
+    if kernels:
+        _kernel_tables()
+        return
     options = engine_options(locals())
     with open_engine(model, options) as engine:
         from pagecast.engine.bench import bench
@@ -202,6 +211,14 @@ def bench_command(
         console.print_json({"model": model, "options": options, "runs": rows})
 
 
+def _kernel_tables() -> None:
+    _need_engine()
+    from pagecast.engine.kernel_bench import tables
+
+    for line in tables():
+        console.out.print(line, soft_wrap=True, markup=False)
+
+
 # ---- what they share
 
 
@@ -220,12 +237,16 @@ def engine_options(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def open_engine(model: str, options: dict[str, Any], *, log_events: bool = False) -> Iterator[Engine]:
-    """An engine that is closed whatever happens. Errors: CannotRunHere where torch is not installed."""
+def _need_engine() -> None:
     missing = [name for name in ("torch", "triton", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
         raise CannotRunHere(f"the engine needs {missing[0]}; install it with pip install 'pagecast[engine]'")
+
+
+@contextmanager
+def open_engine(model: str, options: dict[str, Any], *, log_events: bool = False) -> Iterator[Engine]:
+    """An engine that is closed whatever happens. Errors: CannotRunHere where torch is not installed."""
+    _need_engine()
     from pagecast.engine.engine import Engine
 
     with Engine(model, log_events=log_events, **options) as engine:

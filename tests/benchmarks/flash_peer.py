@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NAME = "FA3"
+
 
 def _library() -> str | None:
     named = os.environ.get("FLASH3_LIBRARY")
@@ -26,7 +28,7 @@ def _library() -> str | None:
 def load() -> bool:
     """True if FlashAttention-3 is here and this GPU can run it."""
     library = _library()
-    if library is None or torch.cuda.get_device_capability()[0] != 9:
+    if library is None or not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return False
     torch.ops.load_library(library)
     return True
