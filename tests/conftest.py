@@ -1,6 +1,8 @@
 """Paths the tests share; data beside the project is used where it is present."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +22,13 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no ../shared beside the project: public traces and recorded runs are not here")
     return SHARED
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Puts `__main__` back: AppTest leaves its script there, and spawned processes would run that."""
+    main = sys.modules["__main__"]
+    try:
+        return (yield)
+    finally:
+        sys.modules["__main__"] = main
