@@ -21,6 +21,8 @@ def run(arguments: list[str] | None = None) -> int:
     if sys.stdout is None:  # Python's word for a closed one
         complain("stdout is closed; send it to a file or to /dev/null")
         return 2
+    # The arrays here are small: more threads only spin, and take the cores that other processes need.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from pagecast.planner_app.commands import execute
 

@@ -106,6 +106,7 @@ class Processes(Executor):
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._folder = tempfile.TemporaryDirectory(prefix="pagecast-")
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers inherit it: a core each is enough
         self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin)
         self._shipped: tuple[Any, str] = (None, "")
 

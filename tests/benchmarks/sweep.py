@@ -1,6 +1,6 @@
 """How long a sweep takes: 200 trials over 2,000 requests, by one process and by two.
 
-    python tests/benchmarks/sweep.py
+    OPENBLAS_NUM_THREADS=1 python tests/benchmarks/sweep.py
 
 The grid is block size x HBM budget x batch size, on the first 2,000 requests of the bundled chat trace.
 Each run is a whole `sweep`, from the question to the table, with the start of its processes. Beside the
