@@ -267,10 +267,6 @@ class ModelFacts:
         """FLOPs of the decoder layers' matrix products for one token (2 a weight; active experts only)."""
         return sum(2 * ln.inputs * ln.outputs * ln.active * ln.layers for ln in self.linears())
 
-    def head_flops_per_row(self) -> int:
-        """FLOPs of the output projection for one row that emits a token."""
-        return 2 * self.vocab * self.hidden
-
     def attention_flops(self, tokens: int, context: int) -> int:
         """FLOPs of causal attention for a chunk of `tokens` over `context` earlier tokens, all layers.
 

@@ -95,8 +95,8 @@ class Study:
     """A trace and a scenario, whose costs are drawn from.
 
     `workload` makes the trace of a replicate from the study's and a seed: `resample`, or None: the trace as
-    it is. `figures` takes from a result what is asked
-    of it. Both must be functions that another process can import.
+    it is. `figures` takes from a result what is asked of it. Both must be functions that another process
+    can import.
     """
 
     trace: Trace

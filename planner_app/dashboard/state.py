@@ -88,11 +88,6 @@ def session() -> Session:
     return found
 
 
-def current_view() -> View:
-    """What the side bar asks for."""
-    return session().view
-
-
 def _read_url(own: Session) -> None:
     try:
         for text in st.query_params.get_all("pin")[:MOST_PINS]:
