@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,24 +37,38 @@ class Shape:
         return cls(kv, spec.facts.attention.heads, spec.windows, max_rows)
 
 
+class Prompts(NamedTuple):
+    """A step's prompt chunks, on the host: chunk i computes `tokens[i]` tokens, the last of `lens[i]`, whose
+    blocks are row `rows[i]` of the tables."""
+
+    tokens: Sequence[int] = ()
+    lens: Sequence[int] = ()
+    rows: Sequence[int] = ()
+
+
+NO_PROMPTS = Prompts()
+
+
 @dataclass(frozen=True, slots=True)
 class Pages:
     """Where one step's tokens lie; tensors are int32 on the device.
 
     The first `decode_rows` tokens are one of a sequence each: `decode_table` [rows, columns] holds their
-    sequences' blocks, `decode_lens` [rows] the tokens they see, themselves included (0: padding). The
-    rest belong to prompt chunks: chunk i computes `chunk_tokens[i]` tokens, the last of `chunk_lens[i]`
-    (both on the host), with the blocks `chunk_table[i]`. `slots` [tokens] is where each token's K and V
-    go (-1: nowhere), `extra` what the backend's `plan` returned for this step.
+    sequences' blocks, `decode_lens` [rows] the tokens they see, themselves included (0: no such sequence).
+    The rest belong to prompt chunks, whose blocks are in `tables` [any, columns]: those of `prompts`, and
+    `extra` is what the backend's `plan` returned for them (None: there are none). `slots` [tokens] is where
+    each token's K and V go (-1: nowhere).
+
+    While a step with prompts is captured, `prompts` is empty and `extra` all the room that a plan may take;
+    any of the first `decode_rows` tokens may then be a chunk's, and has length 0.
     """
 
     decode_rows: int
     decode_table: Tensor
     decode_lens: Tensor
     slots: Tensor
-    chunk_tokens: Sequence[int] = ()
-    chunk_lens: Sequence[int] = ()
-    chunk_table: Tensor | None = None
+    tables: Tensor
+    prompts: Prompts = NO_PROMPTS
     extra: Tensor | None = None
 
 
@@ -65,8 +79,14 @@ class Backend(Protocol):
     graphs: bool
     """Whether a step of single tokens may be captured in a CUDA graph."""
 
-    def plan(self, chunk_tokens: Sequence[int], chunk_lens: Sequence[int]) -> NDArray[np.int32]:
-        """Numbers about a step's chunks that travel with its metadata; flat."""
+    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+        """Numbers about a step's chunks, whose tokens begin at row `first`, that travel with its metadata;
+        flat."""
+        ...
+
+    def plan_room(self, tokens: int) -> int:
+        """How many numbers `plan` makes at most of chunks of so many tokens together; 0 where a step with
+        prompts can't be captured in a CUDA graph."""
         ...
 
     def begin(self, pages: Pages) -> None:
@@ -93,8 +113,11 @@ class TorchBackend:
         self._pages: Pages | None = None
         self._lens: list[int] = []
 
-    def plan(self, chunk_tokens: Sequence[int], chunk_lens: Sequence[int]) -> NDArray[np.int32]:
+    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
         return np.empty(0, np.int32)
+
+    def plan_room(self, tokens: int) -> int:
+        return 0
 
     def begin(self, pages: Pages) -> None:
         self._pages = pages
@@ -109,9 +132,10 @@ class TorchBackend:
         if n:
             table, lens = pages.decode_table, self._lens
             parts.append(reference.paged_decode(q[:n], keys, values, table, lens, window=window))
-        if pages.chunk_table is not None:
-            table, tokens, lens = pages.chunk_table, pages.chunk_tokens, list(pages.chunk_lens)
-            parts.append(reference.paged_prefill(q[n:], keys, values, table, tokens, lens, window=window))
+        if pages.extra is not None:
+            chunks, ends, rows = pages.prompts
+            table = pages.tables[list(rows)]
+            parts.append(reference.paged_prefill(q[n:], keys, values, table, chunks, ends, window=window))
         return torch.cat(parts).to(q.dtype)
 
     def copy_blocks(self, pairs: Tensor) -> None:

@@ -5,13 +5,11 @@ Its pages hold a multiple of 256 tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from numpy.typing import NDArray
-from pagecast.engine.attention import Pages, Shape
+from pagecast.engine.attention import Pages, Prompts, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from torch import Tensor
 
@@ -26,12 +24,16 @@ class FlashBackend:
         self._shape = shape
         self._pages: Pages | None = None
 
-    def plan(self, chunk_tokens: Sequence[int], chunk_lens: Sequence[int]) -> NDArray[np.int32]:
-        """Where each chunk's queries begin, then where its keys do: [2, chunks + 1]."""
-        starts = np.zeros((2, len(chunk_tokens) + 1), np.int32)
-        np.cumsum(chunk_tokens, out=starts[0, 1:])
-        np.cumsum(chunk_lens, out=starts[1, 1:])
-        return starts.reshape(-1)
+    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+        """Where each chunk's queries begin, where its keys do, and its table's row: [3, chunks + 1]."""
+        numbers = np.zeros((3, len(prompts.tokens) + 1), np.int32)
+        np.cumsum(prompts.tokens, out=numbers[0, 1:])
+        np.cumsum(prompts.lens, out=numbers[1, 1:])
+        numbers[2, :-1] = prompts.rows
+        return numbers.reshape(-1)
+
+    def plan_room(self, tokens: int) -> int:
+        return 0
 
     def begin(self, pages: Pages) -> None:
         self._pages = pages
@@ -50,12 +52,11 @@ class FlashBackend:
                 causal=True, window_size=span,
             )  # fmt: skip
             parts.append(out[:, 0])
-        if pages.chunk_table is not None:
-            assert pages.extra is not None
-            starts = pages.extra.view(2, -1)
+        if pages.extra is not None:
+            queries, lens, rows = pages.extra.view(3, -1)
             out = flash_attn_varlen_func(
-                q[n:], keys, values, starts[0], starts[1], max(pages.chunk_tokens), max(pages.chunk_lens),
-                causal=True, window_size=span, block_table=pages.chunk_table,
+                q[n:], keys, values, queries, lens, max(pages.prompts.tokens), max(pages.prompts.lens),
+                causal=True, window_size=span, block_table=pages.tables[rows[:-1]],
             )  # fmt: skip
             parts.append(out)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.attention import Pages, Shape
+from pagecast.engine.attention import Pages, Prompts, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
 from pagecast.kernels.paged_prefill import paged_prefill, plan_prefill, tokens_per_tile
@@ -15,7 +13,7 @@ from torch import Tensor
 
 
 class TritonBackend:
-    """Reads lengths and tables on the device, so that decode steps can be captured in CUDA graphs.
+    """Reads lengths, tables and tiles on the device, so that steps can be captured in CUDA graphs.
 
     Layers with one window share the schedule of a step.
     """
@@ -34,10 +32,17 @@ class TritonBackend:
             )
             for window in dict.fromkeys(shape.windows)
         }
+        self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._pages: Pages | None = None
 
-    def plan(self, chunk_tokens: Sequence[int], chunk_lens: Sequence[int]) -> NDArray[np.int32]:
-        return plan_prefill(chunk_tokens, chunk_lens, self._tile_tokens).reshape(-1)
+    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+        rows = np.asarray(prompts.rows, np.int32)
+        tiles = plan_prefill(prompts.tokens, prompts.lens, self._tile_tokens, first=first, tables=rows)
+        return tiles.reshape(-1)
+
+    def plan_room(self, tokens: int) -> int:
+        # A chunk has two tokens or more, and a tile of its own at least.
+        return 4 * (1 + tokens // 2)
 
     def begin(self, pages: Pages) -> None:
         self._pages = pages
@@ -48,16 +53,14 @@ class TritonBackend:
     def attend(self, layer: int, q: Tensor) -> Tensor:
         pages, shape = self._pages, self._shape
         assert pages is not None
-        keys, values = shape.kv[layer, :, 0], shape.kv[layer, :, 1]
+        keys, values = self._caches[layer]
         n, window = pages.decode_rows, shape.windows[layer]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if n:
             table, lens, schedule = pages.decode_table, pages.decode_lens, self._schedules[window]
             paged_decode(q[:n], keys, values, table, lens, schedule=schedule, out=out[:n], window=window)
-        if pages.chunk_table is not None:
-            assert pages.extra is not None
-            tiles = pages.extra.view(-1, 4)
-            paged_prefill(q[n:], keys, values, pages.chunk_table, tiles, out=out[n:], window=window)
+        if pages.extra is not None:
+            paged_prefill(q, keys, values, pages.tables, pages.extra.view(-1, 4), out=out, window=window)
         return out
 
     def copy_blocks(self, pairs: Tensor) -> None:

@@ -1,19 +1,20 @@
 """A step laid out for the device: every number it needs, packed into one int32 buffer for one transfer.
 
 Tokens of requests that compute one token come first, a row each; then the longer prompt chunks, sequence
-after sequence. For a CUDA graph the single rows are padded to the graph's size, and their sections stand
+after sequence. For a CUDA graph the tokens are padded to the graph's size, and what the graph reads stands
 at places that depend on that size alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pagecast.engine.attention import NO_PROMPTS, Backend, Prompts
 from pagecast.engine.rows import Rows
 from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.plan import Chunk, StepPlan
@@ -24,10 +25,20 @@ PADDING = -1  # the position of a row that computes nothing
 _ALIGN = 4  # sections begin at multiples of 16 bytes
 
 
-def graph_sections(size: int) -> Tokens:
-    """Where the numbers of a batch of `size` single tokens lie: they are packed first."""
-    step = -(-size // _ALIGN) * _ALIGN
-    return Tokens(*(slice(start, start + size) for start in (0, step, 2 * step)))
+def graph_sections(size: int, singles: int = 0, plan: int = 0) -> tuple[Tokens, Chunks]:
+    """Where the numbers of a batch of `size` tokens lie: they are packed first, `Chunks` after `Tokens`.
+
+    With prompts, there is room for the lengths of `singles` single tokens and for `plan` numbers of the
+    attention backend's plan.
+    """
+    step, lens = _aligned(size), 3 * _aligned(size)
+    extra = lens + _aligned(singles)
+    tokens = Tokens(*(slice(start, start + size) for start in (0, step, 2 * step)))
+    return tokens, Chunks(NO_PROMPTS, slice(lens, lens + singles), slice(extra, extra + plan))
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGN) * _ALIGN
 
 
 class Packed:
@@ -51,7 +62,7 @@ class Packed:
 
     def room(self, length: int) -> tuple[slice, Ints]:
         """The next section of that length, and where to write it."""
-        start = -(-self._end // _ALIGN) * _ALIGN
+        start = _aligned(self._end)
         self._end = start + length
         section = slice(start, self._end)
         return section, self._arrays[self._turn][section]
@@ -89,11 +100,13 @@ class Draws(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """The prompt chunks of more than one token: sections of their rows and of what the backend planned."""
+    """The prompt chunks of more than one token, and the section of what the backend planned for them.
 
-    tokens: list[int]
-    lens: list[int]
-    rows: slice
+    `lens`, for a CUDA graph: the tokens that each of the first rows sees, itself included; 0 for a chunk's.
+    """
+
+    prompts: Prompts
+    lens: slice
     extra: slice
 
 
@@ -111,15 +124,15 @@ class Batch:
     """One step's layout; slices are sections of the packed buffer.
 
     The first `singles` tokens are one of a request each. `columns`: blocks of the longest table.
-    `graph`: the size of the CUDA graph to run, 0 for none.
+    `graph`: the size of the CUDA graph to run, 0 for none. Where `chunks` has prompts, it is one for these.
     """
 
     singles: int
     columns: int
     graph: int
     tokens: Tokens
-    draws: Draws
     chunks: Chunks
+    draws: Draws
     changes: Changes
 
 
@@ -132,20 +145,18 @@ class _Part(NamedTuple):
 
 
 class Batches:
-    """Lays out plans. `plan_chunks` is the attention backend's; `graphs` are the sizes of CUDA graphs."""
+    """Lays out plans. CUDA graphs hold steps of single tokens of the sizes `graphs`, and steps with prompts
+    of the sizes `prompt_graphs`."""
 
     def __init__(
-        self,
-        packed: Packed,
-        rows: Rows,
-        sequences: Mapping[Request, Sequence],
-        plan_chunks: Callable[[list[int], list[int]], Ints],
+        self, packed: Packed, rows: Rows, sequences: Mapping[Request, Sequence], backend: Backend
     ) -> None:
         self.packed = packed
         self.rows = rows
+        self.backend = backend
         self.graphs: list[int] = []
+        self.prompt_graphs: list[int] = []
         self._sequences = sequences
-        self._plan_chunks = plan_chunks
         self._decodes: tuple[Request, ...] = ()
         self._decoding: list[Sequence] = []
         self._decode_rows = _ints([])
@@ -156,27 +167,32 @@ class Batches:
             self.rows.serve(self._sequences[chunk.request])
         longs = [chunk for chunk in plan.chunks if chunk.tokens > 1]
         part, takers = self._singles(plan)
-        singles, graph = len(takers), 0
-        if longs:
-            part = _join([part, *map(self._part, longs)])
-        else:
-            graph = next((size for size in self.graphs if size >= singles), 0)
-            part = _padded(part, graph - singles, self.rows.padding)
+        singles = len(takers)
+        part = _join([part, *map(self._part, longs)])
+        graph = self._graph(len(part.rows), bool(longs))
+        part = _padded(part, graph - len(part.rows), self.rows.padding)
         ends = singles - 1 + np.cumsum([chunk.tokens for chunk in longs], dtype=np.int32)
         last = [chunk.last for chunk in longs]
         takers += [self._sequences[chunk.request] for chunk in longs if chunk.last]
+        sampled = np.concatenate([np.arange(singles), ends[last]]) if longs else None
         self.packed.begin()
+        # In this order: CUDA graphs know the places of tokens and chunks.
         batch = Batch(
-            singles=graph or singles,
+            singles=singles,
             columns=-(-max([plan.decode_max + 1, *_lens(longs)]) // self.rows.block_size),
             graph=graph,
             tokens=Tokens(*map(self.packed.put, part)),
-            draws=self._draws(takers, part, np.concatenate([np.arange(singles), ends[last]]), longs, graph),
-            chunks=self._chunks(longs),
+            chunks=self._chunks(longs, part.positions[:singles], graph),
+            draws=self._draws(takers, part, sampled),
             changes=Changes(*map(self.packed.put, (*self.rows.changes(), self._copies(plan)))),
         )
         self.packed.send()
         return batch
+
+    def _graph(self, tokens: int, prompts: bool) -> int:
+        """The smallest CUDA graph for so many tokens; 0 for none."""
+        sizes = self.prompt_graphs if prompts else self.graphs
+        return next((size for size in sizes if size >= tokens), 0)
 
     def _singles(self, plan: StepPlan) -> tuple[_Part, list[Sequence | None]]:
         """Tokens of requests that compute one, and who takes what is drawn after them."""
@@ -190,10 +206,8 @@ class Batches:
         part = _Part(self._decode_rows, np.full(n, -1, np.int32), positions)
         takers: list[Sequence | None] = list(self._decoding)
         chunks = [chunk for chunk in plan.chunks if chunk.tokens == 1]
-        if chunks:
-            part = _join([part, *map(self._part, chunks)])
-            takers += [self._sequences[chunk.request] if chunk.last else None for chunk in chunks]
-        return part, takers
+        takers += [self._sequences[chunk.request] if chunk.last else None for chunk in chunks]
+        return _join([part, *map(self._part, chunks)]), takers
 
     def _part(self, chunk: Chunk) -> _Part:
         sequence = self._sequences[chunk.request]
@@ -201,11 +215,10 @@ class Batches:
         rows = np.full(chunk.tokens, sequence.row, np.int32)
         return _Part(rows, sequence.ids[start:end], np.arange(start, end, dtype=np.int32))
 
-    def _draws(
-        self, takers: list[Sequence | None], part: _Part, sampled: Ints, longs: list[Chunk], graph: int
-    ) -> Draws:
-        """`sampled` numbers the tokens after which `takers` get one; a graph draws after padding as well."""
-        section, forced = self.packed.room(graph or len(takers))
+    def _draws(self, takers: list[Sequence | None], part: _Part, sampled: Ints | None) -> Draws:
+        """`sampled` numbers the tokens after which `takers` get one; None: all, padding too, for nobody."""
+        at = part.positions if sampled is None else part.positions[sampled]
+        section, forced = self.packed.room(len(at))
         forced[:] = -1
         filtered = []
         for i, taker in enumerate(takers):
@@ -214,10 +227,10 @@ class Batches:
             if taker.params.filtered:
                 filtered.append(i)
             if taker.forced is not None:
-                forced[i] = taker.forced[part.positions[sampled[i]] + 1 - taker.request.prompt_tokens]
+                forced[i] = taker.forced[at[i] + 1 - taker.request.prompt_tokens]
         return Draws(
             takers,
-            self.packed.put(sampled) if longs else None,
+            None if sampled is None else self.packed.put(sampled),
             section,
             self.packed.put(_ints(filtered)) if filtered else None,
         )
@@ -230,11 +243,25 @@ class Batches:
                 pairs += chunk.copied, chunk.request.blocks()[chunk.start // self.rows.block_size]
         return _ints(pairs)
 
-    def _chunks(self, longs: list[Chunk]) -> Chunks:
-        tokens, lens = [chunk.tokens for chunk in longs], _lens(longs)
-        rows = _ints([self._sequences[chunk.request].row for chunk in longs])
-        extra = self._plan_chunks(tokens, lens) if longs else _ints([])
-        return Chunks(tokens, lens, self.packed.put(rows), self.packed.put(extra))
+    def _chunks(self, longs: list[Chunk], singles: Ints, graph: int) -> Chunks:
+        """`singles` are the positions of the single tokens."""
+        if not longs:
+            return Chunks(NO_PROMPTS, slice(0, 0), slice(0, 0))
+        rows = [self._sequences[chunk.request].row for chunk in longs]
+        prompts = Prompts([chunk.tokens for chunk in longs], _lens(longs), rows)
+        plan = self.backend.plan(prompts, len(singles))
+        if not graph:
+            return Chunks(prompts, slice(0, 0), self.packed.put(plan))
+        lens, seen = self.packed.room(self.most_singles(graph))
+        seen[:] = 0
+        seen[: len(singles)] = singles + 1
+        extra, room = self.packed.room(self.backend.plan_room(graph))
+        room[: len(plan)] = plan
+        return Chunks(prompts, lens, extra)
+
+    def most_singles(self, tokens: int) -> int:
+        """How many of a step's tokens can be one of a request each."""
+        return min(tokens, self.rows.padding)
 
 
 def _ints(values: list[int]) -> Ints:
@@ -246,6 +273,8 @@ def _lens(chunks: list[Chunk]) -> list[int]:
 
 
 def _join(parts: list[_Part]) -> _Part:
+    if len(parts) == 1:
+        return parts[0]
     return _Part(*map(np.concatenate, zip(*parts, strict=True)))
 
 

@@ -45,6 +45,7 @@ def described(engine: Engine) -> dict[str, Any]:
             "enable_prefix_caching": limits.caching,
             "attention": loaded.backend,
             "cuda_graph_sizes": engine.loop.runner.batches.graphs,
+            "prompt_graph_sizes": engine.loop.runner.batches.prompt_graphs,
             "dtype": str(loaded.kv.dtype).removeprefix("torch."),
             "enforce_eager": engine.options.enforce_eager,
             "gpu_memory_utilization": engine.options.gpu_memory_utilization,

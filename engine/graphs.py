@@ -1,24 +1,27 @@
-"""Decode steps captured as CUDA graphs, one for each of a ladder of batch sizes, sharing one memory pool.
+"""Steps captured as CUDA graphs, one for each of a ladder of token counts, sharing one memory pool.
 
-A graph runs from the packed metadata to the final states; logits and the draw follow it. A batch is padded to
+A graph runs from the packed metadata to the final states; logits and the draw follow it. A step is padded to
 the next size with rows that have no tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class DecodeGraphs:
-    """`run(size)` is captured for each of `sizes`; it must read and write the same memory every time."""
+class StepGraphs:
+    """`run(size)` is captured for each of `sizes`; it must read and write the same memory every time.
 
-    def __init__(self, run: Callable[[int], Tensor], sizes: Sequence[int]) -> None:
+    `pool` is the memory pool to use: graphs that never run at once may share one.
+    """
+
+    def __init__(self, run: Callable[[int], Tensor], sizes: Sequence[int], pool: Any) -> None:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._states: dict[int, Tensor] = {}
-        pool = torch.cuda.graph_pool_handle()
         # The largest first: the smaller ones find their memory in its pool.
         for size in sorted(sizes, reverse=True):
             run(size)  # kernels are compiled and libraries loaded outside of the capture

@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 from pagecast.engine import attention, weights
-from pagecast.engine.memory import MemoryReport, Meter, fit_blocks, graph_reserve, graph_sizes, report
+from pagecast.engine.memory import (
+    MemoryReport,
+    Meter,
+    fit_blocks,
+    graph_reserve,
+    graph_sizes,
+    prompt_graph_sizes,
+    report,
+)
 from pagecast.engine.model import Decoder
 from pagecast.engine.options import Options
 from pagecast.engine.runner import Runner
@@ -47,7 +55,7 @@ class Loaded:
         runner = make_runner(self.model, self.kv, self.backend, self.max_model_len, self.options, sequences)
         if self.device.type == "cuda":
             before, _ = torch.cuda.mem_get_info(self.device)
-            runner.capture(graph_sizes(self.options))
+            runner.capture(graph_sizes(self.options), prompt_graph_sizes(self.options, self.spec))
             after, _ = torch.cuda.mem_get_info(self.device)
             self.memory = self.memory.corrected("CUDA graphs", max(before - after, 0))
         return runner
@@ -108,7 +116,7 @@ def _measure(
             "or use a GPU with more memory"
         ) from None
     meter.rehearsed()
-    used = {**meter.used, "CUDA graphs": graph_reserve(options)}
+    used = {**meter.used, "CUDA graphs": graph_reserve(options, spec)}
     block_bytes = one_block.nbytes
     blocks = options.num_blocks or fit_blocks(meter.total, meter.free, used, block_bytes, max_len, options)
     return blocks, {**used, "CUDA context": meter.context}

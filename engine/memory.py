@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from pagecast.engine.options import Options
 from pagecast.engine.spec import ModelSpec
-from pagecast.sim.block_count import engine_graphs
+from pagecast.sim.block_count import engine_graphs, engine_prompt_graphs
 from pagecast.sim.block_count import graph_reserve as reserve_of
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.gpus import GIB, gpu
@@ -50,9 +50,16 @@ def graph_sizes(options: Options) -> list[int]:
     return engine_graphs(options.max_num_seqs)
 
 
-def graph_reserve(options: Options) -> int:
+def prompt_graph_sizes(options: Options, spec: ModelSpec) -> list[int]:
+    """Token counts of the steps with prompts that are captured."""
+    if options.enforce_eager:
+        return []
+    return engine_prompt_graphs(options.max_num_batched_tokens, spec.facts.matmul_flops_per_token())
+
+
+def graph_reserve(options: Options, spec: ModelSpec) -> int:
     """Bytes kept for the graphs, which are captured when the KV tensor is there."""
-    return reserve_of(len(graph_sizes(options)))
+    return reserve_of(len(graph_sizes(options)) + len(prompt_graph_sizes(options, spec)))
 
 
 def fit_blocks(
@@ -131,7 +138,7 @@ def predicted_items(spec: ModelSpec, gpu_name: str, options: Options) -> tuple[d
     except BadInput:
         return {}, None
     items = {item.name: item.bytes for item in budget.items}
-    graphs = graph_reserve(options)
+    graphs = graph_reserve(options, spec)
     items["CUDA graphs"] = graphs
     items["KV cache"] -= graphs
     return items, budget.num_gpu_blocks - graphs // budget.layout.block_bytes

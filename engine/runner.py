@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from pagecast.engine import attention, ops
-from pagecast.engine.attention import Pages, Shape
+from pagecast.engine.attention import Pages, Prompts, Shape
 from pagecast.engine.batch import PADDING, Batch, Batches, Packed, graph_sections
-from pagecast.engine.graphs import DecodeGraphs
+from pagecast.engine.graphs import StepGraphs
 from pagecast.engine.model import Decoder
 from pagecast.engine.ops import Placed, Turn
 from pagecast.engine.rope import rotary_table
@@ -59,7 +59,7 @@ class Runner:
         self.backend = attention.make(backend, Shape.of(model.spec, kv, max_rows + 1))
         self.rows = Rows(max_rows, columns, block_size)
         self.batches = Batches(
-            Packed(_capacity(max_rows, max_tokens, columns), device), self.rows, sequences, self.backend.plan
+            Packed(_capacity(max_rows, max_tokens, columns), device), self.rows, sequences, self.backend
         )
         self.sampler = Sampler(max_rows + 1, device)
         self._tables = torch.zeros(max_rows + 1, columns, dtype=torch.int32, device=device)
@@ -67,26 +67,31 @@ class Runner:
         pin = device.type == "cuda"
         self._landing = [torch.zeros(max_rows + 1, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
         self._turn = 0
-        self._graphs: DecodeGraphs | None = None
+        self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
+        self._graphs: Callable[[int], Tensor] | None = None
+        self._prompt_graphs: Callable[[int], Tensor] | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Flight:
         """Lays a step out and queues it; `wait` on what it returns for its tokens."""
         batch = self.batches.lay_out(plan)
         self._change_tables(batch)
-        if batch.graph and self._graphs is not None:
-            states = self._graphs(batch.graph)
-        else:
-            states = self._states(batch)
-        tokens = self._draw(batch, states)
+        tokens = self._draw(batch, self._states(batch))
         return self._bring_back(batch, tokens)
 
     @torch.inference_mode()
-    def capture(self, sizes: Sequence[int]) -> None:
-        """Captures decode steps of these batch sizes, to be replayed from now on."""
-        if sizes and self.backend.graphs:
-            self._forget_rows()
-            self._graphs = DecodeGraphs(self._single_states, sizes)
+    def capture(self, sizes: Sequence[int], prompt_sizes: Sequence[int]) -> None:
+        """Captures decode steps of these batch sizes, and steps with prompts of these token counts, to be
+        replayed from now on."""
+        if not self.backend.graphs:
+            return
+        self._forget_rows()
+        pool = torch.cuda.graph_pool_handle()
+        if prompt_sizes and self.backend.plan_room(prompt_sizes[0]):
+            self._prompt_graphs = StepGraphs(self._prompt_states, prompt_sizes, pool)
+            self.batches.prompt_graphs = sorted(prompt_sizes)
+        if sizes:
+            self._graphs = StepGraphs(self._single_states, sizes, pool)
             self.batches.graphs = sorted(sizes)
 
     @torch.inference_mode()
@@ -101,16 +106,10 @@ class Runner:
         ids = torch.zeros(tokens, dtype=torch.int32, device=self.device)
         positions = torch.cat([torch.arange(n, dtype=torch.int32, device=self.device) for n in chunks])
         rows = min(tokens, self.rows.padding)
-        pages = Pages(
-            decode_rows=0,
-            decode_table=self._tables[:0],
-            decode_lens=ids[:0],
-            slots=positions % self.rows.block_size,
-            chunk_tokens=chunks,
-            chunk_lens=chunks,
-            chunk_table=self._tables[:1].expand(len(chunks), -1),
-            extra=torch.from_numpy(self.backend.plan(chunks, chunks)).to(self.device),
-        )
+        prompts = Prompts(chunks, chunks, [0] * len(chunks))
+        extra = torch.from_numpy(self.backend.plan(prompts, 0)).to(self.device)
+        slots = positions % self.rows.block_size
+        pages = Pages(0, self._tables[:0], ids[:0], slots, self._tables, prompts, extra)
         states = self._forward(self._place(ids, ids, positions), pages, ids[:rows])
         self.sampler.sample(self.model.logits(states), ids[:rows], ids[:rows], ids[:rows] - 1, ids[:1])
         self._forget_rows()
@@ -121,11 +120,24 @@ class Runner:
         self.batches.packed.device.fill_(PADDING)
 
     def _single_states(self, size: int) -> Tensor:
-        """`_states` of a batch of `size` single tokens, reading nothing but what is on the device."""
-        packed, where = self.batches.packed.device, graph_sections(size)
+        """States of a batch of `size` single tokens, reading nothing but what is on the device."""
+        packed, (where, _) = self.batches.packed.device, graph_sections(size)
         rows = packed[where.rows]
         placed = self._place(rows, packed[where.ids], packed[where.positions])
-        return self._forward(placed, Pages(size, self._tables[rows], placed.lens, placed.slots), None)
+        pages = Pages(size, self._tables[rows], placed.lens, placed.slots, self._tables)
+        return self._forward(placed, pages, None)
+
+    def _prompt_states(self, size: int) -> Tensor:
+        """The same for a step with prompts of `size` tokens."""
+        singles = self.batches.most_singles(size)
+        packed = self.batches.packed.device
+        where, chunks = graph_sections(size, singles, self.backend.plan_room(size))
+        rows = packed[where.rows]
+        placed = self._place(rows, packed[where.ids], packed[where.positions])
+        lens = packed[chunks.lens].clamp(min=0)
+        table, extra = self._tables[rows[:singles]], packed[chunks.extra]
+        pages = Pages(singles, table, lens, placed.slots, self._tables, extra=extra)
+        return self._forward(placed, pages, None)
 
     def _change_tables(self, batch: Batch) -> None:
         packed, changes = self.batches.packed.device, batch.changes
@@ -139,6 +151,15 @@ class Runner:
 
     def _states(self, batch: Batch) -> Tensor:
         """Final states after the tokens that are sampled, [rows, hidden]."""
+        graphs = self._prompt_graphs if batch.chunks.prompts.tokens else self._graphs
+        if graphs is None or not batch.graph:
+            return self._eager_states(batch)
+        states = graphs(batch.graph)
+        if batch.draws.sampled is None:
+            return states
+        return states.index_select(0, self.batches.packed.device[batch.draws.sampled])
+
+    def _eager_states(self, batch: Batch) -> Tensor:
         packed, tokens = self.batches.packed.device, batch.tokens
         rows = packed[tokens.rows]
         placed = self._place(rows, packed[tokens.ids], packed[tokens.positions])
@@ -148,10 +169,9 @@ class Runner:
             decode_table=self._tables[rows[:n], : batch.columns],
             decode_lens=placed.lens[:n],
             slots=placed.slots,
-            chunk_tokens=chunks.tokens,
-            chunk_lens=chunks.lens,
-            chunk_table=self._tables[packed[chunks.rows], : batch.columns] if chunks.tokens else None,
-            extra=packed[chunks.extra],
+            tables=self._tables,
+            prompts=chunks.prompts,
+            extra=packed[chunks.extra] if chunks.prompts.tokens else None,
         )
         sampled = None if batch.draws.sampled is None else packed[batch.draws.sampled]
         return self._forward(placed, pages, sampled)
@@ -165,8 +185,8 @@ class Runner:
         self.backend.begin(pages)
 
         def attend(layer: int, qkv: Tensor, turn: Turn) -> Tensor:
-            kv = self.kv[layer]
-            return self.backend.attend(layer, ops.turn_and_store(qkv, turn, kv[:, 0], kv[:, 1], pages.slots))
+            keys, values = self._caches[layer]
+            return self.backend.attend(layer, ops.turn_and_store(qkv, turn, keys, values, pages.slots))
 
         return self.model(placed.ids, placed.angles, attend, sampled)
 

@@ -8,7 +8,7 @@ small chunks) and sparse where it is linear.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log
 
 import numpy as np
@@ -16,7 +16,7 @@ from pagecast.engine.sweep_script import Document, Prompt, Script
 from pagecast.sim.core.limits import Limits
 from pagecast.traces.schema import Trace
 
-VERSION = 1  # of the sweep's shapes: segments of another one are not mixed with these
+VERSION = 2  # of the sweep's shapes: segments of another one are not mixed with these
 
 _SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -29,7 +29,8 @@ class Space:
     """What an engine has room for.
 
     `seqs` requests at once, `step_tokens` in a step, `cache_tokens` in the KV cache, `max_len` in a request;
-    `graphs` are the batch sizes of its CUDA graphs. `depth` is the pipeline's.
+    `graphs` are the batch sizes of its CUDA graphs, `prompt_graphs` the token counts of those for steps with
+    prompts. `depth` is the pipeline's.
     """
 
     seqs: int
@@ -37,16 +38,17 @@ class Space:
     cache_tokens: int
     max_len: int
     graphs: tuple[int, ...]
+    prompt_graphs: tuple[int, ...]
     depth: int
 
     @classmethod
-    def of(cls, limits: Limits, graphs: list[int]) -> Space:
+    def of(cls, limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> Space:
         """The space that a scheduler's limits leave."""
         cache = limits.num_blocks * limits.block_size
         longest = min(limits.max_model_len or cache, cache)
         return cls(
             limits.max_num_seqs, limits.max_num_batched_tokens, cache, longest, tuple(graphs),
-            limits.pipeline_depth,
+            tuple(prompt_graphs), limits.pipeline_depth,
         )  # fmt: skip
 
 
@@ -59,12 +61,11 @@ class Segment:
     trace: Trace
 
 
-def segments(limits: Limits, graphs: list[int]) -> list[Segment]:
+def segments(limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> list[Segment]:
     """The sweep for an engine of these limits, at both pipeline depths; equal limits give equal traces."""
     made = []
     for depth, word in ((0, "sync"), (1, "async")):
-        space = Space.of(limits, graphs)
-        space = Space(space.seqs, space.step_tokens, space.cache_tokens, space.max_len, space.graphs, depth)
+        space = replace(Space.of(limits, graphs, prompt_graphs), depth=depth)
         for name, write in _PARTS.items():
             script = Script(f"{name}-{word}", space.max_len)
             write(script, space)
@@ -75,7 +76,7 @@ def segments(limits: Limits, graphs: list[int]) -> list[Segment]:
 def rehearsal(limits: Limits) -> Trace:
     """Steps of all kinds, to be served before anything is recorded: whatever is compiled or loaded at its
     first use is then there."""
-    space = Space.of(limits, [])
+    space = Space.of(limits, [], [])
     script = Script("rehearsal", space.max_len)
     for size in (*(n + odd for n in _SIZES for odd in (0, 1)), space.step_tokens):
         if size <= min(space.step_tokens, space.max_len // 2):
@@ -179,7 +180,8 @@ def _on_contexts(script: Script, space: Space, documents: list[Document]) -> Non
 def _prompts(script: Script, space: Space) -> None:
     """Prompts of every size, isolated and back to back, and many small ones in a step."""
     longest = min(2 * space.step_tokens, space.max_len // 2)
-    sizes = [*(size for size in _SIZES if size < longest), space.step_tokens, longest]
+    sizes = sorted(size for size in {*_SIZES, *space.prompt_graphs} if size < longest)
+    sizes += [space.step_tokens, longest]
     for gap_s in (_IDLE_S, 0.0) if space.depth else (_IDLE_S, 0.0, 0.0):
         for size in script.random.permutation(sizes).tolist():
             jitter = int(script.random.integers(0, 1 + size // 8))

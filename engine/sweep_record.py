@@ -31,7 +31,8 @@ def record_sweep(engine: Engine, folder: Path, progress: Progress = lambda done,
     The engine must have been made with `log_events=True`, as for any recorded run. Errors: BadInput where
     the folder holds segments of another model, GPU, version or option.
     """
-    parts = segments(engine.limits, engine.loop.runner.batches.graphs)
+    batches = engine.loop.runner.batches
+    parts = segments(engine.limits, batches.graphs, batches.prompt_graphs)
     paths = [folder / f"{number:02d}-{part.name}" for number, part in enumerate(parts)]
     missing = [not _recorded(path, engine, part) for path, part in zip(paths, parts, strict=True)]
     if any(missing):

@@ -59,8 +59,10 @@ def _paged_prefill(
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     DTYPE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    if tl.program_id(0) >= tl.load(tiles) * KV_HEADS:
+        return
     head = tl.program_id(0) % KV_HEADS
-    entry = tiles + 4 * (tl.program_id(0) // KV_HEADS)
+    entry = tiles + 4 * (tl.program_id(0) // KV_HEADS + 1)
     sequence, token = tl.load(entry), tl.load(entry + 1)
     count, position = tl.load(entry + 2), tl.load(entry + 3)
     rows = tl.arange(0, ROWS)
@@ -115,11 +117,21 @@ def tokens_per_tile(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
     return max(1, (FP32_ROWS if dtype == torch.float32 else ROWS) // (heads // kv_heads))
 
 
-def plan_prefill(query_lens: Sequence[int], seq_lens: Sequence[int], tokens: int) -> NDArray[np.int32]:
-    """The tiles of a step, most work first, int32 [tiles, 4]: sequence, row of q, rows, position of that row.
+def plan_prefill(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    tokens: int,
+    *,
+    first: int = 0,
+    tables: NDArray[np.int32] | None = None,
+) -> NDArray[np.int32]:
+    """The tiles of a step, int32 [1 + tiles, 4]: their number, then, most work first, each one's block table,
+    first row of q, rows, and the position of that row.
 
     Sequence i brings query_lens[i] new tokens (0: none), the last of its seq_lens[i]; q holds them sequence
-    after sequence. `tokens` is `tokens_per_tile`. Copy it to the device with the step's other metadata.
+    after sequence from row `first` on. Its block table is row i, or row `tables[i]`, of those that
+    `paged_prefill` is given. `tokens` is `tokens_per_tile`. Copy it to the device with the step's other
+    metadata; rows that follow it there are not looked at.
     """
     queries = np.asarray(query_lens, dtype=np.int64)
     counts = -(-queries // tokens)
@@ -128,9 +140,10 @@ def plan_prefill(query_lens: Sequence[int], seq_lens: Sequence[int], tokens: int
     start = nth * tokens
     rows = np.minimum(tokens, queries[sequence] - start)
     position = (np.asarray(seq_lens, dtype=np.int64) - queries)[sequence] + start
-    row = (np.cumsum(queries) - queries)[sequence] + start
-    tiles = np.stack([sequence, row, rows, position], axis=1).astype(np.int32)
-    return np.ascontiguousarray(tiles[np.argsort(-position, kind="stable")])
+    row = (np.cumsum(queries) - queries)[sequence] + start + first
+    table = sequence if tables is None else tables[sequence]
+    tiles = np.stack([table, row, rows, position], axis=1)[np.argsort(-position, kind="stable")]
+    return np.concatenate([[[len(tiles), 0, 0, 0]], tiles]).astype(np.int32)
 
 
 _launches: dict[Any, Any] = {}
@@ -153,11 +166,12 @@ def paged_prefill(
 
     q and out are [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim], in q's dtype
     or fp8 with scales (fp32, [1] or [kv_heads]), already holding the new tokens; block_table int32
-    [sequences, blocks]; `tiles` from `plan_prefill`, on the device. `window`: how many positions a token
-    sees, itself included. Raises BadInput where shapes don't fit together.
+    [tables, blocks]; `tiles` from `plan_prefill`, on the device, where their number is read: a CUDA graph may
+    hold a call with more rows than a step's plan has. `window`: how many positions a token sees, itself
+    included. Raises BadInput where shapes don't fit together.
     """
     out = torch.empty_like(q) if out is None else out
-    if tiles.shape[0] == 0:
+    if tiles.shape[0] <= 1:
         return out
     key = (q.dtype, q.shape[1:], q.stride(), out.stride(), k_cache.dtype, k_cache.shape[1:],
            k_cache.stride(), v_cache.stride(), block_table.dtype,
@@ -174,7 +188,7 @@ def paged_prefill(
         except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
             launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, window)
     tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale)
-    launch(tiles.shape[0] * k_cache.shape[2], tensors, block_table.stride(0), scale)
+    launch((tiles.shape[0] - 1) * k_cache.shape[2], tensors, block_table.stride(0), scale)
     return out
 
 

@@ -295,9 +295,9 @@ def _consume(
         gl.store(out + at[:, None] + dims[None, :] * OUT[2], result, mask=mask)
 
 
-@gluon.jit(do_not_specialize=["table_stride", "items", "scale"])
+@gluon.jit(do_not_specialize=["table_stride", "scale"])
 def _prefill_hopper(
-    q, out, table, tiles, k_cache, v_cache, table_stride, items, scale,
+    q, out, table, plan, k_cache, v_cache, table_stride, scale,
     Q: gl.constexpr, OUT: gl.constexpr, K_ROWS: gl.constexpr, V_ROWS: gl.constexpr,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, TILE: gl.constexpr,
@@ -306,6 +306,8 @@ def _prefill_hopper(
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
+    items = gl.load(plan) * KV_HEADS
+    tiles = plan + 4
     UPPER: gl.constexpr = 0
     LOWER: gl.constexpr = 1
     q_upper = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
@@ -397,6 +399,6 @@ class HopperPrefill:
         scale: float,
     ) -> None:
         """Queues the kernel: one program a multiprocessor, each taking every n-th tile of the plan."""
-        items = tiles.shape[0] * k_cache.shape[2]
+        most = (tiles.shape[0] - 1) * k_cache.shape[2]
         tensors = (q, out, table, tiles, self._map(k_cache), self._map(v_cache))
-        self._launch(min(items, self._programs), tensors, table.stride(0), items, scale)
+        self._launch(min(most, self._programs), tensors, table.stride(0), scale)

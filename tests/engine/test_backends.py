@@ -6,6 +6,7 @@ import pytest
 import torch
 from pagecast.engine import attention
 from pagecast.engine.attention_triton import TritonBackend
+from pagecast.engine.batch import graph_sections
 from pagecast.engine.params import SamplingParams
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
@@ -15,7 +16,7 @@ def with_triton(engine: Any) -> Any:
     runner = engine.loop.runner
     shape = attention.Shape.of(runner.model.spec, runner.kv, runner.rows.padding + 1)
     runner.backend = TritonBackend(shape)
-    runner.batches._plan_chunks = runner.backend.plan
+    runner.batches.backend = runner.backend
     return engine
 
 
@@ -50,6 +51,31 @@ def test_padded_decode_steps_serve_the_same_tokens(model_of: Any, engine_of: Any
     runner._graphs, runner.batches.graphs = replay, [1, 4, 8]
     assert engine.generate(prompts, params) == plain
     assert set(sizes) == {1, 4, 8}
+
+
+def test_padded_steps_with_prompts_serve_the_same_tokens(model_of: Any, engine_of: Any) -> None:
+    """Prompts beside decodes, in chunks and of one token, as a CUDA graph replays them."""
+    folder = model_of("qwen3", num_hidden_layers=1).folder
+    options = {"block_size": 16, "max_num_batched_tokens": 48, "max_num_seqs": 4}
+    params = [SamplingParams(max_tokens=n, temperature=0.5, seed=n) for n in (9, 3, 6, 5, 4)]
+    prompts = [[n] * length for n, length in enumerate((20, 1, 90, 33, 7), 1)]
+    peer = engine_of(folder, **options)
+    engine = with_triton(engine_of(folder, **options))
+    runner = engine.loop.runner
+    sizes: list[tuple[int, int]] = []
+
+    def replay(size: int) -> torch.Tensor:
+        packed, (_, chunks) = runner.batches.packed.device, graph_sections(size, min(size, 4))
+        sizes.append((size, int((packed[chunks.lens] > 0).sum())))
+        return runner._prompt_states(size)
+
+    runner._prompt_graphs, runner.batches.prompt_graphs = replay, [8, 32]
+    assert engine.generate(prompts, params) == peer.generate(prompts, params)
+    assert {size for size, _ in sizes} == {8, 32}
+    assert all(singles for _, singles in sizes)
+    alone = prompts[3][:-2]
+    assert engine.generate([alone], params[0]) == peer.generate([alone], params[0])
+    assert sizes[-1] == (32, 0)
 
 
 def test_what_a_backend_cannot_do_is_said_at_the_start() -> None:

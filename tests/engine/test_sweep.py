@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pagecast.sim.scenario import Scenario
 
 SMALL = ["--device", "cpu", "--num-gpu-blocks", "48", "--max-num-seqs", "4", "--max-num-batched-tokens", "48"]
 GRAPHS = [1, 2, 4, 8, 16, 24, 32]
+PROMPT_GRAPHS = [16, 64, 160]
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +93,17 @@ def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_the_sweep_reaches_the_shapes_that_costs_hang_on() -> None:
     limits = Limits(4000, 16, 32, 1024, 16_000)
-    parts = segments(limits, GRAPHS)
+    parts = segments(limits, GRAPHS, PROMPT_GRAPHS)
     scenario = Scenario(
         num_gpu_blocks=4000, max_num_seqs=32, max_num_batched_tokens=1024, async_scheduling=False
     )
     results = [replay(part.trace, scenario, fast_forward=False) for part in parts if not part.depth]
     assert all(len(result.requests) == result.requests["e2e_s"].notna().sum() for result in results)
-    decodes, mixed = set[int](), []
+    decodes, mixed, computed = set[int](), [], []
     for result in results:
         steps = result.steps
         prompts = steps["prefill_n"] > 0
+        computed.append(steps.loc[prompts, ["decode_n", "prefill_tokens"]].sum(axis=1).to_numpy())
         decodes |= set(steps.loc[~prompts, "decode_n"])
         mixed.append(steps.loc[prompts & (steps["decode_n"] > 0), ["decode_n", "prefill_tokens"]].to_numpy())
     both_sides = {size + more for size in GRAPHS for more in (0, 1) if size + more <= 32}
@@ -108,11 +111,13 @@ def test_the_sweep_reaches_the_shapes_that_costs_hang_on() -> None:
     seen = np.concatenate(mixed)
     small = (seen[:, 1] <= 64) & (seen[:, 0] <= 8)
     assert small.sum() > 50 and (seen[:, 1] > 900).sum() > 20
+    tokens = np.concatenate(computed)
+    assert all(((tokens > low) & (tokens <= high)).sum() > 30 for low, high in pairwise((0, *PROMPT_GRAPHS)))
     assert max(int(result.steps["decode_max"].max()) for result in results) > 15_000
 
 
 def test_requests_that_decode_together_read_caches_of_their_own() -> None:
-    for part in segments(Limits(4000, 16, 32, 1024, 16_000), GRAPHS)[:2]:
+    for part in segments(Limits(4000, 16, 32, 1024, 16_000), GRAPHS, PROMPT_GRAPHS)[:2]:
         spans = part.trace.spans
         assert spans is not None
         groups: dict[int, list[int]] = {}

@@ -1,8 +1,10 @@
 """Prefill attention of chunks over a cached prefix equals float64 attention over the gathered tokens."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -17,9 +19,12 @@ SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthChe
 CHUNKS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 150)), min_size=1, max_size=4)
 
 
-def attend(cache: Any, q: torch.Tensor, query_lens: list[int], **more: Any) -> torch.Tensor:
+def attend(
+    cache: Any, q: torch.Tensor, query_lens: list[int], *, spare: int = 0, **more: Any
+) -> torch.Tensor:
+    """`spare`: rows behind the plan that hold what must not be looked at."""
     plan = plan_prefill(query_lens, cache.lens, tokens_per_tile(q.shape[1], cache.k.shape[2], q.dtype))
-    tiles = torch.from_numpy(plan).to(q.device)
+    tiles = torch.from_numpy(np.pad(plan, ((0, spare), (0, 0)), constant_values=1 << 20)).to(q.device)
     return paged_prefill(
         q, cache.k, cache.v, cache.table, tiles, out=torch.full_like(q, float("nan")), **more
     )
@@ -35,6 +40,7 @@ def attend(cache: Any, q: torch.Tensor, query_lens: list[int], **more: Any) -> t
     block_size=st.sampled_from([16, 32, 64, 128, 256]),
     window=st.sampled_from([None, None, 1, 37, 150]),
     dtype=st.sampled_from([torch.float32, torch.float16]),
+    spare=st.sampled_from([0, 3]),
 )
 def test_equals_attention_in_float64(
     paged: Callable[..., Any],
@@ -47,12 +53,13 @@ def test_equals_attention_in_float64(
     block_size: int,
     window: int | None,
     dtype: torch.dtype,
+    spare: int,
 ) -> None:
     query_lens = [new for new, _ in chunks]
     cache = paged([new + cached for new, cached in chunks], kv_heads, dim, block_size, dtype, seed)
     torch.manual_seed(seed)
     q = torch.randn(sum(query_lens), group * kv_heads + 2, dim).to(dtype).to(cache.k.device)[:, 2:]
-    out = attend(cache, q, query_lens, window=window)
+    out = attend(cache, q, query_lens, window=window, spare=spare)
     expected = reference.paged_prefill(
         q, cache.k, cache.v, cache.table, query_lens, cache.lens, window=window, dtype=torch.float64
     )
@@ -66,7 +73,8 @@ def test_equals_attention_in_float64(
 )
 def test_the_plan_covers_every_new_token_once(chunks: list[tuple[int, int]], tokens: int) -> None:
     query_lens = [new for new, _ in chunks]
-    tiles = plan_prefill(query_lens, [new + cached for new, cached in chunks], tokens)
+    number, *tiles = plan_prefill(query_lens, [new + cached for new, cached in chunks], tokens)
+    assert number[0] == len(tiles)
     covered = sorted(
         (int(s), int(row) + i, int(position) + i) for s, row, count, position in tiles for i in range(count)
     )
@@ -75,8 +83,8 @@ def test_the_plan_covers_every_new_token_once(chunks: list[tuple[int, int]], tok
         expected += [(s, first + i, cached + i) for i in range(new)]
         first += new
     assert covered == expected
-    assert all(1 <= count <= tokens for count in tiles[:, 2])
-    assert all(tiles[:-1, 3] >= tiles[1:, 3])
+    assert all(1 <= tile[2] <= tokens for tile in tiles)
+    assert all(a[3] >= b[3] for a, b in pairwise(tiles))
 
 
 def test_a_chunk_of_one_token_equals_decode(
