@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -114,9 +115,9 @@ def show(found: Forecast) -> None:
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for row in found.rows:
         table.add_row(
-            _title(row.name), _plain(row.predicted), _plain(row.measured), f"{row.error_percent:+.1f}%",
+            _title(row.name), _plain(row.predicted), _plain(row.measured), _percent(row.error_percent),
             _plain(row.low), _plain(row.high) + ("*" if row.covered is False else ""),
-            "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%",
+            _percent(row.sensitivity),
         )  # fmt: skip
     console.out.print(table)
     console.out.print("low, high: a 90% interval (* missed); per 1%: what 1% of step time changes")
@@ -133,4 +134,12 @@ def _title(name: str) -> str:
 def _plain(value: float | None) -> str:
     if value is None:
         return ""
+    if not math.isfinite(value):
+        return "-"
     return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "-" if math.isnan(value) else f"{value:+.1f}%"

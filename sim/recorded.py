@@ -14,33 +14,27 @@ A run of steady shapes, made to calibrate from, has no requests and lacks the tw
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs import Batch
-from pagecast.traces.schema import COLUMNS, REQUIRED, Spans, Trace
+from pagecast.sim.recorded_requests import HUGE, LATEST_S, has, lines, read_requests
+from pagecast.traces.schema import Spans, Trace
 
 FORMAT = 1
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-REQUEST_COLUMNS: dict[str, type] = {
-    "index": int, "arrival_s": float, "submitted_s": float, "input_tokens": int, "output_tokens": int,
-    "first_token_s": float, "finish_s": float, "cached_tokens": int, "tokens_out": int,
-}  # fmt: skip
-_HUGE = 2**53  # counts below it are exact in every column
-_LATEST_S = 9e9  # of what nanoseconds of 64 bits hold
 _LATE_S = 1.0  # tokens may be handed out a little after their step's end
-_MAY_BE_EMPTY = ("first_token_s", "finish_s")  # of a request cancelled or refused
+_ROUNDING = 1e-9
 _TIMES = ("start_s", "end_s", "sched_s")
 _COUNTS = ("decode_n", "decode_ctx", "decode_max", "running", "waiting")
 _STEP_KEYS = (*_TIMES, *_COUNTS, "prefill", "kv_usage")
@@ -88,7 +82,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One recorded run. `requests` has the columns of `REQUEST_COLUMNS` and perhaps more; `inputs` those of
+    """One recorded run. `requests` has the columns of `recorded_requests` and perhaps more; `inputs` those of
     a trace. Both are empty for a run of steady shapes. `spans` are the prompts where they share content."""
 
     name: str
@@ -136,10 +130,10 @@ class RecordedRun:
         steps = _read_steps(path / "steps.jsonl.gz")
         depth = int(bool(meta.get("config", {}).get("async_scheduling")))
         _check_order(path / "steps.jsonl.gz", steps, depth)
-        requests, inputs, spans = _read_requests(path)
+        requests, inputs, spans = read_requests(path)
         _check_end(path / "steps.jsonl.gz", steps, requests)
-        has_events = _has(path, "events.jsonl.gz")
-        events = [line for _, line in _lines(path / "events.jsonl.gz")] if has_events else []
+        has_events = has(path, "events.jsonl.gz")
+        events = [line for _, line in lines(path / "events.jsonl.gz")] if has_events else []
         return cls(str(meta.get("name") or path.name), path, meta, steps, requests, inputs, spans, events)
 
     def write(self, folder: str | Path) -> Path:
@@ -185,34 +179,6 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a gzipped JSON-lines file with their line numbers."""
-    with _open(path) as text:
-        number = 0
-        try:
-            for number, line in enumerate(text, 1):
-                value = json.loads(line)
-                if not isinstance(value, dict):
-                    raise BadInput(f"{path} line {number}: must be an object")
-                yield number, value
-        except (ValueError, OSError, EOFError) as error:
-            raise BadInput(f"{path} line {number}: cannot be read ({error})") from None
-
-
-def _open(path: Path) -> TextIO:
-    """The file, or the same name without `.gz`, as text."""
-    plain = path.with_suffix("")
-    if path.is_file():
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    if plain.is_file():
-        return plain.open(encoding="utf-8", newline="")
-    raise BadInput(f"{path}: missing")
-
-
-def _has(folder: Path, name: str) -> bool:
-    return (folder / name).is_file() or (folder / name).with_suffix("").is_file()
-
-
 class _Section(NamedTuple):
     names: dict[str, int]
     column: list[int]
@@ -222,7 +188,7 @@ def _read_steps(path: Path) -> Steps:
     columns: dict[str, list[Any]] = {key: [] for key in _STEP_KEYS if key != "prefill"}
     starts, tokens, there = [0], list[int](), list[int]()
     section = _Section({}, [])
-    for number, line in _lines(path):
+    for number, line in lines(path):
         try:
             _check_step(line)
         except ValueError as error:
@@ -253,16 +219,18 @@ def _check_step(line: dict[str, Any]) -> None:
         if key not in line:
             raise ValueError(f"no '{key}'")
     for key in (*_TIMES, "kv_usage"):
-        if not isinstance(line[key], int | float) or not abs(line[key]) < _LATEST_S:
-            raise ValueError(f"'{key}' is {line[key]!r}, must be a finite number below {_LATEST_S:g}")
+        if type(line[key]) not in (int, float) or not abs(line[key]) < LATEST_S:
+            raise ValueError(f"'{key}' is {line[key]!r}, must be a finite number below {LATEST_S:g}")
+    if not 0 <= line["kv_usage"] <= 1 + _ROUNDING:
+        raise ValueError(f"'kv_usage' is {line['kv_usage']!r}, must be a share of the blocks, from 0 to 1")
     for key in _COUNTS:
-        if type(line[key]) is not int or not 0 <= line[key] < _HUGE:
+        if type(line[key]) is not int or not 0 <= line[key] < HUGE:
             raise ValueError(f"'{key}' is {line[key]!r}, must be a whole number of at least 0, below 2**53")
     if line["end_s"] < line["start_s"] or line["sched_s"] < 0:
         key = "sched_s" if line["sched_s"] < 0 else "end_s - start_s"
         raise ValueError(f"negative duration: '{key}'")
     if not isinstance(line["prefill"], list) or not all(
-        isinstance(chunk, list) and len(chunk) == 2 and all(type(v) is int and v < _HUGE for v in chunk)
+        isinstance(chunk, list) and len(chunk) == 2 and all(type(v) is int and v < HUGE for v in chunk)
         and chunk[0] >= 1 and chunk[1] >= 0 for chunk in line["prefill"]
     ):  # fmt: skip
         raise ValueError("'prefill' must be a list of [tokens computed, tokens already there]")
@@ -294,99 +262,6 @@ def _check_end(path: Path, steps: Steps, requests: pd.DataFrame) -> None:
             f"{path}: columns are short: the steps end at {end_s:.3f} s, and {int(later.sum()):,} requests "
             f"finish later, up to {float(requests['finish_s'].max()):.3f} s"
         )
-
-
-def _read_requests(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Spans | None]:
-    if not _has(folder, "requests.csv.gz") and not _has(folder, "inputs.jsonl.gz"):
-        return pd.DataFrame(columns=list(REQUEST_COLUMNS)), pd.DataFrame(columns=list(REQUIRED)), None
-    requests = _read_csv(folder / "requests.csv.gz")
-    inputs, spans = _read_inputs(folder / "inputs.jsonl.gz")
-    if len(requests) != len(inputs):
-        raise BadInput(
-            f"{folder}: columns are short: {len(inputs)} lines in inputs.jsonl.gz, "
-            f"{len(requests)} rows in requests.csv.gz"
-        )
-    for key in ("input_tokens", "output_tokens"):
-        differ = np.flatnonzero(requests[key].to_numpy() != inputs[key].to_numpy())
-        if len(differ):
-            line = int(differ[0]) + 2
-            raise BadInput(f"{folder}/requests.csv.gz line {line}: '{key}' differs from inputs.jsonl.gz")
-    return requests, inputs, spans
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    with _open(path) as text:
-        rows = list(csv.reader(text))
-    header = rows[0] if rows else []
-    missing = [key for key in REQUEST_COLUMNS if key not in header]
-    if missing:
-        raise BadInput(f"{path}: no column '{missing[0]}'")
-    for number, row in enumerate(rows[1:], 2):
-        if len(row) != len(header):
-            raise BadInput(f"{path} line {number}: columns are short: {len(row)} of {len(header)}")
-    table = pd.DataFrame(rows[1:], columns=header)
-    for key, kind in REQUEST_COLUMNS.items():
-        table[key] = _numbers(path, table[key], key, kind)
-    for key, before in (("first_token_s", "arrival_s"), ("finish_s", "first_token_s")):
-        bad = np.flatnonzero((table[key] < table[before]).to_numpy())
-        if len(bad):
-            line = int(bad[0]) + 2
-            raise BadInput(f"{path} line {line}: negative duration: '{key}' is before '{before}'")
-    if "cancelled_s" in table:
-        table["cancelled_s"] = pd.to_numeric(table["cancelled_s"], errors="coerce")
-    return table
-
-
-def _numbers(path: Path, column: pd.Series[Any], key: str, kind: type) -> pd.Series[Any]:
-    values = pd.to_numeric(column, errors="coerce")
-    allowed = (column == "") & (key in _MAY_BE_EMPTY)
-    good = (values >= 0) & (values < (_HUGE if kind is int else _LATEST_S))
-    if kind is int:
-        good &= values == values.round()
-    bad = np.flatnonzero(~(good | allowed).to_numpy())
-    if len(bad):
-        value, line = column.iloc[int(bad[0])], int(bad[0]) + 2
-        what = "a whole number" if kind is int else "a number"
-        raise BadInput(f"{path} line {line}: '{key}' is {value!r}, must be {what} of at least 0")
-    return values.astype(np.int64 if kind is int else np.float64)
-
-
-def _read_inputs(path: Path) -> tuple[pd.DataFrame, Spans | None]:
-    rows: list[dict[str, Any]] = []
-    prompts: list[list[tuple[int, int, int]]] = []
-    for number, line in _lines(path):
-        try:
-            prompts.append(_prompt(line))
-        except ValueError as error:
-            raise BadInput(f"{path} line {number}: {error}") from None
-        rows.append({key: value for key, value in line.items() if key in COLUMNS})
-    table = pd.DataFrame(rows)
-    if "priority" in table:
-        table["priority"] = table["priority"].fillna(0).astype(np.int64)
-    if not any(prompts):
-        return table, None
-    flat = np.array([span for prompt in prompts for span in prompt], np.int64).reshape(-1, 3)
-    start = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])]).astype(np.int64)
-    return table, Spans(start, flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy())
-
-
-def _prompt(line: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """One request's prompt as spans; empty where it is unique. Raises `ValueError`."""
-    for key, least in (("arrival_s", 0), ("input_tokens", 1), ("output_tokens", 1)):
-        value = line.get(key)
-        if not isinstance(value, int | float) or not least <= value < _LATEST_S:
-            raise ValueError(f"'{key}' is {value!r}, must be a number of at least {least}")
-    ids, left = line.get("block_ids"), int(line["input_tokens"])
-    if line.get("spans"):
-        if sum(int(length) for _, _, length in line["spans"]) != left:
-            raise ValueError(f"'spans' do not have {left} tokens together")
-        return [(int(content), int(offset), int(length)) for content, offset, length in line["spans"]]
-    if ids is None:
-        return []
-    size = line.get("block_ids_tokens")
-    if type(size) is not int or size < 1 or len(ids) * size < left:
-        raise ValueError(f"{len(ids)} 'block_ids' of {size!r} tokens do not cover {left} input tokens")
-    return [(int(name), 0, min(size, left - i * size)) for i, name in enumerate(ids) if i * size < left]
 
 
 def _step_lines(steps: Steps) -> Iterator[dict[str, Any]]:

@@ -132,7 +132,8 @@ class Study:
             if len(values) >= LEAST:
                 bounds = np.percentile(values, (LOW, HIGH), method="weibull")
                 low[name], high[name] = (float(bound) for bound in bounds)
-        return Spread(low, high, {name: _slope(below[name], above[name]) for name in below})
+        slopes = {name: _slope(below[name], above[name]) for name in below}
+        return Spread(low, high, {name: slope for name, slope in slopes.items() if np.isfinite(slope)})
 
     def _all(self, jobs: list[Job], workers: int | None) -> Iterable[dict[str, float]]:
         count = min(workers or os.cpu_count() or 1, len(jobs))

@@ -19,13 +19,14 @@ DECODE = {**STEP, **AT_END, "decode_n": 1, "decode_ctx": 40, "decode_max": 40, "
 HEADER = (
     "index,arrival_s,submitted_s,input_tokens,output_tokens,first_token_s,finish_s,cached_tokens,tokens_out"
 )
+INPUT = {"arrival_s": 0.0, "input_tokens": 40, "output_tokens": 2}
 ROW = "0,0.0,0.000001,40,2,0.01,0.016,0,2"
 
 
 def lay(folder: Path, steps=(STEP, DECODE), rows=(ROW,), inputs=None, meta=None) -> Path:
     """Writes a run of one request, with the parts given instead of the sound ones."""
     folder.mkdir(exist_ok=True)
-    inputs = inputs or [{"arrival_s": 0.0, "input_tokens": 40, "output_tokens": 2}]
+    inputs = inputs or [INPUT]
     (folder / "meta.json").write_text(json.dumps(meta or {"name": "one", "usable_blocks": 10}))
     for name, lines in (("steps", steps), ("inputs", inputs)):
         with gzip.open(folder / f"{name}.jsonl.gz", "wt") as out:
@@ -97,6 +98,16 @@ def test_an_asynchronous_run_may_have_one_step_in_flight_but_not_two(tmp_path):
         ({"rows": ("0,0.0,nan,40,2,0.01,0.016,0,2",)}, r"line 2: 'submitted_s' is 'nan'"),
         ({"rows": ("0,0.0,0.0,41,2,0.01,0.016,0,2",)}, r"line 2: 'input_tokens' differs"),
         ({"inputs": [{"arrival_s": 0, "input_tokens": 0}]}, r"line 1: 'input_tokens' is 0"),
+        ({"steps": ({**STEP, "kv_usage": -3},)}, r"line 1: 'kv_usage' is -3, must be a share"),
+        ({"steps": ({**STEP, "sched_s": True},)}, r"line 1: 'sched_s' is True, must be a finite number"),
+        ({"rows": ("0,0.5,0.0,40,2,0.51,0.516,0,2",)}, r"line 2: negative duration: 'submitted_s' is before"),
+        ({"rows": ("7,0.0,0.0,40,2,0.01,0.016,0,2",)}, r"line 2: 'index' must number the rows from 0"),
+        ({"rows": ("0,0.0,0.0,40,2,,0.016,0,2",)}, r"line 2: 'first_token_s' is empty, but the request fin"),
+        ({"inputs": [{**INPUT, "priority": "x"}]}, r"inputs.* line 1: 'priority' is 'x', must be a whole"),
+        ({"inputs": [{**INPUT, "session": 5}]}, r"line 1: 'session' is 5, must be a text"),
+        ({"inputs": [{**INPUT, "input_tokens": 40.5}]}, r"line 1: 'input_tokens' is 40\.5, must be a whole"),
+        ({"inputs": [{**INPUT, "spans": [[1, 2]]}]}, r"line 1: 'spans' must be a list of \[content, offset"),
+        ({"inputs": [{**INPUT, "block_ids": ["a"]}]}, r"line 1: 'block_ids' must be a list of whole numbers"),
         ({"meta": {"format": 9}}, r"run format 9, this pagecast reads 1"),
         ({"meta": {"config": 5}}, r"meta\.json: 'config' is 5, must be an object"),
     ],
@@ -118,6 +129,45 @@ def test_a_truncated_file_and_a_missing_one_are_named(tmp_path):
         RecordedRun.load(folder)
     with pytest.raises(BadInput, match=r"no meta\.json"):
         RecordedRun.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"index", "Not a gzipped file"),
+        (gzip.compress(b"\xff\xfe\x00index"), "can't decode byte 0xff"),
+        (gzip.compress(f"{HEADER}\n{ROW}\n".encode())[:-12], "ended before the end-of-stream marker"),
+    ],
+)
+def test_a_request_table_that_is_no_text_is_named(tmp_path, body, words):
+    folder = lay(tmp_path / "run")
+    (folder / "requests.csv.gz").write_bytes(body)
+    with pytest.raises(BadInput, match=r"requests\.csv\.gz line \d+: cannot be read") as caught:
+        RecordedRun.load(folder)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_when_a_request_was_cancelled_is_a_time_or_empty(tmp_path):
+    folder = lay(tmp_path / "run")
+
+    def cancelled(when: str) -> RecordedRun:
+        with gzip.open(folder / "requests.csv.gz", "wt") as out:
+            out.write(f"{HEADER},cancelled_s\n{ROW},{when}\n")
+        return RecordedRun.load(folder)
+
+    assert np.isnan(cancelled("").requests["cancelled_s"][0])
+    assert cancelled("0.012").trace().requests["cancel_after_s"].tolist() == [0.012]
+    with pytest.raises(BadInput, match="line 2: 'cancelled_s' is 'soon', must be a number"):
+        cancelled("soon")
+    with pytest.raises(BadInput, match="line 2: negative duration: 'cancelled_s' is before 'submitted_s'"):
+        cancelled("0.0")
+
+
+def test_a_long_answer_fits_its_field(tmp_path):
+    folder = lay(tmp_path / "run")
+    with gzip.open(folder / "requests.csv.gz", "wt") as out:
+        out.write(f"{HEADER},output_ids\n{ROW},{'123456 ' * 40_000}\n")
+    assert len(RecordedRun.load(folder).requests["output_ids"][0]) == 280_000
 
 
 def test_every_shared_run_can_be_read_and_survives_writing(shared, tmp_path):
