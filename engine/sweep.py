@@ -1,9 +1,9 @@
 """The sweep that a calibration is fitted from: traces that lead the engine through its batch shapes.
 
 Every step of it is one that the scheduler planned for requests it was given. Contexts are made once and met
-again by prefix hits; requests that decode together never share them, for shared KV would be read from the
-GPU's L2 cache, faster than any other. Shapes are dense where cost bends (CUDA graph sizes, small batches,
-small chunks) and sparse where it is linear.
+again by prefix hits; requests that decode together share them in one part alone, for shared KV is read from
+the GPU's L2 cache in part, faster than any other. Shapes are dense where cost bends (CUDA graph sizes, small
+batches, small chunks) and sparse where it is linear.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def segments(limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> lis
         for name, write in _PARTS.items():
             script = Script(f"{name}-{word}", space.max_len)
             write(script, space)
-            made.append(Segment(script.name, depth, script.trace()))
+            if len(script):
+                made.append(Segment(script.name, depth, script.trace()))
     return made
 
 
@@ -126,6 +127,23 @@ def _batch_sizes(space: Space) -> list[int]:
     sizes = {*ladder, *(size + 1 for size in ladder if size < space.seqs), space.seqs}
     chosen = sorted(sizes)
     return [size for i, size in enumerate(chosen) if not space.depth or size <= 8 or i % 3 == 0]
+
+
+# ---- shared contexts
+
+
+def _shared(script: Script, space: Space) -> None:
+    """Requests that decode together behind one prefix, as those of one system prompt do."""
+    if space.depth:  # what they spare one another is the device's, and the same at any depth
+        return
+    own = int(max(1, min(256, 0.2 * space.cache_tokens / space.seqs)))
+    for prefix in (512, 2048, 8192):
+        if prefix > min(space.max_len / 2, space.cache_tokens / 4):
+            break
+        text = script.document(prefix).cut(prefix)
+        script.follow(script.add(text, 1))
+        for n in (size for size in (3, 8, 16, 32, 64) if size <= space.seqs):
+            script.group([(*text, *script.document(own).cut(own)) for _ in range(n)], output=10)
 
 
 # ---- long contexts
@@ -287,6 +305,6 @@ def _load(script: Script, space: Space) -> None:
 
 
 _PARTS = {
-    "decode": _decode, "long": _long, "prompts": _prompts,
+    "decode": _decode, "shared": _shared, "long": _long, "prompts": _prompts,
     "mixed": _mixed, "load": _load,
 }  # fmt: skip

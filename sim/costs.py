@@ -111,6 +111,14 @@ class StepCosts(Protocol):
         """Device time of a pure decode step of `n` >= 1 requests, as a line in its context."""
         ...
 
+    def shared_ns(self, tokens: int) -> int:
+        """Device time that a step saves where `tokens` of its decoding requests' context are in the blocks of
+        another request of the step as well, which has them fetched already.
+
+        It is the same for all steps of a stretch of decode steps, and never more than their contexts take.
+        """
+        ...
+
     def host_ns(self, requests: int) -> int:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
         ...

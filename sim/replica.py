@@ -124,9 +124,12 @@ class Replica:
             duration = self.costs.device_ns(batch)
             launched += self.costs.launch_ns(batch)
             self._after = plan.decode_n + sum([chunk[0] for chunk in prefill])
+            # Prompts share blocks too, but do not read them together.
+            duration -= min(self._saved(), self.costs.shared_ns(plan.decode_ctx))
         else:
             self._after = 0
             duration = self.costs.decode_line(plan.decode_n).ns(plan.decode_ctx, plan.decode_max)
+            duration -= self._saved()
         self._launch(plan, now, host, duration, launched)
         return launched
 
@@ -137,29 +140,36 @@ class Replica:
         n = decoders.count
         context, longest = decoders.context(s.tick), decoders.longest(s.tick)
         line = self.costs.decode_line(n)
-        host = self.costs.host_ns(n)
+        host, saved = self.costs.host_ns(n), self._saved()
         self._after = 0
         if s.limits.pipeline_depth:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
             busy = self._device_free
-            first = line.ns(context, longest)
+            first = line.ns(context, longest) - saved
             steps = 1
             if free > 1 and flying and first >= host and busy >= now + host and busy < due:
-                steps += line.steps_begun(context, longest, due - busy, free - 1)
+                steps += line.steps_begun(context, longest, due - busy, free - 1, -saved)
             plan = s.decode(steps)
             if steps == 1:
                 self._launch(plan, now, now + host, first)
                 return now + host
             self._commit(flying.popleft()[0], busy)
             last = steps - 1
-            before = line.ns(context, longest, last)
-            self._launch(plan, now, busy, before + line.ns(context + last * n, longest + last))
+            before = line.ns(context, longest, last) - saved * last
+            self._launch(plan, now, busy, before + line.ns(context + last * n, longest + last) - saved)
             return busy + before
-        steps = line.steps_begun(context, longest, due - now, free, host)
+        steps = line.steps_begun(context, longest, due - now, free, host - saved)
         plan = s.decode(steps)
-        duration = line.ns(context, longest, steps) + host * (steps - 1)
+        duration = line.ns(context, longest, steps) + host * (steps - 1) - saved * steps
         self._launch(plan, now, now + host, duration)
         return now + host
+
+    def _saved(self) -> int:
+        """Device time that requests in the step save one another; what they share changes only when one of
+        them comes or goes."""
+        cache = self.scheduler.cache
+        shared = cache.shared_blocks
+        return self.costs.shared_ns(shared * cache.block_size) if shared else 0
 
     def _launch(self, plan: StepPlan, now: int, ready: int, duration: int, launched: int = 0) -> None:
         """The device begins when it is free and the step's first kernel `ready`, and waits for the last."""

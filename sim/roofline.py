@@ -143,6 +143,10 @@ class Roofline:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
         return self._host_step_ns + requests * self._host_request_ns
 
+    def shared_ns(self, tokens: int) -> int:
+        """Nothing: what a cache spares the memory is left out of a bound from first principles."""
+        return 0
+
     def arrival_ns(self, input_tokens: int) -> int:
         """CPU time between steps for one arriving request."""
         return self._arrival_ns

@@ -40,7 +40,7 @@ class Calibrated:
         self._arrival = self._terms.get("arrival", 0.0)
         self._arriving = self._terms.get("arriving_token", 0.0)
         sizes = c.shape.graph_sizes
-        self._prompt_sizes = sizes if c.shape.prompt_graphs else ()
+        self._prompt_sizes = c.shape.padded_prompts
         every = np.arange(_TABLE + 1)
         self._matrix: list[float] = self._matrix_ns(every, sizes).tolist()
         self._prompt_matrix: list[float] = self._matrix_ns(every, self._prompt_sizes).tolist()
@@ -55,14 +55,14 @@ class Calibrated:
         t, shape = self._terms, self.calibration.shape
         self._sizes_end = self._prompt_sizes[-1] if self._prompt_sizes else 0
         self._request = t.get("request", 0.0)
-        self._prompt_request = self._request if shape.prompt_graphs else 0.0
         self._chunk = t.get("prompt_chunk", 0.0)
         self._launch = t.get("launch_floor", 0.0)
         self._eager = not shape.prompt_graphs
         self._beside = t.get("request_beside_prompt", 0.0)
         self._hot = t.get("token_after_prompts", 0.0)
         self._kv = t.get("kv_token", 0.0)
-        self._longest = t.get("longest_context", 0.0)
+        # A context that several read is not cheaper than none.
+        self._shared = min(t.get("shared_token", 0.0), self._kv)
         self._tile = t.get("prompt_tile", 0.0)
         self._last_tile = t.get("longest_prompt_tile", 0.0) / attention.BLOCK
         self._share = shape.kv_heads / shape.sms
@@ -77,7 +77,7 @@ class Calibrated:
             if not batch.prefill:
                 return self.decode_line(batch.decode_n).ns(batch.decode_ctx, batch.decode_max)
         n, ctx, longest, prefill, after = batch
-        tokens, tiles, keys, largest = n, 0.0, 0, 0
+        tokens, tiles, keys, largest, chunks = n, 0.0, 0, 0, len(prefill)
         known = self._chunks
         for chunk in prefill:
             cost = known.get(chunk)
@@ -86,30 +86,29 @@ class Calibrated:
             tokens += size
             largest = max(largest, size)
             keys = max(keys, size + chunk[1])
-        chunks = len(prefill)
         if tokens <= _TABLE:
             total = self._prompt_matrix[tokens]
         else:
             total = float(self._matrix_ns(np.array([tokens]), self._prompt_sizes)[0])
-        total += self._prompt_step(tokens) + self._beside * n
+        total += self._prompt_step(tokens, n + chunks) + self._beside * n
         total += self._hot * min(tokens, after)
         work = tiles * self._share
         if n:
             total += self._kv * (ctx + attention.BLOCK / 2 * n + self._spread(n, ctx, longest))
-            total += self._longest * longest
         if self.calibration.shape.tile_schedule and not self._splits(largest):
             read = (ctx / attention.BLOCK + n / 2) * self._share
             work += max(0.0, max(longest, keys) / attention.BLOCK - work - read)
         elif self._eager:
             work = self._span(prefill)
         total += self._tile * work + self._last_tile * keys
-        total += self._prompt_request * (n + chunks) + self._chunk * chunks
+        total += self._chunk * chunks
         return max(round(total * self._busy - self._hidden) - self.host_ns(n + chunks), 0)
 
     def launch_ns(self, batch: Batch) -> int:
         """Time to launch a step with prompts kernel by kernel; 0 where CUDA graphs are replayed."""
         chunks = sum([chunk[0] > 1 for chunk in batch.prefill])
-        if not self._launch or not chunks:
+        tokens = batch.decode_n + sum([chunk[0] for chunk in batch.prefill])
+        if not self._launch or not chunks or tokens <= self._sizes_end:
             return 0
         rows = batch.decode_n + len(batch.prefill)
         return max(round(self._launch + self._chunk * chunks) - self.host_ns(rows), 0)
@@ -120,6 +119,10 @@ class Calibrated:
         if line is None:
             line = self._lines[n] = self._make_line(n)
         return line
+
+    def shared_ns(self, tokens: int) -> int:
+        """Device time that a step saves by context tokens of which others of its requests read the same."""
+        return round(self._shared * tokens)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
@@ -147,8 +150,11 @@ class Calibrated:
         weights = curve_weights(padded(tokens, sizes), self.calibration.knots)
         return np.asarray(weights @ self._curve, np.float64)
 
-    def _prompt_step(self, tokens: int) -> float:
-        total = self._terms.get("prompt_step", 0.0)
+    def _prompt_step(self, tokens: int, requests: int) -> float:
+        """What a step with prompts adds by how it is launched."""
+        if self._eager and tokens > self._sizes_end:
+            return 0.0
+        total = self._terms.get("prompt_step", 0.0) + self._request * requests
         if tokens > self._sizes_end > 0:
             total += self._terms.get("ungraphed_step", 0.0)
         return total
@@ -189,7 +195,7 @@ class Calibrated:
             return DecodeLine(n, max(round(base * FEMTO), 0), round(per_ctx * FEMTO), round(per_max * FEMTO))
 
         if not shape.tile_schedule:
-            return line(fixed + rounding, self._kv, self._longest)
+            return line(fixed + rounding, self._kv, 0.0)
         waves = attention.even_waves(shape, n)
         even = line(fixed + rounding * waves, self._kv * waves, 0.0)
         cap = float(attention.imbalance_cap(shape, np.array(float(n))))

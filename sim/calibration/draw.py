@@ -74,6 +74,10 @@ class Scaled:
         """CPU time a step adds when nothing overlaps it."""
         return round(self._costs.host_ns(requests) * self._factor)
 
+    def shared_ns(self, tokens: int) -> int:
+        """See `StepCosts`."""
+        return round(self._costs.shared_ns(tokens) * self._factor)
+
     def arrival_ns(self, input_tokens: int) -> int:
         """CPU time between steps for one arriving request."""
         return round(self._costs.arrival_ns(input_tokens) * self._factor)

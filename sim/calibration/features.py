@@ -17,19 +17,20 @@ import numpy.typing as npt
 from pagecast.sim.calibration import attention
 from pagecast.sim.calibration.shape import Shape
 from pagecast.sim.recorded import RecordedRun, Steps
+from pagecast.sim.validate import DecisionReplay
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 TERMS: dict[str, str] = {
     "request": "a request in the step: scheduling, sampling, handing out its token",
-    "prompt_step": "a step with prompt chunks: no full CUDA graph",
+    "prompt_step": "a step with prompt chunks, of which no full CUDA graph runs from sampling to sampling",
     "ungraphed_step": "a step with more tokens than any CUDA graph",
     "prompt_chunk": "a prompt chunk",
     "request_beside_prompt": "a decoding request in a step with prompt chunks",
     "token_after_prompts": "a token in a step with prompts right after another: a GPU run hot",
     "kv_token": "a context token read by decode attention, with the time of SMs left idle",
-    "longest_context": "a token of the longest decoding request",
+    "shared_token": "a context token that another decoding request reads too: less, by what a cache spares",
     "prompt_tile": "a tile x key block of prompt attention, as many as an SM takes",
     "longest_prompt_tile": "a key block of the longest prompt tile",
     "launch_floor": "launching a step with prompts, which its device time can't go below",
@@ -39,12 +40,12 @@ TERMS: dict[str, str] = {
 # Host time that neither hides device time nor is hidden by it where steps are not planned ahead.
 HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
 # What launches stand for in steps with prompts that run without CUDA graphs.
-OF_GRAPHS = ("prompt_step", "ungraphed_step", "longest_prompt_tile")
+OF_GRAPHS = ("ungraphed_step", "longest_prompt_tile")
 LAUNCH = "launch_floor"
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
     "longest_prompt_tile", "request_beside_prompt", "token_after_prompts", "ungraphed_step", "prompt_chunk",
-    "longest_context", "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
+    "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
 )  # fmt: skip
 
 _KNOTS = (
@@ -81,6 +82,7 @@ class StepTable:
     prompt_span: Floats  # key blocks of the busiest SM, where tiles are never split; else 0
     longest_prompt: Floats  # keys of the longest chunk
     largest_chunk: Ints
+    shared: Floats  # context tokens of decoding requests that stand in another one's blocks too
     arrivals: Floats
     arrived_tokens: Floats
 
@@ -134,10 +136,25 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
         "prompt_span": _spans(steps, shape),
         "longest_prompt": _largest(steps, steps.prefill_tokens + steps.prefill_ctx).astype(np.float64),
         "largest_chunk": _largest(steps, steps.prefill_tokens),
+        "shared": _shared(run, shape),
         "arrivals": arrivals, "arrived_tokens": arrived,
     }  # fmt: skip
     kept = {key: value[keep] for key, value in columns.items()}
     return StepTable(run=run.name, segments=steps.sections if swept else (run.name,), **kept)
+
+
+def _shared(run: RecordedRun, shape: Shape) -> Floats:
+    """See `StepTable.shared`: the run's decisions replayed; 0 for every step where it has no requests, and
+    for engines whose sequences wait for one another in attention's schedule."""
+    found = np.zeros(len(run.steps))
+    if shape.tile_schedule or not len(run.requests) or run.spans is None:
+        return found
+    replay = DecisionReplay(run)
+    cache = replay.scheduler.cache
+    for number in range(len(run.steps)):
+        replay.step(number)
+        found[number] = cache.shared_blocks * cache.block_size
+    return np.minimum(found, run.steps.decode_ctx)
 
 
 def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
@@ -211,8 +228,14 @@ def _largest(steps: Steps, values: Ints) -> Ints:
 
 def computed_rows(table: StepTable, shape: Shape) -> Floats:
     """Tokens as each step computes them: up to the next CUDA graph size where a graph is used."""
-    up = padded(table.tokens, shape.graph_sizes)
-    return up if shape.prompt_graphs else np.where(table.mixed, table.tokens, up)
+    decode = padded(table.tokens, shape.graph_sizes)
+    return np.where(table.mixed, padded(table.tokens, shape.padded_prompts), decode)
+
+
+def launched_singly(table: StepTable, shape: Shape) -> npt.NDArray[np.bool_]:
+    """Which steps' kernels are launched one by one, so that a step lasts as long as that takes at least."""
+    most = shape.prompt_sizes[-1] if shape.prompt_sizes else 0
+    return table.mixed & (not shape.prompt_graphs) & (table.tokens > most)
 
 
 def padded(tokens: Ints, sizes: tuple[int, ...]) -> Floats:
@@ -262,7 +285,7 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     """One column for each of `TERMS`, in the unit its name says."""
     columns = _all_columns(table, shape)
     if not shape.prompt_graphs:
-        columns["request"] = np.where(table.mixed, 0.0, columns["request"])
+        columns["request"] = np.where(launched_singly(table, shape), 0.0, columns["request"])
         columns |= {name: np.zeros(len(table)) for name in OF_GRAPHS}
     return columns
 
@@ -282,16 +305,16 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     most = shape.graph_sizes[-1] if shape.graph_sizes and shape.prompt_graphs else 0
     return {
         "request": table.n + table.chunks,
-        "prompt_step": mixed.astype(np.float64),
+        "prompt_step": (mixed & ~launched_singly(table, shape)).astype(np.float64),
         "ungraphed_step": ((table.tokens > most) & mixed & (most > 0)).astype(np.float64),
         "prompt_chunk": table.chunks,
         "request_beside_prompt": np.where(mixed, table.n, 0.0),
         "token_after_prompts": np.where(mixed, np.minimum(table.tokens, table.after), 0).astype(np.float64),
         "kv_token": kv,
-        "longest_context": np.zeros(len(table)) if shape.tile_schedule else table.longest,
+        "shared_token": -table.shared,
         "prompt_tile": prompt,
         "longest_prompt_tile": table.longest_prompt / attention.BLOCK,
-        LAUNCH: np.where(mixed & (not shape.prompt_graphs), 1.0, 0.0),
+        LAUNCH: launched_singly(table, shape).astype(np.float64),
         "arrival": table.arrivals,
         "arriving_token": table.arrived_tokens,
     }

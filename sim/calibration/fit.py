@@ -137,10 +137,11 @@ def design(tables: list[StepTable], shape: Shape) -> tuple[Design, tuple[str, ..
     if not len(ns):
         raise BadInput("no step with work after it: nothing to fit")
     tokens = np.concatenate([computed_rows(table, shape) for table in tables])
-    knots = choose_knots(tokens, () if shape.prompt_graphs else shape.graph_sizes)
+    sizes = () if shape.prompt_graphs else (*shape.graph_sizes, *shape.prompt_sizes)
+    knots = choose_knots(tokens, sizes)
     parts = [term_columns(table, shape) for table in tables]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in TERMS}
-    present = tuple(name for name, column in columns.items() if np.any(column > 0))
+    present = tuple(name for name, column in columns.items() if np.any(column))
     of_others = (LAUNCH,) if shape.prompt_graphs else OF_GRAPHS
     absent = tuple(name for name in TERMS if name not in present and name not in of_others)
     count = len(knots) + len(present)

@@ -23,8 +23,9 @@ class Shape:
     `kv_heads` and `group` (query heads to one KV head) are of one GPU; `sms` its multiprocessors;
     `graph_sizes` the token counts that CUDA graphs were captured for (empty: none); `tile_schedule`
     whether attention's tiles are spread over the SMs as FlashAttention 3 does it; `prompt_graphs` whether
-    steps with prompts are padded to graph sizes too (vLLM's piecewise graphs). Where they are not, their
-    kernels are launched one by one, and prompt attention is a launch of its own whose tiles are never split.
+    steps with prompts are padded to graph sizes too (vLLM's piecewise graphs). Where they are not, prompt
+    attention is a launch of its own, and steps with prompts are padded to `prompt_sizes`, of graphs for such
+    steps; the kernels of larger ones are launched one by one.
     """
 
     kv_heads: int
@@ -33,20 +34,29 @@ class Shape:
     graph_sizes: tuple[int, ...]
     tile_schedule: bool
     prompt_graphs: bool = True
+    prompt_sizes: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        return {**asdict(self), "graph_sizes": list(self.graph_sizes)}
+        sizes = {"graph_sizes": list(self.graph_sizes), "prompt_sizes": list(self.prompt_sizes)}
+        return {**asdict(self), **sizes}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Shape:
         """The opposite of `as_dict`."""
-        return cls(**{**fields, "graph_sizes": tuple(fields["graph_sizes"])})
+        sizes = {name: tuple(fields.get(name, ())) for name in ("graph_sizes", "prompt_sizes")}
+        return cls(**{**fields, **sizes})
+
+    @property
+    def padded_prompts(self) -> tuple[int, ...]:
+        """The token counts that steps with prompts are padded to."""
+        return self.graph_sizes if self.prompt_graphs else self.prompt_sizes
 
     def check(self, where: str) -> None:
         """Errors: BadInput naming a field that can't be."""
         sizes = {"kv_heads": self.kv_heads, "group": self.group, "sms": self.sms}
-        sizes |= {f"graph_sizes {number}": size for number, size in enumerate(self.graph_sizes)}
+        for name in ("graph_sizes", "prompt_sizes"):
+            sizes |= {f"{name} {number}": size for number, size in enumerate(getattr(self, name))}
         for name, value in sizes.items():
             if type(value) is not int or value < 1:
                 raise BadInput(f"{where}: {name} is {value!r}, must be a whole number of at least 1")
@@ -70,6 +80,7 @@ def shape_of(meta: dict[str, Any], where: str) -> Shape:
         graph_sizes=graph_sizes(meta),
         tile_schedule=str(config.get("attention", "")).startswith(FA3),
         prompt_graphs=meta.get("engine") != "pagecast",
+        prompt_sizes=tuple(sorted(config.get("prompt_graph_sizes") or ())),
     )
 
 

@@ -118,7 +118,7 @@ def _term_ratios(origin: Target, target: Target) -> dict[str, float]:
     kv, flops = target.kv_read_s / origin.kv_read_s, tile[1] / tile[0]
     layers = target.model.layers / origin.model.layers
     return {
-        "kv_token": kv, "longest_context": kv, "prompt_tile": flops, "longest_prompt_tile": flops,
+        "kv_token": kv, "shared_token": kv, "prompt_tile": flops, "longest_prompt_tile": flops,
         "prompt_step": layers, "ungraphed_step": layers,
         "launch_floor": layers,
     }  # fmt: skip

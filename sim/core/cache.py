@@ -38,6 +38,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.caching = caching
         self.pool = BlockPool(num_blocks, unfindable_first=unfindable_first and caching)
+        self.shared_blocks = 0  # how many more blocks the tables would hold if none were in two of them
         self.settle = _no_writer  # brings a decoding writer's `published` up to date
 
     # ---- lookup
@@ -94,7 +95,7 @@ class KVCacheManager:
                 high -= low
                 if writer is not None and writer.tail is found:
                     writer.tail = run
-            pool.hold(run, high)
+            self.shared_blocks += high - pool.hold(run, high)
             table.append((run, high))
         request.table_blocks = hit.blocks
         request.segment = 0
@@ -243,12 +244,15 @@ class KVCacheManager:
         pool = self.pool
         before = pool.queue.count
         blanks: list[Run] = []
+        held = 0
         for run, length in reversed(request.table):
             if length < 0 and run.rest is None:
+                held += len(run.blocks)
                 blank = pool.give_back(run)
                 if blank is not None:
                     blanks.append(blank)
             else:
+                held += self._length(request, run, length)
                 blanks += self._let_go(request, run, length)
         if blanks:
             pool.put_first(blanks)
@@ -259,7 +263,20 @@ class KVCacheManager:
         request.table_blocks = 0
         request.tail = None
         request.segment = 0
-        return pool.queue.count - before
+        freed = pool.queue.count - before
+        self.shared_blocks -= held - freed
+        return freed
+
+    def _length(self, request: Request, run: Run, length: int) -> int:
+        """Blocks of an entry of a request's table; a run it writes may have been split."""
+        if length >= 0:
+            return length
+        held = 0
+        part: Run | None = run
+        while part is not None and part.writer is request:
+            held += len(part.blocks)
+            part = part.rest
+        return held
 
     def _let_go(self, request: Request, run: Run, length: int) -> list[Run]:
         """Lets go of a run and of what was split off it. Returns what has to go ahead of all others."""

@@ -60,6 +60,9 @@ def check(s: Scheduler) -> None:
     _hold(not twice, f"blocks {twice[:5]} are in two places")
     missing = set(range(s.limits.num_blocks)) - free - set(held)
     _hold(not missing, f"blocks {sorted(missing)[:5]} are lost")
+    entries = sum(len(request.blocks()) for request in s.requests.values())
+    shared = s.cache.shared_blocks
+    _hold(shared == entries - s.cache.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     for request in s.requests.values():
         _check_request(s, request)
     _hold(not (s.waiting.size and not s.running and s.blocked), "the queue is blocked and nothing runs")

@@ -117,7 +117,8 @@ def test_the_sweep_reaches_the_shapes_that_costs_hang_on() -> None:
 
 
 def test_requests_that_decode_together_read_caches_of_their_own() -> None:
-    for part in segments(Limits(4000, 16, 32, 1024, 16_000), GRAPHS, PROMPT_GRAPHS)[:2]:
+    parts = {part.name: part for part in segments(Limits(4000, 16, 32, 1024, 16_000), GRAPHS, PROMPT_GRAPHS)}
+    for part in (parts["decode-sync"], parts["long-sync"]):
         spans = part.trace.spans
         assert spans is not None
         groups: dict[int, list[int]] = {}
@@ -140,3 +141,14 @@ def test_segments_are_joined_on_one_clock(swept: Path) -> None:
     assert sync.steps.sections[sync.steps.section[at]] == "long-sync"
     first = sync.requests["submitted_s"].iloc[len(parts[0].requests)]
     assert sync.steps.end_ns[at - 1] / 1e9 < first < sync.steps.end_ns[at] / 1e9
+
+
+def test_the_shared_part_of_the_sweep_decodes_behind_one_prefix() -> None:
+    parts = {part.name: part for part in segments(Limits(4000, 16, 32, 1024, 16_000), GRAPHS, PROMPT_GRAPHS)}
+    assert "shared-async" not in parts
+    scenario = Scenario(num_gpu_blocks=4000, max_num_seqs=32, max_num_batched_tokens=1024)
+    costs, counted = scenario.step_costs(), list[int]()
+    costs.shared_ns = lambda tokens: counted.append(tokens) or 0  # type: ignore[method-assign,func-returns-value]
+    replay(parts["shared-sync"].trace, scenario, costs=costs, fast_forward=False)
+    for prefix in (512, 2048):
+        assert {prefix * (n - 1) for n in (3, 8, 16, 32)} <= set(counted)

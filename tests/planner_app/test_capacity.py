@@ -35,6 +35,9 @@ class Constant:
     def host_ns(self, requests):
         return 0
 
+    def shared_ns(self, tokens):
+        return 0
+
     def arrival_ns(self, input_tokens):
         return 0
 

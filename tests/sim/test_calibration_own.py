@@ -1,4 +1,4 @@
-"""Costs of the engine's own steps: prompts are launched kernel by kernel, in tiles never split."""
+"""Costs of the engine's own steps: small ones are padded to CUDA graphs, others launched kernel by kernel."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from pagecast.sim.calibration import attention
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.features import step_table
-from pagecast.sim.calibration.file import Host
+from pagecast.sim.calibration.file import Calibration, Host
 from pagecast.sim.calibration.fit import Fit, fit
 from pagecast.sim.calibration.overlap import Walk, fitted_host
 from pagecast.sim.calibration.shape import shape_of
@@ -24,6 +24,7 @@ from pagecast.sim.gpus import gpu
 from pagecast.sim.models import model
 from pagecast.sim.recorded import RecordedRun, Steps
 
+RECORDED = Path(__file__).parents[1] / "engine" / "recorded"
 META = {
     "engine": "pagecast", "engine_version": "0.1.0", "gpu": "NVIDIA H200", "usable_blocks": 1000,
     "model": {
@@ -34,6 +35,7 @@ META = {
     "config": {"attention": "triton", "cuda_graph_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256]},
 }  # fmt: skip
 SHAPE = shape_of(META, "meta.json")
+PROMPT_GRAPHS = {**META["config"], "prompt_graph_sizes": [64, 256, 512]}
 TRUTH = Fit(
     knots=(1, 256, 8192),
     curve=np.array([4.5e6, 6e6, 170e6]),
@@ -51,13 +53,14 @@ def made_run(count: int, seed: int, truth: Fit = TRUTH, **changes: object) -> Re
     tokens = np.exp(random.uniform(np.log(2), np.log(8000), start[-1])).astype(np.int64)
     context = np.where(random.uniform(size=start[-1]) < 0.5, 0, random.integers(0, 39_000, start[-1]))
     zero, longest, none = np.zeros(count, np.int64), ctx // n + 64, np.zeros(count)
+    shape = shape_of({**META, **changes}, "meta.json")
 
     def run_of(begin: np.ndarray, end: np.ndarray) -> RecordedRun:
         steps = Steps(begin, end, zero, n, ctx, longest, n, zero, none, start, tokens, context, zero, ("",))
         return RecordedRun("made", Path("made"), {**META, **changes}, steps, pd.DataFrame(), pd.DataFrame())
 
-    table = step_table(run_of(np.arange(count), np.arange(count)), SHAPE)
-    ns = truth.predict(table, SHAPE) * np.exp(0.01 * random.standard_normal(len(table)))
+    table = step_table(run_of(np.arange(count), np.arange(count)), shape)
+    ns = truth.predict(table, shape) * np.exp(0.01 * random.standard_normal(len(table)))
     begin = np.concatenate([[0], np.cumsum(ns)]).astype(np.int64)
     return run_of(begin, np.append(begin[1:], begin[-1] + 1))
 
@@ -76,8 +79,10 @@ def test_the_least_that_launching_a_step_takes_is_told_from_what_its_device_does
     assert abs(ratio[small].mean() - 1) < 0.01
 
 
-def test_costs_are_what_was_fitted():
-    run = made_run(2000, 3)
+@pytest.mark.parametrize("config", [META["config"], PROMPT_GRAPHS], ids=["launched", "graphs"])
+def test_costs_are_what_was_fitted(config):
+    truth = replace(TRUTH, terms={**TRUTH.terms, "prompt_step": 0.7e6})
+    run = made_run(2000, 3, truth, config=config)
     made = calibrate([Source(run)], "own", replicates=2)
     table = step_table(run, made.shape)
     fitted = Fit.of(made).predict(table, made.shape)
@@ -90,6 +95,37 @@ def test_costs_are_what_was_fitted():
         if batch.prefill:
             took = max(costs.device_ns(batch), costs.launch_ns(batch))
         assert took + costs.host_ns(rows) == pytest.approx(fitted[i], rel=1e-4)
+
+
+def test_steps_with_prompts_are_padded_to_graphs_of_their_own_and_wait_for_no_launches(tmp_path):
+    truth = replace(TRUTH, terms={**TRUTH.terms, "prompt_step": 0.7e6, "launch_floor": 30e6})
+    made = calibrate([Source(made_run(3000, 8, truth, config=PROMPT_GRAPHS))], "own", replicates=0)
+    assert made.terms_ns["prompt_step"] == pytest.approx(0.7e6, rel=0.15)
+    made.save(tmp_path / "made.json")
+    costs = Calibrated(Calibration.load(tmp_path / "made.json"))
+    alike = [Batch(8, 8000, 1000, ((tokens, 0),)) for tokens in (60, 240)]
+    assert costs.device_ns(alike[0]) == pytest.approx(costs.device_ns(alike[1]), rel=0.02)
+    assert [costs.launch_ns(batch) for batch in alike] == [0, 0]
+    assert costs.launch_ns(Batch(8, 8000, 1000, ((505, 0),))) == pytest.approx(30e6, rel=0.02)
+
+
+def test_what_requests_spare_one_another_by_sharing_context_is_told_from_what_they_read():
+    table = step_table(made_run(3000, 9), SHAPE)
+    shared = np.where(np.arange(len(table)) % 3, 0.0, table.ctx * (np.arange(len(table)) % 7) / 8)
+    made = replace(table, shared=shared, ns=table.ns - 12.0 * shared)
+    found = fit([made], SHAPE)
+    assert found.terms["shared_token"] == pytest.approx(12.0, rel=0.1)
+    assert found.terms["kv_token"] == pytest.approx(34.0, rel=0.03)
+
+
+def test_shared_context_is_counted_from_the_runs_own_decisions():
+    run = RecordedRun.load(RECORDED / "h200-qwen3-8b-chat-sync")
+    table = step_table(run, shape_of(run.meta, "meta.json"))
+    assert (table.shared <= table.ctx).all()
+    # Its requests begin with one of a few system prompts.
+    many = table.n >= 16
+    assert 0.1 < (table.shared[many] / table.ctx[many]).mean() < 0.5
+    assert not table.shared[(table.n == 1) & ~table.mixed].any()
 
 
 def test_decode_is_padded_to_a_graph_and_a_step_with_prompts_is_not():

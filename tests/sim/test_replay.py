@@ -35,6 +35,9 @@ class Plain:
     def host_ns(self, requests):
         return self.host
 
+    def shared_ns(self, tokens):
+        return tokens * self.per_ctx // 2
+
     def arrival_ns(self, tokens):
         return self.arrival
 
