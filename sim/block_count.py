@@ -24,7 +24,7 @@ GRAPH_POOL_BYTES = 160 << 20
 _LAUNCH_FLOPS = 8e12
 _PROMPT_SIZES = (
     16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
-    2048,
+    2048, 2560, 3072, 3584, 4096,
 )  # fmt: skip
 # No start loses half of what fits: such a run had its blocks set by hand, whether it says so or not.
 _SET_BY_HAND = 0.5
