@@ -13,7 +13,8 @@ import numpy.typing as npt
 from pagecast.sim.calibration.features import StepTable, step_table
 from pagecast.sim.calibration.file import Calibration
 from pagecast.sim.calibration.fit import Design, Fit, design, fit, solve
-from pagecast.sim.calibration.noise import error_summary, noise_of, region_errors
+from pagecast.sim.calibration.left_out import left_out, names_of
+from pagecast.sim.calibration.noise import noise_of, region_errors
 from pagecast.sim.calibration.overlap import fitted_host, measured_host
 from pagecast.sim.calibration.shape import Shape, identity, model_of, shape_of
 from pagecast.sim.calibration.sweep import is_sweep, load_sweep
@@ -84,7 +85,7 @@ def calibrate(
     late = [step_table(source.run, shape, source.upto) for source in ahead]
     host = fitted_host(late, found, shape) if late else measured_host(tables)
     tell("cross-validating")
-    cross = _cross_validate(tables, shape)
+    cross = left_out(tables, shape)
     tell("resampling")
     copies = _bootstrap(tables, found, shape, replicates, seed)
     return Calibration(
@@ -98,7 +99,7 @@ def calibrate(
         noise=noise_of(tables, found, shape),
         provenance=_provenance(plain + ahead, tables + late, found),
         regions=region_errors(tables, found, shape),
-        cross_validation=cross,
+        cross_validation=[row for part in cross for row in part.rows()],
         fitted=_most_seen(tables),
         replicates=copies,
     )
@@ -152,10 +153,10 @@ def _made_for(run: RecordedRun) -> dict[str, Any]:
 def _provenance(sources: list[Source], tables: list[StepTable], found: Fit) -> dict[str, Any]:
     runs = []
     scales = [*found.scales, *[None] * (len(tables) - len(found.scales))]
-    for source, table, scale in zip(sources, tables, scales, strict=True):
+    for source, name, table, scale in zip(sources, names_of(tables), tables, scales, strict=True):
         meta = source.run.meta
         runs.append({
-            "run": source.run.name, "steps": len(table), "seconds": round(float(table.ns.sum()) / 1e9, 3),
+            "run": name, "steps": len(table), "seconds": round(float(table.ns.sum()) / 1e9, 3),
             "part": source.upto, "asynchronous": bool(source.run.pipeline_depth),
             "scale": None if scale is None else round(scale, 5),
             "engine_version": meta.get("engine_version"), "driver": meta.get("driver"),
@@ -177,36 +178,6 @@ def _most_seen(tables: list[StepTable]) -> dict[str, int]:
         "tokens": most("tokens"), "decode_requests": most("n"), "decode_context": most("longest"),
         "prompt_context": most("longest_prompt"),
     }  # fmt: skip
-
-
-def _cross_validate(tables: list[StepTable], shape: Shape) -> list[dict[str, Any]]:
-    """Each run, or segment of a sweep, as the others forecast it, where they have steps enough."""
-    parts = [part for table in tables for part in table.parts()]
-    rows: list[dict[str, Any]] = []
-    for i, table in enumerate(parts):
-        others = parts[:i] + parts[i + 1 :]
-        if not others:
-            continue
-        try:
-            found = fit(_together(others), shape)
-        except BadInput:
-            continue
-        expected = found.predict(table, shape)
-        whole = float(table.ns.sum())
-        every = np.ones(len(table), bool)
-        for kind, pick in (("all", every), ("pure decode", ~table.mixed), ("with prompts", table.mixed)):
-            if pick.any():
-                errors = error_summary(expected[pick], table.ns[pick], whole)
-                rows.append({"run": table.segments[int(table.segment[0])], "steps of": kind, **errors})
-    return rows
-
-
-def _together(parts: list[StepTable]) -> list[StepTable]:
-    """Parts of one run joined again, so that they share its scale."""
-    runs: dict[str, list[StepTable]] = {}
-    for part in parts:
-        runs.setdefault(part.run, []).append(part)
-    return [StepTable.joined(mine) for mine in runs.values()]
 
 
 def _bootstrap(

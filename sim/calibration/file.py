@@ -15,6 +15,7 @@ from pagecast.sim.core.errors import BadInput
 
 FORMAT = 1
 KIND = "pagecast step costs"
+RECORDING, SEGMENT = "recording", "segment"  # what a row of `cross_validation` was left out of the fit as
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Calibration:
 
     `curve_ns` is the matrix work at `knots` (tokens), `terms_ns` the other terms; `replicates` hold the same
     numbers in the same order for resampled data. `made_for` says of what engine, model and GPU; `provenance`
-    from which runs. `regions` and `cross_validation` are errors in percent. `fitted` holds the most that
+    from which runs. `regions` and `cross_validation` are errors in percent, of the fit and of fits to all but
+    a row's recording or segment ("left out" says which). `fitted` holds the most that
     fitted steps had: `tokens`, `decode_requests`, `decode_context`, `prompt_context` (tokens of a request).
     """
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pagecast.sim.calibration.features import StepTable
 from pagecast.sim.calibration.file import Noise
 from pagecast.sim.calibration.fit import RUN_SD, Fit
+from pagecast.sim.calibration.left_out import error_summary
 from pagecast.sim.calibration.shape import Shape
 
 Floats = npt.NDArray[np.float64]
@@ -101,18 +102,6 @@ def region_errors(tables: list[StepTable], found: Fit, shape: Shape) -> list[dic
         for name, rows in regions.items()
         if rows.any()
     ]
-
-
-def error_summary(expected: Floats, measured: Floats, whole_ns: float) -> dict[str, float | int]:
-    """Steps, share of the time, error of the total and percentiles of the single steps', in percent."""
-    relative = np.abs(expected / measured - 1)
-    return {
-        "steps": len(measured),
-        "time_percent": round(100 * float(measured.sum()) / whole_ns, 2),
-        "error_percent": round(100 * (float(expected.sum()) / float(measured.sum()) - 1), 2),
-        "p50_percent": round(100 * float(np.median(relative)), 2),
-        "p90_percent": round(100 * float(np.percentile(relative, 90)), 2),
-    }
 
 
 def _range(low: int, high: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pagecast.sim.calibration.features import step_table
-from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.file import RECORDING, SEGMENT, Calibration
 from pagecast.sim.recorded import RecordedRun
 
 # Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
@@ -33,12 +35,18 @@ def _left_out(calibration: Calibration) -> str:
     rows = [row for row in calibration.cross_validation if row.get("steps of") == "all"]
     if not rows:
         return "no run was left out of the fit to check it, so that the error on another run is unknown"
-    total = max(abs(row["error_percent"]) for row in rows)
-    step = max(row["p50_percent"] for row in rows)
-    return (
-        f"forecast by the others alone, a run left out was off by up to {total:.1f}% in total step time, "
-        f"{step:.1f}% in a single step (median)"
-    )
+    names = {source["run"] for source in calibration.provenance.get("runs", [])}
+
+    def what(row: dict[str, Any]) -> str:
+        return str(row.get("left out") or (RECORDING if row["run"] in names else SEGMENT))
+
+    said = [
+        f"{words} left out was off by up to {max(abs(row['error_percent']) for row in mine):.1f}% in total "
+        f"step time, {max(row['p50_percent'] for row in mine):.1f}% in a single step (median)"
+        for part, words in ((RECORDING, "a recording"), (SEGMENT, "a kind of load (a segment of the sweep)"))
+        if (mine := [row for row in rows if what(row) == part])
+    ]
+    return f"forecast by the others alone, {' and '.join(said)}"
 
 
 def outside(

@@ -76,10 +76,14 @@ def test_the_error_said_is_that_of_a_run_left_out_and_not_the_fits_own(calibrati
     left_out = [row for row in calibration.cross_validation if row["steps of"] == "all"]
     worst = max(abs(row["error_percent"]) for row in left_out)
     assert worst > 5
-    assert f"a run left out was off by up to {worst:.1f}% in total step time" in said
+    assert f"a recording left out was off by up to {worst:.1f}% in total step time" in said
     assert "1% of step time can move TTFT by 20%" in said
     alone = Calibrated(replace(calibration, cross_validation=[])).expected_error()
     assert "no run was left out of the fit" in alone and "unknown" in alone
+    segment = {**left_out[0], "run": "decode-sync", "left out": "segment", "error_percent": -9.5}
+    both = Calibrated(replace(calibration, cross_validation=[*left_out, segment])).expected_error()
+    assert f"a recording left out was off by up to {worst:.1f}%" in both
+    assert "a kind of load (a segment of the sweep) left out was off by up to 9.5%" in both
 
 
 def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):

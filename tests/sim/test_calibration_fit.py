@@ -10,8 +10,10 @@ from pagecast.sim.calibration import features
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.features import step_table
 from pagecast.sim.calibration.fit import RUN_SD, Fit, fit
+from pagecast.sim.calibration.left_out import left_out
 from pagecast.sim.calibration.noise import noise_of
 from pagecast.sim.calibration.shape import shape_of
+from pagecast.sim.calibration.sweep import joined
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.recorded import RecordedRun, Steps
 
@@ -116,6 +118,35 @@ def test_calibrating_reports_noise_regions_and_cross_validation():
     assert len(made.cross_validation) == 6
     assert len(made.replicates) == 4
     assert len(set(made.replicates)) == 4
+
+
+def sweep_of(*runs: RecordedRun) -> RecordedRun:
+    """The runs as segments "a", "b" ... of one recording called "sweep"."""
+    named = [
+        replace(run, meta={**META, "sweep": {"segment": name}})
+        for run, name in zip(runs, "abc", strict=False)
+    ]
+    return joined(named, Path("sweep"), "sweep")
+
+
+def test_equal_names_are_told_apart_and_twins_of_a_segment_leave_the_fit_with_it():
+    first = sweep_of(made_run(800, 30), made_run(800, 31), made_run(800, 32))
+    odd = made_run(800, 33, prompts=1.5)
+    second = sweep_of(made_run(800, 34), made_run(800, 35), odd)
+    third = sweep_of(made_run(800, 36), made_run(800, 37), odd)
+    found = left_out([step_table(run, SHAPE) for run in (first, second, third)], SHAPE)
+    rows = {(part.name, part.what): part.rows() for part in found}
+    recordings = [f"sweep {i}" for i in (1, 2, 3)]
+    assert [name for name, what in rows if what == "recording"] == recordings
+    assert {name for name, what in rows if what == "segment"} == {
+        f"{segment} of {sweep}" for sweep in recordings for segment in "abc"
+    }
+    # Segment c is slow in two recordings. Left out of both, neither foretells the other.
+    slow = next(row for row in rows["c of sweep 2", "segment"] if row["steps of"] == "with prompts")
+    assert slow["error_percent"] == pytest.approx(100 / 1.5 - 100, abs=2)
+    made = calibrate([Source(first), Source(second)], "made", replicates=0)
+    assert [run["run"] for run in made.provenance["runs"]] == ["sweep 1", "sweep 2"]
+    assert {row["left out"] for row in made.cross_validation} == {"recording", "segment"}
 
 
 def test_noise_between_runs_is_that_of_whole_runs_and_of_their_kinds_of_step():
