@@ -2,18 +2,64 @@
 
 Exit codes: 0 good, 1 a check failed, 2 bad input or output, 3 this machine cannot, 130 interrupted. Nothing
 heavy is imported before `run` is ready to catch an interrupt.
+
+The first interrupt says so at once and ends the command, which drops what has not ended and leaves files
+whole. Those that follow while it does so change nothing (`timeout -s INT` sends two); one that comes later
+than `_PATIENCE_S` ends the process there and then, whatever keeps it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from contextlib import suppress
+from types import FrameType
+
+INTERRUPTED = 130
+_PATIENCE_S = 3.0
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; an error a user can mend is one line on stderr."""
-    sys.exit(run(arguments))
+    interrupts = _Interrupts()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell leaves it to background jobs
+        signal.signal(signal.SIGINT, interrupts)
+    try:
+        code = run(arguments)
+    except KeyboardInterrupt:  # amid another error's last words
+        code = INTERRUPTED
+    interrupts.ending = True
+    if code == INTERRUPTED:
+        _end_soon()
+    sys.exit(code)
+
+
+def _end_soon() -> None:
+    """Python's own end would let the next interrupt kill it, or wait for ever for what it can't end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    last = threading.Timer(_PATIENCE_S, os._exit, (INTERRUPTED,))
+    last.daemon = True
+    last.start()
+
+
+class _Interrupts:
+    """What SIGINT does, by how many there were. `ending`: the command is over, only Python's exit is left."""
+
+    def __init__(self) -> None:
+        self.ending = False
+        self._first_s: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._first_s is None and not self.ending:
+            self._first_s = time.monotonic()
+            with suppress(OSError):  # not by Python's stderr: the signal may have come amid a write to it
+                os.write(2, b"pagecast: stopping...\n")
+            raise KeyboardInterrupt
+        if self._first_s is None or time.monotonic() - self._first_s > _PATIENCE_S:
+            os._exit(INTERRUPTED)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -31,7 +77,7 @@ def run(arguments: list[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         complain("interrupted")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone (`| head`): nothing left to say
         _drop_stdout()
         return 0

@@ -60,6 +60,10 @@ class Executor(ABC):
         """Ends workers, without waiting for what they have not begun."""
         return
 
+    def abandon(self) -> None:
+        """Ends workers at once, in the middle of what they do: nobody waits for it any more."""
+        return
+
 
 @contextmanager
 def executor(workers: int | None = None, cluster: str | None = None) -> Iterator[Executor]:
@@ -80,6 +84,9 @@ def executor(workers: int | None = None, cluster: str | None = None) -> Iterator
         chosen = Serial() if count == 1 else Processes(count)
     try:
         yield chosen
+    except BaseException:
+        chosen.abandon()
+        raise
     finally:
         chosen.close()
 
@@ -120,8 +127,9 @@ class Processes(Executor):
         path = self._ship(function)
         futures: dict[Future[Answer], int] = {}
         try:
-            for index, item in enumerate(items):
-                futures[self._pool.submit(_call, path, item)] = index
+            with _uninterrupted():
+                for index, item in enumerate(items):
+                    futures[self._pool.submit(_call, path, item)] = index
             while futures:
                 done, _ = wait(futures, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=futures.__getitem__):
@@ -136,8 +144,18 @@ class Processes(Executor):
 
     def close(self) -> None:
         """Waits for what is running: a replay, at most."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._folder.cleanup()
+        try:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self._folder.cleanup()
+
+    def abandon(self) -> None:
+        """Kills the workers: they ignore interrupts, and the pool's own end waits for what they compute."""
+        for worker in list((self._pool._processes or {}).values()):
+            worker.kill()
 
     def _ship(self, function: Callable[[Any], Any]) -> str:
         """A file of the pickled function, which each worker reads once."""
@@ -149,6 +167,19 @@ class Processes(Executor):
                 Path(path).write_bytes(body)
             self._shipped = (function, path)
         return path
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Holds interrupts back while workers start: they inherit that, and so stay silent until `_begin`."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin() -> None:

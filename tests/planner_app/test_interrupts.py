@@ -1,0 +1,118 @@
+"""Real interrupts, however many: the command says so and ends at once, and what is stored stays whole."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pagecast.planner_app.cli import run as pagecast
+
+SAID = "pagecast: stopping...\npagecast: interrupted\n"
+GRID = ["--set", "kv_tokens=20000:84000:4000", "--costs", "roofline", "--limit", "400"]  # 17 trials
+ENDLESS = ["--set", "max_num_seqs=1:900:1", "--costs", "roofline", "--speedup", "20"]
+SIGNALS = [(0.0,), (0.0, 0.02), (0.0, 0.05, 0.2), (0.0, 0.001, 0.002, 0.003)]  # seconds after the first
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as a terminal sends them")
+
+
+class Command:
+    """pagecast in a session of its own, as a terminal would run it; ended for sure."""
+
+    def __init__(self, *arguments: str) -> None:
+        program = [sys.executable, "-m", "pagecast.planner_app", *arguments]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            program, stdout=pipe, stderr=pipe, text=True, start_new_session=True, preexec_fn=_heeds_interrupts
+        )
+
+    def interrupt(self, at: tuple[float, ...], whole_group: bool) -> None:
+        """Ctrl-C goes to the whole group, workers included; `kill -INT` to the process alone."""
+        first = time.monotonic()
+        for offset in at:
+            time.sleep(max(0.0, first + offset - time.monotonic()))
+            with suppress(ProcessLookupError):  # it may have ended
+                (os.killpg if whole_group else os.kill)(self.process.pid, signal.SIGINT)
+
+    def ended(self) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr; fails where it does not end."""
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _heeds_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the tests themselves may run in a shell's background
+
+
+def trials_in(folder: Path) -> int:
+    with suppress(sqlite3.Error):
+        database = sqlite3.connect(f"file:{folder}/study.sqlite?mode=ro", uri=True)
+        with database:
+            return int(database.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
+    return 0
+
+
+def wait_until(condition) -> None:
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < 60, "nothing happens"
+        time.sleep(0.01)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The worker processes, from their very start on."""
+    with suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in _program(child)]
+    return []
+
+
+def _program(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("at", SIGNALS)
+def test_a_sweep_that_is_interrupted_ends_at_once_and_goes_on_where_it_was(at, tmp_path):
+    command = ["sweep", "chat", *GRID, "--workers", "2", "--out", str(tmp_path / "study")]
+    with Command(*command) as running:
+        wait_until(lambda: trials_in(tmp_path / "study") >= 2 or running.process.poll() is not None)
+        running.interrupt(at, whole_group=True)
+        assert running.ended() == (130, "", SAID)
+    kept = trials_in(tmp_path / "study")
+    assert 2 <= kept < 17
+    assert pagecast(["sweep", "chat", *GRID, "--workers", "1", "--out", str(tmp_path / "study")]) == 0
+    table = pd.read_parquet(tmp_path / "study" / "trials.parquet")
+    assert table["number"].tolist() == list(range(17))
+    assert not table["ttft_p99_s"].isna().any()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for workers in /proc")
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_workers_that_start_are_silent_and_gone_with_the_command(whole_group):
+    with Command("sweep", "chat", *ENDLESS, "--workers", "2") as running:
+        wait_until(lambda: len(workers_of(running.process.pid)) == 2)
+        workers = workers_of(running.process.pid)
+        running.interrupt((0.0, 0.01), whole_group)
+        assert running.ended() == (130, "", SAID)
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def test_a_plan_ends_in_the_middle_of_a_search():
+    with Command("plan", "chat", "--slo", "ttft_p99<2s", "--workers", "2") as running:
+        wait_until(lambda: len(workers_of(running.process.pid)) == 2)
+        time.sleep(1.5)  # the workers read their trace and are at work
+        running.interrupt((0.0, 0.02, 0.04), whole_group=True)
+        assert running.ended() == (130, "", SAID)
