@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from pagecast.sim.block_count import BlockCount, block_count
@@ -105,10 +106,8 @@ class Forecast:
     def coverage(self) -> dict[str, float | int | None]:
         """Figures with an interval, the share that hold the measurement, the median half-width in percent."""
         held = [row for row in self.rows if row.covered is not None]
-        widths = sorted(
-            50 * ((row.high or 0.0) - (row.low or 0.0)) / row.measured for row in held if row.measured
-        )
-        middle = widths[len(widths) // 2] if widths else None
+        widths = [50 * ((row.high or 0.0) - (row.low or 0.0)) / row.measured for row in held if row.measured]
+        middle = median(widths) if widths else None
         share = sum(bool(row.covered) for row in held) / len(held) if held else None
         return {"figures": len(held), "covered": share, "median_half_width_percent": middle}
 

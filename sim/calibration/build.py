@@ -96,7 +96,7 @@ def calibrate(
         curve_ns=tuple(round(value, 1) for value in found.curve.tolist()),
         terms_ns={key: float(f"{value:.6g}") for key, value in found.terms.items()},
         host=host,
-        noise=noise_of(tables, found, shape),
+        noise=noise_of(tables, found, shape, cross, plain[0].run.meta.get("engine")),
         provenance=_provenance(plain + ahead, tables + late, found),
         regions=region_errors(tables, found, shape),
         cross_validation=[row for part in cross for row in part.rows()],

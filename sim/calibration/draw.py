@@ -1,16 +1,15 @@
 """Step costs drawn from what is not known of them: one draw for each replicate of a forecast.
 
-A draw of a calibration has the coefficients of one resampled fit, a level for the run as a whole, a level
-for its steps with prompts, and noise on each such step. The two levels are spread evenly over their
-distributions (quasi-random): few draws tell an interval as well as many independent ones. The noise of
-single decode steps is left out: a request's decode averages over hundreds of them. Costs that were not fitted
-have a level alone.
+A draw of a calibration has the coefficients of one resampled fit, a level for the run as a whole, one for
+its steps with prompts against its pure decode steps (which leaves the total of a load like the fitted ones as
+it is), and noise on each such step. The two levels are spread evenly over their distributions (quasi-random):
+few draws tell an interval as well as many independent ones. The noise of single decode steps is left out: a
+request's decode averages over hundreds of them. Costs that were not fitted have a level alone.
 """
 
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 from pagecast.sim.calibration.calibrated import Calibrated
@@ -20,6 +19,7 @@ from pagecast.sim.pieces import longer
 
 UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
 _BLOCK = 4096
+_OUTERMOST = 1e-3
 # Steps of the additive recurrence that fills the square most evenly: 1 / g and 1 / g**2, where g**3 = g + 1
 # (M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018).
 _STEPS = (0.7548776662466927, 0.5698402909980532)
@@ -33,13 +33,14 @@ class Drawn(Calibrated):
     ) -> None:
         random = np.random.default_rng([seed, index])
         noise = calibration.noise
-        whole, prompts = _levels(index, seed)
-        level = math.exp(whole * math.hypot(noise.level_sd, noise.run_sd))
+        whole, kind = (_heavy(value, noise.freedom) for value in _levels(index, seed))
+        total, apart = whole * noise.total_sd, kind * noise.kind_sd
+        level = math.exp(total - noise.prompt_share * apart)
         copies = calibration.replicates or (_values(calibration),)
         values = tuple(value * level for value in copies[index % len(copies)])
         super().__init__(calibration, values, pipeline_depth=pipeline_depth)
         self._random = random
-        self._prompts = math.exp(prompts * noise.kind_sd)
+        self._apart = math.exp(apart)
         self._noise: list[float] = []
 
     def device_ns(self, batch: Batch) -> int:
@@ -47,8 +48,12 @@ class Drawn(Calibrated):
         if not self._noise:
             sd = self.calibration.noise.prompt_sd
             draws = np.exp(self._random.normal(-(sd**2) / 2, sd, _BLOCK))
-            self._noise = (self._prompts * draws).tolist()
+            self._noise = (self._apart * draws).tolist()
         return round(super().device_ns(batch) * self._noise.pop())
+
+    def launch_ns(self, batch: Batch) -> int:
+        """Time to launch a step with prompt chunks, as far from the middle as such steps are in this draw."""
+        return round(super().launch_ns(batch) * self._apart)
 
 
 class Scaled:
@@ -91,7 +96,7 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     """Draw number `index` of any costs."""
     if isinstance(costs, Calibrated):
         return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
-    return Scaled(costs, math.exp(UNFITTED_SD * _levels(index, seed)[0]))
+    return Scaled(costs, math.exp(UNFITTED_SD * _heavy(_levels(index, seed)[0], math.inf)))
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:
@@ -103,10 +108,16 @@ def scaled(costs: StepCosts, factor: float) -> StepCosts:
 
 
 def _levels(index: int, seed: int) -> tuple[float, ...]:
-    """Two standard normal numbers, the `index`-th of a sequence that fills their plane evenly."""
+    """Two numbers between 0 and 1, the `index`-th of a sequence that fills their square evenly."""
     shifts = np.random.default_rng(seed).random(len(_STEPS)).tolist()
-    even = ((shift + index * step) % 1.0 for shift, step in zip(shifts, _STEPS, strict=True))
-    return tuple(NormalDist().inv_cdf(min(max(u, 1e-12), 1 - 1e-12)) for u in even)
+    return tuple((shift + index * step) % 1.0 for shift, step in zip(shifts, _STEPS, strict=True))
+
+
+def _heavy(share: float, freedom: float) -> float:
+    """The quantile of Student's t; that of a thousandth for all beyond, which no 90% interval shows."""
+    from scipy.special import stdtrit  # slow to import, and wanted where there are draws alone
+
+    return float(stdtrit(freedom, min(max(share, _OUTERMOST), 1 - _OUTERMOST)))
 
 
 def _values(calibration: Calibration) -> tuple[float, ...]:

@@ -35,12 +35,14 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Relative standard deviations, all of natural logarithms.
+    """Relative standard deviations, all of natural logarithms. See `noise`.
 
-    `decode_sd`, `prompt_sd`: of one step around the fit, without pauses, for pure decode steps and those
-    with prompt chunks; `correlation`: between consecutive steps. `run_sd`: of what all steps of a run share
-    against another run of the same set-up; `level_sd`: how well the middle run is known. `kind_sd`: of the
-    steps with prompts of another run against its pure decode steps, beyond that. See `noise`.
+    `decode_sd`, `prompt_sd`: of one step around the fit, for pure decode steps and those with prompt chunks;
+    `correlation`: between consecutive steps. Of a run's total time: `run_sd` against another run of the same
+    set-up and load; `level_sd`: how well the middle run is known; `model_sd`: of another load, by what the
+    terms do not say. `kind_sd`: of a run's steps with prompts against its pure decode steps, all of these
+    together. `freedom`: the degrees of freedom behind them (Student's t). `prompt_share`: of the fitted time,
+    that of steps with prompts; there total and kind vary apart.
     """
 
     decode_sd: float
@@ -49,6 +51,14 @@ class Noise:
     run_sd: float
     kind_sd: float
     level_sd: float
+    model_sd: float = 0.0
+    freedom: float = 1e9
+    prompt_share: float = 0.0
+
+    @property
+    def total_sd(self) -> float:
+        """Of the total time of another run, of a load like those fitted."""
+        return math.hypot(self.run_sd, self.level_sd, self.model_sd)
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,8 @@ class Calibration:
         numbers += [*asdict(self.noise).values(), *(value for row in self.replicates for value in row)]
         if any(not math.isfinite(value) for value in numbers):
             raise BadInput(f"{where}: holds NaN or infinite values: calibrate again")
+        if self.noise.freedom <= 0:
+            raise BadInput(f"{where}: noise: 'freedom' must be above 0: calibrate again")
         if min([*self.curve_ns, *self.terms_ns.values(), 0.0]) < 0:
             raise BadInput(f"{where}: holds a negative cost: calibrate again")
         size = len(self.knots) + len(self.terms_ns)

@@ -8,13 +8,15 @@ import pandas as pd
 import pytest
 from pagecast.sim.calibration import features
 from pagecast.sim.calibration.build import Source, calibrate
+from pagecast.sim.calibration.draw import Drawn
 from pagecast.sim.calibration.features import step_table
-from pagecast.sim.calibration.fit import RUN_SD, Fit, fit
+from pagecast.sim.calibration.file import Calibration, Noise
+from pagecast.sim.calibration.fit import Fit, fit
 from pagecast.sim.calibration.left_out import left_out
-from pagecast.sim.calibration.noise import noise_of
 from pagecast.sim.calibration.shape import shape_of
 from pagecast.sim.calibration.sweep import joined
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs import Batch
 from pagecast.sim.recorded import RecordedRun, Steps
 
 META = {
@@ -149,22 +151,53 @@ def test_equal_names_are_told_apart_and_twins_of_a_segment_leave_the_fit_with_it
     assert {row["left out"] for row in made.cross_validation} == {"recording", "segment"}
 
 
-def test_noise_between_runs_is_that_of_whole_runs_and_of_their_kinds_of_step():
-    def noise_of_runs(*runs: RecordedRun):
-        tables = [step_table(run, SHAPE) for run in runs]
-        return noise_of(tables, fit(tables, SHAPE), SHAPE)
+def noise_of_runs(*runs: RecordedRun) -> Noise:
+    return calibrate([Source(run) for run in runs], "made", replicates=0).noise
 
+
+def test_noise_between_runs_is_that_of_whole_runs_and_of_their_kinds_of_step():
     alike = noise_of_runs(*(made_run(3000, seed, 0.02) for seed in (20, 21)))
     whole = noise_of_runs(*(made_run(3000, seed, 0.02, scale) for seed, scale in ((20, 1.03), (21, 0.97))))
     kinds = noise_of_runs(made_run(3000, 20, 0.02, prompts=1.03), made_run(3000, 21, 0.02, prompts=0.97))
     single = noise_of_runs(made_run(3000, 20, 0.02))
     # Runs that are alike make the spread known of repeated recordings smaller, not nothing.
-    assert 0.003 < alike.run_sd < whole.run_sd
-    assert alike.run_sd**2 + alike.kind_sd**2 < 2 * RUN_SD**2
-    assert whole.run_sd > 2 * alike.run_sd
-    assert kinds.kind_sd > 2 * alike.kind_sd
-    assert kinds.kind_sd > 1.5 * whole.kind_sd
+    assert 0.003 < alike.run_sd < 0.006 < whole.run_sd
+    # Totals 6% apart and kinds alike, or the other way about: two degrees of freedom beside the prior's four.
+    middle = (0.06**2 / 2 / 2 * 2 + 0.006**2 * 4) ** 0.5 / 6**0.5
+    assert whole.run_sd == pytest.approx(middle, rel=0.15)
+    assert kinds.run_sd > 0.01
     assert single.level_sd > 1.2 * alike.level_sd
+    # One recording leaves nothing but the prior, whose two degrees of freedom ask for wide tails.
+    assert single.freedom == pytest.approx(4) and alike.freedom > single.freedom
+
+
+def test_a_load_that_the_terms_do_not_explain_widens_what_is_expected_of_another():
+    plain = noise_of_runs(*(sweep_of(*(made_run(1200, 10 * i + j, 0.01) for j in range(3))) for i in (4, 5)))
+    odd = [
+        sweep_of(*(made_run(1200, 10 * i + j, 0.01, scale) for j, scale in enumerate((0.94, 1.0, 1.06))))
+        for i in (4, 5)
+    ]
+    strange = noise_of_runs(*odd)
+    assert plain.model_sd < 0.004
+    assert 0.03 < strange.model_sd < 0.1
+    assert strange.total_sd > 3 * plain.total_sd
+    assert strange.run_sd == pytest.approx(plain.run_sd, rel=0.5)
+
+
+def test_few_runs_make_heavy_tails_and_a_total_like_the_fitted_is_split_between_kinds():
+    made = calibrate([Source(made_run(1500, 22, 0.02))], "made", replicates=0)
+    many = replace(made, noise=replace(made.noise, freedom=1e9))
+
+    def spread(source: Calibration) -> np.ndarray:
+        decode = [np.log(Drawn(source, i).decode_line(64).ns(64_000, 1500)) for i in range(400)]
+        return np.percentile(decode, 95) - np.percentile(decode, 5)
+
+    assert spread(made) > 1.2 * spread(many)  # 2.13 against 1.64 at four degrees of freedom
+    quiet = replace(many, noise=replace(many.noise, prompt_sd=1e-9, prompt_share=0.5))
+    prompts = np.log([Drawn(quiet, i).device_ns(Batch(0, 0, 0, ((4096, 0),))) for i in range(400)])
+    decode = np.log([Drawn(quiet, i).decode_line(64).ns(64_000, 1500) for i in range(400)])
+    assert np.std((prompts + decode) / 2) == pytest.approx(quiet.noise.total_sd, rel=0.1)
+    assert np.std(prompts - decode) == pytest.approx(quiet.noise.kind_sd, rel=0.15)
 
 
 def test_runs_of_different_set_ups_are_not_mixed():
