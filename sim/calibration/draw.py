@@ -10,6 +10,7 @@ request's decode averages over hundreds of them. Costs that were not fitted have
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from pagecast.sim.calibration.calibrated import Calibrated
@@ -38,7 +39,7 @@ class Drawn(Calibrated):
         level = math.exp(total - noise.prompt_share * apart)
         copies = calibration.replicates or (_values(calibration),)
         values = tuple(value * level for value in copies[index % len(copies)])
-        super().__init__(calibration, values, pipeline_depth=pipeline_depth)
+        super().__init__(_host_scaled(calibration, level), values, pipeline_depth=pipeline_depth)
         self._random = random
         self._apart = math.exp(apart)
         self._noise: list[float] = []
@@ -103,8 +104,21 @@ def scaled(costs: StepCosts, factor: float) -> StepCosts:
     """The costs with every step `factor` as long: a forecast's sensitivity is measured with them."""
     if not isinstance(costs, Calibrated):
         return Scaled(costs, factor)
-    values = tuple(value * factor for value in _values(costs.calibration))
-    return Calibrated(costs.calibration, values, pipeline_depth=costs.pipeline_depth)
+    made = costs.calibration
+    values = tuple(value * factor for value in _values(made))
+    return Calibrated(_host_scaled(made, factor), values, pipeline_depth=costs.pipeline_depth)
+
+
+def _host_scaled(calibration: Calibration, factor: float) -> Calibration:
+    """The calibration with the host's share of a step `factor` as long: what is left is the device's."""
+    host = calibration.host
+    longer = replace(
+        host,
+        step_ns=host.step_ns * factor,
+        request_ns=host.request_ns * factor,
+        launch_ns=host.launch_ns * factor,
+    )
+    return replace(calibration, host=longer)
 
 
 def _levels(index: int, seed: int) -> tuple[float, ...]:

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from pagecast.sim.calibration.draw import Drawn
+from pagecast.sim.calibration.calibrated import Calibrated
+from pagecast.sim.calibration.draw import Drawn, scaled
 from pagecast.sim.calibration.file import load
 from pagecast.sim.calibration.transfer import transferred
 from pagecast.sim.core.errors import BadInput
@@ -120,6 +121,19 @@ def test_replicates_do_not_depend_on_how_many_work_on_them(runs):
     assert alone == together
     assert 0.9 < alone.sensitivity["makespan_s"] < 1.1
     assert alone.low["makespan_s"] < alone.high["makespan_s"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_steps_made_longer_are_so_in_all_their_parts(depth):
+    costs = Calibrated(load(VLLM), pipeline_depth=depth)
+    longer = scaled(costs, 1.01)
+    for n in (1, 4, 60, 250):
+        line, more = costs.decode_line(n), longer.decode_line(n)
+        assert more.ns(n * 1000, 1500) / line.ns(n * 1000, 1500) == pytest.approx(1.01, abs=1e-5)
+        assert longer.host_ns(n) / costs.host_ns(n) == pytest.approx(1.01, abs=1e-5)
+    batch = Batch(8, 8000, 2000, ((512, 0),))
+    assert longer.device_ns(batch) / costs.device_ns(batch) == pytest.approx(1.01, abs=1e-5)
+    assert longer.arrival_ns(4000) / costs.arrival_ns(4000) == pytest.approx(1.01, abs=1e-5)
 
 
 def test_draws_are_repeatable_differ_and_spread_more_after_a_transfer():
