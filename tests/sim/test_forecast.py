@@ -129,11 +129,11 @@ def test_steps_made_longer_are_so_in_all_their_parts(depth):
     longer = scaled(costs, 1.01)
     for n in (1, 4, 60, 250):
         line, more = costs.decode_line(n), longer.decode_line(n)
-        assert more.ns(n * 1000, 1500) / line.ns(n * 1000, 1500) == pytest.approx(1.01, abs=1e-5)
-        assert longer.host_ns(n) / costs.host_ns(n) == pytest.approx(1.01, abs=1e-5)
+        assert more.ns(n * 1000, 1500) / line.ns(n * 1000, 1500) == pytest.approx(1.01, abs=1e-4)
+        assert longer.host_ns(n) / costs.host_ns(n) == pytest.approx(1.01, abs=1e-4)
     batch = Batch(8, 8000, 2000, ((512, 0),))
-    assert longer.device_ns(batch) / costs.device_ns(batch) == pytest.approx(1.01, abs=1e-5)
-    assert longer.arrival_ns(4000) / costs.arrival_ns(4000) == pytest.approx(1.01, abs=1e-5)
+    assert longer.device_ns(batch) / costs.device_ns(batch) == pytest.approx(1.01, abs=1e-4)
+    assert longer.arrival_ns(4000) / costs.arrival_ns(4000) == pytest.approx(1.01, abs=1e-4)
 
 
 def test_draws_are_repeatable_differ_and_spread_more_after_a_transfer():
