@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from pagecast.planner_app import console
@@ -53,26 +53,29 @@ def check_command(
     if baseline is not None and not file.check.regression:
         raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")
     trace = load_trace(file.trace_name(), file.scenario, **file.reading())
-    before = baselines.load(baseline, trace, file.scenario) if baseline is not None else None
+    before = baselines.load(baseline, trace, file) if baseline is not None else None
     result = replay(trace, file.scenario, keep_steps=False)
     figures = gate.figures_of(result)
     gate.check_names(file, figures)
     findings = [*gate.levels(file, result), *gate.limits(file, figures)]
-    notes = list(_notes(file, before)) if before is not None or write_baseline is None else []
+    facts = _facts(file, trace, result)
+    notes = list(_notes(file, before, facts["costs"])) if before is not None or write_baseline is None else []
+    notes.append(facts["expected_error"])
     if before is not None or write_baseline is not None:
         if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
             workers = 1
         with executor(workers, cluster) as run:
             findings += _compare(file, trace, result, before, write_baseline, run)
     if junit is not None:
-        write_junit(junit, str(scenario), findings, time.perf_counter() - begun)
+        write_junit(junit, str(scenario), findings, time.perf_counter() - begun, facts)
     if markdown is not None:
-        write_markdown(markdown, str(scenario), findings, notes)
+        write_markdown(markdown, str(scenario), findings, [_served(facts), *notes])
     if json:
         ok = all(finding.holds for finding in findings)
-        console.print_json({"ok": ok, "checks": [finding.as_dict() for finding in findings], "notes": notes})
+        checks = [finding.as_dict() for finding in findings]
+        console.print_json({"ok": ok, **facts, "checks": checks, "notes": notes})
     else:
-        show(str(scenario), findings, notes)
+        show(str(scenario), findings, notes, facts)
         if write_baseline is not None:
             console.out.print(f"baseline written to {write_baseline}", soft_wrap=True)
     if not all(finding.holds for finding in findings):
@@ -94,7 +97,7 @@ def _compare(
     with console.progress("draws", count) as update:
         after = baselines.draws(trace, file.scenario, count, run, update)
     if into is not None:
-        baselines.write(baselines.make(trace, file.scenario, str(result.summary["costs"]), after), into)
+        baselines.write(baselines.make(trace, file, str(result.summary["costs"]), after), into)
     if before is None:
         return []
     if isinstance(before, Scenario):
@@ -103,7 +106,26 @@ def _compare(
     return gate.regressions(file, before.figures, after)
 
 
-def _notes(file: CheckFile, before: Baseline | Scenario | None) -> Iterator[str]:
+def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
+    """What was served, on what, by which costs."""
+    scenario = file.scenario
+    return {
+        "trace": trace.name, "requests": len(trace), "model": scenario.model, "gpu": scenario.gpu,
+        "tensor_parallel_size": scenario.tensor_parallel_size, "profile": scenario.profile,
+        "costs": result.summary["costs"], "expected_error": result.summary["expected_error"],
+    }  # fmt: skip
+
+
+def _served(facts: dict[str, Any]) -> str:
+    plural = "" if facts["requests"] == 1 else "s"
+    return (
+        f"{facts['trace']}: {facts['requests']:,} request{plural} on {facts['model']}, "
+        f"{facts['tensor_parallel_size']} x {facts['gpu']}, profile {facts['profile']}, "
+        f"costs {facts['costs']}"
+    )
+
+
+def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> Iterator[str]:
     """What was compared with what."""
     if before is None:
         if file.check.regression:
@@ -111,8 +133,11 @@ def _notes(file: CheckFile, before: Baseline | Scenario | None) -> Iterator[str]
         return
     if isinstance(before, Scenario):
         yield "the baseline is a replay's folder: its scenario was replayed anew by this version"
-    fields = before.scenario if isinstance(before, Baseline) else before.model_dump()
-    if changes := baselines.changed(fields, file.scenario.model_dump()):
+    yield (
+        "what is compared with the baseline is a mean over draws, replays with costs and workload drawn "
+        "anew, and not the figure of the one replay that limits and the SLO are held to"
+    )
+    if changes := baselines.changed(before, file.scenario, costs):
         yield f"changed since the baseline: {', '.join(changes)}"
     ours = baselines.pagecast_version()
     if isinstance(before, Baseline) and before.made_with != ours:
@@ -121,19 +146,22 @@ def _notes(file: CheckFile, before: Baseline | Scenario | None) -> Iterator[str]
         yield f"the baseline has {before.draws} draws, fewer than the {file.check.draws} asked for"
 
 
-def show(name: str, findings: Sequence[Finding], notes: Sequence[str]) -> None:
-    """Prints what was asked and found, what broke first."""
+def show(name: str, findings: Sequence[Finding], notes: Sequence[str], facts: dict[str, Any]) -> None:
+    """Prints what was served, what was asked and found, what broke first."""
     broken = sum(not finding.holds for finding in findings)
+    console.out.print(_served(facts), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for title, right in (("", False), ("figure", False), ("value", True), ("asked", True)):
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    for title in ("", "figure", "mean of", "value", "asked"):
+        side: Literal["left", "right"] = "right" if title in ("value", "asked") else "left"
+        table.add_column(title, justify=side, no_wrap=True)
     table.add_column("", overflow="fold")
     for finding in sorted(findings, key=lambda finding: finding.holds):
         mark = "ok" if finding.holds else "FAILED"
-        table.add_row(mark, finding.name, finding.value, finding.asked, finding.why)
+        table.add_row(mark, finding.name, finding.of, finding.value, finding.asked, finding.why)
     if findings:
         console.out.print(table)
     for note in notes:
         console.out.print(f"note: {note}", soft_wrap=True)
-    verdict = f"{broken} of {len(findings)} checks failed" if broken else f"all {len(findings)} checks hold"
-    console.out.print(f"{name}: {verdict}", soft_wrap=True)
+    count = len(findings)
+    held = "the only check holds" if count == 1 else f"all {count} checks hold"
+    console.out.print(f"{name}: {f'{broken} of {count} checks failed' if broken else held}", soft_wrap=True)

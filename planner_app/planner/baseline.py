@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from pagecast.planner_app.planner.check_file import CheckFile
 from pagecast.planner_app.planner.executor import Executor, Progress
+from pagecast.sim.calibration.choose import AUTO
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replicates import Job, Study
 from pagecast.sim.resample import resample
@@ -27,11 +29,15 @@ from pagecast.traces.write import replacing
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 FILE = "baseline.json"
+TOKENS = ("input_tokens", "output_tokens")
 _AGAIN = "write it again with --write-baseline"
 
 
 class Baseline(BaseModel):
-    """`figures` has a list a figure, with a value a draw (null: it had none in that one)."""
+    """`figures` has a list a figure, with a value a draw (null: it had none in that one).
+
+    `reading` is how the trace was read: limit, speedup and so on.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,6 +46,7 @@ class Baseline(BaseModel):
     trace: str
     trace_digest: str
     costs: str
+    reading: dict[str, Any] = {}
     scenario: dict[str, Any]
     figures: dict[str, list[float | None]]
 
@@ -83,12 +90,16 @@ def _known(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def make(trace: Trace, scenario: Scenario, costs: str, figures: dict[str, list[float | None]]) -> Baseline:
+def make(trace: Trace, file: CheckFile, costs: str, figures: dict[str, list[float | None]]) -> Baseline:
     """A baseline of these draws."""
     return Baseline(
         made_with=pagecast_version(), trace=trace.name, trace_digest=digest(trace), costs=costs,
-        scenario=scenario.model_dump(), figures=figures,
+        reading=_plain(file.reading()), scenario=file.scenario.model_dump(), figures=figures,
     )  # fmt: skip
+
+
+def _plain(reading: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in reading.items()}
 
 
 def pagecast_version() -> str:
@@ -106,27 +117,29 @@ def write(baseline: Baseline, folder: Path) -> None:
         place.write_text(baseline.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-def load(folder: Path, trace: Trace, scenario: Scenario) -> Baseline | Scenario:
+def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
     """The baseline in a folder; of a replay's folder the scenario, whose draws are yet to be made.
 
     Errors: BadInput for a folder that is neither, one that is broken, or one made of another trace or seed.
     """
     if not folder.is_dir():
         raise BadInput(f"--baseline {folder}: no such folder; make one with --write-baseline")
-    path = folder / FILE
+    path, seed = folder / FILE, file.scenario.seed
     if path.is_file():
         found = _parse(path)
-        _same_trace(path, found.trace_digest, trace)
-        if (seed := found.scenario.get("seed")) != scenario.seed:
-            raise BadInput(f"{path}: was drawn with seed {seed}, not {scenario.seed}; {_AGAIN}")
+        if found.trace_digest != digest(trace):
+            raise BadInput(f"{path}: {_otherwise_read(found, file)}; {_AGAIN}")
+        if (drawn := found.scenario.get("seed")) != seed:
+            raise BadInput(f"{path}: was drawn with seed {drawn}, not {seed}; {_AGAIN}")
         return found
     if (folder / "scenario.yaml").is_file() and (folder / "trace.parquet").is_file():
         try:
             other = read(str(folder / "trace.parquet"))
         except BadInput as error:
             raise BadInput(f"--baseline {folder}: {error}") from None
-        _same_trace(folder / "trace.parquet", digest(other), trace)
-        return Scenario.load(folder / "scenario.yaml", seed=scenario.seed)
+        if digest(other) != digest(trace):
+            raise BadInput(f"--baseline {folder}: {_other_requests(other, trace, file)}")
+        return Scenario.load(folder / "scenario.yaml", seed=seed)
     raise BadInput(f"--baseline {folder}: has no {FILE}, and is no folder of replay --out; {_AGAIN}")
 
 
@@ -146,15 +159,69 @@ def _parse(path: Path) -> Baseline:
     return found
 
 
-def _same_trace(path: Path, made_of: str, trace: Trace) -> None:
-    if made_of != digest(trace):
-        raise BadInput(f"{path}: was made of another trace than {trace.name} is now; {_AGAIN}")
-
-
-def changed(before: dict[str, Any], after: dict[str, Any]) -> Sequence[str]:
-    """The scenario's fields that differ, as `field: old -> new`."""
-    return [
-        f"{name}: {before.get(name)} -> {after.get(name)}"
-        for name in after
-        if before.get(name) != after.get(name)
+def _otherwise_read(found: Baseline, file: CheckFile) -> str:
+    """What keeps a baseline's trace from being today's: how it was read, as far as that is told."""
+    now = _plain(file.reading())
+    changes = [
+        f"{name} {_told(found.reading[name])} (now {_told(now[name])})"
+        for name in now
+        if name in found.reading and found.reading[name] != now[name]
     ]
+    if changes:
+        return f"was made with check.{', '.join(changes)}"
+    known = "" if found.reading else f" (or with another {', '.join(now)})"
+    return f"was made of another trace than {file.check.trace} is now{known}"
+
+
+def _told(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _other_requests(other: Trace, trace: Trace, file: CheckFile) -> str:
+    """How a replay's trace differs from today's, as far as an option of the section `check` can mend it."""
+    limit, speedup = file.check.limit, file.check.speedup
+    if len(other) != len(trace):
+        return (
+            f"was replayed with {len(other):,} requests, not {len(trace):,} as check.limit "
+            f"({_told(limit)}) leaves of {trace.name}; set it to what --limit was, or replay again"
+        )
+    if factor := _times_as_fast(other, trace):
+        return (
+            f"was replayed at {factor * speedup:.4g} times the trace's own speed, not at check.speedup "
+            f"({speedup:g}) times; set that to what --speedup was, or replay again"
+        )
+    return f"was made of another trace than {trace.name} is now; replay again, or {_AGAIN}"
+
+
+def _times_as_fast(other: Trace, trace: Trace) -> float:
+    """By what factor the same requests come faster in `other`; 0 where they are others."""
+    if any(not np.array_equal(other.integers(name), trace.integers(name)) for name in TOKENS):
+        return 0.0
+    there, here = other.seconds("arrival_s"), trace.seconds("arrival_s")
+    known = (there > 0) & (here > 0)
+    if not known.any():
+        return 0.0
+    factor = float(np.median(here[known] / there[known]))
+    same = np.allclose(here, there * factor, rtol=1e-6, atol=1e-9, equal_nan=True)
+    return factor if same and abs(factor - 1) > 1e-6 else 0.0
+
+
+def changed(before: Baseline | Scenario, after: Scenario, costs: str) -> Sequence[str]:
+    """The scenario's fields that differ, as `field: old -> new`; `costs` is the name of today's step costs.
+
+    Costs that `auto` chose are those that it chose, and a file is the same however its place is written.
+    """
+    if isinstance(before, Baseline):
+        old = _resolved(before.scenario, before.costs)
+    else:
+        old = _resolved(before.model_dump(), before.step_costs().name)
+    new = _resolved(after.model_dump(), costs)
+    return [f"{name}: {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name]]
+
+
+def _resolved(fields: dict[str, Any], costs: str) -> dict[str, Any]:
+    found = {**fields, "costs": costs if fields.get("costs") == AUTO else fields.get("costs")}
+    for name in ("model", "costs"):
+        path = Path(str(found.get(name))).expanduser()
+        found[name] = str(path.absolute()) if path.exists() else found.get(name)
+    return found

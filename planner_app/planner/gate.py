@@ -8,8 +8,10 @@ no harm, at the very allowance, in one of twenty cases, and one that changes not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import copysign, inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from pagecast.sim.replicates import summary_figures
 from scipy import stats
 
 CONFIDENCE = 0.9
+ONE = "1 replay"  # which a bound or a service level is judged by
 HIGHER_IS_BETTER = frozenset(
     {
         "completed", "output_tokens_per_s", "output_tokens", "input_tokens", "prefill_avoided_s",
@@ -35,7 +38,9 @@ class Finding:
     """One thing that was asked, and whether it holds. `kind`: limit, slo or regression.
 
     `value`, `asked` (of a regression: the baseline's, and what it may be worse by) and `why` (how far it is
-    from that) are as people read them.
+    from that) are as people read them; `numbers` has the same as numbers, in the figure's own unit (seconds,
+    tokens, counts, shares), None for what there is not. `of` tells what the value is a mean of: the
+    one replay, or draws of costs and workload, which make another figure even where the name is the same.
     """
 
     kind: str
@@ -44,6 +49,8 @@ class Finding:
     asked: str
     holds: bool
     why: str = ""
+    of: str = ONE
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -52,13 +59,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The mean paired difference of a figure, in percent of the baseline's mean, with its 90% interval."""
+    """The mean paired difference of a figure over `draws` pairs, in percent of the baseline's mean, with its
+    90% interval."""
 
     before: float
     after: float
     percent: float
     low: float
     high: float
+    draws: int
 
 
 def figures_of(result: Result) -> dict[str, float]:
@@ -87,7 +96,10 @@ def levels(file: CheckFile, result: Result) -> list[Finding]:
         name, _, asked = text.rpartition(sign)
         unit = "share" if name.startswith("goodput") else "time_s"
         why = "" if value is None else "" if holds else _off(value, bound)
-        found.append(Finding("slo", name, shown(unit, value), f"{sign}{asked}", holds, why))
+        numbers = {"value": value, "min" if sign.startswith(">") else "max": bound}
+        found.append(
+            Finding("slo", name, shown(unit, value), f"{sign}{asked}", bool(holds), why, numbers=numbers)
+        )
     return found
 
 
@@ -102,13 +114,14 @@ def _limit(name: str, bound: Bound, value: float) -> Finding:
         for sign, limit in ((">=", bound.min), ("<=", bound.max))
         if limit is not None
     )
+    numbers = {"value": None if np.isnan(value) else value, "min": bound.min, "max": bound.max}
     if np.isnan(value):
-        return Finding("limit", name, "-", asked, False, "this replay has no such figure")
+        return Finding("limit", name, "-", asked, False, "this replay has no such figure", numbers=numbers)
     least = -np.inf if bound.min is None else bound.min
     most = np.inf if bound.max is None else bound.max
     holds = bool(least <= value <= most)
     why = "" if holds else _off(value, least if value < least else most)
-    return Finding("limit", name, shown(name, value), asked, holds, why)
+    return Finding("limit", name, shown(name, value), asked, holds, why, numbers=numbers)
 
 
 def _off(value: float, bound: float) -> str:
@@ -133,29 +146,36 @@ def paired(before: list[float | None], after: list[float | None]) -> Change | No
     old, new = np.array(pairs, np.float64).T
     difference = new - old
     mean, base = float(difference.mean()), float(old.mean())
-    error = float(difference.std(ddof=1)) / np.sqrt(len(pairs))
+    error = float(difference.std(ddof=1)) / sqrt(len(pairs))
     half = error * float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(pairs) - 1))
 
     def percent(value: float) -> float:
         if base:
             return 100 * value / abs(base)
-        return float(np.copysign(np.inf, value)) if value else 0.0
+        return copysign(inf, value) if value else 0.0
 
     low, high = percent(mean - half), percent(mean + half)
-    return Change(base, float(new.mean()), percent(mean), low, high)
+    return Change(base, float(new.mean()), percent(mean), low, high, len(pairs))
 
 
 def _regression(name: str, allowed: float, change: Change | None) -> Finding:
     higher = name.partition(".")[0] in HIGHER_IS_BETTER
     if change is None:
         asked = f"worse by at most {allowed:g}%"
-        return Finding("regression", name, "-", asked, False, "too few draws have such a figure to compare")
+        said = "too few draws have such a figure to compare"
+        return Finding("regression", name, "-", asked, False, said, numbers={"allowed_percent": allowed})
     asked = f"{shown(name, change.before)} {'-' if higher else '+'}{allowed:g}%"
     least, most = (-change.high, -change.low) if higher else (change.low, change.high)
     why = f"{_percent(change.percent)}% ({_percent(change.low)} to {_percent(change.high)})"
     if least <= allowed < most:
         why += "; can't be told: more `draws` would"
-    return Finding("regression", name, shown(name, change.after), asked, least <= allowed, why)
+    numbers: dict[str, float | None] = {
+        "value": change.after, "baseline": change.before, "allowed_percent": allowed,
+        "change_percent": change.percent, "low_percent": change.low, "high_percent": change.high,
+        "draws": change.draws,
+    }  # fmt: skip
+    of = f"{change.draws} draws"
+    return Finding("regression", name, shown(name, change.after), asked, least <= allowed, why, of, numbers)
 
 
 def _percent(value: float) -> str:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pagecast.planner_app.planner.gate import Finding
+from pagecast.planner_app.planner.gate import ONE, Finding
 from pagecast.traces.write import replacing
 
 
-def write_junit(path: Path, name: str, findings: Sequence[Finding], seconds: float) -> None:
-    """A test suite with a case a finding. Errors: BadInput where the file can't be written."""
+def write_junit(
+    path: Path, name: str, findings: Sequence[Finding], seconds: float, facts: Mapping[str, object]
+) -> None:
+    """A test suite with a case a finding; `facts` (model, GPU, costs) become its properties.
+
+    Errors: BadInput where the file can't be written.
+    """
     failures = sum(not finding.holds for finding in findings)
     counts = {"tests": str(len(findings)), "failures": str(failures), "errors": "0", "skipped": "0"}
     time = f"{seconds:.3f}"
     suites = ET.Element("testsuites", {**counts, "time": time})
     named = {"name": _xml(f"pagecast check {name}"), **counts, "time": time}
     suite = ET.SubElement(suites, "testsuite", named)
+    properties = ET.SubElement(suite, "properties")
+    for key, fact in facts.items():
+        ET.SubElement(properties, "property", {"name": _xml(key), "value": _xml(str(fact))})
     for finding in findings:
-        place = {"classname": f"pagecast.{finding.kind}", "name": _xml(f"{finding.name} {finding.asked}")}
+        whose = "" if finding.of == ONE else f" (mean of {finding.of})"
+        title = f"{finding.name}{whose} {finding.asked}"
+        place = {"classname": f"pagecast.{finding.kind}", "name": _xml(title)}
         case = ET.SubElement(suite, "testcase", {**place, "time": "0"})
-        said = _xml(f"{finding.value}, asked {finding.asked}" + (f": {finding.why}" if finding.why else ""))
+        why = f": {finding.why}" if finding.why else ""
+        said = _xml(f"{finding.value}{whose}, asked {finding.asked}{why}")
         if not finding.holds:
             ET.SubElement(case, "failure", {"message": said, "type": finding.kind}).text = said
         else:
@@ -41,11 +52,15 @@ def markdown(name: str, findings: Sequence[Finding], notes: Sequence[str]) -> st
     broken = [finding for finding in findings if not finding.holds]
     count = len(findings)
     verdict = f"{len(broken)} of {count} checks failed" if broken else f"all {count} checks hold"
-    lines = [f"### pagecast check {_md(name)}: {verdict}", "", "| | check | figure | value | asked | |"]
-    lines.append("|---|---|---|--:|--:|---|")
+    lines = [
+        f"### pagecast check {_md(name)}: {verdict}",
+        "",
+        "| | check | figure | mean of | value | asked | |",
+    ]
+    lines.append("|---|---|---|---|--:|--:|---|")
     for finding in sorted(findings, key=lambda finding: finding.holds):
         mark = "ok" if finding.holds else "**failed**"
-        cells = (finding.kind, finding.name, finding.value, finding.asked, finding.why)
+        cells = (finding.kind, finding.name, finding.of, finding.value, finding.asked, finding.why)
         lines.append(f"| {mark} | " + " | ".join(map(_md, cells)) + " |")
     lines += ["", *(f"- {_md(note)}" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"

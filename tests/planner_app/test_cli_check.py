@@ -64,6 +64,42 @@ def test_an_identical_scenario_passes(baseline, tmp_path, capsys):
     assert "+0.0% (+0.0 to +0.0)" in out
 
 
+def test_json_has_numbers_and_tells_draws_from_the_replay(baseline, tmp_path, capsys):
+    asked = {**CHECK, "limits": {"ttft_s.p99": {"max": 10}}, "slo": "ttft_p99<10s"}
+    files = ("--junit", tmp_path / "j.xml", "--markdown", tmp_path / "m.md")
+    file = scenario(tmp_path, check=asked, costs=slower(tmp_path, 1.2))
+    code, out, _ = check("--scenario", file, "--baseline", baseline, "--json", *files, capsys=capsys)
+    body = json.loads(out)
+    assert (code, body["ok"], body["requests"], body["costs"]) == (1, False, 150, COSTS)
+    assert body["expected_error"].startswith("Step costs fitted to")
+    assert body["expected_error"] in body["notes"]
+    level, limit, _, _, _ = body["checks"]
+    drawn = next(found for found in body["checks"][2:] if found["name"] == "ttft_s.p99")
+    assert [found["of"] for found in (level, limit, drawn)] == ["1 replay", "1 replay", "8 draws"]
+    one = limit["numbers"]["value"]
+    assert level["numbers"] == {"value": pytest.approx(one, rel=1e-9), "max": 10.0}
+    assert limit["numbers"] == {"value": one, "min": None, "max": 10.0}
+    numbers = drawn["numbers"]
+    assert (drawn["holds"], numbers["allowed_percent"], numbers["draws"]) == (False, 5.0, 8)
+    assert numbers["change_percent"] == pytest.approx(100 * (numbers["value"] / numbers["baseline"] - 1))
+    assert 5 < numbers["low_percent"] <= numbers["change_percent"] <= numbers["high_percent"]
+    cases = ET.parse(tmp_path / "j.xml").getroot().findall("testsuite/testcase")
+    names = [case.get("name").split(" (")[0] for case in cases if "(mean of 8 draws)" in case.get("name")]
+    assert sorted(names) == ["output_tokens_per_s", "tpot_s.p50", "ttft_s.p99"]
+    assert "ttft\\_s.p99 | 8 draws |" in (tmp_path / "m.md").read_text()
+    assert f"costs {COSTS}" in (tmp_path / "m.md").read_text()
+
+
+def test_json_against_a_replays_folder_is_plain_too(tmp_path, capsys):
+    options = ["--costs", COSTS, "--limit", "150", "--speedup", "4", "--out", str(tmp_path / "was")]
+    assert run(["replay", "chat", *options, "--json"]) == 0
+    capsys.readouterr()
+    was = ("--baseline", tmp_path / "was", "--json")
+    code, out, _ = check("--scenario", scenario(tmp_path), *was, capsys=capsys)
+    assert code == 0
+    assert [found["holds"] for found in json.loads(out)["checks"]] == [True] * 3
+
+
 def test_a_scenario_made_20_percent_slower_fails(baseline, tmp_path, capsys):
     file = scenario(tmp_path, costs=slower(tmp_path, 1.2))
     junit, markdown = tmp_path / "junit.xml", tmp_path / "check.md"
@@ -112,6 +148,43 @@ def test_a_replays_folder_is_a_baseline_too(tmp_path, capsys):
     code, out, _ = check("--scenario", file, "--baseline", tmp_path / "was", capsys=capsys)
     assert code == 1
     assert "max_num_seqs: 256 -> 4" in out
+
+
+def test_costs_that_auto_chose_are_no_change(tmp_path, capsys):
+    options = ["--limit", "150", "--speedup", "4", "--out", str(tmp_path / "was")]
+    assert run(["replay", "chat", *options]) == 0
+    file = scenario(tmp_path, costs="auto")
+    assert check("--scenario", file, "--write-baseline", tmp_path / "base", capsys=capsys)[0] == 0
+    for name, now in (("was", "auto"), ("base", "auto"), ("base", COSTS)):
+        file = scenario(tmp_path, costs=now)
+        code, out, _ = check("--scenario", file, "--baseline", tmp_path / name, capsys=capsys)
+        assert code == 0
+        assert "changed since the baseline" not in out
+    file = scenario(tmp_path, costs="roofline")
+    _, out, _ = check("--scenario", file, "--baseline", tmp_path / "was", capsys=capsys)
+    assert f"changed since the baseline: costs: {COSTS} -> roofline" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_replay", "of_baseline"),
+    [
+        ({"speedup": 8}, "was replayed at 4 times the trace's own speed, not at check.speedup (8)",
+         "was made with check.speedup 4 (now 8)"),
+        ({"limit": 100}, "was replayed with 150 requests, not 100 as check.limit (100)",
+         "was made with check.limit 150 (now 100)"),
+        ({"trace": "code"}, "was made of another trace than code is now",
+         "was made of another trace than code is now"),
+    ],
+)  # fmt: skip
+def test_what_was_read_otherwise_is_named(changes, of_replay, of_baseline, baseline, tmp_path, capsys):
+    options = ["--limit", "150", "--speedup", "4", "--out", str(tmp_path / "was")]
+    assert run(["replay", "chat", *options]) == 0
+    capsys.readouterr()
+    file = scenario(tmp_path, check={**CHECK, **changes})
+    for folder, words in ((tmp_path / "was", of_replay), (baseline, of_baseline)):
+        code, out, err = check("--scenario", file, "--baseline", folder, capsys=capsys)
+        assert (code, out) == (2, "")
+        assert words in err and err.count("\n") == 1
 
 
 def test_bounds_and_service_levels(tmp_path, capsys):
@@ -272,6 +345,7 @@ def test_pairs_that_all_change_alike_leave_no_doubt(values, factor):
     """However much draws differ from each other, a constant factor on each is seen as that factor."""
     change = paired(values, [value * factor for value in values])
     assert change.percent == pytest.approx(100 * (factor - 1), abs=1e-6)
+    assert change.draws == len(values)
     assert change.low - 1e-6 <= change.percent <= change.high + 1e-6
 
 
