@@ -26,7 +26,7 @@ from pagecast.planner_app.cli_engine import (
 from pagecast.planner_app.reports import page
 from pagecast.sim.calibration.build import REPLICATES, Source, calibrate
 from pagecast.sim.calibration.features import TERMS
-from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.file import MEASURED, Calibration
 from pagecast.sim.core.errors import BadInput
 from rich.table import Table
 
@@ -129,6 +129,12 @@ def show(made: Calibration, out: Path) -> None:
         if made.provenance[key]:
             named = ", ".join(made.provenance[key])
             console.out.print(f"note: terms that {words} in these runs: {named}", soft_wrap=True)
+    if made.host.source == MEASURED:
+        console.out.print(
+            "note: no run with asynchronous scheduling among them: what planning ahead hides is a lower "
+            "bound, and asynchronous replays, the default, will be too slow; add such a run (another --from-run)",
+            soft_wrap=True,
+        )
     console.out.print(f"written to {out}", soft_wrap=True)
 
 

@@ -74,7 +74,10 @@ def calibrate(
     plain = [source for source in sources if not source.run.pipeline_depth]
     ahead = [source for source in sources if source.run.pipeline_depth]
     if not plain:
-        raise BadInput("no run with synchronous scheduling: without one, costs can't be told from overlap")
+        raise BadInput(
+            "no run with synchronous scheduling: without one, costs can't be told from overlap; record one "
+            "with --no-async-scheduling"
+        )
     shape = _one_shape(sources)
     tables = [_timed(source, shape) for source in plain]
     tell("fitting")

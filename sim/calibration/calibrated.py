@@ -6,13 +6,17 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.calibration import attention, trust
 from pagecast.sim.calibration.features import curve_weights, padded
-from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.file import MEASURED, Calibration
 from pagecast.sim.calibration.line import UnevenLine
 from pagecast.sim.costs import FEMTO, Batch, DecodeLine
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+NOT_AHEAD = (
+    "No run with asynchronous scheduling was fitted: steps planned ahead are forecast too long; calibrate "
+    "with such a run as well (another --from-run), or set async_scheduling off."
+)
 _TABLE = 16384  # token counts whose matrix work is looked up
 
 
@@ -134,7 +138,10 @@ class Calibrated:
 
     def expected_error(self) -> str:
         """On what it was fitted, and how far off it was on a run left out of the fit."""
-        return trust.expected_error(self.calibration)
+        said = trust.expected_error(self.calibration)
+        if self.pipeline_depth and self.calibration.host.source == MEASURED:
+            said += f" {NOT_AHEAD}"
+        return said
 
     def outside(self, longest_context: int, most_tokens: int, most_requests: int, block_size: int) -> str:
         """One sentence where a replay left what was fitted, else "".

@@ -112,15 +112,29 @@ class StepTable:
         return StepTable(run=first.run, segments=first.segments, **columns)
 
 
+def fitted_steps(run: RecordedRun, upto: float = 1.0) -> tuple[Ints, Floats]:
+    """The steps of a run that had work after them, of its first part `upto` (a share of the steps), and the
+    nanoseconds from the start of each to the next start."""
+    keep, following, _, _ = _kept(run, upto)
+    return keep, (following - run.steps.start_ns).astype(np.float64)[keep]
+
+
+def _kept(run: RecordedRun, upto: float) -> tuple[Ints, Ints, Floats, Floats]:
+    """Numbers of the steps to fit, and of every step: the next start, and see `_requests_around`."""
+    steps = run.steps
+    last = np.append(steps.section[1:] != steps.section[:-1], True)
+    following = np.append(steps.start_ns[1:], steps.start_ns[-1])
+    arrivals, arrived, busy = _requests_around(run, following)
+    keep = np.flatnonzero(~last & busy & (np.arange(len(steps)) < upto * len(steps)))
+    return keep, following, arrivals, arrived
+
+
 def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
     """The steps of a run that had work after them, of its first part `upto` (a share of the steps)."""
     steps = run.steps if shape.prompt_graphs else single_tokens_decoding(run.steps)
     size, context = steps.prefill_tokens.astype(np.float64), steps.prefill_ctx.astype(np.float64)
-    last = np.append(steps.section[1:] != steps.section[:-1], True)
     start = steps.start_ns
-    following = np.append(start[1:], start[-1])
-    arrivals, arrived, busy = _requests_around(run, following)
-    keep = np.flatnonzero(~last & busy & (np.arange(len(steps)) < upto * len(steps)))
+    keep, following, arrivals, arrived = _kept(run, upto)
     tokens = steps.decode_n + _per_step(steps, size).astype(np.int64)
     swept = "sweep" in run.meta
     columns: dict[str, npt.NDArray[Any]] = {

@@ -18,6 +18,11 @@ KIND = "pagecast step costs"
 RECORDING, SEGMENT = "recording", "segment"  # what a row of `cross_validation` was left out of the fit as
 
 
+# Where a calibration's `Host` comes from.
+MEASURED = "the scheduler's and hand-over time as recorded: a lower bound"
+FITTED = "fitted from runs with asynchronous scheduling"
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """CPU time of a step that the device does not need, in nanoseconds: a constant and one a request.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.calibration.features import StepTable
-from pagecast.sim.calibration.file import Host
+from pagecast.sim.calibration.file import FITTED, MEASURED, Host
 from pagecast.sim.calibration.fit import Fit
 from pagecast.sim.calibration.shape import Shape
 from scipy.optimize import least_squares, nnls
@@ -21,8 +21,6 @@ Floats = npt.NDArray[np.float64]
 
 _WINDOW = 64  # steps summed, since a step planned ahead gives its time to its neighbours
 _OUTLIER = 0.02
-MEASURED = "the scheduler's and hand-over time as recorded: a lower bound"
-FITTED = "fitted from runs with asynchronous scheduling"
 
 
 def measured_host(tables: list[StepTable]) -> Host:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagecast.sim.calibration.features import step_table
+from pagecast.sim.calibration.features import fitted_steps
 from pagecast.sim.calibration.file import RECORDING, SEGMENT, Calibration
 from pagecast.sim.recorded import RecordedRun
 
@@ -80,9 +80,9 @@ def in_sample(calibration: Calibration, run: RecordedRun) -> str:
     A run is known by how many steps of it were used and how long they took, whatever its name is now.
     """
     for source in calibration.provenance.get("runs", []):
-        table = step_table(run, calibration.shape, source["part"])
-        seconds = float(table.ns.sum()) / 1e9
-        if len(table) == source["steps"] and abs(seconds - source["seconds"]) < _SAME_S:
+        steps, took_ns = fitted_steps(run, source["part"])
+        seconds = float(took_ns.sum()) / 1e9
+        if len(steps) == source["steps"] and abs(seconds - source["seconds"]) < _SAME_S:
             whole = source["part"] == 1
             part = "" if whole else f"the first {100 * source['part']:.0f}% of "
             return (

@@ -79,6 +79,12 @@ def test_the_least_that_launching_a_step_takes_is_told_from_what_its_device_does
     assert abs(ratio[small].mean() - 1) < 0.01
 
 
+def test_costs_without_an_asynchronous_run_say_so_where_steps_are_planned_ahead():
+    made = calibrate([Source(made_run(1000, 10))], "own", replicates=0)
+    assert "No run with asynchronous scheduling" in Calibrated(made, pipeline_depth=1).expected_error()
+    assert "asynchronous" not in Calibrated(made).expected_error()
+
+
 @pytest.mark.parametrize("config", [META["config"], PROMPT_GRAPHS], ids=["launched", "graphs"])
 def test_costs_are_what_was_fitted(config):
     truth = replace(TRUTH, terms={**TRUTH.terms, "prompt_step": 0.7e6})
