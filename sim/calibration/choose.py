@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+from math import log
+
 from pagecast.sim.calibration.file import Calibration, load, shipped
-from pagecast.sim.calibration.shape import identity
+from pagecast.sim.calibration.shape import CPU, identity
 from pagecast.sim.calibration.target import Target
 from pagecast.sim.calibration.transfer import costs_for, difference
 from pagecast.sim.costs import StepCosts
+from pagecast.sim.gpus import gpu as find_gpu
+from pagecast.sim.models import model as find_model
 
 AUTO = "auto"
 ROOFLINE = "roofline"
+TRANSFERRED = ", transferred"  # what the name of carried costs ends in
 
 
 def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
     """The costs called `name`: "roofline", a shipped calibration, a file, or "auto".
 
-    "auto" is the shipped calibration that fits engine, model and GPU, or the roofline where none does.
-    Errors: BadInput for an unknown name, or a calibration for something else unless `transfer` allows it.
+    "auto" is the shipped calibration that fits engine, model and GPU. Where none does it is the roofline, or
+    with `transfer` the nearest calibration of the engine, carried over; its `expected_error` says from where.
+    A name that a replay printed for carried costs is taken as well. Errors: BadInput for an unknown name, or
+    a calibration for something else unless `transfer` allows it.
     """
     if name == ROOFLINE:
         return target.roofline()
     if name != AUTO:
-        return costs_for(load(name), target, transfer=transfer)
+        return costs_for(load(name.removesuffix(TRANSFERRED)), target, transfer=transfer)
     found = [Calibration.load(path) for path in shipped().values()]
     fits = [calibration for calibration in found if _misfit(calibration, target) is None]
-    if not fits:
-        return target.roofline(why_none(found, target))
-    return costs_for(max(fits, key=_version), target, transfer=transfer)
+    if fits:
+        return costs_for(max(fits, key=_version), target, transfer=transfer)
+    carried = [calibration for calibration in found if _can_be_carried(calibration, target)]
+    if not transfer or not carried:
+        return target.roofline(why_none(found, target, bool(carried)))
+    nearest = min(carried, key=lambda calibration: _distance(calibration, target))
+    return costs_for(nearest, target, transfer=True)
 
 
-def why_none(found: list[Calibration], target: Target) -> str:
+def why_none(found: list[Calibration], target: Target, carries: bool) -> str:
     """What keeps each calibration from fitting, those of the same engine and model first, two at most."""
 
     def near(calibration: Calibration) -> tuple[bool, bool]:
@@ -38,7 +49,26 @@ def why_none(found: list[Calibration], target: Target) -> str:
 
     nearest = sorted(found, key=near)[:2]
     reasons = [f"{calibration.name} is {_misfit(calibration, target)}" for calibration in nearest]
-    return f"No shipped calibration fits ({'; '.join(reasons) or 'there is none'})."
+    said = f"No shipped calibration fits ({'; '.join(reasons) or 'there is none'})"
+    return f"{said}; --transfer-costs would carry the nearest over." if carries else f"{said}."
+
+
+def _can_be_carried(calibration: Calibration, target: Target) -> bool:
+    """Efficiencies are an engine's own; a CPU's say nothing of a GPU."""
+    made = calibration.made_for
+    return made.get("engine") == target.engine and made.get("gpu") != CPU
+
+
+def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, float, tuple[int, ...]]:
+    """Another model is further off than another GPU; of other models, one of much other weight; then age."""
+    made = calibration.made_for
+    weight = find_model(str(made["model"])).weight_bytes() / target.model.weight_bytes()
+    return (
+        made.get("model_shape") != identity(target.model),
+        find_gpu(str(made["gpu"])).name != target.gpu.name,
+        abs(log(weight)),
+        tuple(-part for part in _version(calibration)),
+    )
 
 
 def _misfit(calibration: Calibration, target: Target) -> str | None:

@@ -1,0 +1,53 @@
+"""Which step costs a scenario gets by its names, and what is said of them."""
+
+import pytest
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+FITS = "vllm-0.24-h200-qwen3-8b"
+
+
+def test_auto_takes_what_fits_whether_or_not_others_might_be_carried_over():
+    for transfer in (False, True):
+        assert Scenario(transfer_costs=transfer).step_costs().name == FITS
+
+
+@pytest.mark.parametrize(
+    "fields", [{"gpu": "L40S"}, {"model": "Qwen/Qwen3-0.6B"}, {"tensor_parallel_size": 2}]
+)
+def test_auto_carries_the_nearest_over_only_when_asked(fields):
+    plain, carried = (Scenario(transfer_costs=transfer, **fields).step_costs() for transfer in (False, True))
+    assert plain.name == "roofline"
+    assert "No shipped calibration fits (" in plain.expected_error()
+    assert "; --transfer-costs would carry the nearest over." in plain.expected_error()
+    assert carried.name == f"{FITS}, transferred"
+    assert carried.expected_error().startswith("Step costs carried over from Qwen/Qwen3-8B on NVIDIA H200 to")
+
+
+def test_the_nearest_is_the_model_then_the_gpu_then_the_weight():
+    own = {"engine": "pagecast", "transfer_costs": True}
+    assert (
+        Scenario(gpu="L40S", model="Qwen/Qwen3-0.6B", **own)
+        .step_costs()
+        .name.startswith("pagecast-h200-qwen3-0.6b")
+    )
+    assert Scenario(model="Qwen/Qwen3-14B", **own).step_costs().name.startswith("pagecast-h200-qwen3-8b")
+
+
+def test_an_engine_without_a_calibration_is_not_given_another_engines():
+    costs = Scenario(profile="nano-vllm", transfer_costs=True).step_costs()
+    assert costs.name == "roofline"
+    assert "--transfer-costs" not in costs.expected_error()
+
+
+def test_a_replay_with_carried_costs_can_be_repeated_from_its_folder(tmp_path):
+    scenario = Scenario(gpu="L40S", transfer_costs=True)
+    was = replay(read("chat", limit=30), scenario, out=tmp_path / "run")
+    saved = Scenario.load(tmp_path / "run" / "scenario.yaml")
+    again = replay(read("chat", limit=30), saved)
+    assert again.summary["costs"] == was.summary["costs"]
+    assert again.summary["e2e_s"] == was.summary["e2e_s"]
+    with pytest.raises(BadInput, match="--transfer-costs"):
+        saved.model_copy(update={"transfer_costs": False}).step_costs()
