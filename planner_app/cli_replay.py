@@ -53,7 +53,7 @@ def replay_command(
     spread = None
     if replicates:
         study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
-        with console.progress("replicates", replicates + 2) as update:
+        with console.progress("replicates", replicates) as update:
             spread = study.spread(replicates, progress=update)
     varied = what_is_lost(work, chosen.seed) if replicates and not fixed_workload else ""
     if varied:

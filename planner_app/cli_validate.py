@@ -16,6 +16,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.forecast import REPLICATES, Forecast, forecast
 from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.replicates import STEP_TIMES
 from pagecast.sim.validate import compare_decisions
 from rich.table import Table
 
@@ -61,7 +62,7 @@ def validate_command(
     if report is not None:
         ready("--report", report)
     count = REPLICATES if replicates is None else replicates
-    with console.progress("replicates", count + 2) as update:
+    with console.progress("replicates", count + len(STEP_TIMES)) as update:
         found = forecast(
             RecordedRun.load(run), costs, replicates=count, transfer=transfer, seed=seed or 0, progress=update
         )
@@ -111,16 +112,19 @@ def show(found: Forecast) -> None:
     """Prints forecast and measurement side by side, how often intervals held, and what matters most."""
     console.out.print(f"{found.run}: forecast with costs {found.costs} against the recording", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for title in ("", "forecast", "measured", "error", "low", "high", "per 1%"):
+    for title in ("", "forecast", "measured", "error", "low", "high", "±1%"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for row in found.rows:
         table.add_row(
             _title(row.name), _plain(row.predicted), _plain(row.measured), _percent(row.error_percent),
             _plain(row.low), _plain(row.high) + ("*" if row.covered is False else ""),
-            _percent(row.sensitivity),
+            _reach(row.range_percent),
         )  # fmt: skip
     console.out.print(table)
-    console.out.print("low, high: a 90% interval (* missed); per 1%: what 1% of step time changes")
+    console.out.print(
+        "low, high: a 90% interval (* missed); ±1%: what step times within 1% change it by, percent",
+        soft_wrap=True,
+    )
     for sentence in sentences(found):
         console.out.print(sentence, soft_wrap=True, markup=False, highlight=False)
     console.out.print(f"note: {found.expected_error}", soft_wrap=True, markup=False)
@@ -137,6 +141,12 @@ def _plain(value: float | None) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _reach(span: tuple[float, float] | None) -> str:
+    if span is None:
+        return ""
+    return " ".join(f"{value:+.0f}" if abs(value) > 9.9 else f"{value:+.1f}" for value in span)
 
 
 def _percent(value: float | None) -> str:

@@ -10,7 +10,7 @@ from pagecast.sim.forecast import Forecast, Row
 
 _BULK, _TAIL = ("mean", "p50", "p90"), ("p99",)
 _LEAST_COVERED = 0.8  # of measurements, for intervals to be believed
-_STEEP = 10.0  # percent of change per percent of step time from which a figure is a matter of luck
+_STEEP = 10.0  # percent of change within 1% of step time from which a figure is a matter of luck
 
 
 def sentences(found: Forecast) -> tuple[str, ...]:
@@ -67,16 +67,17 @@ def _coverage(found: Forecast) -> str:
 
 
 def _steep(found: Forecast) -> str:
-    def slope(row: Row) -> float:
-        return abs(row.sensitivity or 0.0)
+    def reach(row: Row) -> float:
+        return max(map(abs, row.range_percent or (0.0,)))
 
     latencies = [row for row in found.rows if row.name.startswith(("ttft_s.", "e2e_s.", "tpot_s."))]
-    steepest = max(latencies, key=slope)
-    if slope(steepest) < _STEEP:
+    steepest = max(latencies, key=reach)
+    if reach(steepest) < _STEEP:
         return ""
     latency, _, statistic = steepest.name.partition(".")
+    low, high = steepest.range_percent or (0.0, 0.0)
     return (
-        "Close to saturation: 1% of step time, less than two recordings of one load may differ by, moves "
-        f"{latency.removesuffix('_s').upper()} {statistic} by {slope(steepest):.0f}%; go by its interval, "
-        "not by its figure."
+        "Close to saturation: step times within 1%, less than two recordings of one load may differ by, move "
+        f"{latency.removesuffix('_s').upper()} {statistic} by {low:+.0f} to {high:+.0f}%; go by its "
+        "interval, not by its figure."
     )

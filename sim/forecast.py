@@ -33,7 +33,8 @@ REPLICATES = 80
 class Row:
     """One figure: forecast, measurement, signed error in percent, and its 90% interval where there is one.
 
-    `sensitivity` is the percent that 1% of step time changes the forecast by.
+    `sensitivity` is the percent that 1% of step time changes the forecast by in the mean, `range_percent` the
+    least and the most that step times within 1% change it by.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Row:
     low: float | None = None
     high: float | None = None
     sensitivity: float | None = None
+    range_percent: tuple[float, float] | None = None
 
     @property
     def error_percent(self) -> float:
@@ -63,6 +65,7 @@ class Row:
             "predicted": self.predicted, "measured": self.measured, "error_percent": self.error_percent,
             "low": self.low, "high": self.high, "covered": self.covered,
             "percent_per_percent_of_step_time": self.sensitivity,
+            "within_one_percent_of_step_time": self.range_percent and list(self.range_percent),
         }  # fmt: skip
 
 
@@ -155,13 +158,13 @@ def forecast(
     result = replay(trace, scenario, costs=model)
     made = simulated(result)
     study = Study(trace, scenario, seed, figures=figures_of)
-    spread = study.spread(replicates, workers=workers, progress=progress)
     figures, actual = made.figures(), real.figures()
+    spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
     spread = spread.around(figures)
     rows = tuple(
         Row(
             name, value, actual[name],
-            spread.low.get(name), spread.high.get(name), spread.sensitivity.get(name),
+            spread.low.get(name), spread.high.get(name), spread.sensitivity.get(name), spread.reach.get(name),
         )
         for name, value in figures.items()
     )  # fmt: skip

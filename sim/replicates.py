@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -21,7 +21,9 @@ LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
 LEAST = 20  # draws, for one in twenty of another draw to lie below the lowest
 _NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
 _SEEDS = 1_000_003  # apart enough that no two studies share a workload's seed
-STEP_TIME = 0.01  # by which steps are made longer and shorter to measure a forecast's sensitivity
+# Step times that a forecast's sensitivity is measured at, beside its own: within 1%, less than two recordings
+# of one load may differ by. Near saturation figures go up and down in between.
+STEP_TIMES = (0.99, 0.9925, 0.995, 0.9975, 1.0025, 1.005, 1.0075, 1.01)
 
 Progress = Callable[[int], None]
 Workload = Callable[[Trace, int], Trace]
@@ -30,11 +32,16 @@ Figures = Callable[[Result], dict[str, float]]
 
 @dataclass(frozen=True)
 class Spread:
-    """What replicates say of each figure: a 90% interval, and percent of change per percent of step time."""
+    """What replicates say of each figure: a 90% interval, and what step times within 1% make of it.
+
+    `sensitivity` is the least-squares slope (percent of change per percent of step time), `reach` the least
+    and the most change (percent, the forecast itself included).
+    """
 
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
     sensitivity: dict[str, float] = field(default_factory=dict)
+    reach: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def around(self, figures: dict[str, float]) -> Spread:
         """The same with intervals that also hold the forecast itself, which is as likely as any draw.
@@ -43,7 +50,7 @@ class Spread:
         """
         low = {name: min(value, figures.get(name, value)) for name, value in self.low.items()}
         high = {name: max(value, figures.get(name, value)) for name, value in self.high.items()}
-        return Spread(low, high, self.sensitivity)
+        return replace(self, low=low, high=high)
 
 
 def summary_figures(result: Result) -> dict[str, float]:
@@ -116,24 +123,31 @@ class Study:
                 trace = self.workload(trace, self.seed * _SEEDS + job.index)
         return self.figures(replay(trace, self.scenario, costs=costs, keep_steps=False))
 
-    def spread(self, count: int, *, workers: int | None = None, progress: Progress | None = None) -> Spread:
-        """Runs `count` replicates, and two more for the sensitivity.
+    def spread(
+        self,
+        count: int,
+        *,
+        point: dict[str, float] | None = None,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> Spread:
+        """Runs `count` replicates, and with the forecast's own figures (`point`) those for its sensitivity.
 
         Without replicates there are no intervals. Errors: BadInput for fewer than `LEAST`.
         """
         check_count(count)
-        jobs = [Job(0, 1 - STEP_TIME), Job(0, 1 + STEP_TIME), *(Job(i) for i in range(count))]
+        factors = STEP_TIMES if point is not None else ()
+        jobs = [*(Job(0, factor) for factor in factors), *(Job(i) for i in range(count))]
         found = list(_watched(self._all(jobs, workers), progress))
-        below, above, draws = found[0], found[1], found[2:]
+        near, draws = found[: len(factors)], found[len(factors) :]
         low, high = {}, {}
-        for name in below if draws else ():
+        for name in draws[0] if draws else ():
             values = np.array([draw[name] for draw in draws])
             values = values[np.isfinite(values)]
             if len(values) >= LEAST:
                 bounds = np.percentile(values, (LOW, HIGH), method="weibull")
                 low[name], high[name] = (float(bound) for bound in bounds)
-        slopes = {name: _slope(below[name], above[name]) for name in below}
-        return Spread(low, high, {name: slope for name, slope in slopes.items() if np.isfinite(slope)})
+        return Spread(low, high, *_sensitivity(point or {}, near))
 
     def _all(self, jobs: list[Job], workers: int | None) -> Iterable[dict[str, float]]:
         count = min(workers or os.cpu_count() or 1, len(jobs))
@@ -171,7 +185,19 @@ def _watched(found: Iterable[dict[str, float]], progress: Progress | None) -> It
         yield figures
 
 
-def _slope(below: float, above: float) -> float:
-    """Percent of change per percent of step time."""
-    middle = (below + above) / 2
-    return (above - below) / middle / (2 * STEP_TIME) if middle else 0.0
+def _sensitivity(
+    point: dict[str, float], near: list[dict[str, float]]
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """`Spread.sensitivity` and `Spread.reach`, of the figures at `STEP_TIMES`, without NaN."""
+    change = 100 * (np.array([*STEP_TIMES, 1.0]) - 1)
+    slopes, reach = {}, {}
+    for name, middle in point.items() if near else ():
+        values = np.array([*(figures[name] for figures in near), middle])
+        if np.ptp(values) == 0:
+            slopes[name], reach[name] = 0.0, (0.0, 0.0)
+        elif middle and np.isfinite(values).all():
+            percent = 100 * (values / middle - 1)
+            centred = change - change.mean()
+            slopes[name] = float(centred @ percent / (centred @ centred))
+            reach[name] = float(percent.min()), float(percent.max())
+    return slopes, reach

@@ -86,7 +86,8 @@ def spread_key(view: View) -> Hashable:
 def spread_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Spread:
     """Intervals as `pagecast replay --replicates` makes them."""
     study = Study(trace, scenario, scenario.seed, resample)
-    total = REPLICATES + 2
     return study.spread(
-        REPLICATES, workers=1, progress=lambda done: progress((done, total, "replays for the intervals"))
+        REPLICATES,
+        workers=1,
+        progress=lambda done: progress((done, REPLICATES, "replays for the intervals")),
     )

@@ -22,6 +22,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.forecast import REPLICATES, Forecast, Row, forecast
 from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.replicates import STEP_TIMES
 from pagecast.sim.validate import DecisionReport, compare_decisions
 
 _SLOT, _ASKED = "validate", "_trust_asked"
@@ -43,7 +44,7 @@ def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, pro
     run = RecordedRun.load(folder)
     told = forecast(
         run, costs, replicates=replicates, transfer=transfer, workers=1,
-        progress=lambda done: progress((done, replicates + 2, "replays")),
+        progress=lambda done: progress((done, replicates + len(STEP_TIMES), "replays")),
     )  # fmt: skip
     rules = find_profile(str(run.meta.get("config", {}).get("profile", "vllm")))
     return Compared(compare_decisions(run, rules), told)

@@ -46,16 +46,20 @@ def _cards(found: Forecast) -> list[Card]:
 
 
 def _table(rows: tuple[Row, ...]) -> Table:
-    header = ("", "forecast", "measured", "error", "90% interval", "per 1% of step time")
+    header = ("", "forecast", "measured", "error", "90% interval", "per 1% of step time", "within ±1%")
     body = []
     for row in rows:
         bounds = ""
         if row.low is not None and row.high is not None:
             bounds = f"{shown(row.name, row.low)} to {shown(row.name, row.high)}"
         slope = "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%"
+        reach = "" if row.range_percent is None else "{:+.1f}% to {:+.1f}%".format(*row.range_percent)
         error = "-" if math.isnan(row.error_percent) else f"{row.error_percent:+.2f}%"
         made, real = shown(row.name, row.predicted), shown(row.name, row.measured)
-        body.append((title(row.name), made, real, error, bounds, slope))
+        body.append((title(row.name), made, real, error, bounds, slope, reach))
     marked = frozenset(number for number, row in enumerate(rows) if row.covered is False)
-    said = "Marked rows: the interval does not hold the measurement."
+    said = (
+        "Marked rows: the interval does not hold the measurement. Within ±1%: the least and the most that "
+        "step times up to 1% shorter or longer change the forecast by."
+    )
     return Table("", header, body, said, marked)

@@ -77,7 +77,8 @@ def made(error: float, covered: float, slope: float, blocks: BlockCount | None =
     names = [f"{name}.{key}" for name in LATENCIES for key in STATISTICS] + list(SCALARS)
     held = round(covered * len(names))
     rows = tuple(
-        Row(name, 1 + error / 100, 1.0, 0.9 if i < held else 1.05, 1.1, slope) for i, name in enumerate(names)
+        Row(name, 1 + error / 100, 1.0, 0.9 if i < held else 1.05, 1.1, slope, (-slope, slope / 2))
+        for i, name in enumerate(names)
     )
     none = Outcome({}, {}, Timeline(*(() for _ in range(3))))
     return Forecast("made", "costs", "", False, rows, none, none, blocks)
@@ -91,5 +92,5 @@ def test_sentences_tell_what_is_near_and_what_is_not_to_be_trusted():
     far = sentences(made(-30.0, 0.6, 25.0))
     assert "30.0% in TTFT" in far[0]
     assert far[1].endswith("trust no interval here.")
-    assert "1% of step time" in far[2] and "by 25%" in far[2]
+    assert "step times within 1%" in far[2] and "move TTFT mean by -25 to +12%" in far[2]
     assert sentences(made(1.0, 1.0, 0.0, BlockCount(99, 100, False)))[-1].endswith("(-1.0%).")

@@ -14,7 +14,8 @@ from pagecast.sim.costs import Batch
 from pagecast.sim.forecast import Row, figures_of, forecast, scenario_of
 from pagecast.sim.outcome import measured
 from pagecast.sim.recorded import RecordedRun
-from pagecast.sim.replicates import Job, Study
+from pagecast.sim.replay import replay
+from pagecast.sim.replicates import Job, Spread, Study
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 VLLM = "vllm-0.24-h200-qwen3-8b"
@@ -93,6 +94,8 @@ def test_json_has_every_statistic_with_its_error_and_interval(runs):
     for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s"):
         assert set(body[name]) == {"mean", "p50", "p90", "p95", "p99"}
     keys = {"predicted", "measured", "error_percent", "low", "high", "covered"}
+    keys |= {"percent_per_percent_of_step_time", "within_one_percent_of_step_time"}
+    assert body["makespan_s"]["within_one_percent_of_step_time"] == pytest.approx([-1, 1], abs=0.1)
     for name in ("makespan_s", "output_tokens_per_s", "steps", "preemptions", "reused_prefix_tokens"):
         assert keys <= set(body[name])
     assert body["preemptions"]["predicted"] == body["preemptions"]["measured"] == 4
@@ -117,9 +120,12 @@ def test_a_sweep_has_nothing_to_forecast(runs):
 def test_replicates_do_not_depend_on_how_many_work_on_them(runs):
     run = runs["mooncake_conv"]
     study = Study(run.trace("arrival"), scenario_of(run, VLLM), seed=3)
-    alone, together = study.spread(20, workers=1), study.spread(20, workers=2)
+    point = figures_of(replay(study.trace, study.scenario))
+    alone, together = study.spread(20, point=point, workers=1), study.spread(20, point=point, workers=2)
     assert alone == together
     assert 0.9 < alone.sensitivity["makespan_s"] < 1.1
+    assert alone.reach["makespan_s"] == pytest.approx((-1, 1), abs=0.1)
+    assert study.spread(0, workers=1) == Spread()
     assert alone.low["makespan_s"] < alone.high["makespan_s"]
 
 

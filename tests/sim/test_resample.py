@@ -99,6 +99,23 @@ def test_an_interval_is_widened_to_the_forecast_and_has_a_twentieth_of_draws_on_
     assert "rare" not in found.low
 
 
+def test_a_figure_that_does_not_follow_step_times_shows_its_range_beside_its_slope():
+    class Uneven(Study):
+        def run(self, job):
+            assert job.factor is not None
+            change = 100 * (job.factor - 1)
+            dip = 7.5 if change == pytest.approx(-0.5) else 10 + change
+            return {"dip": dip, "rare": float("nan"), "no": 0}
+
+    point = {"dip": 10.0, "rare": 1.0, "no": 0.0}
+    found = Uneven(read("rag"), Scenario.make({})).spread(0, point=point, workers=1)
+    assert found.reach["dip"] == pytest.approx((-25, 10))
+    assert 10 < found.sensitivity["dip"] < 15
+    assert "rare" not in found.reach
+    assert (found.sensitivity["no"], found.reach["no"]) == (0, (0, 0))
+    assert found.low == {}
+
+
 def test_the_workload_adds_to_what_the_costs_leave_open():
     trace, scenario = read("rag"), Scenario.make({})
     fixed = Study(trace, scenario).spread(20, workers=1)
