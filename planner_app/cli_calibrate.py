@@ -132,7 +132,7 @@ def show(made: Calibration, out: Path) -> None:
     if made.host.source == MEASURED:
         console.out.print(
             "note: no run with asynchronous scheduling among them: what planning ahead hides is a lower "
-            "bound, and asynchronous replays, the default, will be too slow; add such a run (another --from-run)",
+            "bound, and asynchronous replays, the default, will be too slow: add such a run",
             soft_wrap=True,
         )
     console.out.print(f"written to {out}", soft_wrap=True)
