@@ -1,15 +1,16 @@
 """Whether a calibration may be used for a model and GPU, and what becomes of it for others when asked.
 
 The efficiencies carry over: each term is scaled by what first principles say of both set-ups (weights and
-KV bytes over bandwidth, arithmetic over peak, launches by layers); CPU terms stay. The interval widens.
+KV bytes over bandwidth, arithmetic over peak, launches by layers); other CPU terms stay. The interval widens.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from pagecast.sim.calibration.calibrated import Calibrated
-from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.file import Calibration, Host
 from pagecast.sim.calibration.shape import CPU, identity
 from pagecast.sim.calibration.target import Target
 from pagecast.sim.core.errors import BadInput
@@ -18,7 +19,9 @@ from pagecast.sim.gpus import gpu as find_gpu
 from pagecast.sim.models import model as find_model
 from pagecast.sim.roofline import Roofline
 
-TRANSFER_SD = 0.10  # of the level of step times for another model or GPU: assumed, not measured
+# Of the level of step times for another model or GPU, and of prompts against decode: what the one transfer
+# that was measured was off by (see `trust.MEASURED_TRANSFER`).
+TRANSFER_SD = 0.13
 
 
 def costs_for(calibration: Calibration, target: Target, *, transfer: bool = False) -> Calibrated:
@@ -68,6 +71,10 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
     count = len(calibration.knots)
     kv_heads = target.model.local_kv_heads(tp)
     group = max(1, target.model.attention.heads // tp // kv_heads)
+    terms = dict(zip(calibration.terms_ns, values[count:], strict=True))
+    noise = replace(
+        calibration.noise, level_sd=TRANSFER_SD, kind_sd=math.hypot(calibration.noise.kind_sd, TRANSFER_SD)
+    )
     return replace(
         calibration,
         name=f"{calibration.name}, transferred",
@@ -79,10 +86,24 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
         },
         shape=replace(calibration.shape, kv_heads=kv_heads, group=group, sms=target.gpu.sms),
         curve_ns=values[:count],
-        terms_ns=dict(zip(calibration.terms_ns, values[count:], strict=True)),
-        noise=replace(calibration.noise, level_sd=TRANSFER_SD),
+        terms_ns=terms,
+        host=_host(calibration, origin, target, values[0], terms.get("prompt_step", 0.0)),
+        noise=noise,
         replicates=tuple(scale(row) for row in calibration.replicates),
     )  # fmt: skip
+
+
+def _host(
+    calibration: Calibration, origin: Target, target: Target, least_ns: float, prompt_step_ns: float
+) -> Host:
+    """The host's share: launches go by layers, and hide no more of a step than launching it adds.
+
+    `least_ns`: the scaled matrix work of the fewest tokens; `prompt_step_ns`: what a step with prompts adds.
+    """
+    host = calibration.host
+    added = (1 + host.busy) * prompt_step_ns + host.busy * least_ns
+    by_layers = host.launch_ns * target.model.layers / origin.model.layers
+    return replace(host, launch_ns=min(by_layers, added))
 
 
 class _Scale:

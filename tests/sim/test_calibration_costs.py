@@ -134,6 +134,18 @@ def test_another_model_gpu_or_sharding_is_refused_unless_asked_for(calibration):
             costs_for(calibration, target)
 
 
+def test_carried_over_a_step_with_few_prompt_tokens_costs_no_less_than_one_that_decodes(calibration):
+    for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen3-32B"):
+        target = Target(model(name), gpu("H200"), pipeline_depth=1)
+        costs = costs_for(calibration, target, transfer=True)
+        for tokens in (2, 16, 64, 256):
+            matrix = costs.decode_line(tokens).ns(0, 0) - tokens * costs.calibration.terms_ns["request"]
+            assert costs.device_ns(Batch(0, 0, 0, ((tokens, 0),))) > matrix
+        layers = target.model.layers / model("Qwen/Qwen3-8B").layers
+        assert costs.calibration.host.launch_ns <= calibration.host.launch_ns * layers
+        assert costs.calibration.noise.kind_sd > 3 * calibration.noise.kind_sd
+
+
 def test_what_fits_is_chosen_and_first_principles_where_nothing_does():
     here = Target(model("Qwen/Qwen3-8B"), gpu("H200"))
     assert choose("auto", here).name == VLLM
