@@ -7,15 +7,18 @@ import torch
 from numpy.typing import NDArray
 from pagecast.engine.attention import Pages, Prompts, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
+from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
-from pagecast.kernels.paged_prefill import paged_prefill, plan_prefill, tokens_per_tile
+from pagecast.kernels.paged_prefill import paged_prefill
+from pagecast.kernels.prefill_plan import COLUMNS, most_rows, plan_prefill
 from torch import Tensor
 
 
 class TritonBackend:
     """Reads lengths, tables and tiles on the device, so that steps can be captured in CUDA graphs.
 
-    Layers with one window share the schedule of a step.
+    Layers with one window share the schedule of a step. All share its plan of the prompts, which cuts no
+    tiles where a layer has a window.
     """
 
     name = "triton"
@@ -26,6 +29,10 @@ class TritonBackend:
         self._shape = shape
         kv_heads, head_dim = kv.shape[4:]
         self._tile_tokens = tokens_per_tile(shape.heads, kv_heads, kv.dtype)
+        self._pieces = None
+        if kv.is_cuda and not any(shape.windows):
+            processors = torch.cuda.get_device_properties(kv.device).multi_processor_count
+            self._pieces = Pieces(shape.heads, kv_heads, head_dim, kv.dtype, kv.device, processors)
         self._schedules = {
             window: DecodeSchedule(
                 DecodeShape(shape.heads, kv_heads, head_dim, kv.dtype, window), shape.max_rows, kv.device
@@ -34,18 +41,40 @@ class TritonBackend:
         }
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._pages: Pages | None = None
+        self._cut: Pieces | None = None
 
     def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
-        rows = np.asarray(prompts.rows, np.int32)
-        tiles = plan_prefill(prompts.tokens, prompts.lens, self._tile_tokens, first=first, tables=rows)
-        return tiles.reshape(-1)
+        kv_heads, processors = self._sharing()
+        plan = plan_prefill(
+            prompts.tokens,
+            prompts.lens,
+            self._tile_tokens,
+            first=first,
+            tables=np.asarray(prompts.rows, np.int32),
+            kv_heads=kv_heads,
+            processors=processors,
+        )
+        return plan.reshape(-1)
 
     def plan_room(self, tokens: int) -> int:
         # A chunk has two tokens or more, and a tile of its own at least.
-        return 4 * (1 + tokens // 2)
+        return COLUMNS * most_rows(tokens // 2, *self._sharing())
+
+    def _sharing(self) -> tuple[int, int]:
+        """KV heads, and the multiprocessors among which tiles are cut (0: they are not)."""
+        return self._shape.kv.shape[4], 0 if self._pieces is None else self._pieces.processors
+
+    def _waiting(self, pages: Pages) -> Pieces | None:
+        """Where cut tiles wait; None where the step certainly has none."""
+        tokens = pages.prompts.tokens
+        tiles = sum(-(-n // self._tile_tokens) for n in tokens)
+        if pages.extra is None or (tokens and len(pages.extra) == COLUMNS * (1 + tiles)):
+            return None
+        return self._pieces
 
     def begin(self, pages: Pages) -> None:
         self._pages = pages
+        self._cut = self._waiting(pages)
         if pages.decode_rows:
             for schedule in self._schedules.values():
                 schedule.update(pages.decode_lens)
@@ -60,7 +89,8 @@ class TritonBackend:
             table, lens, schedule = pages.decode_table, pages.decode_lens, self._schedules[window]
             paged_decode(q[:n], keys, values, table, lens, schedule=schedule, out=out[:n], window=window)
         if pages.extra is not None:
-            paged_prefill(q, keys, values, pages.tables, pages.extra.view(-1, 4), out=out, window=window)
+            plan, cut = pages.extra.view(-1, COLUMNS), self._cut
+            paged_prefill(q, keys, values, pages.tables, plan, out=out, window=window, pieces=cut)
         return out
 
     def copy_blocks(self, pairs: Tensor) -> None:

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import triton
 from pagecast.kernels.copy_blocks import copy_blocks
+from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
-from pagecast.kernels.paged_prefill import paged_prefill, plan_prefill, tokens_per_tile
+from pagecast.kernels.paged_prefill import paged_prefill
+from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.kernels.store_kv import store_kv
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from torch import Tensor
@@ -178,6 +180,19 @@ def decode_seconds(
     return ours, flash
 
 
+def prefill_plan(
+    new: Sequence[int], lens: Sequence[int], model: Heads = QWEN3_8B
+) -> tuple[Tensor, Pieces | None]:
+    """The plan of a step on the device, and where its cut tiles wait, if it has any."""
+    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE == "cuda" else 4
+    tokens = tokens_per_tile(model.heads, model.kv_heads, DTYPE)
+    plan = plan_prefill(new, lens, tokens, kv_heads=model.kv_heads, processors=processors)
+    pieces = None
+    if plan[0, 1]:
+        pieces = Pieces(model.heads, model.kv_heads, model.dim, DTYPE, DEVICE, processors)
+    return torch.from_numpy(plan).to(DEVICE), pieces
+
+
 def prefill_seconds(
     new: Sequence[int], cached: Sequence[int], block_size: int, peer: Peer | None, model: Heads = QWEN3_8B
 ) -> tuple[float, float | None]:
@@ -187,9 +202,8 @@ def prefill_seconds(
     k, v = kv[:, 0], kv[:, 1]
     q = torch.randn(sum(new), model.heads, model.dim, device=DEVICE, dtype=DTYPE)
     out, theirs = torch.empty_like(q), torch.empty_like(q)
-    tokens = tokens_per_tile(model.heads, model.kv_heads, DTYPE)
-    tiles = torch.from_numpy(plan_prefill(new, lens, tokens)).to(DEVICE)
-    ours = seconds(lambda: paged_prefill(q, k, v, table, tiles, out=out))
+    plan, pieces = prefill_plan(new, lens, model)
+    ours = seconds(lambda: paged_prefill(q, k, v, table, plan, out=out, pieces=pieces))
     if peer is None:
         return ours, None
     starts = torch.tensor([0, *new], device=DEVICE).cumsum(0).int()
@@ -314,7 +328,7 @@ def small(peer: Peer | None) -> Iterator[Row]:
     q = torch.randn(64, 32, 128, device=DEVICE, dtype=DTYPE)
     seq_lens = torch.full((8,), 64, dtype=torch.int32, device=DEVICE)
     plan = DecodeSchedule(DecodeShape(32, 8, 128, DTYPE), 8, DEVICE)
-    tiles = torch.from_numpy(plan_prefill([8] * 8, [64] * 8, tokens_per_tile(32, 8, DTYPE))).to(DEVICE)
+    tiles, _ = prefill_plan([8] * 8, [64] * 8)
     new, slots, out = q[:, :8], torch.arange(64, device=DEVICE), torch.empty_like(q)
     for name, call in (
         ("schedule", lambda: plan.update(seq_lens)),
@@ -343,6 +357,16 @@ def chunks(peer: Peer | None) -> Iterator[Row]:
         yield Row(title, "us", ours * 1e6, flash * 1e6 if flash else None, name_of(peer))
 
 
+def prefixes(peer: Peer | None) -> Iterator[Row]:
+    """Few new tokens behind long prefixes, page 16."""
+    for count in (1, 4):
+        for new in (8, 64, 256):
+            for cached in (1000, 4000, 16000, 29000, 100000):
+                ours, flash = prefill_seconds([new] * count, [cached] * count, 16, peer)
+                title = f"prefill {count} x {new} new behind {cached}, page 16"
+                yield Row(title, "us", ours * 1e6, flash * 1e6 if flash else None, name_of(peer))
+
+
 def move(_: Peer | None) -> Iterator[Row]:
     """store_kv and copy_blocks beside plain copies of the same bytes."""
     for tokens in (256, 2048, 16384):
@@ -355,7 +379,7 @@ def move(_: Peer | None) -> Iterator[Row]:
 
 
 SECTIONS: dict[str, Callable[[Peer | None], Iterator[Row]]] = {
-    f.__name__: f for f in (ceilings, decode, prefill, chunks, move, models, small)
+    f.__name__: f for f in (ceilings, decode, prefill, chunks, prefixes, move, models, small)
 }
 
 

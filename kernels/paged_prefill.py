@@ -1,29 +1,24 @@
 """Causal attention of chunks of new tokens over the paged cache: prefill, chunked prefill, mixed batches.
 
 A program takes a few new tokens of one sequence and all query heads of one KV head: the rows of its tile
-are (token, head in the group), so short chunks and any group fill the tile alike. Which tiles there are
-is planned on the host once a step (`plan_prefill`), the most work first; every layer uses the same plan.
+are (token, head in the group), so short chunks and any group fill the tile alike. Which tiles there are, and
+which of them several programs share, is planned on the host once a step (prefill_plan.py).
 """
 
 # Device code takes tensors of the kernel language, which has no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
-from pagecast.kernels.launch import Launch, next_power_of_2, require_attention
+from pagecast.kernels.launch import Launch, next_power_of_2, require, require_attention
+from pagecast.kernels.merge_pieces import Pieces, rows_per_tile
 from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh
 from torch import Tensor
 from triton.compiler.errors import CompilationError
-
-ROWS = 128
-FP32_ROWS = 16
 
 
 @triton.jit
@@ -53,7 +48,7 @@ def _attend(
 
 @triton.jit(do_not_specialize=["table_stride", "scale"])
 def _paged_prefill(
-    q, k_cache, v_cache, out, table, tiles, k_scale, v_scale, table_stride, scale,
+    q, k_cache, v_cache, out, table, tiles, k_scale, v_scale, parts, sums, table_stride, scale,
     Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OUT: tl.constexpr, KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_POW2: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SCALE_STRIDE: tl.constexpr,
@@ -62,9 +57,10 @@ def _paged_prefill(
     if tl.program_id(0) >= tl.load(tiles) * KV_HEADS:
         return
     head = tl.program_id(0) % KV_HEADS
-    entry = tiles + 4 * (tl.program_id(0) // KV_HEADS + 1)
+    entry = tiles + 8 * (tl.program_id(0) // KV_HEADS + 1)
     sequence, token = tl.load(entry), tl.load(entry + 1)
     count, position = tl.load(entry + 2), tl.load(entry + 3)
+    length = tl.load(entry + 5)
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_POW2)
     nth = tl.minimum(rows // GROUP, count - 1)
@@ -78,14 +74,13 @@ def _paged_prefill(
     if k_scale is not None:
         factor = scale * tl.load(k_scale + head * SCALE_STRIDE)
         v_factor = tl.load(v_scale + head * SCALE_STRIDE)
-    length = position + count
     last = tl.cdiv(length, TILE)
-    first = last * 0
+    first = tl.load(entry + 4) // TILE
     whole = first
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0) // TILE
         whole = tl.minimum(last, tl.cdiv(tl.maximum(length - WINDOW, 0), TILE))
-    edge = tl.maximum(whole, (position + 1) // TILE)
+    edge = tl.minimum(tl.maximum(whole, (position + 1) // TILE), last)
     k = k_cache + head.to(tl.int64) * K[2]
     v = v_cache + head.to(tl.int64) * V[2]
     table_row = table + sequence.to(tl.int64) * table_stride
@@ -103,47 +98,19 @@ def _paged_prefill(
         queries, k, v, table_row, length, position + nth, whole, edge, state, factor,
         K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, False, STAGES,
     )  # fmt: skip
-    _m, total, acc = _attend(
+    m, total, acc = _attend(
         queries, k, v, table_row, length, position + nth, edge, last, state, factor,
         K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, True, 1,
     )  # fmt: skip
     result = acc * (v_factor / total)[:, None]
-    at = out + tokens * OUT[0] + heads * OUT[1] + dims[None, :] * OUT[2]
-    tl.store(at, result.to(out.dtype.element_ty), mask=mask)
-
-
-def tokens_per_tile(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
-    """New tokens that one program takes: as many as fill its rows with the heads of a group."""
-    return max(1, (FP32_ROWS if dtype == torch.float32 else ROWS) // (heads // kv_heads))
-
-
-def plan_prefill(
-    query_lens: Sequence[int],
-    seq_lens: Sequence[int],
-    tokens: int,
-    *,
-    first: int = 0,
-    tables: NDArray[np.int32] | None = None,
-) -> NDArray[np.int32]:
-    """The tiles of a step, int32 [1 + tiles, 4]: their number, then, most work first, each one's block table,
-    first row of q, rows, and the position of that row.
-
-    Sequence i brings query_lens[i] new tokens (0: none), the last of its seq_lens[i]; q holds them sequence
-    after sequence from row `first` on. Its block table is row i, or row `tables[i]`, of those that
-    `paged_prefill` is given. `tokens` is `tokens_per_tile`. Copy it to the device with the step's other
-    metadata; rows that follow it there are not looked at.
-    """
-    queries = np.asarray(query_lens, dtype=np.int64)
-    counts = -(-queries // tokens)
-    sequence = np.repeat(np.arange(queries.size), counts)
-    nth = np.arange(sequence.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    start = nth * tokens
-    rows = np.minimum(tokens, queries[sequence] - start)
-    position = (np.asarray(seq_lens, dtype=np.int64) - queries)[sequence] + start
-    row = (np.cumsum(queries) - queries)[sequence] + start + first
-    table = sequence if tables is None else tables[sequence]
-    tiles = np.stack([table, row, rows, position], axis=1)[np.argsort(-position, kind="stable")]
-    return np.concatenate([[[len(tiles), 0, 0, 0]], tiles]).astype(np.int32)
+    slot = tl.load(entry + 6) if parts is not None else -1
+    if slot < 0:
+        at = out + tokens * OUT[0] + heads * OUT[1] + dims[None, :] * OUT[2]
+        tl.store(at, result.to(out.dtype.element_ty), mask=mask)
+    elif parts is not None:
+        lanes = (slot * KV_HEADS + head) * ROWS + rows
+        tl.store(parts + lanes[:, None] * DIM_POW2 + dims[None, :], result, mask=mask)
+        tl.store(sums + lanes, m + tl.log2(total), mask=rows < count * GROUP)
 
 
 _launches: dict[Any, Any] = {}
@@ -161,6 +128,7 @@ def paged_prefill(
     window: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    pieces: Pieces | None = None,
 ) -> Tensor:
     """Causal attention of new tokens over all cached tokens of their sequences, themselves included.
 
@@ -168,27 +136,33 @@ def paged_prefill(
     or fp8 with scales (fp32, [1] or [kv_heads]), already holding the new tokens; block_table int32
     [tables, blocks]; `tiles` from `plan_prefill`, on the device, where their number is read: a CUDA graph may
     hold a call with more rows than a step's plan has. `window`: how many positions a token sees, itself
-    included. Raises BadInput where shapes don't fit together.
+    included. `pieces`: needed where the plan may hold cut tiles. Raises BadInput where shapes don't fit
+    together.
     """
     out = torch.empty_like(q) if out is None else out
     if tiles.shape[0] <= 1:
         return out
     key = (q.dtype, q.shape[1:], q.stride(), out.stride(), k_cache.dtype, k_cache.shape[1:],
            k_cache.stride(), v_cache.stride(), block_table.dtype,
-           k_scale is None or k_scale.shape[0], window, q.device, q.data_ptr() % 16)  # fmt: skip
+           k_scale is None or k_scale.shape[0], window, q.device, q.data_ptr() % 16,
+           pieces is None)  # fmt: skip
     launch = _launches.get(key)
     if launch is None:
         require_attention("paged_prefill", q, k_cache, v_cache, block_table)
+        require(pieces is None or window is None, "paged_prefill: tiles with a window are not cut in pieces")
         launch = _launches[key] = _configure(q, k_cache, v_cache, out, k_scale, window)
     scale = (q.shape[2] ** -0.5 if scale is None else scale) * math.log2(math.e)
+    parts, sums = (None, None) if pieces is None else (pieces.parts, pieces.sums)
     if not isinstance(launch, Launch):
         try:
-            launch(q, k_cache, v_cache, block_table, tiles, out, scale)
-            return out
+            launch(q, k_cache, v_cache, block_table, tiles, out, parts, sums, scale)
         except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
             launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, window)
-    tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale)
-    launch((tiles.shape[0] - 1) * k_cache.shape[2], tensors, block_table.stride(0), scale)
+    if isinstance(launch, Launch):
+        tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale, parts, sums)
+        launch((tiles.shape[0] - 1) * k_cache.shape[2], tensors, block_table.stride(0), scale)
+    if pieces is not None:
+        pieces.merge(tiles, out)
     return out
 
 
@@ -211,8 +185,6 @@ def _plain(
 ) -> Launch:
     heads, head_dim = q.shape[1:]
     kv_heads = k_cache.shape[2]
-    group = heads // kv_heads
-    tokens = tokens_per_tile(heads, kv_heads, q.dtype)
     dim = next_power_of_2(head_dim)
     tile, stages, options = _tile(dim, q.dtype, k_cache.dtype)
     constants = {
@@ -221,8 +193,8 @@ def _plain(
         "V": v_cache.stride(),
         "OUT": out.stride(),
         "KV_HEADS": kv_heads,
-        "GROUP": group,
-        "ROWS": max(16, next_power_of_2(tokens * group)),
+        "GROUP": heads // kv_heads,
+        "ROWS": rows_per_tile(heads, kv_heads, q.dtype),
         "DIM": head_dim,
         "DIM_POW2": dim,
         "BLOCK_SIZE": k_cache.shape[1],

@@ -37,14 +37,14 @@ _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 @gluon.jit
 def _item(tiles, item, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr):
-    """A piece of work: sequence, first row of q, rows, position of the first, KV tiles [first, last)."""
-    entry = tiles + 4 * (item // KV_HEADS)
+    """A piece of work: sequence, first row of q, rows, position of the first, first KV tile, last key + 1."""
+    entry = tiles + 8 * (item // KV_HEADS)
     sequence, row = gl.load(entry), gl.load(entry + 1)
     count, position = gl.load(entry + 2), gl.load(entry + 3)
-    first = position * 0
+    first = gl.load(entry + 4) // TILE
     if WINDOW > 0:
         first = gl.maximum(position - WINDOW + 1, 0) // TILE
-    return sequence, row, count, position, first, (position + count + TILE - 1) // TILE
+    return sequence, row, count, position, first, gl.load(entry + 5)
 
 
 @gluon.jit
@@ -77,10 +77,11 @@ def _produce(
     TILE: gl.constexpr = k_buffers.shape[1]
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        sequence, _row, count, position, first, last = _item(tiles, item, KV_HEADS, TILE, WINDOW)
+        sequence, _row, _count, _position, first, length = _item(tiles, item, KV_HEADS, TILE, WINDOW)
+        last = (length + TILE - 1) // TILE
         head = item % KV_HEADS
         row = table + sequence.to(gl.int64) * table_stride
-        last_page = (position + count - 1) // BLOCK_SIZE
+        last_page = (length - 1) // BLOCK_SIZE
         for i in range(last - first):
             start = (last - 1 - i) * TILE
             stage = step % STAGES
@@ -202,7 +203,7 @@ def _fetch_q(
 ):  # fmt: skip
     """Starts to copy the queries of an item, if there is one."""
     if item < items:
-        _sequence, row, count, _position, _first, _last = _item(tiles, item, KV_HEADS, TILE, WINDOW)
+        _sequence, row, count, _position, _first, _length = _item(tiles, item, KV_HEADS, TILE, WINDOW)
         at = _place(lane, row, count, item % KV_HEADS, Q, GROUP)
         pointers = q + at[:, None] + dims[None, :]
         if buffer.shape[1] == DIM:
@@ -214,7 +215,7 @@ def _fetch_q(
 
 @gluon.jit
 def _attend(
-    q, pipe, position, length, positions, first, last, step, scale,
+    q, pipe, position, length, positions, first, step, scale,
     PART: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Everything but the last product with V of an item whose queries lie in `q`."""
@@ -225,12 +226,13 @@ def _attend(
     WIDTH: gl.constexpr = q.shape[1]
     R: gl.constexpr = positions.type.layout
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    last = (length + TILE - 1) // TILE
     s = _queue_scores(q, pipe, step, PART)
     mbarrier.arrive(turns.index(1 - PART), count=1)
     s = warpgroup_mma_wait(0, deps=[s])
     stage = step % STAGES
     mbarrier.arrive(k_empty.index(stage), count=1)
-    # The last tile is the one that the diagonal or the sequence's end cuts.
+    # Of the last tile, the diagonal or the sequence's end may hide some.
     s = _hide(s, (last - 1) * TILE, positions, WINDOW)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, R)
     weights, fade, m, total = _softmax(s, scale, nothing, gl.zeros([ROWS], gl.float32, R), True)
@@ -250,8 +252,26 @@ def _attend(
 
 
 @gluon.jit
+def _leave(parts, sums, slot, acc, m, total, rows):
+    """Writes a warpgroup's `rows` first rows of a piece to its half of a slot in the workspace."""
+    ROWS: gl.constexpr = acc.shape[0]
+    WIDTH: gl.constexpr = acc.shape[1]
+    A: gl.constexpr = acc.type.layout
+    R: gl.constexpr = total.type.layout
+    some = total > 0  # a row may have seen nothing of the piece
+    inverse = gl.where(some, 1.0 / total, 0.0)
+    lane = gl.arange(0, ROWS, R)
+    gl.store(sums + slot * ROWS + lane, gl.where(some, m + gl.log2(total), -float("inf")), mask=lane < rows)
+    acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, A))[:, None]
+    lane = gl.arange(0, ROWS, gl.SliceLayout(1, A))
+    dims = gl.arange(0, WIDTH, gl.SliceLayout(0, A))
+    at = (slot * ROWS + lane)[:, None] * WIDTH + dims[None, :]
+    gl.store(parts + at, acc, mask=(lane < rows)[:, None] & (dims >= 0)[None, :])
+
+
+@gluon.jit
 def _consume(
-    pipe, buffer, q, out, tiles, items, scale,
+    pipe, buffer, q, out, tiles, items, parts, sums, scale,
     PART: gl.constexpr, Q: gl.constexpr, OUT: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     DIM: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
@@ -274,30 +294,35 @@ def _consume(
         mbarrier.arrive(turns.index(0), count=1)
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _sequence, row, count, position, first, last = _item(tiles, item, KV_HEADS, TILE, WINDOW)
+        _sequence, row, count, position, first, length = _item(tiles, item, KV_HEADS, TILE, WINDOW)
         async_copy.wait_group(0)
         fence_async_shared()
         _barrier()
         positions = position + gl.minimum(nth, count - 1)
-        step, state = _attend(
-            buffer, pipe, position, position + count, positions, first, last, step, scale, PART, WINDOW
-        )
-        weights, fade, _m, total, acc = state
+        step, state = _attend(buffer, pipe, position, length, positions, first, step, scale, PART, WINDOW)
+        weights, fade, m, total, acc = state
         following = item + gl.num_programs(0)
         _fetch_q(q, tiles, following, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW)
         product = _queue_output(buffer, pipe, step - 1, weights, fade, acc)
         acc = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(v_empty.index((step - 1) % STAGES), count=1)
-        result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, A))[:, None]
-        result = gl.convert_layout(result.to(out.dtype.element_ty), L)
-        at = _place(lane, row, count, item % KV_HEADS, OUT, GROUP)
-        mask = (lane < count * GROUP)[:, None] & (dims < DIM)[None, :]
-        gl.store(out + at[:, None] + dims[None, :] * OUT[2], result, mask=mask)
+        slot = -1
+        if parts is not None:
+            slot = gl.load(tiles + 8 * (item // KV_HEADS) + 6)
+        if slot < 0:
+            result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, A))[:, None]
+            result = gl.convert_layout(result.to(out.dtype.element_ty), L)
+            at = _place(lane, row, count, item % KV_HEADS, OUT, GROUP)
+            mask = (lane < count * GROUP)[:, None] & (dims < DIM)[None, :]
+            gl.store(out + at[:, None] + dims[None, :] * OUT[2], result, mask=mask)
+        elif parts is not None:
+            slot = (slot * KV_HEADS + item % KV_HEADS) * 2 + PART
+            _leave(parts, sums, slot, acc, m * scale, total, count * GROUP - PART * ROWS)
 
 
 @gluon.jit(do_not_specialize=["table_stride", "scale"])
 def _prefill_hopper(
-    q, out, table, plan, k_cache, v_cache, table_stride, scale,
+    q, out, table, tiles, k_cache, v_cache, parts, sums, table_stride, scale,
     Q: gl.constexpr, OUT: gl.constexpr, K_ROWS: gl.constexpr, V_ROWS: gl.constexpr,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, TILE: gl.constexpr,
@@ -306,8 +331,8 @@ def _prefill_hopper(
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
-    items = gl.load(plan) * KV_HEADS
-    tiles = plan + 4
+    items = gl.load(tiles) * KV_HEADS
+    tiles += 8
     UPPER: gl.constexpr = 0
     LOWER: gl.constexpr = 1
     q_upper = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
@@ -329,9 +354,9 @@ def _prefill_hopper(
     pipe = (k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, turns)
     gl.warp_specialize(
         [
-            (_consume, (pipe, q_upper, q, out, tiles, items, scale,
+            (_consume, (pipe, q_upper, q, out, tiles, items, parts, sums, scale,
                         UPPER, Q, OUT, KV_HEADS, GROUP, DIM, WINDOW)),
-            (_consume, (pipe, q_lower, q, out, tiles, items, scale,
+            (_consume, (pipe, q_lower, q, out, tiles, items, parts, sums, scale,
                         LOWER, Q, OUT, KV_HEADS, GROUP, DIM, WINDOW)),
             (_produce, (pipe, k_cache, v_cache, table, table_stride, tiles, items,
                         KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
@@ -396,9 +421,11 @@ class HopperPrefill:
         table: Tensor,
         tiles: Tensor,
         out: Tensor,
+        parts: Tensor | None,
+        sums: Tensor | None,
         scale: float,
     ) -> None:
-        """Queues the kernel: one program a multiprocessor, each taking every n-th tile of the plan."""
+        """Queues the kernel: one program a multiprocessor, each taking every n-th piece of the plan."""
         most = (tiles.shape[0] - 1) * k_cache.shape[2]
-        tensors = (q, out, table, tiles, self._map(k_cache), self._map(v_cache))
+        tensors = (q, out, table, tiles, self._map(k_cache), self._map(v_cache), parts, sums)
         self._launch(min(most, self._programs), tensors, table.stride(0), scale)

@@ -1,7 +1,7 @@
 """Prefill attention of chunks over a cached prefix equals float64 attention over the gathered tokens."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.kernels import reference
+from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import paged_decode
-from pagecast.kernels.paged_prefill import paged_prefill, plan_prefill, tokens_per_tile
+from pagecast.kernels.paged_prefill import paged_prefill
+from pagecast.kernels.prefill_plan import KV_TILE, SLOTS_PER_SM, cut, most_rows, plan_prefill
 from pagecast.sim.core.errors import BadInput
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -20,10 +22,16 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 150)), min_size=1
 
 
 def attend(
-    cache: Any, q: torch.Tensor, query_lens: list[int], *, spare: int = 0, **more: Any
+    cache: Any, q: torch.Tensor, query_lens: list[int], *, spare: int = 0, processors: int = 0, **more: Any
 ) -> torch.Tensor:
-    """`spare`: rows behind the plan that hold what must not be looked at."""
-    plan = plan_prefill(query_lens, cache.lens, tokens_per_tile(q.shape[1], cache.k.shape[2], q.dtype))
+    """`spare`: rows behind the plan that hold what must not be looked at. `processors`: to cut tiles for."""
+    heads, (kv_heads, dim) = q.shape[1], cache.k.shape[2:]
+    tokens = tokens_per_tile(heads, kv_heads, q.dtype)
+    plan = plan_prefill(query_lens, cache.lens, tokens, kv_heads=kv_heads, processors=processors)
+    if processors:
+        more["pieces"] = Pieces(heads, kv_heads, dim, q.dtype, q.device, processors)
+        more["pieces"].parts.fill_(float("nan"))
+        more["pieces"].sums.fill_(float("nan"))
     tiles = torch.from_numpy(np.pad(plan, ((0, spare), (0, 0)), constant_values=1 << 20)).to(q.device)
     return paged_prefill(
         q, cache.k, cache.v, cache.table, tiles, out=torch.full_like(q, float("nan")), **more
@@ -67,24 +75,119 @@ def test_equals_attention_in_float64(
         assert error(out, expected) < TOLERANCE[dtype]
 
 
+@SLOW
 @given(
-    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=20),
-    st.sampled_from([1, 18, 32, 128]),
+    seed=st.integers(0, 1000),
+    chunks=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=3),
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 2),
+    dim=st.sampled_from([64, 80, 128]),
+    block_size=st.sampled_from([16, 128, 256]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.float8_e4m3fn]),
+    processors=st.sampled_from([3, 20, 200]),
+    spare=st.sampled_from([0, 3]),
 )
-def test_the_plan_covers_every_new_token_once(chunks: list[tuple[int, int]], tokens: int) -> None:
+def test_cut_tiles_equal_attention_in_float64(
+    paged: Callable[..., Any],
+    error: Callable[..., float],
+    seed: int,
+    chunks: list[tuple[int, int]],
+    group: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    processors: int,
+    spare: int,
+) -> None:
     query_lens = [new for new, _ in chunks]
-    number, *tiles = plan_prefill(query_lens, [new + cached for new, cached in chunks], tokens)
-    assert number[0] == len(tiles)
-    covered = sorted(
-        (int(s), int(row) + i, int(position) + i) for s, row, count, position in tiles for i in range(count)
+    cache = paged([new + cached for new, cached in chunks], kv_heads, dim, block_size, dtype, seed)
+    torch.manual_seed(seed)
+    fp8 = dtype == torch.float8_e4m3fn
+    scales = {name: (torch.rand(kv_heads) + 0.5).to(cache.k.device) for name in ("k_scale", "v_scale") if fp8}
+    q = torch.randn(sum(query_lens), group * kv_heads, dim).to(torch.float16 if fp8 else dtype)
+    q = q.to(cache.k.device)
+    out = attend(cache, q, query_lens, processors=processors, spare=spare, **scales)
+    expected = reference.paged_prefill(
+        q, cache.k, cache.v, cache.table, query_lens, cache.lens, dtype=torch.float64, **scales
     )
+    if sum(query_lens):
+        assert error(out, expected) < (2e-3 if fp8 else TOLERANCE[dtype])
+
+
+def test_one_tile_cut_in_many_equals_the_whole(
+    paged: Callable[..., Any], error: Callable[..., float], device: str
+) -> None:
+    """So many pieces that merging them takes several rounds."""
+    cache = paged([5, 4000], 1, 64, 16, torch.float32)
+    q = torch.randn(9, 2, 64, device=device)
+    whole = attend(cache, q, [2, 7])
+    assert error(attend(cache, q, [2, 7], processors=100), whole) < 2e-6
+    plan = plan_prefill([2, 7], cache.lens, 8, kv_heads=1, processors=100)
+    assert list(plan[0, :2]) == [1 + 16, 1]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 5000)), max_size=20),
+    st.sampled_from([1, 18, 32, 128]),
+    st.sampled_from([1, 2, 8, 32]),
+    st.sampled_from([0, 8, 132]),
+)
+def test_the_plan_covers_every_row_and_key_once(
+    chunks: list[tuple[int, int]], tokens: int, kv_heads: int, processors: int
+) -> None:
+    query_lens = [new for new, _ in chunks]
+    plan = plan_prefill(
+        query_lens, [new + cached for new, cached in chunks], tokens, kv_heads=kv_heads, processors=processors
+    )
+    number, merges = int(plan[0, 0]), int(plan[0, 1])
+    pieces = [tuple(map(int, piece)) for piece in plan[1 : 1 + number]]
+    assert len(plan) == 1 + number + merges
+    work = [-((begin - end) // KV_TILE) for *_, begin, end, _slot, _ in pieces]
+    assert all(a >= b >= 1 for a, b in pairwise([*work, 1]))
+    tiles, waiting = [], 0
+    cut_tiles = {tuple(map(int, merge[:4])) for merge in plan[1 + number :]}
+    for tile, parts in groupby(sorted(pieces, key=lambda p: (p[:4], p[4])), key=lambda p: p[:4]):
+        begins, ends, slots = zip(*((p[4], p[5], p[6]) for p in parts), strict=True)
+        _table, row, rows, position = tile
+        assert (*begins, position + rows) == (0, *ends)
+        assert all(begin % KV_TILE == 0 for begin in begins)
+        assert max(ends[0], KV_TILE) - min(e - b for b, e in zip(begins, ends, strict=True)) < 2 * KV_TILE
+        if len(slots) == 1:
+            assert slots == (-1,)
+        else:
+            assert slots == tuple(range(slots[0], slots[0] + len(slots)))
+            assert (slots[0], len(slots), row, rows) in cut_tiles
+            waiting += len(slots)
+        tiles.append(tile)
+    assert sum(count for _, count, _, _ in cut_tiles) == waiting
+    assert waiting * kv_heads <= SLOTS_PER_SM * processors
+    assert len(plan) <= most_rows(len(tiles), kv_heads, processors)
+    assert all(1 <= rows <= tokens for _, _, rows, _ in tiles)
+    covered = sorted((s, row + i, p + i) for s, row, count, p in tiles for i in range(count))
     first, expected = 0, []
     for s, (new, cached) in enumerate(chunks):
         expected += [(s, first + i, cached + i) for i in range(new)]
         first += new
     assert covered == expected
-    assert all(1 <= tile[2] <= tokens for tile in tiles)
-    assert all(a[3] >= b[3] for a, b in pairwise(tiles))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kv_heads", "pieces"),
+    [
+        ([227], 8, [16]),  # one round: 128 of 132 programs busy
+        ([227], 32, [4]),
+        ([1], 8, [1]),
+        ([227] * 4, 8, [4] * 4),
+        ([227] * 10, 8, [3] * 10),  # two rounds of thirds end before one of wholes
+        ([227] * 16, 8, [1] * 16),  # they fill the round as they are
+        ([227] * 18, 8, [1] * 16 + [8] * 2),  # only what overflows into a second round is cut
+        ([4] * 19, 8, [1] * 19),  # not worth a merge
+    ],
+)
+def test_tiles_are_cut_to_fill_the_last_round(lengths: list[int], kv_heads: int, pieces: list[int]) -> None:
+    assert list(cut(np.array(lengths), kv_heads, 132)) == pieces
 
 
 def test_a_chunk_of_one_token_equals_decode(
@@ -124,6 +227,7 @@ def test_tiles_cut_everywhere(
 ) -> None:
     """Chunks that begin and end at every kind of place in a tile, in either order of slots and heads."""
     query_lens = [1, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 1]
+    processors = 0 if window else 300
     cached = [0, 0, 97, 128, 3, 65, 64, 300, 1, 0, 127, 256, 1000]
     lens = [a + b for a, b in zip(query_lens, cached, strict=True)]
     cache = paged(lens, 2, dim, 16, torch.bfloat16, seed=dim)
@@ -132,7 +236,7 @@ def test_tiles_cut_everywhere(
         cache = type(cache)(*dense, cache.table, cache.seq_lens, cache.lens)
     for heads in (2, 6, 8):
         q = torch.randn(sum(query_lens), heads, dim, device="cuda").bfloat16()
-        out = attend(cache, q, query_lens, window=window)
+        out = attend(cache, q, query_lens, window=window, processors=processors)
         expected = reference.paged_prefill(
             q, cache.k, cache.v, cache.table, query_lens, lens, window=window, dtype=torch.float64
         )
@@ -152,6 +256,7 @@ def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[...
     query_lens = [pick(0, 1, 15, 128, 129, 700, 2000) for _ in range(pick(1, 4))] + [33]
     cached = [pick(0, 0, 1, 16, 300, 2500) for _ in query_lens]
     window = pick(None, None, 100, 1024)
+    processors = 0 if window else pick(0, 132, 1000)
     fp8 = dtype != torch.float32 and pick(False, False, False, True)
     cache = paged(
         [a + b for a, b in zip(query_lens, cached, strict=True)],
@@ -160,7 +265,7 @@ def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[...
     scales = {"k_scale": torch.rand(kv_heads) + 0.5, "v_scale": torch.rand(kv_heads) + 0.5} if fp8 else {}
     scales = {name: scale.cuda() for name, scale in scales.items()}
     q = torch.randn(sum(query_lens), kv_heads * group, dim, generator=generator).to(dtype).cuda()
-    out = attend(cache, q, query_lens, window=window, **scales)
+    out = attend(cache, q, query_lens, window=window, processors=processors, **scales)
     expected = reference.paged_prefill(
         q, cache.k, cache.v, cache.table, query_lens, cache.lens, window=window, dtype=torch.float64, **scales
     )
