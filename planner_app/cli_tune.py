@@ -97,17 +97,18 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
     return {
         "trace": tuned.trace, "knob": tuned.knob, "slo": tuned.slo, "recommended": tuned.recommended,
         "reason": tuned.reason, "settings": records(tuned.table), "notes": list(tuned.notes),
+        "costs": tuned.costs, "expected_error": tuned.expected_error, "scenario": tuned.scenario.model_dump(),
     }  # fmt: skip
 
 
 def show(tuned: Tuned) -> None:
     """Prints the table, the recommendation and its reason."""
-    from pagecast.planner_app.planner.tune_view import cannot_run, tables
+    from pagecast.planner_app.planner.tune_view import admits, cannot_run, tables
 
     scenario = tuned.scenario
     console.out.print(
-        f"{tuned.trace} on {scenario.model}, {scenario.tensor_parallel_size} x {scenario.gpu}: "
-        f"{len(tuned.table)} values of {tuned.knob}",
+        f"{tuned.trace} on {scenario.model}, {scenario.tensor_parallel_size} x {scenario.gpu}, profile "
+        f"{scenario.profile}, costs {tuned.costs}: {len(tuned.table)} values of {tuned.knob}",
         soft_wrap=True,
     )
     for header, rows in tables(tuned):
@@ -118,8 +119,8 @@ def show(tuned: Tuned) -> None:
             table.add_row(*row)
         console.out.print(table)
         console.out.print()
-    if said := cannot_run(tuned):
+    for said in filter(None, (admits(tuned), cannot_run(tuned))):
         console.out.print(said, soft_wrap=True)
     console.out.print(f"recommended: {tuned.reason}", soft_wrap=True)
-    for note in tuned.notes:
+    for note in (*tuned.notes, tuned.expected_error):
         console.out.print(f"note: {note}", soft_wrap=True)

@@ -118,7 +118,11 @@ def _press(
     """The load with twice of `limit`; how full the server was where `limit` is empty."""
     pressed = _with_twice(question, limit)
     served = pressed.serve(load, keep_steps=not limit)
-    looked_at = [term for term in pressed.judge(load, served).terms if term.text in terms]
+    judged = pressed.judge(load, served).terms
+    # Only long loads have a trend; in a short one what ends tells of it.
+    looked_at = [term for term in judged if term.text in terms] or [
+        term for term in judged if term.text.startswith("kept_up")
+    ]
     worst = max(looked_at, key=excess)
     full = {} if limit else _fullness(served, question.scenario)
     return Pressed(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full

@@ -1,16 +1,22 @@
 """The most load that keeps a service level: bisection over replays with common random numbers.
 
 Every load is put to the same server and the same workload: the same costs, noise and texts, so that two
-loads differ by the load alone. The answer's interval comes from searches that each have costs, noise and,
-where wanted, the workload drawn anew: their spread is what such an answer would spread over.
+loads differ by the load alone. Users wait for their answers, so that a short load tells what a long one
+would; requests at a rate don't, and a rate that a short load bears is tried for longer, and given up for a
+lower one where what is in the server keeps growing (`lasting.py`). The answer's interval comes from searches
+that each have costs, noise and, where wanted, the workload drawn anew: their spread is what such an answer
+would spread over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import floor, log
 
 import numpy as np
+from pagecast.planner_app.planner import lasting
+from pagecast.planner_app.planner.lasting import Lasted, Lasting
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.planner_app.planner.users import Kind, Load, Served, serve
 from pagecast.sim.calibration.draw import draw
@@ -22,9 +28,11 @@ from pagecast.traces.schema import Trace
 GRID = 1.01  # rates are tried in steps of 1%
 MOST_STEPS = 925  # to a ten-thousandth or ten thousand times the trace's rate
 MOST_USERS = 8192
-KEPT_UP = 0.95  # of what is offered must end, or a queue grows, and a longer trace would show it
+KEPT_UP = 0.95  # of what is offered must end in a short load
+GROWTH = 0.08  # of what is in the server, from the second third of a long load to the last: more is a trend
 CONFIDENCE = 0.9
 _SEEDS = 1_000_003  # apart enough that no two plans share a workload's seed
+_FURTHEST = 6  # strides down at once, however much lower a guess is
 _CHECKS = 3  # times that a search goes on where a load beyond its answer holds again
 
 
@@ -82,6 +90,40 @@ def largest(
     return Found(good, good is not None and bad > high, doubtful, len(known))
 
 
+def settle(
+    holds: Callable[[int], bool],
+    guess: Callable[[int], int],
+    low: int,
+    high: int,
+    *,
+    start: int,
+    resolution: int = 1,
+) -> Found:
+    """The largest step that holds, from a `start` that is near it, where trying is dear.
+
+    Goes down while steps fail: to what `guess` says of a failed one, or by strides that double where that is
+    nearer, and no further than some of those. Then up again, as `largest` does.
+    """
+    known: dict[int, bool] = {}
+
+    def ask(at: int) -> bool:
+        if at not in known:
+            known[at] = holds(at)
+        return known[at]
+
+    at, bad, stride = min(max(start, low), high), high + 1, max(resolution, 1)
+    while not ask(at):
+        if at == low:
+            return Found(None, False, None, len(known))
+        bad = at
+        at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
+        stride *= 2
+    good, bad = _bracket(ask, at, min(bad, high), at, max(resolution, 1))
+    assert good is not None
+    good, bad = _bisect(ask, good, bad, resolution)
+    return Found(good, bad > high, None, len(known))
+
+
 def _bracket(
     ask: Callable[[int], bool], low: int, high: int, start: int, step: int
 ) -> tuple[int | None, int]:
@@ -118,7 +160,7 @@ class Outcome:
     """What a load came to: the SLO's terms and the preemption rate, over the requests that count.
 
     `amount` is the number of users, or requests a second offered. `requests_per_s` and
-    `output_tokens_per_s` are of the settled time.
+    `output_tokens_per_s` are what is served in the settled time.
     """
 
     amount: float
@@ -128,7 +170,7 @@ class Outcome:
     requests_per_s: float
     output_tokens_per_s: float
     requests: int
-    rejected: int
+    rejected: int = 0
 
     @property
     def broken(self) -> tuple[Judged, ...]:
@@ -138,7 +180,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One search: for what, with which draw of costs and workload (None: the forecast), from where on."""
+    """One search: for what, with which draw of costs and workload (None: the forecast), from where on.
+
+    `lasts`: with long loads, near a rate that a short load bears.
+    """
 
     kind: Kind
     draw: int | None = None
@@ -146,6 +191,7 @@ class Ask:
     step: int = 1
     resolution: int = 1
     verify: bool = True
+    lasts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,22 +236,43 @@ class Question:
     def search(self, ask: Ask) -> Searched:
         """The largest load that holds, in steps: users, or powers of `GRID` of the trace's rate."""
         low, high = limits(ask.kind, self.most_users)
-        trace = self.trace_of(ask.draw)
         outcomes: dict[int, Outcome] = {}
+        if ask.lasts:
+            found = self._settle(ask, low, high, outcomes)
+        else:
+            trace = self.trace_of(ask.draw)
 
-        def holds(at: int) -> bool:
-            load = Load(ask.kind, amount(ask.kind, at), self.think_s)
-            outcomes[at] = self.outcome(load, ask.draw, trace)
-            return outcomes[at].holds
+            def holds(at: int) -> bool:
+                load = Load(ask.kind, amount(ask.kind, at), self.think_s)
+                outcomes[at] = self.outcome(load, ask.draw, trace)
+                return outcomes[at].holds
 
-        found = largest(
-            holds, low, high,
-            start=ask.start, step=ask.step, resolution=ask.resolution, verify=ask.verify,
-        )  # fmt: skip
+            found = largest(
+                holds, low, high,
+                start=ask.start, step=ask.step, resolution=ask.resolution, verify=ask.verify,
+            )  # fmt: skip
         at = None if found.value is None else outcomes[found.value]
         above = [step for step in outcomes if found.value is None or step > found.value]
         beyond = outcomes[min(above)] if above else None
         return Searched(found, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
+
+    def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, Outcome]) -> Found:
+        """Tries long loads, and guesses lower ones from what ended of those that fail."""
+        work = Lasting.of(self.trace_of(ask.draw), amount("rate", ask.start), self.most_requests)
+        costs = self.costs_of(ask.draw)
+        ended: dict[int, float] = {}
+
+        def holds(at: int) -> bool:
+            load = Load("rate", amount("rate", at))
+            lasted = lasting.last(work, self.scenario, load, costs=costs)
+            ended[at] = lasted.most_ended_per_s / self.rate
+            outcomes[at] = self.judge_lasted(load, lasted)
+            return outcomes[at].holds
+
+        def guess(at: int) -> int:
+            return floor(log(max(ended[at], amount("rate", low))) / log(GRID))
+
+        return settle(holds, guess, low, high, start=ask.start, resolution=ask.resolution)
 
     def trace_of(self, number: int | None) -> Trace:
         """The workload of a draw."""
@@ -233,26 +300,36 @@ class Question:
 
     def judge(self, load: Load, served: Served) -> Outcome:
         """What came of a load that was served."""
-        requests, seconds = served.measured, served.to_s - served.from_s
+        requests = served.measured
         taken = requests[requests["state"] != "rejected"]
         preempted = float(taken["preemptions"].sum()) / max(len(taken), 1)
         terms = self.slo.verdict(requests).terms
         if load.kind == "concurrency":
             text, most = f"preemptions<={self.max_preemption_rate:g}", self.max_preemption_rate
             terms = (*terms, Judged(text, preempted, most, preempted <= most))
-        if load.kind == "rate":
+        if served.kept_up is not None:
             kept_up = served.kept_up
             terms = (*terms, Judged(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
+        ended, seconds = served.ended, served.seconds
         return Outcome(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
             holds=all(term.holds for term in terms),
             terms=terms,
             preemption_rate=preempted,
-            requests_per_s=len(requests) / seconds if seconds else 0.0,
-            output_tokens_per_s=float(requests["output_tokens"].sum()) / seconds if seconds else 0.0,
+            requests_per_s=len(ended) / seconds if seconds else 0.0,
+            output_tokens_per_s=float(ended["output_tokens"].sum()) / seconds if seconds else 0.0,
             requests=len(requests),
             rejected=len(requests) - len(taken),
         )
+
+    def judge_lasted(self, load: Load, lasted: Lasted) -> Outcome:
+        """What came of a long load; of one that was given up only that it runs away."""
+        grows = Judged(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
+        if lasted.served is None:
+            rate = lasted.most_ended_per_s
+            return Outcome(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, 0)
+        outcome = self.judge(load, lasted.served)
+        return replace(outcome, terms=(*outcome.terms, grows), holds=outcome.holds and grows.holds)
 
 
 def amount(kind: Kind, at: int) -> float:
@@ -285,3 +362,10 @@ def interval(
     if len(found) < len(amounts):
         low = 0.0
     return min(low, forecast, *doubtful), max(high, forecast, *doubtful)
+
+
+def width_error(draws: int) -> float:
+    """By what factor the spread of so many draws may be off, at 90%: that of a variance is chi-square."""
+    from scipy import stats
+
+    return float(np.sqrt((draws - 1) / stats.chi2.ppf((1 - CONFIDENCE) / 2, draws - 1)))

@@ -4,7 +4,8 @@
 
 The admissible concurrency, the highest request rate, and users with think time, each with an interval, the
 outcome at it and just beyond it, and the limit that binds; the static envelope beside them. The cheap form is
-`replicates=0, explain=False`: some ten replays for each kind of load asked for.
+`replicates=0, explain=False`: some ten replays for each kind of load asked for, and some three long ones for
+a rate.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pagecast.planner_app.planner.capacity import (
     Searched,
     amount,
     interval,
+    width_error,
 )  # fmt: skip
 from pagecast.planner_app.planner.envelope import Envelope, envelope
 from pagecast.planner_app.planner.executor import Executor, Serial
@@ -36,13 +38,14 @@ from pagecast.sim.costs import StepCosts
 from pagecast.sim.replicates import Workload
 from pagecast.sim.resample import resample
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.windows import blocks_per_block
 from pagecast.traces.schema import Trace
 
 REPLICATES = 5
 LEAST_REPLICATES = 5
 MAX_PREEMPTION_RATE = 0.01
 MOST_REQUESTS = 4000
-_FULL = 0.5  # of the time: a server that is less often full has room
+_NEAR = 2  # steps of 1%: how near the highest rate is told
 _WAITING = 4  # users for each request that may run: more of them tell nothing new
 Progress = Callable[[int], None]  # told how many searches and explanations are done
 
@@ -52,8 +55,8 @@ class Answer:
     """The most of one kind of load: users, or requests a second; None where none keeps the level.
 
     `low` and `high` are the 90% interval, None without replicates. `at_limit`: the level held at the most
-    that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails, `tried` holds all
-    of the forecast's search, by load; `replays` counts those of the draws as well.
+    that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails, `tried` holds
+    those of the forecast's search that agree with it, by load; `replays` counts those of the `draws` as well.
     """
 
     kind: Kind
@@ -66,6 +69,7 @@ class Answer:
     binding: Binding | None
     replays: int
     tried: tuple[Outcome, ...]
+    draws: int = 0
 
     @property
     def says(self) -> str:
@@ -76,26 +80,13 @@ class Answer:
             return f"{terms} with {least}"
         if self.at_limit and self.value is not None:
             return f"the SLO still holds at {shown(self.kind, self.value)}, the most that was tried"
-        if self._unsettled:
-            return (
-                "nothing is full there, but sessions still pile up as replays end: longer ones "
-                "(--most-requests) may find more"
-            )
         return ""
-
-    @property
-    def _unsettled(self) -> bool:
-        """Whether the answer stands on nothing but a share of ended requests, on a server with room."""
-        if self.beyond is None or self.binding is None:
-            return False
-        only = all(term.text.startswith("kept_up") for term in self.beyond.broken)
-        return only and max(self.binding.full[name] for name in ("batch", "budget", "kv")) < _FULL
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
         return {
             "value": self.value, "low": self.low, "high": self.high, "at_limit": self.at_limit,
-            "says": self.says, "at": _outcome(self.at), "beyond": _outcome(self.beyond),
+            "draws": self.draws, "says": self.says, "at": _outcome(self.at), "beyond": _outcome(self.beyond),
             "binding": self.binding.to_dict() if self.binding else None, "replays": self.replays,
         }  # fmt: skip
 
@@ -104,11 +95,13 @@ class Answer:
 class Plan:
     """What a server takes of a trace under a service level, and how many of them its rate takes.
 
-    `replicas` is None where no highest rate was asked for, or found.
+    `replicas` is None where no highest rate was asked for, or found. `rejected`: how many of the requests no
+    load lets in.
     """
 
     trace: str
     requests: int
+    rejected: int
     requests_per_s: float | None
     scenario: Scenario
     costs: str
@@ -125,18 +118,11 @@ class Plan:
         return self.answers.get("concurrency")
 
     @property
-    def rejected(self) -> tuple[int, int]:
-        """Requests that this server never takes, at any load, and of how many."""
-        known = [outcome for answer in self.answers.values() for outcome in (answer.at, answer.beyond)]
-        first = next((outcome for outcome in known if outcome is not None), None)
-        return (0, 0) if first is None else (first.rejected, first.requests)
-
-    @property
     def rejects(self) -> str:
         """One sentence on what is never served, which answers leave out; empty where all is."""
-        count, total = self.rejected
+        count, total = self.rejected, self.requests
         return "" if not count else (
-            f"{count:,} of {total:,} requests ({count / total:.0%}) are rejected at any load, and latencies "
+            f"{count:,} of {total:,} requests ({count / total:.1%}) are rejected at any load, and latencies "
             "are of the others: `pagecast replay` tells why."
         )  # fmt: skip
 
@@ -153,7 +139,7 @@ class Plan:
             "envelope": self.envelope.to_dict(),
             **{kind: answer.to_dict() for kind, answer in self.answers.items()},
             "replicas": self.replicas.to_dict() if self.replicas else None,
-            "rejected": dict(zip(("requests", "of"), self.rejected, strict=True)),
+            "rejected": {"requests": self.rejected, "of": self.requests},
             "replays": self.replays, "wall_s": self.wall_s, "notes": list(self.notes),
         }  # fmt: skip
 
@@ -186,7 +172,7 @@ def plan(
     `draw_costs` is False. `explain`: find the limit that binds. `run`: where replays run, by default here;
     the answer does not depend on it. `progress` may raise to stop; `steps` tells its total.
 
-    Errors: BadInput for a trace, scenario or option that can't be used.
+    Errors: BadInput for a trace, scenario or option that can't be used, or where nothing can be served.
     """
     started = time.perf_counter()
     run = run or Serial()
@@ -199,28 +185,29 @@ def plan(
         scenario.seed, costs, draw_costs, workload,
     )  # fmt: skip
     _check(question, replicates, replicas_for)
+    rejected = _rejected(work, scenario)
     fits = envelope(work, scenario, slo, costs=costs)
     tell = _Counter(progress)
     points = run.map(question.search, [_first_ask(kind, fits, most_users) for kind in kinds], tell)
     tell.base = len(kinds)
     spreads = _spreads(question, kinds, points, replicates, run, tell)
-    tell.base += replicates * len(kinds)
+    tell.base += (replicates + 1) * len(kinds)
     answers = {}
     for number, (kind, point, draws) in enumerate(zip(kinds, points, spreads, strict=True), 1):
         answers[kind] = _answer(question, kind, point, draws, run if explain else None)
         tell(number)
     chosen = question.costs_of(None)
     taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
+    said = (*notes, *_notes(trace, work, question, answers, replicates), chosen.expected_error())
     return Plan(
-        trace.name, len(work), rate, scenario, chosen.name, slo, fits, answers, taken,
-        (*notes, *_notes(trace, work, question, replicates), chosen.expected_error()),
+        trace.name, len(work), rejected, rate, scenario, chosen.name, slo, fits, answers, taken, said,
         time.perf_counter() - started,
     )  # fmt: skip
 
 
 def steps(kinds: int, replicates: int) -> int:
     """How many steps `progress` is told of at the end."""
-    return kinds * (replicates + 2)
+    return kinds * (replicates + 3)
 
 
 class _Counter:
@@ -273,65 +260,115 @@ def _check(question: Question, replicates: int, replicas_for: float | None) -> N
 
 def _first_ask(kind: Kind, fits: Envelope, most_users: int) -> Ask:
     """Where to begin: with users at the static envelope, with rates at the trace's own."""
-    if kind == "rate":
-        return Ask(kind, start=0, step=70)  # twice as much, or half
+    if kind == "rate":  # twice as much, or half; long loads settle the rest
+        return Ask(kind, start=0, step=70, resolution=_NEAR, verify=False)
     start = min(max(fits.concurrency, 1), most_users)
     return Ask(kind, start=start, step=max(start // 4, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """What follows a search by short loads: the same of draws, and for a rate one by long loads."""
+
+    lasting: Searched | None
+    draws: tuple[Searched, ...]
 
 
 def _spreads(
     question: Question, kinds: Sequence[Kind], points: Sequence[Searched], count: int,
     run: Executor, progress: Progress,
-) -> list[list[Searched]]:  # fmt: skip
-    """The searches of the draws of each kind, begun at the forecast's answer."""
+) -> list[_Spread]:  # fmt: skip
+    """The searches of each kind that begin at the forecast's answer."""
     asks: list[Ask] = []
     for kind, point in zip(kinds, points, strict=True):
         start = point.found.value
         if start is None or point.found.at_limit:
             continue
+        if kind == "rate":  # the longest first
+            asks.insert(0, Ask(kind, start=start, resolution=_NEAR, lasts=True))
         step, resolution = (4, 2) if kind == "rate" else (max(start // 25, 1), max(start // 50, 1))
         asks += [Ask(kind, draw, start, step, resolution, verify=False) for draw in range(count)]
-    found = run.map(question.search, asks, progress) if asks else []
-    by_kind: dict[Kind, list[Searched]] = {kind: [] for kind in kinds}
-    for ask, searched in zip(asks, found, strict=True):
-        by_kind[ask.kind].append(searched)
-    return [by_kind[kind] for kind in kinds]
+    pairs = list(zip(asks, run.map(question.search, asks, progress) if asks else [], strict=True))
+    return [
+        _Spread(
+            next((searched for ask, searched in pairs if ask.lasts and ask.kind == kind), None),
+            tuple(searched for ask, searched in pairs if not ask.lasts and ask.kind == kind),
+        )
+        for kind in kinds
+    ]
 
 
 def _answer(
-    question: Question, kind: Kind, point: Searched, draws: Sequence[Searched], run: Executor | None
+    question: Question, kind: Kind, point: Searched, spread: _Spread, run: Executor | None
 ) -> Answer:
-    found, unit = point.found, question.rate if kind == "rate" else 1.0
-    replays = found.tried + sum(draw.found.tried for draw in draws)
-    if found.value is None:
-        return Answer(kind, None, None, None, False, None, point.beyond, None, replays, point.tried)
+    sure, draws = spread.lasting or point, spread.draws
+    searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
+    found, unit = sure.found, question.rate if kind == "rate" else 1.0
+    tried = point.tried if spread.lasting is None else _agreeing(point, sure)
+    replays = sum(search.found.tried for search in searches)
+    if found.value is None or point.found.value is None:
+        return Answer(kind, None, None, None, False, None, sure.beyond, None, replays, tried)
     value = unit * amount(kind, found.value)
     low = high = None
-    if draws:
-        values = [_amount(kind, draw.found.value) * unit for draw in draws]
+    if draws:  # against the short loads' answer, which errs as theirs do
+        times = value / amount(kind, point.found.value)
+        values = [times * _amount(kind, draw.found.value) for draw in draws]
         doubtful = [unit * amount(kind, step) for step in found.doubtful or ()]
         low, high = interval(values, value, doubtful)
     bound = None
-    if run is not None and point.beyond is not None:
+    if run is not None and sure.beyond is not None:
         load = beyond(Load(kind, amount(kind, found.value), question.think_s), 2 * question.most_users)
-        terms = [term.text for term in point.beyond.broken]
-        bound = binding(question, load, terms, run)
+        bound = binding(question, load, [term.text for term in sure.beyond.broken], run)
         replays += len(bound.helped) + 1
-    return Answer(kind, value, low, high, found.at_limit, point.at, point.beyond, bound, replays, point.tried)
+    return Answer(
+        kind, value, low, high, found.at_limit, sure.at, sure.beyond, bound, replays, tried, len(draws)
+    )
+
+
+def _agreeing(short: Searched, long: Searched) -> tuple[Outcome, ...]:
+    """All long loads, and the short ones that come to the same: hold up to the answer, and fail beyond."""
+    most = long.at.amount if long.at is not None else 0.0
+    known = {outcome.amount: outcome for outcome in short.tried if outcome.holds == (outcome.amount <= most)}
+    known |= {outcome.amount: outcome for outcome in long.tried}
+    return tuple(known[amount] for amount in sorted(known))
 
 
 def _amount(kind: Kind, step: int | None) -> float:
     return 0.0 if step is None else amount(kind, step)
 
 
-def _notes(trace: Trace, work: Trace, question: Question, replicates: int) -> list[str]:
+def _rejected(trace: Trace, scenario: Scenario) -> int:
+    """How many requests are never let in. Errors: BadInput where all are."""
+    limits = scenario.limits(blocks_per_block(trace, scenario))
+    prompt, output = trace.integers("input_tokens").tolist(), trace.integers("output_tokens").tolist()
+    reasons = [why for why in map(limits.refusal, prompt, output) if why]
+    if len(reasons) == len(trace):
+        raise BadInput(
+            f"{trace.name}: none of its {len(trace):,} requests can be served (the first: {reasons[0]}); "
+            "raise max_model_len, or leave more memory for KV"
+        )
+    return len(reasons)
+
+
+def _notes(
+    trace: Trace, work: Trace, question: Question, answers: dict[Kind, Answer], replicates: int
+) -> list[str]:
     said = [*trace.notes]
     if len(work) < len(trace):
         said.append(f"planned with the first {len(work):,} of {len(trace):,} requests, whole sessions")
+    rate = answers.get("rate")
+    if rate is not None and rate.at is not None:
+        said.append(
+            f"the highest request rate holds while {len(work):,} requests come again and again, "
+            f"{rate.at.requests:,} after a warm-up: what is in the server comes to stay as it is"
+        )
     if replicates:
         drawn = "costs and noise" if question.draw_costs else "noise"
         drawn += " and the workload" if question.workload is not None else ""
-        said.append(f"intervals are 90%, of {replicates} searches with {drawn} drawn again")
+        said.append(
+            f"intervals are 90%, of {replicates} searches with {drawn} drawn again: from so few, their width "
+            f"may be off by a factor of {width_error(replicates):.2g}; --replicates 20 tells it better"
+        )
     return said
 
 
@@ -342,6 +379,8 @@ def said(term: Judged) -> str:
         return f"no request has a {name}"
     if name == "kept_up":
         return f"{term.value:.1%} of what was offered ended"
+    if name == "backlog_growth":
+        return f"requests in the server grow by {term.value:.0%} in a third of a long load"
     if name == "preemptions":
         return f"{term.value:.2g} preemptions a request"
     if name == "goodput":

@@ -58,8 +58,9 @@ class Tuned:
     """A row a value of `knob` in `table`, with `tuning.Tuning.run`'s figures; the recommended one, and why.
 
     `table` has `meets`, `reason` (why the setting can't run), and where it was asked for
-    `admissible_concurrency`. `recommended` is None where no setting can run. `complete` is False where it was
-    stopped.
+    `admissible_concurrency` and `admissible_at_limit`. `recommended` is None where no setting can run.
+    `costs` names the step costs of all settings, and `expected_error` says how far they may be off.
+    `complete` is False where it was stopped.
     """
 
     trace: str
@@ -71,6 +72,8 @@ class Tuned:
     reason: str
     notes: tuple[str, ...]
     complete: bool = True
+    costs: str = ""
+    expected_error: str = ""
 
 
 def tune_block_size(trace: Trace, scenario: Scenario, values: str = BLOCK_SIZES, **options: Any) -> Tuned:
@@ -142,9 +145,11 @@ def tune(
         answers.close()
     table = _table(knob, [job.value for job in jobs if not job.concurrency], found)
     recommended, reason = recommend(table, knob, thrifty_is_more)
+    costs = scenario.step_costs()
     return Tuned(
-        trace.name, scenario, knob, level.text, table, recommended, reason, notes, len(found) == len(jobs)
-    )
+        trace.name, scenario, knob, level.text, table, recommended, reason, notes, len(found) == len(jobs),
+        costs.name, costs.expected_error(),
+    )  # fmt: skip
 
 
 def _table(knob: str, values: Sequence[Value], found: dict[int, dict[str, Any]]) -> pd.DataFrame:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from pagecast.planner_app.console import seconds
 from pagecast.planner_app.planner.space import shown
 from pagecast.planner_app.planner.tune import Tuned
+from pagecast.planner_app.planner.tuning import WAITING
 
 _TIMES = (
     "ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "e2e_mean_s", "admissible_concurrency",
@@ -44,8 +46,24 @@ def _table(tuned: Tuned, columns: tuple[str, ...]) -> tuple[list[str], list[list
     rows = []
     for row in tuned.table[tuned.table["reason"] == ""].to_dict("records"):
         star = "*" if row[tuned.knob] == tuned.recommended else ""
-        rows.append([f"{star}{shown(row[tuned.knob])}", *(text(name, row[name]) for name in names)])
+        rows.append([f"{star}{shown(row[tuned.knob])}", *(cell(name, row) for name in names)])
     return [tuned.knob.replace("_", " "), *(TITLES[name] for name in names)], rows
+
+
+def cell(name: str, row: Mapping[Hashable, Any]) -> str:
+    """A figure of a row: of users, more may be admitted than were tried."""
+    at_limit = name == "admissible_concurrency" and row.get("admissible_at_limit") is True
+    return f">= {text(name, row[name])}" if at_limit else text(name, row[name])
+
+
+def admits(tuned: Tuned) -> str:
+    """One line on settings that admit all the users that were tried; empty where none does."""
+    if "admissible_at_limit" not in tuned.table or not tuned.table["admissible_at_limit"].eq(True).any():
+        return ""
+    seqs = f"max_num_seqs ({tuned.scenario.max_num_seqs:,})"
+    if tuned.slo:
+        return f'">=" marks settings that keep the SLO with all the users tried, {WAITING} times {seqs}'
+    return f'">=" marks settings that admit {seqs} users: more would only wait, which --slo can bound'
 
 
 def cannot_run(tuned: Tuned) -> str:

@@ -24,6 +24,7 @@ TABLES = (
     "tail_waste_tokens", "tail_waste_share", "table_entries", "table_bytes", "lookup_blocks", "lookup_s",
 )  # fmt: skip
 MOST_REQUESTS = 1000  # of a closed loop, unless its users need more
+WAITING = 4  # users for each request that may run, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Tuning:
         try:
             scenario = at(self.scenario, {self.knob: setting.value})
             if setting.concurrency:
-                return {"admissible_concurrency": self.concurrency(scenario)}
+                return self.concurrency(scenario)
             result = replay(self.trace, scenario, keep_steps=False)
         except BadInput as error:
             return {"reason": str(error)}
@@ -62,20 +63,23 @@ class Tuning:
             "static_concurrency": room.concurrency, "static_limit": room.binding,
         }  # fmt: skip
 
-    def concurrency(self, scenario: Scenario) -> int:
+    def concurrency(self, scenario: Scenario) -> dict[str, Any]:
         """Users of a closed loop without think time that keep the service level, with few preemptions.
 
-        At most `max_num_seqs`, for more don't run at once; to 1/64 of that. 0 where even one breaks it.
+        To 1/64 of `max_num_seqs`; 0 where even one breaks it. `admissible_at_limit`: more were not tried.
+        With a service level those are 4 times `max_num_seqs`, as `plan` tries; without one, where nobody
+        minds waiting, `max_num_seqs`, for more don't run at once.
         """
-        most = scenario.max_num_seqs
+        most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)
         start = min(envelope(self.trace, scenario, self.level).concurrency, most)
         question = capacity.Question(
             self.trace, scenario, self.level, most_users=most, most_requests=MOST_REQUESTS,
             seed=scenario.seed,
         )  # fmt: skip
-        near = max(most // 64, 1)
+        near = max(scenario.max_num_seqs // 64, 1)
         ask = capacity.Ask("concurrency", start=max(start, 1), step=max(start // 8, 1), resolution=near)
-        return question.search(ask).found.value or 0
+        found = question.search(ask).found
+        return {"admissible_concurrency": found.value or 0, "admissible_at_limit": found.at_limit}
 
 
 def tables(result: Result) -> dict[str, Figure]:

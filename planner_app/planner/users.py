@@ -3,7 +3,7 @@
 A closed loop hands the trace's sessions (or single requests) to users in order, each to whoever is free. A
 scaled trace has its arrival times divided. Both are played long enough to settle, several times over where
 the trace is too short, texts and sessions of each copy being its own; and only what arrives while the
-server is settled is measured:
+server is settled is measured (a rate that seems to hold is tried for longer: `lasting.py`):
 
     closed loop   from when as many sessions have ended as there are users, to when the last one was taken
     scaled rate   from a tenth of the time, or when as many sessions overlap as will (a long one's length has
@@ -52,14 +52,29 @@ class Served:
     """A replay under a load: all of it, the rows that count, and how long the server was settled.
 
     `kept_up`: requests that ended in that time, in those that would have come if serving took no time. It
-    falls below 1 where a queue grows, or sessions are held up; 1 for users, who wait for their answers.
+    falls below 1 where a queue grows, or sessions are held up; None for users, who wait for their answers,
+    and for long loads, which tell better (`lasting.py`).
     """
 
     result: Result
     measured: pd.DataFrame
     from_s: float
     to_s: float
-    kept_up: float = 1.0
+    kept_up: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the server was settled."""
+        return self.to_s - self.from_s
+
+    @property
+    def ended(self) -> pd.DataFrame:
+        """The requests that ended while it was."""
+        requests = self.result.requests
+        done = requests["state"].to_numpy() == "completed"
+        within = _within(requests["finished_s"].to_numpy(np.float64), self.from_s, self.to_s)
+        ended: pd.DataFrame = requests[done & within]
+        return ended
 
 
 def serve(
@@ -87,11 +102,12 @@ def serve(
         start, end = _settled_with_users(requests, chains, int(load.amount))
     within = _within(requests["arrival_s"].to_numpy(np.float64), start, end)
     measured = requests[within] if within.any() else requests
-    kept_up = 1.0
+    kept_up = None
     if load.kind == "rate":
         offered = int(_within(nominal_arrival_s(work), start, end).sum())
-        kept_up = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum() / max(offered, 1)
-    return Served(result, measured, start, end, float(kept_up))
+        ended = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
+        kept_up = float(ended / max(offered, 1))
+    return Served(result, measured, start, end, kept_up)
 
 
 def _within(times: npt.NDArray[np.float64], start: float, end: float) -> npt.NDArray[np.bool_]:
@@ -125,10 +141,10 @@ def scaled(trace: Trace, rate: float, most_requests: int) -> Trace:
     Errors: BadInput for a trace without a rate.
     """
     period_s = period(trace)
-    long_s = float(np.percentile(_nominal_lengths_s(trace, Chains.of(trace)), _LONG))
+    longest_s = long_s(trace)
     most_s = most_requests / len(trace) * period_s / rate
-    wanted_s = max(period_s, period_s / rate, ENOUGH_LENGTHS * long_s)
-    lasts_s = max(min(wanted_s, most_s), min(LEAST_LENGTHS * long_s, _TOO_MANY * most_s))
+    wanted_s = max(period_s, period_s / rate, ENOUGH_LENGTHS * longest_s)
+    lasts_s = max(min(wanted_s, most_s), min(LEAST_LENGTHS * longest_s, _TOO_MANY * most_s))
     copies = repeated(trace, ceil(lasts_s * rate / period_s), period_s)
     chains = Chains.of(copies)
     begins = nominal_arrival_s(copies)[chains.first]
@@ -179,10 +195,10 @@ def requests_per_s(trace: Trace) -> float:
     return len(trace) / period(trace)
 
 
-def _nominal_lengths_s(trace: Trace, chains: Chains) -> npt.NDArray[np.float64]:
-    """How long each session lasts if serving takes no time; 0 for single requests."""
-    nominal = nominal_arrival_s(trace)
-    return _ends(chains, nominal) - nominal[chains.first]
+def long_s(trace: Trace) -> float:
+    """How long a trace's long sessions last if serving takes no time; 0 for single requests."""
+    chains, nominal = Chains.of(trace), nominal_arrival_s(trace)
+    return float(np.percentile(_ends(chains, nominal) - nominal[chains.first], _LONG))
 
 
 def _ends(chains: Chains, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

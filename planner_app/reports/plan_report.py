@@ -6,13 +6,14 @@ from pagecast.planner_app.planner.capacity import Outcome
 from pagecast.planner_app.planner.plan import Answer, Plan, shown
 from pagecast.planner_app.reports import plan_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.scenario_section import scenario_section
 from pagecast.planner_app.reports.words import shown as figure
 
 TITLES = {
     "concurrency": "Admissible concurrency", "rate": "Highest request rate", "users": "Users who think",
 }  # fmt: skip
-UNITS = {"concurrency": "requests at once", "rate": "requests/s", "users": "users"}
-_SHARES = ("goodput", "preemptions", "kept_up")  # the terms that are no times
+UNITS = {"concurrency": "users", "rate": "requests/s", "users": "users"}
+_SHARES = ("goodput", "preemptions", "kept_up", "backlog_growth")  # the terms that are no times
 
 
 def plan_report(found: Plan) -> str:
@@ -22,9 +23,7 @@ def plan_report(found: Plan) -> str:
     value, low, high = (None, 0.0, 0.0) if alone is None else _bounds(alone)
     bars = charts.envelope_bars(found.envelope.limits, value, low, high)
     sections.insert(1, Section("Static envelope", [bars, _envelope(found)]))
-    scenario = [(name, "-" if value is None else str(value))
-                for name, value in found.scenario.model_dump().items()]  # fmt: skip
-    sections.append(Section("Scenario", [Table("", ("field", "value"), scenario)]))
+    sections.append(scenario_section(found.scenario, found.costs))
     return page(f"Capacity for {found.trace}", _lead(found), _cards(found), sections, found.notes)
 
 
@@ -63,7 +62,7 @@ def _interval(answer: Answer) -> str:
     if answer.low is None or answer.high is None:
         return ""
     low, high = shown(answer.kind, answer.low), shown(answer.kind, answer.high)
-    return f" (90%: {low.split()[0]} to {high.split()[0]})"
+    return f" (90%, of {answer.draws} draws: {low.split()[0]} to {high.split()[0]})"
 
 
 def _bounds(answer: Answer) -> tuple[float | None, float, float]:
@@ -87,7 +86,8 @@ def _sides(answer: Answer, unit: str, why: str) -> Table:
     known = [(name, outcome) for name, outcome in sides if outcome is not None]
     terms = list(dict.fromkeys(term.text for _, outcome in known for term in outcome.terms))
     rows = [_row(name, outcome, terms) for name, outcome in known]
-    header = ("", unit, *terms, "requests/s", "output tokens/s", "preemptions a request")
+    offered = "requests/s offered" if answer.kind == "rate" else unit
+    header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions a request")
     marked = frozenset(at for at, (_, outcome) in enumerate(known) if not outcome.holds)
     return Table("", header, rows, why, marked)
 
@@ -97,8 +97,9 @@ def _row(name: str, outcome: Outcome, terms: list[str]) -> list[str]:
     return [
         name, f"{outcome.amount:,.4g}",
         *(figure("share" if term.startswith(_SHARES) else "time_s", values.get(term)) for term in terms),
-        f"{outcome.requests_per_s:.3g}", f"{outcome.output_tokens_per_s:,.0f}",
-        f"{outcome.preemption_rate:.3g}",
+        f"{outcome.requests_per_s:.3g}",
+        *((f"{outcome.output_tokens_per_s:,.0f}", f"{outcome.preemption_rate:.3g}") if outcome.requests
+          else ("-", "-")),
     ]  # fmt: skip
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from pagecast.planner_app.planner.space import shown
 from pagecast.planner_app.planner.tune import Tuned
-from pagecast.planner_app.planner.tune_view import TITLES, cannot_run, tables, text
+from pagecast.planner_app.planner.tune_view import TITLES, admits, cannot_run, cell, tables
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.scenario_section import scenario_section
 
 _CHARTS = (
     ("reused_prefix_tokens",), ("ttft_mean_s", "ttft_p99_s"), ("tpot_mean_s", "tpot_p95_s"),
@@ -22,25 +24,44 @@ def tune_report(tuned: Tuned) -> str:
     ran = tuned.table[tuned.table["reason"] == ""]
     figures = [
         charts.against_knob(ran, tuned.knob, names, tuned.recommended)
-        for names in _CHARTS
+        for names in _drawn(ran)
         if all(name in ran and ran[name].notna().any() for name in names)
     ]
     marked = frozenset(at for at, value in enumerate(ran[tuned.knob]) if value == tuned.recommended)
     shown_tables = [Table("", header, rows, "The recommended setting is marked.", marked)
                     for header, rows in tables(tuned)]  # fmt: skip
-    sections = [Section("In figures", shown_tables), Section(f"Against {tuned.knob}", figures)]
-    said = cannot_run(tuned)
-    lead = tuned.reason[:1].upper() + tuned.reason[1:]
-    notes = (*([f"{said[:1].upper()}{said[1:]}"] if said else []), *tuned.notes)
+    varied = f"{tuned.knob} is as in the tables, whatever stands here."
+    sections = [
+        Section("In figures", shown_tables), Section(f"Against {tuned.knob}", figures),
+        scenario_section(tuned.scenario, tuned.costs, varied),
+    ]  # fmt: skip
+    scenario = tuned.scenario
+    lead = (
+        f"{_first_up(tuned.reason)} Served on {scenario.tensor_parallel_size} x {scenario.gpu} with "
+        f"{scenario.model}, as {scenario.profile} would; step costs: {tuned.costs}."
+    )
+    said = [_first_up(line) for line in (admits(tuned), cannot_run(tuned)) if line]
+    notes = (*said, *tuned.notes, tuned.expected_error)
     return page(f"{tuned.knob} for {tuned.trace}", lead, _cards(tuned), sections, notes)
+
+
+def _drawn(ran: pd.DataFrame) -> list[tuple[str, ...]]:
+    """The charts' figures; where every setting admits all the users tried, how many is no finding."""
+    if "admissible_at_limit" not in ran or not ran["admissible_at_limit"].eq(True).all():
+        return list(_CHARTS)
+    return [tuple(name for name in names if name != "admissible_concurrency") for names in _CHARTS]
+
+
+def _first_up(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cards(tuned: Tuned) -> list[Card]:
     chosen = tuned.table[tuned.table[tuned.knob] == tuned.recommended]
     if not len(chosen):
         return []
-    row = chosen.iloc[0]
+    row = chosen.iloc[0].to_dict()
     return [
         Card(f"Recommended {tuned.knob}", shown(tuned.recommended), tuned.slo or "no SLO was given"),
-        *(Card(TITLES[name], text(name, row[name])) for name in _CARDS if name in row),
+        *(Card(TITLES[name], cell(name, row)) for name in _CARDS if name in row),
     ]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagecast.planner_app.planner.capacity import interval, largest
+from pagecast.planner_app.planner.capacity import GROWTH, interval, largest, settle, width_error
+from pagecast.planner_app.planner.lasting import Lasting, last
 from pagecast.planner_app.planner.plan import plan
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.users import Load, requests_per_s, serve
@@ -72,6 +73,11 @@ def test_the_interval_is_students_on_logarithms_and_holds_the_forecast():
     assert interval([5.0, 5.0, 5.0], 7.0) == pytest.approx((5.0, 7.0))
     assert interval([5.0, 0.0, 5.0], 5.0)[0] == 0.0
     assert interval([5.0, 5.0], 5.0, [4.0, 6.0]) == pytest.approx((4.0, 6.0))
+
+
+def test_the_spread_of_five_draws_may_be_off_by_more_than_twice():
+    spreads = np.random.default_rng(0).normal(size=(20_000, 5)).std(axis=1, ddof=1)
+    assert width_error(5) == pytest.approx(1 / np.quantile(spreads, 0.05), rel=0.02)
 
 
 def poisson(count, rate, seed=0):
@@ -184,6 +190,55 @@ def test_sessions_that_serving_makes_longer_are_kept_up_with():
         served = serve(trace, scenario, Load("rate", rate), costs=Constant(), most_requests=4000)
         assert served.result.requests["queue_s"].max() < 2 * SERVICE_S
         assert served.kept_up > 0.95
+
+
+@given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 4), st.integers(-40, 40))
+def test_a_rate_is_settled_whatever_is_guessed(start, last, resolution, off):
+    found = settle(
+        lambda at: at <= last, lambda at: last + off, 1, 200, start=start, resolution=resolution
+    )
+    if not last:
+        assert found.value is None
+    else:
+        assert found.value is not None
+        assert last - resolution < found.value <= last
+
+
+def test_a_good_guess_settles_a_rate_in_four_loads():
+    asked = []
+    settle(lambda at: asked.append(at) or at <= 63, lambda at: 63, -900, 900, start=69, resolution=2)
+    assert asked == [69, 63, 65]
+
+
+def test_a_short_load_hides_what_a_long_one_shows():
+    """Twelve places of 9.8 s each serve 1.22 requests a second; of 80 at 1.32 none waits for long."""
+    trace = equal_at(80, 1.0)
+    scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
+    capacity = 12 / (98 * SERVICE_S)
+    found = plan(
+        trace, scenario, Slo.parse("ttft_p99<10s"), kinds=("rate",), costs=Constant(), replicates=0,
+        explain=False, most_requests=160,
+    ).answers["rate"]  # fmt: skip
+    assert 0.95 * capacity < found.value <= capacity
+    short = serve(trace, scenario, Load("rate", 1.08 * capacity), costs=Constant(), most_requests=160)
+    assert short.measured["ttft_s"].quantile(0.99) < 10
+    work = Lasting.of(trace, capacity, 160)
+    for times, holds in ((0.97, True), (1.08, False)):
+        lasted = last(work, scenario, Load("rate", times * capacity), costs=Constant())
+        assert lasted.holds(GROWTH) is holds
+
+
+def test_a_load_that_runs_away_is_given_up():
+    scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
+    lasted = last(Lasting.of(equal_at(480, 1.0), 3.0, 1600), scenario, Load("rate", 3.0), costs=Constant())
+    assert lasted.served is None and not lasted.holds(GROWTH)
+    assert lasted.most_ended_per_s == pytest.approx(12 / (98 * SERVICE_S), rel=0.1)
+
+
+def equal_at(count, rate):
+    """Answers of 98 tokens, evenly spread."""
+    columns = {"input_tokens": np.full(count, 8), "output_tokens": np.full(count, 98)}
+    return Trace("even", table({**columns, "arrival_s": np.arange(count) / rate}))
 
 
 def test_think_time_lets_more_users_in():

@@ -6,11 +6,10 @@ import sys
 
 import pytest
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.planner.binding import Binding, Pressed
-from pagecast.planner_app.planner.capacity import Outcome
+from pagecast.planner_app.cli_plan import show
 from pagecast.planner_app.planner.executor import executor
-from pagecast.planner_app.planner.plan import Answer, plan, steps
-from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.planner.plan import plan, steps
+from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
@@ -35,16 +34,25 @@ def planned(**where):
         )  # fmt: skip
     assert told[-1] == steps(2, 5)
     assert told == sorted(told)
+    return found
+
+
+def figures(found):
     return {key: value for key, value in found.to_dict().items() if key != "wall_s"}
 
 
 @pytest.fixture(scope="module")
-def alone():
+def by_one():
     return planned(workers=1)
 
 
+@pytest.fixture(scope="module")
+def alone(by_one):
+    return figures(by_one)
+
+
 def test_eight_workers_answer_as_one_does(alone):
-    assert planned(workers=8) == alone
+    assert figures(planned(workers=8)) == alone
 
 
 def test_a_dask_cluster_answers_as_one_process_does(alone):
@@ -52,7 +60,7 @@ def test_a_dask_cluster_answers_as_one_process_does(alone):
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
-        assert planned(cluster=cluster.scheduler_address) == alone
+        assert figures(planned(cluster=cluster.scheduler_address)) == alone
 
 
 def test_the_answer_keeps_the_level_and_one_more_does_not(alone):
@@ -114,18 +122,46 @@ def test_a_level_that_never_breaks_says_how_far_it_was_tried(capsys):
     assert "the SLO still holds at 30 users, the most that was tried" in out
 
 
-def at_a_rate(term, batch):
-    """An answer that `term` ends, with the batch full for a part of the time."""
-    beyond = Outcome(10.0, False, (Judged(term, 0.9, 0.95, False),), 0.0, 9.0, 900.0, 50, 0)
-    none = Pressed("", False, term, 2.0)
-    bound = Binding("compute", 12.0, none, (), {"batch": batch, "budget": 0.0, "kv": 0.0, "kv_used": 0.3})
-    return Answer("rate", 9.0, None, None, False, beyond, beyond, bound, 9, ())
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--max-model-len", "5"], "tokens exceed max_model_len 5"),
+        (["--num-gpu-blocks", "4"], "the pool has 4"),
+    ],
+)
+def test_a_server_that_takes_no_request_is_one_line_that_says_why(options, reason, capsys):
+    command = ["plan", "chat", "--limit", "20", "--slo", "ttft_p99<2s", *options]
+    code, out, err = pagecast(*command, capsys=capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "none of its 20 requests can be served" in err and reason in err
 
 
-def test_a_rate_that_ends_with_room_on_the_server_asks_for_longer_replays():
-    assert "longer ones (--most-requests) may find more" in at_a_rate("kept_up>=0.95", 0.03).says
-    assert at_a_rate("kept_up>=0.95", 0.97).says == ""
-    assert at_a_rate("ttft_p99<2s", 0.03).says == ""
+def test_how_many_are_rejected_is_told_of_the_whole_trace():
+    trace = read(resolve("chat"), limit=40)
+    longest = int((trace.requests["input_tokens"] + trace.requests["output_tokens"]).max())
+    found = plan(
+        trace, Scenario(max_model_len=longest - 1), Slo.parse(SLO), kinds=("concurrency",), replicates=0,
+        explain=False, most_requests=40,
+    )  # fmt: skip
+    assert "1 of 40 requests (2.5%) are rejected" in found.rejects
+
+
+def test_few_draws_are_named_and_doubted(by_one, capsys):
+    show(by_one)
+    out = capsys.readouterr().out
+    assert "90%, 5 draws" in out
+    assert "their width may be off by a factor of 2.4" in out
+
+
+def test_the_rate_is_said_to_have_lasted(by_one, capsys):
+    show(by_one)
+    rate = by_one.answers["rate"]
+    assert "the highest request rate holds while 40 requests come again and again" in capsys.readouterr().out
+    assert rate.at.requests == pytest.approx(4 * 40, abs=2)  # the last two thirds of six times as many
+    assert [term.text for term in rate.at.terms][-1] == "backlog_growth<=0.08"
+    assert rate.at.requests_per_s == pytest.approx(rate.value, rel=0.05)
+    tried = [(outcome.amount, outcome.holds) for outcome in rate.tried]
+    assert all(holds == (amount <= rate.value) for amount, holds in tried)
 
 
 @pytest.mark.parametrize(

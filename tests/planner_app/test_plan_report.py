@@ -1,12 +1,14 @@
 """The report of a plan: the answer first, what breaks beyond it, the envelope beside it."""
 
+from dataclasses import replace
+
 import pytest
 from pagecast.planner_app.planner.capacity import Outcome
-from pagecast.planner_app.planner.plan import plan
+from pagecast.planner_app.planner.plan import Answer, plan
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.planner_app.reports import plan_charts as charts
 from pagecast.planner_app.reports.page import plain_figures
-from pagecast.planner_app.reports.plan_report import plan_report
+from pagecast.planner_app.reports.plan_report import _answer, plan_report
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -29,6 +31,21 @@ def test_the_answer_stands_first_and_every_load_tried_is_drawn(found):
     drawn = sum(len(series["customdata"]) for series in throughput["data"])
     assert drawn == len(answer.tried)
     assert len(envelope["data"]) == 2
+
+
+def test_offered_and_served_requests_are_told_apart_and_users_are_users():
+    """Requests offered at a rate, and those that ended: two columns of unlike figures."""
+    term = (Judged("ttft_p99<2s", 1.0, 2.0, True),)
+    at = Outcome(10.0, True, term, 0.0, 9.5, 900.0, 50, 0)
+    away = Outcome(12.0, False, (Judged("backlog_growth<=0.08", 0.7, 0.08, False),), 0.0, 10.5, 0.0, 0, 0)
+    answer = Answer("rate", 10.0, 8.0, 12.0, False, at, away, None, 9, (at, away), 5)
+    *_, sides = _answer(answer).parts
+    assert sides.header[1] == "requests/s offered"
+    row = dict(zip(sides.header, sides.rows[0], strict=True))
+    assert (row["requests/s offered"], row["requests/s served"]) == ("10", "9.5")
+    assert sides.rows[1][-2:] == ["-", "-"]  # it was given up: nothing more is known
+    users = _answer(replace(answer, kind="concurrency")).parts[0]
+    assert "users" in users.layout.xaxis.title.text
 
 
 def outcome(amount: float, ttft_s: float, good: float) -> Outcome:

@@ -1,12 +1,18 @@
 """Tuning: what a block size and an HBM budget change, and a recommendation that follows from the figures."""
 
 import json
+from functools import partial
 
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.planner.tune import recommend, tune_block_size, tune_hbm_budget
+from pagecast.planner_app.planner.tune_view import admits, tables
+from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.tune_report import tune_report
+from pagecast.sim.arrivals import ClosedLoop
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
 from pagecast.traces.read import read
@@ -38,6 +44,31 @@ def test_a_pool_of_exactly_four_sequences_admits_four():
     scenario = Scenario(costs="roofline", num_gpu_blocks=16)
     found = tune_block_size(trace, scenario, "16", workers=1).table
     assert found["admissible_concurrency"].tolist() == [4]
+
+
+def test_users_beyond_the_batch_are_admitted_where_the_level_lets_them_wait():
+    # Four places and answers of one length: who has to wait for a place waits as long as one takes.
+    columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
+    trace, scenario = Trace("even", table(columns)), Scenario(costs="roofline", max_num_seqs=4)
+    alone = replay(trace, scenario, arrivals=partial(ClosedLoop, users=1), keep_steps=False)
+    answer_s = alone.summary["e2e_s"]["max"]
+    some = tune_block_size(trace, scenario, "16", slo=f"e2e_p99<{2.6 * answer_s:.4f}s", workers=1)
+    assert 4 < some.table["admissible_concurrency"][0] < 16
+    assert not some.table["admissible_at_limit"][0] and admits(some) == ""
+    for slo, most, why in (("", 4, "more would only wait"), ("e2e_p99<60s", 16, "4 times max_num_seqs (4)")):
+        tuned = tune_block_size(trace, scenario, "16", slo=slo, workers=1)
+        header, rows = tables(tuned)[-1]
+        assert dict(zip(header, rows[0], strict=True))["admits (closed loop)"] == f">= {most}"
+        assert why in admits(tuned)
+
+
+def test_a_limit_that_every_setting_reaches_is_not_drawn():
+    pytest.importorskip("plotly")
+    columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
+    scenario = Scenario(costs="roofline", max_num_seqs=4)
+    page = tune_report(tune_block_size(Trace("even", table(columns)), scenario, "16,32", workers=1))
+    names = [series["name"] for figure in plain_figures(page) for series in figure["data"]]
+    assert "static concurrency" in names and "admissible concurrency" not in names
 
 
 def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_recommended(chat):
@@ -95,11 +126,19 @@ def test_the_command_prints_a_table_a_reason_and_a_page(tmp_path, capsys):
     assert pagecast([*command, "--report", str(page)]) == 0
     printed = capsys.readouterr().out
     assert "recommended: block_size" in printed and "hit tokens" in printed and "TPOT mean" in printed
-    assert "block_size for chat" in page.read_text(encoding="utf-8")
+    written = page.read_text(encoding="utf-8")
+    assert "block_size for chat" in written
+    lead, tail = written.split("<h2>")[0], written.split("Scenario</h2>")[1]
+    costs = Scenario().step_costs()
+    assert f"costs {costs.name}" in printed and f"note: {costs.expected_error()}" in printed
+    assert f"1 x H200 with Qwen/Qwen3-8B, as vllm would; step costs: {costs.name}." in lead
+    assert "max_num_batched_tokens" in tail and "step costs used" in tail
     assert pagecast([*command, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["block_size"] for row in told["settings"]] == [16, 64]
     assert told["recommended"] in (16, 64)
+    assert (told["costs"], told["expected_error"]) == (costs.name, costs.expected_error())
+    assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize(

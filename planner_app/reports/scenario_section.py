@@ -1,0 +1,13 @@
+"""The section of a report that says of what its figures are: every field of the scenario, and the costs."""
+
+from __future__ import annotations
+
+from pagecast.planner_app.reports.page import Section, Table
+from pagecast.sim.scenario import Scenario
+
+
+def scenario_section(scenario: Scenario, costs: str, caption: str = "") -> Section:
+    """The fields of a scenario, and `costs`, the step costs that it came to; `caption` says what differs."""
+    rows = [(name, "-" if value is None else str(value)) for name, value in scenario.model_dump().items()]
+    rows.append(("step costs used", costs))
+    return Section("Scenario", [Table("", ("field", "value"), rows, caption)])
