@@ -58,9 +58,9 @@ class Runner:
         columns = -(-max_len // block_size)
         self.backend = attention.make(backend, Shape.of(model.spec, kv, max_rows + 1))
         self.rows = Rows(max_rows, columns, block_size)
-        self.batches = Batches(
-            Packed(_capacity(max_rows, max_tokens, columns), device), self.rows, sequences, self.backend
-        )
+        plan = self.backend.plan_room(max_tokens + max_rows)
+        packed = Packed(_capacity(max_rows, max_tokens, columns, plan), device)
+        self.batches = Batches(packed, self.rows, sequences, self.backend)
         self.sampler = Sampler(max_rows + 1, device)
         self._tables = torch.zeros(max_rows + 1, columns, dtype=torch.int32, device=device)
         self._angles = rotary_table(model.spec, max_len).to(device)
@@ -212,9 +212,9 @@ class Runner:
         return Flight(takers, landing, landed)
 
 
-def _capacity(max_rows: int, max_tokens: int, columns: int) -> int:
+def _capacity(max_rows: int, max_tokens: int, columns: int, plan: int) -> int:
     """Numbers a step can have at most: of tokens, draws and chunks, tiles of chunks, and changed tables."""
     tokens = 3 * (max_tokens + max_rows)
-    tiles = 4 * (max_tokens + max_rows)
+    tiles = max(plan, 4 * (max_tokens + max_rows))
     changes = 2 * (max_rows + 1) * columns + (FIELDS + 1) * max_rows + 2 * max_rows
     return tokens + tiles + changes + 8 * max_rows + 1024

@@ -15,6 +15,8 @@ p % block_size`. Modules:
     store_kv.py        writes new K and V to their slots
     paged_decode.py    attention of one new token a sequence
     paged_prefill.py   causal attention of chunks of new tokens
+    prefill_plan.py    which tiles, and pieces of long ones, a step with such chunks has
+    merge_pieces.py    adds up the pieces of a tile that was cut
     copy_blocks.py     copies blocks inside the pool, to the host and back
     reference.py       the same in plain PyTorch: what each kernel must compute
 

@@ -41,6 +41,7 @@ def main() -> None:
     decode = dict.fromkeys(("table", "seq_lens", "ends", "first_row", "arrivals"), "*i32")
     decode |= {"sums": "*fp32", "outputs": "*fp32", "table_stride": "i32", "batch": "i32", "scale": "fp32"}
     prefill = {"table": "*i32", "tiles": "*i32", "table_stride": "i32", "scale": "fp32"}
+    prefill |= {"parts": "*fp32", "sums": "*fp32"}
     layout = prefill_hopper.gl.NVMMASharedLayout(128, 16, 2)
     maps = dict.fromkeys(("k_cache", "v_cache"), f"tensordesc<bf16[16, 128],{layout!r}>")
     store = {
@@ -57,7 +58,7 @@ def main() -> None:
     found = {
         "decode": compiled(paged_decode._configure(q, k, v, q, None, shape), pools | decode),
         "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
-        "hopper": compiled(hopper, pools | prefill | {"items": "i32"} | maps, GluonASTSource),
+        "hopper": compiled(hopper, pools | prefill | maps, GluonASTSource),
         "store": compiled(store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
     print(json.dumps(found))
