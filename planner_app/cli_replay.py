@@ -13,7 +13,7 @@ from pagecast.planner_app.reports.page import ready, write
 from pagecast.planner_app.scenario_options import Given, TraceArgument, load, with_scenario
 from pagecast.sim.metrics import STATISTICS
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replicates import Spread, Study, check_count, summary_figures, with_intervals
+from pagecast.sim.replicates import Spread, Study, rough, summary_figures, with_intervals
 from pagecast.sim.resample import resample, what_is_lost
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -40,7 +40,6 @@ def replay_command(
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Replays TRACE on one replica and prints TTFT, TPOT, throughput, prefix hits and KV pressure."""
-    check_count(replicates)
     if report is not None:
         ready("--report", report)
     if perfetto is not None:
@@ -55,9 +54,12 @@ def replay_command(
         study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
         with console.progress("replicates", replicates) as update:
             spread = study.spread(replicates, progress=update)
-    varied = what_is_lost(work, chosen.seed) if replicates and not fixed_workload else ""
-    if varied:
-        result = replace(result, notes=(*result.notes, varied))
+    varied = ""
+    if spread is not None:
+        rates = (found.get("token_hit_rate") for found in (summary_figures(result), spread.middle))
+        varied = "" if fixed_workload else what_is_lost(work, chosen.seed, *rates)
+        told = (note for note in (varied, rough(replicates)) if note)
+        result = replace(result, notes=(*result.notes, *told))
     _draw(result, spread, report, perfetto)
     if json:
         drawn = {"replicates": replicates, "workload": varied or "as it is"}

@@ -59,7 +59,8 @@ def _coverage(found: Forecast) -> str:
         return ""
     told = (
         f"{found.run}: {100 * share:.0f}% of {coverage['figures']} measurements lie in their 90% interval; "
-        f"half of the intervals reach no further than {width:.1f}% of the measured value to either side."
+        f"the median interval spans {2 * width:.1f}% of the measured value (half-width {width:.1f}%; many "
+        "reach further to one side)."
     )
     if share < _LEAST_COVERED:
         told += " Fewer than 80%: these costs know less of this run than they claim; trust no interval here."

@@ -21,7 +21,7 @@ from pagecast.sim.costs import StepCosts
 from pagecast.sim.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
 from pagecast.sim.recorded import RecordedRun
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replicates import Progress, Study, check_count
+from pagecast.sim.replicates import Progress, Study, rough
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.validate import limits_of
 from pagecast.traces.schema import Trace
@@ -107,12 +107,15 @@ class Forecast:
         return body
 
     def coverage(self) -> dict[str, float | int | None]:
-        """Figures with an interval, the share that hold the measurement, the median half-width in percent."""
+        """Figures with an interval, how many and what share hold the measurement, median half-width (%)."""
         held = [row for row in self.rows if row.covered is not None]
         widths = [50 * ((row.high or 0.0) - (row.low or 0.0)) / row.measured for row in held if row.measured]
         middle = median(widths) if widths else None
-        share = sum(bool(row.covered) for row in held) / len(held) if held else None
-        return {"figures": len(held), "covered": share, "median_half_width_percent": middle}
+        inside = sum(bool(row.covered) for row in held)
+        share = inside / len(held) if held else None
+        return {
+            "figures": len(held), "inside": inside, "covered": share, "median_half_width_percent": middle
+        }  # fmt: skip
 
 
 def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) -> Scenario:
@@ -151,7 +154,6 @@ def forecast(
     progress: Progress | None = None,
 ) -> Forecast:
     """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
-    check_count(replicates)
     real = measured(run)
     scenario, model = _costs_of(run, scenario_of(run, costs, transfer=transfer))
     trace = run.trace("arrival")
@@ -169,7 +171,8 @@ def forecast(
         for name, value in figures.items()
     )  # fmt: skip
     own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else ""
-    said = " ".join(part for part in (own, _another_engine(run, model), *_notes(result, trace)) if part)
+    parts = (own, _another_engine(run, model), *_notes(result, trace), rough(replicates))
+    said = " ".join(part for part in parts if part)
     return Forecast(run.name, model.name, said, bool(own), rows, made, real, block_count(run))
 
 

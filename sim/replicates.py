@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.calibration.draw import draw, scaled
-from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
-LEAST = 20  # draws, for one in twenty of another draw to lie below the lowest
+LEAST = 20  # draws, for another one to lie below the lowest once in twenty times
 _NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
 _SEEDS = 1_000_003  # apart enough that no two studies share a workload's seed
 # Step times that a forecast's sensitivity is measured at, beside its own: within 1%, less than two recordings
@@ -35,13 +34,14 @@ class Spread:
     """What replicates say of each figure: a 90% interval, and what step times within 1% make of it.
 
     `sensitivity` is the least-squares slope (percent of change per percent of step time), `reach` the least
-    and the most change (percent, the forecast itself included).
+    and the most change (percent, the forecast itself included). `middle` is the median draw.
     """
 
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
     sensitivity: dict[str, float] = field(default_factory=dict)
     reach: dict[str, tuple[float, float]] = field(default_factory=dict)
+    middle: dict[str, float] = field(default_factory=dict)
 
     def around(self, figures: dict[str, float]) -> Spread:
         """The same with intervals that also hold the forecast itself, which is as likely as any draw.
@@ -133,21 +133,21 @@ class Study:
     ) -> Spread:
         """Runs `count` replicates, and with the forecast's own figures (`point`) those for its sensitivity.
 
-        Without replicates there are no intervals. Errors: BadInput for fewer than `LEAST`.
+        Without replicates there are no intervals; of fewer than `LEAST` they are `rough`.
         """
-        check_count(count)
         factors = STEP_TIMES if point is not None else ()
         jobs = [*(Job(0, factor) for factor in factors), *(Job(i) for i in range(count))]
         found = list(_watched(self._all(jobs, workers), progress))
         near, draws = found[: len(factors)], found[len(factors) :]
-        low, high = {}, {}
+        low, high, middle = {}, {}, {}
         for name in draws[0] if draws else ():
             values = np.array([draw[name] for draw in draws])
             values = values[np.isfinite(values)]
-            if len(values) >= LEAST:
+            if len(values) >= min(LEAST, count):
                 bounds = np.percentile(values, (LOW, HIGH), method="weibull")
                 low[name], high[name] = (float(bound) for bound in bounds)
-        return Spread(low, high, *_sensitivity(point or {}, near))
+                middle[name] = float(np.median(values))
+        return Spread(low, high, *_sensitivity(point or {}, near), middle)
 
     def _all(self, jobs: list[Job], workers: int | None) -> Iterable[dict[str, float]]:
         count = min(workers or os.cpu_count() or 1, len(jobs))
@@ -159,10 +159,12 @@ class Study:
             yield from pool.map(_job, jobs, chunksize=max(1, len(jobs) // (4 * count)))
 
 
-def check_count(count: int) -> None:
-    """Errors: BadInput for a number of replicates that can't tell an interval."""
-    if 0 < count < LEAST:
-        raise BadInput(f"replicates is {count}: a 90% interval needs at least {LEAST} draws; 0 makes none")
+def rough(count: int) -> str:
+    """One sentence where `count` replicates tell a 90% interval only roughly, else ""."""
+    if not 0 < count < LEAST:
+        return ""
+    draws = "1 draw" if count == 1 else f"{count} draws"
+    return f"Intervals of {draws} are rough: a 90% interval takes {LEAST} to leave one draw beyond each end."
 
 
 _study: Study | None = None

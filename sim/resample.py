@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pagecast.traces.hits import hits
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
@@ -27,12 +26,11 @@ Ints = npt.NDArray[np.int64]
 WINDOWS = 60
 _NEIGHBOURS = 6  # sessions or windows that one is drawn from, at least
 _STRATA = 20
-_BLOCK = 64
 LOSS = (
     "Intervals hold the workload's own uncertainty: {units} drawn again. Reuse across them is lost where the "
-    "first use was not drawn, or later: a cache without end would hold {before:.0f}% of the trace's prompt "
-    "blocks, and {after:.0f}% of those in one draw."
+    "first use was not drawn, or later"
 )
+LOST = ": of eligible prompt tokens {before:.1%} are reused, and {after:.1%} in the median draw"
 
 
 GENERATED = (
@@ -80,12 +78,16 @@ def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:
     return drawn
 
 
-def what_is_lost(trace: Trace, seed: int) -> str:
-    """One sentence on where other workloads come from, and what that does to sharing, by way of one draw."""
+def what_is_lost(trace: Trace, seed: int, reused: float | None = None, drawn: float | None = None) -> str:
+    """One or two sentences on where other workloads come from, and what that does to sharing.
+
+    `reused` and `drawn` are the shares of prompt tokens that the cache held for the trace and in the draws.
+    """
     if another(trace, seed) is not None:
         return GENERATED
     units = "sessions" if _has_sessions(trace) else "windows of its time"
-    return LOSS.format(units=units, before=_shared(trace), after=_shared(resample(trace, seed)))
+    known = reused is not None and drawn is not None
+    return LOSS.format(units=units) + (LOST.format(before=reused, after=drawn) if known else "") + "."
 
 
 def _has_sessions(trace: Trace) -> bool:
@@ -158,7 +160,3 @@ def _renamed(trace: Trace, own: Ints, shift: int, copy: int) -> Trace:
     spans = None if trace.spans is None else replace(trace.spans, content=rename(trace.spans.content))
     return replace(trace, spans=spans, requests=table(columns))
 
-
-def _shared(trace: Trace) -> float:
-    """Percent of prompt blocks that a cache without end would hold when they are asked for."""
-    return 100.0 * hits(trace, (), _BLOCK).infinite

@@ -120,9 +120,8 @@ def _show(found: Compared) -> None:
                           f"{shown(name, row.predicted)} forecast, {shown(name, row.measured)} measured"))
     coverage = told.coverage()
     if coverage["figures"]:
-        held = round((coverage["covered"] or 0) * coverage["figures"])
-        cards.append(("Inside their 90% interval", f"{held} of {coverage['figures']}",
-                      f"half of the intervals are within ±{coverage['median_half_width_percent']:.1f}%"))
+        cards.append(("Inside their 90% interval", f"{coverage['inside']} of {coverage['figures']}",
+                      f"median half-width {coverage['median_half_width_percent']:.1f}% of the measured"))
     for first in range(0, len(cards), _IN_A_ROW):
         part = cards[first : first + _IN_A_ROW]
         for column, (head, value, help) in zip(st.columns(_IN_A_ROW), part, strict=False):

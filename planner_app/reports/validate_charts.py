@@ -25,12 +25,14 @@ _LEAST_S = 1e-6  # shorter times are drawn as this, for an axis of logarithms ha
 def errors(found: Forecast) -> go.Figure:
     """Each figure's error in percent of what was measured, with its 90% interval."""
     rows = [row for row in found.rows if row.measured and np.isfinite(row.predicted) and row.measured > 0]
-    known = [row for row in rows if row.covered is not None]
-    inside = sum(bool(row.covered) for row in known)
+    coverage = found.coverage()
     worst = max(rows, key=lambda row: abs(row.error_percent), default=None)
     caption = "Nothing could be compared."
     if worst is not None:
-        said = f"{inside} of {len(known)} intervals hold the measurement (the line at 0). " if known else ""
+        said = ""
+        if coverage["figures"]:
+            inside = f"{coverage['inside']} of {coverage['figures']}"
+            said = f"{inside} intervals hold the measurement (the line at 0). "
         caption = f"{said}The largest error is {worst.error_percent:+.1f}%, of {title(worst.name)}."
     figure = chart("Error of each figure", caption, "forecast against measurement, %", "",
                    height=max(260, 24 * len(rows) + 110))  # fmt: skip

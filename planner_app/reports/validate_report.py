@@ -40,7 +40,7 @@ def _cards(found: Forecast) -> list[Card]:
     if coverage["figures"]:
         share = 100 * (coverage["covered"] or 0)
         width = coverage["median_half_width_percent"]
-        hint = f"of {coverage['figures']} measurements; half of the intervals are within ±{width:.1f}%"
+        hint = f"{coverage['inside']} of {coverage['figures']} measurements; median half-width {width:.1f}%"
         cards.append(Card("Inside their 90% interval", f"{share:.0f}%", hint))
     return cards
 

@@ -40,7 +40,7 @@ def test_a_calibration_made_from_runs_can_be_validated_with(shared, tmp_path, ca
         (["calibrate", "--from-run", "nowhere", "--out", "x.json"], "nowhere: no meta.json"),
         (["calibrate", "--from-run", "nowhere:2", "--out", "x.json"], "a share of the run's steps"),
         (["validate", "nowhere", "--costs", "auto"], "nowhere: no meta.json"),
-        (["replay", "chat", "--limit", "9", "--replicates", "5"], "needs at least 20 draws"),
+        (["replay", "chat", "--limit", "9", "--replicates", "-1"], "--replicates"),
         (["replay", "chat", "--costs", "vllm-9"], "no costs 'vllm-9'"),
         (["replay", "chat", "--costs", "vllm-0.24-h200-qwen3-8b", "--gpu", "H100"], "not H100"),
     ],

@@ -298,11 +298,15 @@ def test_durations_as_people_read_them(value, text):
     assert console.seconds(value) == text
 
 
-def test_too_few_replicates_are_refused_before_anything_is_replayed(capsys, monkeypatch):
-    monkeypatch.setattr("pagecast.planner_app.cli_replay.load", lambda *_: pytest.fail("replayed first"))
-    code, out, err = pagecast("replay", "chat", "--replicates", "5", capsys=capsys)
-    assert (code, out) == (2, "")
-    assert "replicates is 5: a 90% interval needs at least 20 draws" in err
+def test_few_replicates_make_rough_intervals_and_reuse_in_the_draws_stands_beside_the_traces(capsys):
+    options = ("chat", "--limit", "80", "--num-gpu-blocks", "700")
+    code, out, _ = pagecast("replay", *options, "--replicates", "3", capsys=capsys)
+    assert code == 0
+    assert "Intervals of 3 draws are rough: a 90% interval takes 20" in out
+    code, out, _ = pagecast("replay", *options, "--replicates", "3", "--json", capsys=capsys)
+    body = json.loads(out)
+    assert f"prompt tokens {body['token_hit_rate']:.1%} are reused, and " in body["intervals"]["workload"]
+    assert body["ttft_s"]["low"]["p50"] <= body["ttft_s"]["p50"] <= body["ttft_s"]["high"]["p50"]
 
 
 def test_replicates_of_a_generated_trace_are_other_seeds_and_the_reader_is_told(tmp_path, capsys):

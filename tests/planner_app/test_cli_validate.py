@@ -43,3 +43,12 @@ def test_a_latency_that_no_request_has_is_a_dash(one_token, capsys, tmp_path):
     body = json.loads(capsys.readouterr().out)
     assert body["tpot_s"]["mean"]["measured"] is None
     assert body["ttft_s"]["mean"]["measured"] == pytest.approx(0.007)
+
+
+def test_the_report_counts_the_measurements_inside_in_one_way(one_token, capsys, tmp_path):
+    report = tmp_path / "report.html"
+    command = ["validate", str(one_token), "--costs", "roofline", "--replicates", "20", "--json"]
+    assert run([*command, "--report", str(report)]) == 0
+    coverage = json.loads(capsys.readouterr().out)["coverage"]
+    said, page = f"{coverage['inside']} of {coverage['figures']}", report.read_text()
+    assert f"{said} measurements" in page and f"{said} intervals hold the measurement" in page

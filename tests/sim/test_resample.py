@@ -66,6 +66,8 @@ def test_prompts_given_as_token_ids_are_kept_apart_by_a_salt():
 def test_it_says_what_sharing_is_lost():
     assert "sessions drawn again" in what_is_lost(read("chat"), 0)
     assert "windows of its time" in what_is_lost(windows_of_documents(), 0)
+    told = what_is_lost(read("chat"), 0, 0.5, 0.3)
+    assert told.endswith("of eligible prompt tokens 50.0% are reused, and 30.0% in the median draw.")
 
 
 def test_intervals_stand_beside_the_figures_and_hold_the_forecast():
