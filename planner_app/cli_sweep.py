@@ -1,4 +1,4 @@
-"""`pagecast sweep`: a grid or a search over fields of the scenario, and the cheapest that meets an SLO."""
+"""`pagecast sweep`: a grid or a search over fields of the scenario, and the cheapest replica for an SLO."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def sweep_command(
     settings: Annotated[list[str], Opt("--set", help=_SET)],
     given: Given,
     search: Annotated[
-        int | None, Opt(help="make N trials chosen by Optuna's TPE instead of the whole grid")
+        int | None,
+        Opt(help="make N trials chosen by Optuna's TPE, not the whole grid (needs the extra: pagecast[app])"),
     ] = None,
     slo: Annotated[str, Opt(help="service level, such as ttft_p99<2s,tpot_p95<50ms")] = "",
     price: Annotated[
@@ -39,13 +40,17 @@ def sweep_command(
     out: Annotated[Path | None, Opt(help="the study's folder; there already, the study goes on")] = None,
     workers: Annotated[int | None, Opt(min=1, help="processes [one a core]")] = None,
     cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
-    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
+    report: Annotated[
+        Path | None, Opt(help="HTML file with charts to write (needs the extra: pagecast[app])")
+    ] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
 
-    The table is the same for any --workers and --cluster. With --out a sweep goes on where it stopped, in
-    whichever way that was. Exit code 1 where no scenario serves every request and keeps --slo.
+    Each trial is one replica that serves the whole trace, and its cost is that replica's: `pagecast plan`
+    tells how many replicas a rate needs. The table is the same for any --workers and --cluster. With --out
+    a sweep goes on where it stopped, in whichever way that was. Exit code 1 where no scenario serves every
+    request and keeps --slo.
     """
     from pagecast.planner_app.planner.question import Question
     from pagecast.planner_app.planner.space import parse_space
@@ -90,12 +95,15 @@ def prices(given: list[str]) -> dict[str, float]:
 def as_dict(found: Swept) -> dict[str, Any]:
     """The sweep as plain JSON: question, cheapest, front, sensitivity and the whole table."""
     from pagecast.planner_app.planner.study import records
+    from pagecast.planner_app.planner.sweep_costs import ONE_REPLICA, notes, used
 
-    question = found.question
+    question, costs = found.question, used(found)
     return {
         "trace": question.trace.name, "requests": len(question.trace), "space": str(question.space),
         "slo": question.slo, "prices_usd_per_gpu_hour": dict(question.prices),
         "objectives": list(question.objectives), "complete": found.complete,
+        "scenario": question.scenario.model_dump(), "step_costs": [each.as_dict() for each in costs],
+        "notes": [ONE_REPLICA, *notes(found, costs)],
         "cheapest": found.cheapest, "front": records(found.front),
         "sensitivity": records(found.sensitivity), "trials": records(found.table),
     }  # fmt: skip
@@ -104,16 +112,19 @@ def as_dict(found: Swept) -> dict[str, Any]:
 def show(found: Swept, out: Path | None) -> None:
     """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
     from pagecast.planner_app.planner.study_view import answer, effects, front
+    from pagecast.planner_app.planner.sweep_costs import ONE_REPLICA, notes, used
 
-    question = found.question
+    question, costs = found.question, used(found)
+    trials = console.counted(len(found.table), "trial")
     console.out.print(
-        f"{question.trace.name}: {len(question.trace):,} requests, {len(found.table):,} trials of "
+        f"{question.trace.name}: {console.counted(len(question.trace), 'request')}, {trials} of "
         f"{question.space}",
         soft_wrap=True,
     )
+    console.out.print(_same(found, [each.name for each in costs]), soft_wrap=True)
     console.out.print(answer(found), soft_wrap=True)
     header, rows = front(found)
-    title = "undominated" + (
+    title = "undominated replicas" + (
         ", of those that meet the SLO" if question.slo and found.table["meets"].any() else ""
     )
     console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)
@@ -123,16 +134,29 @@ def show(found: Swept, out: Path | None) -> None:
     header, rows = effects(found)
     console.out.print("\nwhat each knob moves (share of a figure's variance that it explains alone):")
     console.out.print(_table(header, rows) if rows else "nothing, by half a percent or more")
+    console.out.print()
+    for note in (ONE_REPLICA, *notes(found, costs)):
+        console.out.print(f"note: {note}", soft_wrap=True)
     before = len(found.table) - found.replayed
     kept = f"; {before:,} were in the folder already" if before else ""
     where = f"; the study is in {out}" if out else ""
-    console.out.print(f"\n{found.replayed:,} trials replayed{kept}{where}", soft_wrap=True)
+    replayed = console.counted(found.replayed, "trial")
+    console.out.print(f"{replayed} replayed{kept}{where}", soft_wrap=True)
+
+
+def _same(found: Swept, costs: list[str]) -> str:
+    """What all trials have in common, of what matters most."""
+    scenario = found.question.scenario
+    fields = ("model", "gpu", "tensor_parallel_size", "profile")
+    said = [f"{name} {getattr(scenario, name)}" for name in fields if name not in found.knobs]
+    said += [f"step costs {' and '.join(costs)}"] if costs else []
+    return f"with {', '.join(said)}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for number, title in enumerate(header):
-        table.add_column(title, justify="right" if number else "left", no_wrap=not number)
+        table.add_column(title, justify="right" if number else "left", no_wrap=not number, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -75,6 +75,11 @@ def progress(title: str, total: int) -> Iterator[Any]:
         bar.stop()
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 request`, `2,000 requests`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def seconds(value: float | None) -> str:
     """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`, `4h20m`."""
     if value is None:

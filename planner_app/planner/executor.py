@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import xxhash
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
+_PATIENCE_S = 2.0
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Progress = Callable[[int], None]  # told how many items are done
@@ -112,10 +113,11 @@ class Processes(Executor):
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._folder = tempfile.TemporaryDirectory(prefix="pagecast-")
+        self._folder = tempfile.TemporaryDirectory(prefix="pagecast-", ignore_cleanup_errors=True)
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers inherit it: a core each is enough
         self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin)
         self._shipped: tuple[Any, str] = (None, "")
+        self._abandoned = False
 
     def stream(
         self, function: Callable[[Item], Answer], items: Sequence[Item]
@@ -145,7 +147,7 @@ class Processes(Executor):
     def close(self) -> None:
         """Waits for what is running: a replay, at most."""
         try:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.shutdown(wait=not self._abandoned, cancel_futures=True)
         except BaseException:
             self.abandon()
             raise
@@ -154,8 +156,15 @@ class Processes(Executor):
 
     def abandon(self) -> None:
         """Kills the workers: they ignore interrupts, and the pool's own end waits for what they compute."""
-        for worker in list((self._pool._processes or {}).values()):
+        self._abandoned = True
+        workers = list((self._pool._processes or {}).values())
+        thread: Any = self._pool._executor_manager_thread
+        # Before the kill: the pool's thread then forgets what was cancelled, over which it would stumble.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
             worker.kill()
+        if thread is not None:
+            thread.join(_PATIENCE_S)  # not for ever: a worker may have died amid an answer it waits for
 
     def _ship(self, function: Callable[[Any], Any]) -> str:
         """A file of the pickled function, which each worker reads once."""

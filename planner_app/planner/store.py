@@ -24,7 +24,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS study (field TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS trials (
     number INTEGER PRIMARY KEY, point TEXT NOT NULL, figures TEXT NOT NULL, terms TEXT NOT NULL,
-    reason TEXT NOT NULL);
+    reason TEXT NOT NULL, costs TEXT NOT NULL DEFAULT '');
 """
 
 
@@ -52,6 +52,7 @@ class Store:
         try:
             self._database = sqlite3.connect(folder / "study.sqlite" if folder else ":memory:")
             self._database.executescript("PRAGMA journal_mode=WAL;" + _TABLES)
+            _renew(self._database)
             self._check({name: json.dumps(value, sort_keys=True) for name, value in about.items()})
         except sqlite3.Error as error:
             self.close()
@@ -70,7 +71,7 @@ class Store:
             if known.get(field) != about.get(field):
                 raise BadInput(
                     f"--out {self.folder}: holds a study of another {field} "
-                    f"({_short(known.get(field))}, not {_short(about.get(field))}); name another folder"
+                    f"({_difference(known.get(field), about.get(field))}); name another folder"
                 )
 
     def trials(self) -> dict[int, Trial]:
@@ -83,7 +84,8 @@ class Store:
         outcome = trial.outcome
         row = (trial.number, *map(json.dumps, (trial.point, dict(outcome.figures), outcome.terms)))
         with self._database:
-            self._database.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?)", (*row, outcome.reason))
+            values = (*row, outcome.reason, outcome.costs)
+            self._database.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def save_table(self, table: pd.DataFrame) -> None:
         """Writes `trials.parquet`, at once or not at all."""
@@ -102,9 +104,16 @@ class Store:
             self._lock = -1
 
 
-def _trial(number: int, point: str, figures: str, terms: str, reason: str) -> Trial:
+def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs: str) -> Trial:
     reached = tuple(Judged(*term) for term in json.loads(terms))
-    return Trial(number, json.loads(point), Outcome(json.loads(figures), reached, reason))
+    return Trial(number, json.loads(point), Outcome(json.loads(figures), reached, reason, costs))
+
+
+def _renew(database: sqlite3.Connection) -> None:
+    """Gives a study that was begun before trials told their step costs the column for it."""
+    if "costs" not in {row[1] for row in database.execute("PRAGMA table_info(trials)")}:
+        with database:
+            database.execute("ALTER TABLE trials ADD COLUMN costs TEXT NOT NULL DEFAULT ''")
 
 
 def _claim(folder: Path) -> int:
@@ -126,7 +135,20 @@ def _claim(folder: Path) -> int:
     return lock
 
 
-def _short(value: str | None) -> str:
+_MOST = 3  # differing fields to name
+
+
+def _difference(known: str | None, asked: str | None) -> str:
+    """What the folder has and what is asked for; of tables only the fields that differ."""
+    old, new = ({} if text is None else json.loads(text) for text in (known, asked))
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return f"{_short(old)}, not {_short(new)}"
+    names = [name for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name)]
+    said = [f"{name} {_short(old.get(name))}, not {_short(new.get(name))}" for name in names[:_MOST]]
+    return "; ".join(said) + (f"; and {len(names) - _MOST} more" if len(names) > _MOST else "")
+
+
+def _short(value: Any) -> str:
     """A value of the study's description, as short as a line bears."""
-    text = "none" if value is None else value
+    text = "none" if value in (None, "", {}) else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,4 +1,4 @@
-"""Sweeps a space of scenarios and says which deployment is cheapest, which are undominated, what matters.
+"""Sweeps a space of scenarios and says which replica is cheapest, which are undominated, what matters.
 
     question = Question(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
     found = sweep(question, out=Path("study"))
@@ -33,8 +33,9 @@ class Swept:
 
     `table` has a row a trial in the order of their numbers: `number`, the knobs, `meets` (serves every
     request and keeps the service level), `margin` (how far the tightest term is from its bound, as a part of
-    it), `on_front`, costs, figures (seconds, counts, shares), the terms of the service level by their text,
-    and `reason` where the scenario can't run. `complete` is False where the sweep was stopped.
+    it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the service level by their
+    text, `step_costs` (by name, those that it was served with), and `reason` where the scenario can't run.
+    `complete` is False where the sweep was stopped.
     """
 
     question: Question
@@ -54,7 +55,7 @@ class Swept:
 
     @cached_property
     def cheapest(self) -> dict[str, Any] | None:
-        """The row of the cheapest deployment that meets the service level; None where no trial does.
+        """The row of the cheapest replica that meets the service level; None where no trial does.
 
         Of equals the one with most margin, or without a service level the one of the lowest p99 TTFT.
         """
@@ -171,9 +172,9 @@ def table_of(question: Question, trials: Sequence[Trial]) -> pd.DataFrame:
     rows = [_row(question, trial) for trial in trials]
     costs = ["gpus", *(["usd_per_hour", "usd_per_million_output_tokens"] if question.prices else [])]
     knobs = [knob.name for knob in question.space.knobs]
-    names = ["number", *knobs, "meets", "margin", *costs, *FIGURES, *terms, "reason"]
+    names = ["number", *knobs, "meets", "margin", *costs, *FIGURES, *terms, "step_costs", "reason"]
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(names)))
-    for name in table.columns.difference([*knobs, "meets", "reason"]):
+    for name in table.columns.difference([*knobs, "meets", "step_costs", "reason"]):
         table[name] = pd.to_numeric(table[name]).astype("Int64" if name in COUNTS else "float64")
     table.insert(list(table).index("margin") + 1, "on_front", _on_front(question, table))
     return table
@@ -195,7 +196,7 @@ def _row(question: Question, trial: Trial) -> dict[str, Any]:
     return {
         "number": trial.number, **question.figures(trial), **trial.point, "meets": outcome.meets,
         "margin": outcome.margin, **{term.text: term.value for term in outcome.terms},
-        "reason": outcome.reason,
+        "step_costs": outcome.costs, "reason": outcome.reason,
     }  # fmt: skip
 
 

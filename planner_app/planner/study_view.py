@@ -12,6 +12,7 @@ from pagecast.planner_app.planner.study import Swept, record
 from pagecast.planner_app.planner.trial import COUNTS
 
 _MATTERS = 0.005  # less than this part of a figure is not worth a row
+_YES_OR_NO = ("meets", "on_front")
 _SHARES = ("token_hit_rate", "peak_kv_usage")
 
 
@@ -19,6 +20,8 @@ def text(name: str, value: Any) -> str:
     """A figure, a knob or a term of the service level as people read it."""
     if value is None or (isinstance(value, float) and value != value):
         return "-"
+    if name in _YES_OR_NO:
+        return "yes" if value else "no"
     if isinstance(value, bool | str):
         return shown(value)
     if name.startswith("usd"):
@@ -49,7 +52,7 @@ def setting(found: Swept, row: Mapping[str, Any]) -> str:
 
 
 def answer(found: Swept) -> str:
-    """One or two sentences: the cheapest deployment, or why there is none."""
+    """One to three sentences: the cheapest replica, or why there is none."""
     question, table = found.question, found.table
     stopped = "" if found.complete else " The sweep was stopped before its end."
     best = found.cheapest
@@ -65,11 +68,20 @@ def answer(found: Swept) -> str:
     equal = f" Of {others + 1} that cost the same it is the one where {chosen}." if others else ""
     told = ("ttft_p99_s", "tpot_p95_s", "output_tokens_per_s")
     reached = ", ".join(f"{title(name)} {text(name, best[name])}" for name in told)
-    return f"cheapest{level}: {setting(found, best)}: {cost}{tokens}; {reached}.{equal}{stopped}"
+    costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(found) else ""
+    return (
+        f"cheapest replica{level}: {setting(found, best)}: {cost}{tokens}; {reached}.{equal}{costs}{stopped}"
+    )
+
+
+def differ(found: Swept) -> bool:
+    """Whether trials that ran were served with different step costs."""
+    ran = found.table[found.table["reason"] == ""]
+    return ran["step_costs"].nunique() > 1
 
 
 def _none(found: Swept, ran: pd.DataFrame) -> str:
-    """Why no deployment meets the service level, and which comes closest."""
+    """Why no replica meets the service level, and which comes closest."""
     serving = ran[ran["rejected"] == 0]
     if not len(serving):
         return "no scenario of the space serves every request: more HBM or a longer max_model_len would."
@@ -94,7 +106,8 @@ def front(found: Swept) -> tuple[list[str], list[list[str]]]:
     rows = found.front
     costs = ("usd_per_hour", "usd_per_million_output_tokens")
     extra = [name for name in costs if name in rows] or ["gpus"]
-    names = list(dict.fromkeys([*found.knobs, *objectives, *extra]))
+    told = ["step_costs"] if differ(found) else []
+    names = list(dict.fromkeys([*found.knobs, *objectives, *extra, *told]))
     header = ["trial", *map(title, names), "equal to it"]
     body = []
     for _, group in rows.groupby(objectives, sort=False, dropna=False):

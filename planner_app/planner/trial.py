@@ -37,11 +37,13 @@ MORE_IS_BETTER = frozenset({
 class Outcome:
     """What a trial left: `figures` by name (FIGURES), or the `reason` why the scenario can't run.
 
+    `costs` is the name of the step costs that it was served with.
     """
 
     figures: Mapping[str, Figure]
     terms: tuple[Judged, ...] = ()
     reason: str = ""
+    costs: str = ""
 
     @property
     def meets(self) -> bool:
@@ -70,7 +72,9 @@ class Trials:
             result = replay(self.trace, scenario, keep_steps=False)
         except BadInput as error:
             return Outcome({}, reason=str(error))
-        return Outcome(figures_of(result), self.level.verdict(result).terms)
+        return Outcome(
+            figures_of(result), self.level.verdict(result).terms, costs=str(result.summary["costs"])
+        )
 
 
 def _margin(term: Judged) -> float:

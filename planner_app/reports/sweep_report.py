@@ -1,10 +1,13 @@
-"""The report of a sweep: the cheapest deployment, what was traded for it, and what each knob does."""
+"""The report of a sweep: the cheapest replica, what was traded for it, and what each knob does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from pagecast.planner_app.planner.study import Swept
-from pagecast.planner_app.planner.study_view import answer, effects, front, text, title
+from pagecast.planner_app.planner.study_view import answer, differ, effects, front, text, title
+from pagecast.planner_app.planner.sweep_costs import ONE_REPLICA, Used, notes, used
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
 
@@ -18,6 +21,7 @@ def sweep_report(found: Swept) -> str:
     best = found.cheapest
     chosen = None if best is None else int(best["number"])
     ran = table[table["reason"] == ""]
+    costs = used(found)
     header, rows = front(found)
     marked = frozenset(at for at, row in enumerate(rows) if row[0] == str(chosen))
     said = "The cheapest is marked." if marked else ""
@@ -32,10 +36,11 @@ def sweep_report(found: Swept) -> str:
         Section("What is traded", [*traded, Table("Undominated trials", header, rows, said, marked)]),
         Section("What each knob does", [charts.sensitivity(found.sensitivity), *lines, moved]),
         Section("All trials", [_trials(found, table.head(MOST_ROWS), chosen)]),
+        Section("Scenario", [_scenario(found, costs)]),
     ]
     said = answer(found)
     lead = said[:1].upper() + said[1:]
-    return page(f"Sweep of {found.question.trace.name}", lead, _cards(found), sections, _notes(found))
+    return page(f"Sweep of {found.question.trace.name}", lead, _cards(found), sections, _notes(found, costs))
 
 
 def _cards(found: Swept) -> list[Card]:
@@ -46,14 +51,15 @@ def _cards(found: Swept) -> list[Card]:
     if best is not None:
         names = dict.fromkeys((found.cost, *found.question.objectives, "usd_per_million_output_tokens"))
         known = [name for name in names if name in best]
-        cards += [Card(title(name), text(name, best[name]), "of the cheapest") for name in known]
+        cards += [Card(title(name), text(name, best[name]), "of the cheapest replica") for name in known]
     failed = int((table["reason"] != "").sum())
     return [*cards, Card("Can't run", f"{failed:,}", "trials")] if failed else cards
 
 
 def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> Table:
     terms = [] if found.question.level is None else [term.text for term in found.question.level.terms]
-    names = list(dict.fromkeys([*found.knobs, "meets", found.cost, *found.question.objectives, *terms]))
+    named = [*found.knobs, "meets", found.cost, *found.question.objectives, *terms]
+    names = list(dict.fromkeys([*named, *(["step_costs"] if differ(found) else [])]))
     header = ["trial", *map(title, names), "can't run because"]
     body = [
         [str(row["number"]), *(text(str(name), row[name]) for name in names), str(row["reason"])]
@@ -67,11 +73,24 @@ def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> Table:
     return Table("", header, body, said, marked)
 
 
-def _notes(found: Swept) -> list[str]:
-    notes = [
+def _scenario(found: Swept, costs: Sequence[Used]) -> Table:
+    """What all trials share, and what was varied."""
+    knobs = {knob.name: knob for knob in found.question.space.knobs}
+    rows = []
+    for name, value in found.question.scenario.model_dump().items():
+        swept = str(knobs[name]).partition("=")[2] if name in knobs else ""
+        rows.append((name, f"varied: {swept}" if swept else "-" if value is None else str(value)))
+    rows.append(("step costs used", ", ".join(each.name for each in costs) or "-"))
+    return Table("", ("field", "value"), rows)
+
+
+def _notes(found: Swept, costs: list[Used]) -> list[str]:
+    said = [
         "Each trial is one replay of the same trace with the same seed (common random numbers), so that "
-        "differences between trials are the scenarios' own."
+        "differences between trials are the scenarios' own.",
+        ONE_REPLICA,
+        *notes(found, costs),
     ]
     if not found.complete:
-        notes.insert(0, "The sweep was stopped before its end: what follows is of the trials that ended.")
-    return notes
+        said.insert(0, "The sweep was stopped before its end: what follows is of the trials that ended.")
+    return said

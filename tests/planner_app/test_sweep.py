@@ -219,9 +219,9 @@ def test_a_folder_of_another_study_is_refused_in_one_line(chat, tmp_path, capsys
     assert pagecast([*command, "--set", "block_size=16,32"]) == 0
     capsys.readouterr()
     for change, named in {
-        ("--set", "block_size=16,64"): "another space",
+        ("--set", "block_size=16,64"): "another space (block_size=16,32, not block_size=16,64)",
         ("--set", "block_size=16,32", "--limit", "31"): "another trace",
-        ("--set", "block_size=16,32", "--max-num-seqs", "9"): "another scenario",
+        ("--set", "block_size=16,32", "--max-num-seqs", "9"): "another scenario (max_num_seqs 256, not 9)",
         ("--set", "block_size=16,32", "--slo", "ttft_p99<1s"): "another SLO",
         ("--set", "block_size=16,32", "--search", "5"): "another kind",
     }.items():
@@ -290,12 +290,49 @@ def test_the_front_is_what_no_other_beats(rows):
     assert kept.tolist() == [not lost for lost in beaten]
 
 
+def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys):
+    command = ["sweep", "chat", "--limit", "20", "--workers", "1", "--set"]
+    assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    named = [trial["step_costs"] for trial in told["trials"]]
+    assert named == ["vllm-0.24-h200-qwen3-8b", "roofline"]
+    assert pd.read_parquet(tmp_path / "trials.parquet")["step_costs"].tolist() == named
+    assert [(each["name"], each["trials"], each["where"]) for each in told["step_costs"]] == [
+        (named[0], 1, "gpu H200"), (named[1], 1, "gpu L40S"),
+    ]  # fmt: skip
+    assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
+    for each in told["step_costs"]:
+        assert f"{each['name']}: {each['expected_error']}" in told["notes"]
+    assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "0 trials replayed; 2 were in the folder already" in out
+    assert "Its step costs are vllm-0.24-h200-qwen3-8b, others' are not." in out
+    assert "note: Step costs differ within this sweep: vllm-0.24-h200-qwen3-8b (gpu H200, 1 trial), " in out
+    assert "--costs roofline gives all trials the same method" in out
+    assert pagecast([*command, "block_size=16,32"]) == 0
+    out = capsys.readouterr().out
+    assert "with model Qwen/Qwen3-8B, gpu H200, tensor_parallel_size 1, profile vllm, step costs vll" in out
+    assert "note: Step costs fitted to" in out and "differ" not in out
+    assert "cheapest replica: block_size=" in out and "one replica that serves the whole trace" in out
+
+
+def test_a_study_from_before_trials_told_their_costs_goes_on(chat, reference, tmp_path):
+    done = []
+    question = reference.question
+    sweep(question, out=tmp_path, workers=1, progress=done.append, stop=lambda: max(done) >= 3)
+    with sqlite3.connect(tmp_path / "study.sqlite") as database:
+        database.execute("ALTER TABLE trials DROP COLUMN costs")
+    found = sweep(question, out=tmp_path, workers=1)
+    assert found.table.drop(columns="step_costs").equals(reference.table.drop(columns="step_costs"))
+    assert found.table["step_costs"].tolist() == [*[""] * 3, *["roofline"] * 17]
+
+
 def test_without_a_service_level_none_is_spoken_of(capsys):
     command = ["sweep", "chat", "--limit", "20", "--costs", "roofline", "--workers", "1"]
     assert pagecast([*command, "--set", "block_size=16,64"]) == 0
     assert "SLO" not in capsys.readouterr().out
     assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<10s"]) == 0
-    assert "undominated, of those that meet the SLO in " in capsys.readouterr().out
+    assert "undominated replicas, of those that meet the SLO in " in capsys.readouterr().out
 
 
 def test_a_level_that_no_scenario_meets_is_told_and_exit_code_1(capsys):

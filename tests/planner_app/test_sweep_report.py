@@ -34,6 +34,28 @@ def test_the_report_names_the_cheapest_and_marks_it(found):
     assert len(plain_figures(text)) == 2 + 1 + 2 * 3
 
 
+def test_the_report_tells_the_scenario_the_costs_and_yes_from_no(found):
+    text = sweep_report(found)
+    scenario = text[text.index("<h2>Scenario</h2>") :]
+    for name, value in {
+        "model": "Qwen/Qwen3-8B", "gpu": "H200", "max_num_seqs": "varied: 4,64",
+        "step costs used": "vllm-0.24-h200-qwen3-8b",
+    }.items():  # fmt: skip
+        assert f"<td>{name}</td><td>{value}</td>" in scenario
+    trials = text[text.index("<h2>All trials</h2>") : text.index("<h2>Scenario</h2>")]
+    assert "<td>yes</td>" in trials and "<td>no</td>" in trials
+    assert "Step costs fitted to" in text and "one replica that serves the whole trace" in text
+    assert "<th>step costs</th>" not in text
+
+
+def test_where_step_costs_differ_the_report_has_them_in_its_tables():
+    scenario = Scenario()
+    space = parse_space(["gpu=H200,L40S"], scenario)
+    text = sweep_report(sweep(Question(read("chat", limit=20), scenario, space), workers=1))
+    assert text.count("<th>step costs</th>") == 2
+    assert "Step costs differ within this sweep" in text
+
+
 def test_sweep_writes_its_report(tmp_path, capsys):
     path = tmp_path / "sweep.html"
     options = ["--set", "max_num_seqs=4,64", "--limit", "40", "--workers", "1", "--report", str(path)]
