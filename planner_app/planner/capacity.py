@@ -102,7 +102,8 @@ def settle(
     """The largest step that holds, from a `start` that is near it, where trying is dear.
 
     Goes down while steps fail: to what `guess` says of a failed one, or by strides that double where that is
-    nearer, and no further than some of those. Then up again, as `largest` does.
+    nearer, and no further than some of those. A guess that holds is tried to be the answer; else the rest is
+    bisected. Where `start` holds it goes up, as `largest` does.
     """
     known: dict[int, bool] = {}
 
@@ -118,8 +119,13 @@ def settle(
         bad = at
         at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
         stride *= 2
-    good, bad = _bracket(ask, at, min(bad, high), at, max(resolution, 1))
-    assert good is not None
+    if bad > high:
+        good, bad = _bracket(ask, at, high, at, max(resolution, 1))
+        assert good is not None
+    else:
+        good, near = at, min(at + resolution, bad)
+        if at == guess(bad) and not ask(near):
+            bad = near
     good, bad = _bisect(ask, good, bad, resolution)
     return Found(good, bad > high, None, len(known))
 

@@ -19,6 +19,7 @@ from typing import Any
 from pagecast.planner_app import console
 from pagecast.planner_app.planner.binding import Binding, beyond, binding
 from pagecast.planner_app.planner.capacity import (
+    GROWTH,
     MOST_USERS,
     Ask,
     Outcome,
@@ -56,7 +57,7 @@ class Answer:
 
     `low` and `high` are the 90% interval, None without replicates. `at_limit`: the level held at the most
     that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails, `tried` holds
-    those of the forecast's search that agree with it, by load; `replays` counts those of the `draws` as well.
+    those of the forecast's search that tell, by load; `replays` counts those of the `draws` as well.
     """
 
     kind: Kind
@@ -326,9 +327,9 @@ def _answer(
 
 
 def _agreeing(short: Searched, long: Searched) -> tuple[Outcome, ...]:
-    """All long loads, and the short ones that come to the same: hold up to the answer, and fail beyond."""
+    """All long loads, and the short ones that hold up to the answer: beyond it they hide what breaks."""
     most = long.at.amount if long.at is not None else 0.0
-    known = {outcome.amount: outcome for outcome in short.tried if outcome.holds == (outcome.amount <= most)}
+    known = {outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most}
     known |= {outcome.amount: outcome for outcome in long.tried}
     return tuple(known[amount] for amount in sorted(known))
 
@@ -360,7 +361,8 @@ def _notes(
     if rate is not None and rate.at is not None:
         said.append(
             f"the highest request rate holds while {len(work):,} requests come again and again, "
-            f"{rate.at.requests:,} after a warm-up: what is in the server comes to stay as it is"
+            f"{rate.at.requests:,} after a warm-up, and what is in the server settles: at most {GROWTH:.0%} "
+            "more in the last third of that load than in the second"
         )
     if replicates:
         drawn = "costs and noise" if question.draw_costs else "noise"
@@ -380,7 +382,7 @@ def said(term: Judged) -> str:
     if name == "kept_up":
         return f"{term.value:.1%} of what was offered ended"
     if name == "backlog_growth":
-        return f"requests in the server grow by {term.value:.0%} in a third of a long load"
+        return f"{term.value:.0%} more in the server in the last third of a long load than in its second"
     if name == "preemptions":
         return f"{term.value:.2g} preemptions a request"
     if name == "goodput":
