@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.trace_view import read_with_progress
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.describe import sharing
 from pagecast.traces.hits import Hits, hits
+from pagecast.traces.schema import Trace
 from rich.table import Table
 
 Opt = typer.Option
@@ -16,14 +19,19 @@ _CURVE = "1000,3000,10000,30000,100000,300000"
 
 
 def hits_command(
-    trace: Annotated[str, typer.Argument(help="trace file of any known format, or a sample's name")],
+    trace: Annotated[
+        str, typer.Argument(help="trace file of any known format, a sample's name, or folder of replay --out")
+    ],
     capacity: Annotated[str, Opt(help="cache sizes in blocks, separated by commas")] = _CURVE,
-    block_size: Annotated[int, Opt(help="tokens in a block (512: Mooncake's own; vLLM uses 16)")] = 512,
+    block_size: Annotated[
+        int | None, Opt(help="tokens in a block [what the trace's hash ids name, else 16 as in vLLM]")
+    ] = None,
     limit: Annotated[int | None, Opt(help="count only the first N requests")] = None,
     sort: Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")] = False,
     session_rate: Annotated[
         float | None, Opt(help="sessions a second, where a format has no absolute times: it sets the order")
     ] = None,
+    tokenizer: Annotated[Path | None, Opt(help="transformers folder, for traces that hold texts")] = None,
     seed: Annotated[int, Opt(help="of whatever is drawn at random")] = 0,
     block_tokens: Annotated[int | None, Opt(help="tokens a hash id names, if not the format's own")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
@@ -35,13 +43,34 @@ def hits_command(
     """
     capacities = parse_capacities(capacity)
     work = read_with_progress(
-        trace, limit=limit, sort=sort, session_rate=session_rate, seed=seed, block_tokens=block_tokens
-    )
+        trace, limit=limit, sort=sort, session_rate=session_rate, tokenizer=tokenizer, seed=seed,
+        block_tokens=block_tokens,
+    )  # fmt: skip
     result = hits(work, capacities, block_size)
+    note = left_out(work)
     if json:
-        console.print_json(result.to_dict())
+        console.print_json({**result.to_dict(), "notes": [*work.notes, note]})
     else:
         show(work.name, result)
+        for said in (*work.notes, note):
+            console.out.print(f"note: {said}", soft_wrap=True)
+
+
+def left_out(trace: Trace) -> str:
+    """What the ratios do not count, and how much that would change."""
+    prompts, all_of_it = (
+        sharing(trace, with_outputs=outputs)["shareable_fraction"] for outputs in (False, True)
+    )
+    said = (
+        "blocks are counted, a prompt's trailing partial one among them, and generated tokens left out, as "
+        "in published hit ratios"
+    )
+    if all_of_it == prompts:
+        return f"{said}; no prompt here quotes an answer, so that generated tokens would change nothing"
+    return (
+        f"{said}: with answers that later prompts quote, an endless cache would find {all_of_it:.1%} of "
+        f"prompt tokens, not {prompts:.1%} (`pagecast trace describe` and `pagecast replay` count them)"
+    )
 
 
 def parse_capacities(text: str) -> list[int]:

@@ -41,7 +41,7 @@ def find_disorder(trace: Trace) -> Problem | None:
     a, b = timed[back[0]], timed[back[0] + 1]
     text = (
         f"goes back in time: {arrival[b]:.9g} s comes after {arrival[a]:.9g} s; "
-        "put the file in order (pagecast trace convert --sort, or sort=True)"
+        "add --sort (in Python: sort=True), or put the file in order"
     )
     return Problem(int(b), "arrival_s", text)
 

@@ -31,7 +31,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "interarrival_cv": float(gaps.std() / gaps.mean()) if duration > 0 else None,
         "input_tokens": _spread(trace.integers("input_tokens"), total=True),
         "output_tokens": _spread(trace.integers("output_tokens"), total=True),
-        "sharing": _sharing(trace),
+        "sharing": sharing(trace),
         "sessions": _sessions(trace),
         "follow_others": int((after >= 0).sum()),
         "gap_s": _spread(trace.seconds("gap_s")[after >= 0]) if (after >= 0).any() else None,
@@ -52,8 +52,9 @@ def _spread(values: npt.NDArray[Any], total: bool = False) -> dict[str, float]:
     return {**figures, "total": int(values.sum())} if total else figures
 
 
-def _sharing(trace: Trace) -> dict[str, Any]:
-    where = paths(trace, with_outputs=True)
+def sharing(trace: Trace, *, with_outputs: bool = True) -> dict[str, Any]:
+    """What a cache without end would find, and what it would hold; without outputs, of prompts alone."""
+    where = paths(trace, with_outputs=with_outputs)
     tokens = trace.integers("input_tokens")
     shareable = np.minimum(where.matched, tokens - 1)
     return {

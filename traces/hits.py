@@ -20,6 +20,8 @@ from pagecast.traces.blocks import BlockRuns, block_runs
 from pagecast.traces.prefixes import paths
 from pagecast.traces.schema import Floats, Ints, Trace, starts
 
+BLOCK_SIZE = 16  # vLLM's
+
 
 @dataclass(frozen=True, slots=True)
 class Hits:
@@ -44,6 +46,7 @@ class Hits:
     def to_dict(self) -> dict[str, object]:
         """The keys of `pagecast hits --json`."""
         return {
+            "block_size": self.block_size,
             "references": self.references,
             "unique_blocks": self.unique_blocks,
             "infinite": self.infinite,
@@ -51,12 +54,15 @@ class Hits:
         }
 
 
-def hits(trace: Trace, capacities: Sequence[int], block_size: int = 512) -> Hits:
+def hits(trace: Trace, capacities: Sequence[int], block_size: int | None = None) -> Hits:
     """Counts hits of an LRU cache of each of `capacities` blocks of `block_size` tokens.
 
-    Blocks are equal where their tokens and all tokens before them are, and their scope. Raises BadInput
-    for a block size or capacity below 1.
+    Without a block size it is what the trace's own hash ids name, or else vLLM's 16. Blocks are equal where
+    their tokens and all tokens before them are, and their scope. Raises BadInput for a block size or capacity
+    below 1.
     """
+    if block_size is None:
+        block_size = trace.block_tokens or BLOCK_SIZE
     if block_size < 1:
         raise BadInput(f"block size {block_size}: a block needs at least one token")
     if bad := [blocks for blocks in capacities if blocks < 1]:

@@ -23,7 +23,7 @@ from pagecast.traces.readers import (
     sharegpt,
     vllm_bench,
 )
-from pagecast.traces.schema import COLUMNS, Trace
+from pagecast.traces.schema import COLUMNS, REQUIRED, Trace
 from pagecast.traces.source import MAX_BYTES, Source, open_source
 from pagecast.traces.tabular import header
 
@@ -33,7 +33,17 @@ JSON_FORMATS: dict[str, set[str]] = {
     "Mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
     "agent sessions": {"session", "agent", "t", "input_length", "output_length", "hash_ids", "think_time"},
     "Bailian": {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"},
-    "vLLM benchmark": {"input_lens", "output_lens", "start_times", "ttfts", "itls"},
+    "vLLM benchmark": {
+        "input_lens",
+        "output_lens",
+        "start_times",
+        "ttfts",
+        "itls",
+        "request_throughput",
+        "total_token_throughput",
+        "num_prompts",
+        "total_input_tokens",
+    },
     "AIPerf": {"metadata", "metrics", "request_start_ns", "input_sequence_length", "output_sequence_length"},
     "ShareGPT": {"conversations", "messages", "from", "value", "role", "content"},
 }
@@ -62,7 +72,7 @@ def read(
     """Reads a trace; .gz and .zst are unpacked on the way.
 
     Args:
-        path: the file, the folder of a recorded run, or the name of a bundled sample.
+        path: the file, the folder of a recorded run or of `replay --out`, or the name of a bundled sample.
         tokenizer: for texts (ShareGPT): a function from text to token ids, or a transformers folder.
         session_rate: sessions a second, where a format has no absolute times (agents 0.01, ShareGPT 1).
         think_s: seconds from an answer to the next turn, where a format has none (ShareGPT 10).
@@ -96,7 +106,7 @@ def read(
 
 # What the options of some formats are for, and the formats that use them: others say that they don't.
 _UNUSED = {
-    "session_rate": "the trace has arrival times (pagecast trace convert --scale changes its load)",
+    "session_rate": "the trace has arrival times (--speedup or pagecast trace convert --scale moves them)",
     "think_s": "the format has think times of its own, or no sessions",
     "tokenizer": "the file holds no texts",
     "block_tokens": "the file holds no hash ids, or says itself what they name",
@@ -167,7 +177,17 @@ def recognise(source: Source) -> str:
         if fields >= 2:
             return kind
     seems = " (no text: there are zero bytes in it)" if b"\0" in head else ""
-    raise source.fail(f"of no known format{seems}; pagecast reads {_ALL}")
+    columns = [] if keys is not None or seems else header(head)[0]
+    raise source.fail(f"of no known format{seems}; pagecast reads {_ALL}{_other_columns(columns)}")
+
+
+def _other_columns(names: list[str]) -> str:
+    """Of what may be a table: which columns it has, and which it needs."""
+    if len(names) < 2:
+        return ""
+    found = ", ".join(names)
+    found = f"{found[:97]}..." if len(found) > 100 else found
+    return f". Its first line is {found!r}; a plain CSV needs the columns {', '.join(REQUIRED)}"
 
 
 def json_keys(head: bytes) -> set[str] | None:
@@ -185,10 +205,13 @@ def _best(formats: dict[str, set[str]], names: set[str]) -> tuple[str, int]:
 
 
 def _recorded(folder: Path) -> Path:
-    inputs = folder / "inputs.jsonl.gz"
-    if not inputs.is_file():
-        raise BadInput(f"{folder}: a folder without inputs.jsonl.gz; give a trace file or a recorded run")
-    return inputs
+    for name in ("inputs.jsonl.gz", "trace.parquet"):  # as `record` and `replay --out` write them
+        if (folder / name).is_file():
+            return folder / name
+    raise BadInput(
+        f"{folder}: a folder without inputs.jsonl.gz or trace.parquet; give a trace file, a recorded run or "
+        "a folder of replay --out"
+    )
 
 
 def _check(

@@ -93,6 +93,8 @@ class Trace:
     None: every prompt is unique), `token_ids` the prompts as token ids where a trace has them, one
     array a row (then `spans` is None). `notes` are sentences a reader wants the user to see. `recipe` says
     how the trace was generated, where it was, so that other seeds can be played (`traces.recipe`).
+    `block_tokens` is how many tokens a hash id of its file names, where prompts were read as hash ids; a
+    converted trace has spans, and no longer knows.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Trace:
     token_ids: list[npt.NDArray[np.int64]] | None = None
     notes: tuple[str, ...] = field(default=())
     recipe: Recipe | None = None
+    block_tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -155,8 +155,13 @@ def _saving(requests: pd.DataFrame) -> str:
 def load_over_time(steps: pd.DataFrame) -> go.Figure:
     """Running and waiting requests over time, the most in each span of it."""
     running, most = (int(steps[name].max()) if len(steps) else 0 for name in ("running", "waiting"))
-    advice = "A queue that does not empty between bursts is a sign of overload." if most else "None queued."
-    caption = f"At most {running:,} requests ran at once and {most:,} waited. {advice}"
+    left = (
+        f"{most:,} were left waiting after a step was planned. A queue that does not empty between bursts is "
+        "a sign of overload."
+        if most
+        else "none was left waiting after a step was planned: what arrives during a step waits for its end."
+    )
+    caption = f"At most {running:,} requests ran at once, and {left}"
     figure = chart("Requests over time", caption, "seconds", "requests")
     _lines(figure, steps, {"running": "running", "waiting": "waiting"})
     return figure

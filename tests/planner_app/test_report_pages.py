@@ -96,6 +96,19 @@ def test_cached_and_uncached_are_compared_bin_by_bin_of_the_queue(result):
     assert "nothing to compare" in caption_of(charts.cached_and_uncached_ttft(one_kind))
 
 
+def test_a_queue_within_steps_is_not_called_none(result):
+    """Who arrives during a step waits for its end, whatever is left over when the next one is planned."""
+    steps = result.steps.assign(running=54, waiting=0)
+    said = caption_of(charts.load_over_time(steps))
+    assert said == (
+        "At most 54 requests ran at once, and none was left waiting after a step was planned: "
+        "what arrives during a step waits for its end."
+    )
+    assert result.requests["queue_s"].max() > 0
+    said = caption_of(charts.load_over_time(steps.assign(waiting=3)))
+    assert said.startswith("At most 54 requests ran at once, and 3 were left waiting after a step was")
+
+
 def test_the_replicas_time_adds_up(result):
     bars = charts.step_time(result.steps).data[0]
     assert sum(bars.x) == pytest.approx((result.steps["end_ns"].max() - result.steps["start_ns"].min()) / 1e9)

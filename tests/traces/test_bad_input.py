@@ -202,6 +202,24 @@ def test_agent_turns_must_stand_together(tmp_path: Path) -> None:
     assert ", line 2, field t: goes back" in refusal(tmp_path, back)
 
 
+def test_what_replay_can_mend_is_told_by_its_own_options(tmp_path: Path) -> None:
+    disorder = refusal(tmp_path, b"arrival_s,input_tokens,output_tokens\n2,1,1\n1,1,1\n")
+    assert "add --sort" in disorder and "convert" not in disorder
+    texts = refusal(tmp_path, b'[{"conversations": [{"from": "human", "value": "hi"}]}]')
+    assert "add --tokenizer FOLDER" in texts and "convert" not in texts
+    other = refusal(tmp_path, b"time,prompt,completion\n0.5,1458,382\n")
+    assert "Its first line is 'time, prompt, completion'" in other
+    assert "needs the columns arrival_s, input_tokens, output_tokens" in other
+
+
+def test_a_vllm_benchmark_without_its_requests_says_how_to_get_them(tmp_path: Path) -> None:
+    summary = {"date": "20260101", "num_prompts": 300, "total_input_tokens": 5, "request_throughput": 6.6}
+    text = refusal(tmp_path, json.dumps(summary).encode())
+    assert "field input_lens: missing; run the benchmark again with --save-result --save-detailed" in text
+    detailed = {**summary, "input_lens": [3], "output_lens": [2]}
+    assert "field start_times: missing; run the benchmark" in refusal(tmp_path, json.dumps(detailed).encode())
+
+
 def test_paths_that_are_no_trace(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such file"):
         read(tmp_path / "missing")

@@ -12,7 +12,7 @@ turn; agents run beside each other. Source: github.com/callanjfox/kv-cache-teste
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pagecast.sim.core.content import own_prompt
@@ -75,7 +75,8 @@ def read(
         notes[0] += ": the format has no absolute times; choose with --session-rate"
     if cut_off:
         notes.append(f"{cut_off} answers of no recorded length (cut off) count as one token")
-    return sort_trace(rows.finish(spans.finish(), sort=True, time_field="t", notes=notes))
+    trace = sort_trace(rows.finish(spans.finish(), sort=True, time_field="t", notes=notes))
+    return replace(trace, block_tokens=spans.block_tokens)
 
 
 class _Sessions:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagecast.sim.core.content import own_prompt
 from pagecast.traces.building import BlockSpans, Rows
 from pagecast.traces.records import Record, records
@@ -37,9 +39,9 @@ def read(
         )
     notes = ["turns arrive at their recorded times, not a think time after the answer before them"]
     linked = len(set(session_of.values())) < len(session_of)
-    return rows.finish(
-        spans.finish() if shared else None, sort=sort, time_field="timestamp", notes=notes if linked else ()
-    )
+    prompts = spans.finish() if shared else None
+    trace = rows.finish(prompts, sort=sort, time_field="timestamp", notes=notes if linked else ())
+    return replace(trace, block_tokens=spans.block_tokens) if shared else trace
 
 
 def _session(record: Record, session_of: dict[str, str]) -> str:

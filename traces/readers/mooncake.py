@@ -8,6 +8,7 @@ understood: `session_id` with `delay` (ms), by which a turn follows the last one
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pagecast.traces.building import BlockSpans, Rows
 from pagecast.traces.records import Record, records
@@ -39,7 +40,8 @@ def read(
         arrival, session, after, gap = _when(record, last_turn, len(rows))
         output_tokens = record.whole("output_length")
         rows.add(record.line, arrival, input_tokens, output_tokens, priority, session, after, gap)
-    return rows.finish(spans.finish() if shared else None, sort=sort, time_field="timestamp")
+    trace = rows.finish(spans.finish() if shared else None, sort=sort, time_field="timestamp")
+    return replace(trace, block_tokens=block_tokens) if shared else trace
 
 
 def _when(record: Record, last_turn: dict[str, int], row: int) -> tuple[float, str | None, int, float]:

@@ -62,7 +62,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     ignored = sorted(known - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE})
     notes = [f"fields that are not part of the schema are ignored: {', '.join(ignored)}"] if ignored else []
     trace = rows.finish(prompts.spans(), prompts.token_ids(), sort=sort, notes=notes)
-    return replace(trace, recipe=kept_recipe(recipe, limit, len(trace)))
+    return replace(trace, recipe=kept_recipe(recipe, limit, len(trace)), block_tokens=prompts.block_tokens())
 
 
 def _value(record: Record, name: str) -> Any:
@@ -106,6 +106,10 @@ class _Prompts:
         """Prompts as spans, where they were given as spans or blocks."""
         return self._made.finish() if isinstance(self._made, _Spans | _Blocks) else None
 
+    def block_tokens(self) -> int | None:
+        """What a block id names, where prompts were given so."""
+        return self._made.block_tokens if isinstance(self._made, _Blocks) else None
+
     def token_ids(self) -> list[Ints] | None:
         """Prompts as token ids, where they were given so."""
         return self._made.rows if isinstance(self._made, _Ids) else None
@@ -139,15 +143,15 @@ class _Blocks:
     """Prompts given as `block_ids`."""
 
     def __init__(self, record: Record) -> None:
-        self._block_tokens = record.whole("block_ids_tokens")
-        self._spans = BlockSpans(self._block_tokens)
+        self.block_tokens = record.whole("block_ids_tokens")
+        self._spans = BlockSpans(self.block_tokens)
 
     def none(self) -> None:
         self._spans.none()
 
     def add(self, record: Record, input_tokens: int) -> None:
-        if record.whole("block_ids_tokens") != self._block_tokens:
-            raise record.fail("block_ids_tokens", f"must be {self._block_tokens}, as in the lines above")
+        if record.whole("block_ids_tokens") != self.block_tokens:
+            raise record.fail("block_ids_tokens", f"must be {self.block_tokens}, as in the lines above")
         self._spans.add(record, "block_ids", input_tokens)
 
     def finish(self) -> Spans:

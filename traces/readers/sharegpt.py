@@ -154,7 +154,7 @@ def _message(record: Record, field: str, message: Any) -> tuple[str, str]:
 def load_tokenizer(source: Source, tokenizer: Encode | str | Path | None) -> Encode:
     """A function from text to token ids. Raises CannotRunHere where transformers is not installed."""
     if tokenizer is None:
-        raise source.fail("texts without token counts; use pagecast trace convert --tokenizer FOLDER")
+        raise source.fail("texts without token counts; add --tokenizer FOLDER, of a transformers tokenizer")
     if callable(tokenizer):
         return tokenizer
     if not Path(tokenizer).is_dir():

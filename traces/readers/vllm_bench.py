@@ -17,7 +17,7 @@ from pagecast.traces.schema import Floats, Ints, Trace, table
 from pagecast.traces.source import Source
 
 _FIELDS = ("input_lens", "output_lens", "start_times")
-_MIN_VERSION = "run a vLLM that writes it (0.11 or later) with --save-detailed"
+_AGAIN = "run the benchmark again with --save-result --save-detailed (vLLM 0.11 or later)"
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
@@ -51,7 +51,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
 def _numbers(source: Source, told: dict[str, Any], field: str) -> Floats:
     values = told.get(field)
     if values is None:
-        raise source.fail(f"missing; {_MIN_VERSION}", field=field)
+        raise source.fail(f"missing; {_AGAIN}", field=field)
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
         raise source.fail("must be a list of numbers", field=field)
     numbers = np.asarray(values, dtype=np.float64)
