@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.calibration.features import StepTable, step_table
-from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.file import Calibration, Host
 from pagecast.sim.calibration.fit import Design, Fit, design, fit, solve
 from pagecast.sim.calibration.left_out import left_out, names_of
 from pagecast.sim.calibration.noise import noise_of, region_errors
@@ -105,6 +105,7 @@ def calibrate(
         cross_validation=[row for part in cross for row in part.rows()],
         fitted=_most_seen(tables),
         replicates=copies,
+        hosts=_hosts(late, found, copies, shape),
     )
 
 
@@ -199,6 +200,22 @@ def _bootstrap(
         values, _, _ = solve(base.take(rows), start, _REPLICATE_ROUNDS)
         copies.append(tuple(values.tolist()))
     return tuple(copies)
+
+
+def _hosts(
+    late: list[StepTable], found: Fit, copies: tuple[tuple[float, ...], ...], shape: Shape
+) -> tuple[Host, ...]:
+    """What planning ahead hides, fitted to asynchronous runs with each copy of the coefficients.
+
+    The runs are whole: what a copy's steps take too long is what it has to hide.
+    """
+    size = len(found.knots)
+
+    def copy_of(values: tuple[float, ...]) -> Fit:
+        terms = dict(zip(found.terms, values[size:], strict=True))
+        return replace(found, curve=np.array(values[:size]), terms=terms)
+
+    return tuple(fitted_host(late, copy_of(values), shape) for values in copies) if late else ()
 
 
 def _same_terms(full: Design, found: Fit) -> Design:

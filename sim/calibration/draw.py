@@ -19,7 +19,8 @@ from pagecast.sim.costs import Batch, DecodeLine, StepCosts
 from pagecast.sim.pieces import longer
 
 UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
-_BLOCK = 4096
+_BLOCK = 1024
+_MOST_ALIKE = 0.99
 _OUTERMOST = 1e-3
 # Steps of the additive recurrence that fills the square most evenly: 1 / g and 1 / g**2, where g**3 = g + 1
 # (M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018).
@@ -39,18 +40,31 @@ class Drawn(Calibrated):
         level = math.exp(total - noise.prompt_share * apart)
         copies = calibration.replicates or (_values(calibration),)
         values = tuple(value * level for value in copies[index % len(copies)])
-        super().__init__(_host_scaled(calibration, level), values, pipeline_depth=pipeline_depth)
+        hosts = calibration.hosts or (calibration.host,)
+        drawn = replace(calibration, host=hosts[index % len(hosts)])
+        super().__init__(_host_scaled(drawn, level), values, pipeline_depth=pipeline_depth)
         self._random = random
         self._apart = math.exp(apart)
         self._noise: list[float] = []
+        self._state: float | None = None
 
     def device_ns(self, batch: Batch) -> int:
         """Device time of a step with prompt chunks, with noise of its own."""
         if not self._noise:
-            sd = self.calibration.noise.prompt_sd
-            draws = np.exp(self._random.normal(-(sd**2) / 2, sd, _BLOCK))
-            self._noise = (self._apart * draws).tolist()
+            self._noise = self._more_noise()
         return round(super().device_ns(batch) * self._noise.pop())
+
+    def _more_noise(self) -> list[float]:
+        """Factors of further steps with prompts, the next one last: lognormal, each like the one before."""
+        noise = self.calibration.noise
+        sd, like = noise.prompt_sd, min(max(noise.correlation, 0.0), _MOST_ALIKE)
+        fresh = math.sqrt(1 - like**2)
+        state, factors = self._state, []
+        for value in self._random.standard_normal(_BLOCK).tolist():
+            state = value if state is None else like * state + fresh * value
+            factors.append(self._apart * math.exp(sd * state - sd**2 / 2))
+        self._state = state
+        return factors[::-1]
 
     def launch_ns(self, batch: Batch) -> int:
         """Time to launch a step with prompt chunks, as far from the middle as such steps are in this draw."""

@@ -15,6 +15,7 @@ from pagecast.sim.core.errors import BadInput
 
 FORMAT = 1
 KIND = "pagecast step costs"
+_APART = ("shape", "replicates", "hosts")  # fields written in forms of their own
 RECORDING, SEGMENT = "recording", "segment"  # what a row of `cross_validation` was left out of the fit as
 
 
@@ -37,17 +38,23 @@ class Host:
     busy: float
     source: str
 
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """All but where they come from."""
+        return self.step_ns, self.request_ns, self.launch_ns, self.busy
+
 
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Relative standard deviations, all of natural logarithms. See `noise`.
 
     `decode_sd`, `prompt_sd`: of one step around the fit, for pure decode steps and those with prompt chunks;
-    `correlation`: between consecutive steps. Of a run's total time: `run_sd` against another run of the same
-    set-up and load; `level_sd`: how well the middle run is known; `model_sd`: of another load, by what the
-    terms do not say. `kind_sd`: of a run's steps with prompts against its pure decode steps, all of these
-    together. `freedom`: the degrees of freedom behind them (Student's t). `prompt_share`: of the fitted time,
-    that of steps with prompts; there total and kind vary apart.
+    `correlation`: between one with prompt chunks and the one of these before it. Of a run's total time:
+    `run_sd` against another run of the same set-up and load; `level_sd`: how well the middle run is known;
+    `model_sd`: of another load, by what the terms do not say. `kind_sd`: of a run's steps with prompts
+    against its pure decode steps, all of these together. `freedom`: the degrees of freedom behind them
+    (Student's t). `prompt_share`: of the fitted time, that of steps with prompts; there total and kind vary
+    apart.
     """
 
     decode_sd: float
@@ -71,10 +78,11 @@ class Calibration:
     """Step costs of one engine, model and GPU.
 
     `curve_ns` is the matrix work at `knots` (tokens), `terms_ns` the other terms; `replicates` hold the same
-    numbers in the same order for resampled data. `made_for` says of what engine, model and GPU; `provenance`
-    from which runs. `regions` and `cross_validation` are errors in percent, of the fit and of fits to all but
-    a row's recording or segment ("left out" says which). `fitted` holds the most that
-    fitted steps had: `tokens`, `decode_requests`, `decode_context`, `prompt_context` (tokens of a request).
+    numbers in the same order for resampled data, `hosts` (or none) the host's share with each. `made_for`
+    says of what engine, model and GPU; `provenance` from which runs. `regions` and `cross_validation` are
+    errors in percent, of the fit and of fits to all but a row's recording or segment ("left out" says
+    which). `fitted` holds the most that fitted steps had: `tokens`, `decode_requests`, `decode_context`,
+    `prompt_context` (tokens of a request).
     """
 
     name: str
@@ -90,6 +98,7 @@ class Calibration:
     cross_validation: list[dict[str, Any]] = field(default_factory=list)
     fitted: dict[str, int] = field(default_factory=dict)
     replicates: tuple[tuple[float, ...], ...] = ()
+    hosts: tuple[Host, ...] = ()
 
     def save(self, path: str | Path) -> Path:
         """Writes the file; returns its path."""
@@ -97,9 +106,10 @@ class Calibration:
         body = {
             "format": FORMAT,
             "kind": KIND,
-            **{key: value for key, value in asdict(self).items() if key not in ("shape", "replicates")},
+            **{key: value for key, value in asdict(self).items() if key not in _APART},
             "shape": self.shape.as_dict(),
             "replicates": [[float(f"{value:.5g}") for value in row] for row in self.replicates],
+            "hosts": [[float(f"{value:.5g}") for value in host.numbers] for host in self.hosts],
         }
         try:
             where.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +156,10 @@ class Calibration:
             cross_validation=_rows(body, "cross_validation", "run"),
             fitted={str(name): int(value) for name, value in body.get("fitted", {}).items()},
             replicates=tuple(tuple(float(value) for value in row) for row in body.get("replicates", [])),
+            hosts=tuple(
+                Host(float(step), float(request), float(launch), float(busy), str(body["host"]["source"]))
+                for step, request, launch, busy in body.get("hosts", [])
+            ),
         )
 
     def _check(self, where: Path) -> None:
@@ -154,7 +168,7 @@ class Calibration:
         if block_size is not None and type(block_size) is not int:
             raise BadInput(f"{where}: made_for: block_size is {block_size!r}, must be a whole number")
         numbers = [*self.curve_ns, *self.terms_ns.values(), self.host.step_ns, self.host.request_ns]
-        numbers += [self.host.launch_ns, self.host.busy]
+        numbers += [self.host.launch_ns, self.host.busy, *(v for host in self.hosts for v in host.numbers)]
         numbers += [*asdict(self.noise).values(), *(value for row in self.replicates for value in row)]
         if any(not math.isfinite(value) for value in numbers):
             raise BadInput(f"{where}: holds NaN or infinite values: calibrate again")
@@ -170,6 +184,8 @@ class Calibration:
             raise BadInput(f"{where}: term {unknown[0]!r} is not known to this pagecast: calibrate again")
         if any(len(row) != size for row in self.replicates):
             raise BadInput(f"{where}: 'replicates' need {size} numbers each: calibrate again")
+        if self.hosts and len(self.hosts) != len(self.replicates):
+            raise BadInput(f"{where}: 'hosts' and 'replicates' don't fit together: calibrate again")
 
 
 def _host(fields: dict[str, Any]) -> Host:

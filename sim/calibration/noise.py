@@ -66,7 +66,7 @@ def noise_of(
     return Noise(
         decode_sd=_robust_sd(flat[~mixed]),
         prompt_sd=_robust_sd(flat[mixed]),
-        correlation=_correlation(tables, flat),
+        correlation=_correlation(tables, spread),
         run_sd=run**0.5,
         level_sd=(run / len(tables)) ** 0.5,
         model_sd=model**0.5,
@@ -143,13 +143,19 @@ def _left_of_segments(parts: list[LeftOut]) -> float:
     return (len(set(segments)) - 1) / len(segments) if segments else 0.0
 
 
-def _correlation(tables: list[StepTable], flat: Floats) -> float:
-    """Of steps with the ones before them."""
-    follows = np.concatenate([np.diff(table.index, prepend=-9) == 1 for table in tables])
-    pairs = np.flatnonzero(follows)
-    limit = _CALM * _robust_sd(flat)
-    calm = np.clip(flat, -limit, limit)
-    return float(np.corrcoef(calm[pairs], calm[pairs - 1])[0, 1]) if len(pairs) > 2 else 0.0
+def _correlation(tables: list[StepTable], spread: list[Floats]) -> float:
+    """Of steps with prompts with those before them, pauses cut; not below 0, which chance alone may show."""
+    pairs: list[npt.NDArray[np.float64]] = []
+    for table, values in zip(tables, spread, strict=True):
+        rows = np.flatnonzero(table.mixed)
+        strays = values[rows] - np.median(values[rows]) if len(rows) else values[rows]
+        limit = _CALM * _robust_sd(strays)
+        calm, same = np.clip(strays, -limit, limit), np.diff(table.segment[rows]) == 0
+        pairs.append(np.stack([calm[1:][same], calm[:-1][same]]) if len(rows) > 1 else np.empty((2, 0)))
+    later, before = np.concatenate(pairs, axis=1)
+    if len(later) < 3 or not (later.std() and before.std()):
+        return 0.0
+    return max(float(np.corrcoef(later, before)[0, 1]), 0.0)
 
 
 def _robust_sd(values: Floats) -> float:

@@ -90,6 +90,7 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
         host=_host(calibration, origin, target, values[0], terms.get("prompt_step", 0.0)),
         noise=noise,
         replicates=tuple(scale(row) for row in calibration.replicates),
+        hosts=(),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pagecast.sim.calibration.features import step_table
 from pagecast.sim.calibration.file import Calibration, Noise
 from pagecast.sim.calibration.fit import Fit, fit
 from pagecast.sim.calibration.left_out import left_out
+from pagecast.sim.calibration.noise import noise_of
 from pagecast.sim.calibration.shape import shape_of
 from pagecast.sim.calibration.sweep import joined
 from pagecast.sim.core.errors import BadInput
@@ -198,6 +199,26 @@ def test_few_runs_make_heavy_tails_and_a_total_like_the_fitted_is_split_between_
     decode = np.log([Drawn(quiet, i).decode_line(64).ns(64_000, 1500) for i in range(400)])
     assert np.std((prompts + decode) / 2) == pytest.approx(quiet.noise.total_sd, rel=0.1)
     assert np.std(prompts - decode) == pytest.approx(quiet.noise.kind_sd, rel=0.15)
+
+
+def test_steps_with_prompts_stray_like_those_before_them_in_draws_as_in_runs():
+    table = step_table(made_run(4000, 23), SHAPE)
+    random, like = np.random.default_rng(0), 0.8
+    strays = [0.0]
+    for value in random.standard_normal(len(table) - 1):
+        strays.append(like * strays[-1] + (1 - like**2) ** 0.5 * value)
+    rows = np.flatnonzero(table.mixed)
+    ns = table.ns.copy()
+    ns[rows] *= np.exp(0.04 * np.array(strays)[: len(rows)])
+    noisy = replace(table, ns=ns)
+    noise = noise_of([noisy], fit([noisy], SHAPE), SHAPE, [])
+    assert noise.correlation == pytest.approx(like, abs=0.1)
+    made = calibrate([Source(made_run(1500, 24))], "made", replicates=0)
+    drawn = Drawn(replace(made, noise=replace(noise, run_sd=0.0, level_sd=0.0, kind_sd=0.0)), 1)
+    batch = Batch(0, 0, 0, ((4096, 0),))
+    steps = np.log([drawn.device_ns(batch) for _ in range(5000)])
+    assert np.corrcoef(steps[1:], steps[:-1])[0, 1] == pytest.approx(like, abs=0.1)
+    assert np.std(steps) == pytest.approx(0.04, rel=0.25)
 
 
 def test_runs_of_different_set_ups_are_not_mixed():
