@@ -40,7 +40,7 @@ def test_a_job_tells_how_far_it_is_and_can_be_stopped():
     assert replays.spread_for(own, view, trace) is None
     spread = own.jobs["spread"]
     _until(lambda: spread.progress is not None)
-    assert spread.running and spread.progress[1:] == (replays.REPLICATES + 2, "replays for the intervals")
+    assert spread.running and spread.progress[1:] == (replays.REPLICATES, "replays for the intervals")
     spread.stop()
     _until(lambda: not spread.running)
     assert spread.stopped and spread.value is None and not spread.error
