@@ -87,8 +87,8 @@ def parse_capacities(text: str) -> list[int]:
 def show(name: str, result: Hits) -> None:
     """Prints the ratios as a table, with what a block is."""
     console.out.print(
-        f"{name}: {result.references:,} references to {result.unique_blocks:,} blocks of "
-        f"{result.block_size} tokens",
+        f"{name}: {console.counted(result.references, 'reference')} to "
+        f"{console.counted(result.unique_blocks, 'block')} of {console.counted(result.block_size, 'token')}",
         soft_wrap=True,
         markup=False,
     )

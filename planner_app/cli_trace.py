@@ -26,9 +26,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.command("generate")(generate_command)
+app.command("generate", short_help="Makes a trace from laws, or of ServeGen's clients")(generate_command)
 
-TraceName = Annotated[str, Arg(help="trace file of any known format, a recorded run, or a sample's name")]
+TraceName = Annotated[
+    str,
+    Arg(help="trace file of any known format, a sample's name, a recorded run, or folder of replay --out"),
+]
 Limit = Annotated[int | None, Opt(help="read only the first N requests")]
 Sort = Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")]
 SessionRate = Annotated[float | None, Opt(help="sessions a second, where a format has no absolute times")]
@@ -40,7 +43,7 @@ MaxBytes = Annotated[int, Opt(help="refuse files that are larger than this when 
 Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
 
 
-@app.command("describe")
+@app.command("describe", short_help="Prints load, burstiness, lengths, sessions and reuse")
 def describe_command(
     trace: TraceName,
     limit: Limit = None,
@@ -61,7 +64,7 @@ def describe_command(
     describe_and_show(work, json)
 
 
-@app.command("convert")
+@app.command("convert", short_help="Writes another form; cuts, mixes and scales on the way")
 def convert_command(
     trace: TraceName,
     out: Annotated[Path, Arg(help="file to write: .parquet, .jsonl or .csv (these with .gz or .zst too)")],
@@ -103,7 +106,7 @@ def convert_command(
     written(work, out, json)
 
 
-@app.command("sample")
+@app.command("sample", short_help="Lists the bundled samples, describes or writes one")
 def sample_command(
     name: Annotated[str | None, Arg(help="a sample's name; without one they are listed")] = None,
     out: Annotated[Path | None, Opt(help="file to write the sample to, in the form of its ending")] = None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from importlib.metadata import version
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast.planner_app import console
@@ -25,7 +26,7 @@ COMMANDS = {
     "replay": _Command("cli_replay", "replay_command", "Serves a trace on a simulated replica, and times it"),
     "plan": _Command("cli_plan", "plan_command", "Finds how much load keeps a service level, and what binds"),
     "check": _Command("cli_check", "check_command", "Fails a build where a scenario misses its bounds"),
-    "sweep": _Command("cli_sweep", "sweep_command", "Finds the cheapest deployment in a space of scenarios"),
+    "sweep": _Command("cli_sweep", "sweep_command", "Finds the cheapest replica in a space of scenarios"),
     "tune": _Command("cli_tune", "app", "Chooses a block size or an HBM budget for a trace"),
     "validate": _Command("cli_validate", "validate_command", "Compares a recorded run with its replay"),
     "hits": _Command("cli_hits", "hits_command", "Counts the prefix hits of caches of several sizes"),
@@ -59,9 +60,7 @@ def load(name: str) -> Any:
 
 
 def _typer(**options: Any) -> typer.Typer:
-    return typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **options
-    )
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **options)
 
 
 app = _typer(
@@ -72,8 +71,18 @@ app = _typer(
 )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        console.out.print(f"pagecast {version('pagecast')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """The group itself does nothing."""
 
 

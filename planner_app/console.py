@@ -11,8 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.table import Table
+
+
+class _Trimmed:
+    """A table without the blanks that fill its lines."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in console.render_lines(self.table, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+            yield from (*line, Segment.line())
+
+
+class _TrimTables(RenderHook):
+    """Text that is copied, kept or compared should not end in blanks."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """As rich calls it with what is to be printed."""
+        return [_Trimmed(part) if isinstance(part, Table) else part for part in renderables]
 
 
 class _Plain(Console):
@@ -20,6 +45,7 @@ class _Plain(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+        self.push_render_hook(_TrimTables())
 
     def on_broken_pipe(self) -> None:
         """Leaves a reader that has gone to the command line, where rich would end with 1."""

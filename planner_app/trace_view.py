@@ -26,7 +26,8 @@ def written(trace: Trace, out: Path, json: bool) -> None:
     if json:
         console.print_json({"requests": len(trace), "out": str(out), "notes": list(trace.notes)})
         return
-    console.out.print(f"{len(trace):,} requests written to {out}", soft_wrap=True, markup=False)
+    counted = console.counted(len(trace), "request")
+    console.out.print(f"{counted} written to {out}", soft_wrap=True, markup=False)
     for note in trace.notes:
         console.out.print(f"note: {note}", soft_wrap=True, markup=False)
 
@@ -42,7 +43,8 @@ def describe_and_show(trace: Trace, json: bool) -> None:
 
 def show(told: dict[str, Any]) -> None:
     """Prints a description as tables."""
-    console.out.print(f"{told['name']}: {told['requests']:,} requests", soft_wrap=True, markup=False)
+    counted = console.counted(told["requests"], "request")
+    console.out.print(f"{told['name']}: {counted}", soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False)
     for title in ("", "mean", "p50", "p90", "p99", "max"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
@@ -92,5 +94,5 @@ def _facts(told: dict[str, Any]) -> Table:
     if len(told["priorities"]) > 1:
         table.add_row("priorities", ", ".join(map(str, told["priorities"])))
     if told["may_cancel"]:
-        table.add_row("cancellation", f"{told['may_cancel']:,} requests have a time after which they give up")
+        table.add_row("cancellation", f"{told['may_cancel']:,} of them may give up after a time")
     return table

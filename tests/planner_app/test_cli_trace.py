@@ -1,9 +1,11 @@
 """`pagecast trace`: describes, converts, generates and hands out samples; mistakes are one line."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.cli_trace import app
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.describe import describe
@@ -135,3 +137,24 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tu
     assert part in str(error)
     assert "\n" not in str(error)
     assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+def test_what_the_group_lists_is_not_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pagecast(["trace", "--help"]) == 0
+    assert "..." not in capsys.readouterr().out.split("Commands:")[1]
+
+
+def test_tables_end_in_no_blanks_and_one_request_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = (["trace", "describe", "chat"], ["hits", "chat"], ["replay", "chat", "--costs", "roofline"])
+    for command in commands:
+        assert pagecast([*command, "--limit", "1"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) > 5
+        assert [line for line in lines if line != line.rstrip()] == []
+    assert pagecast(["trace", "describe", "chat", "--limit", "1"]) == 0
+    assert capsys.readouterr().out.startswith("chat: 1 request\n")
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pagecast(["--version"]) == 0
+    assert capsys.readouterr().out == f"pagecast {version('pagecast')}\n"
