@@ -83,7 +83,6 @@ def _record(engine: Engine, part: Segment, path: Path, progress: Callable[[int],
         meta={**run.meta, "sweep": {"version": VERSION, "segment": part.name}},
         requests=run.requests.drop(columns="output_ids"),
         inputs=run.inputs[columns],
-        spans=None,
         events=[],
     )
     unfinished = path.with_name(f"{path.name}.part")

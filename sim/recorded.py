@@ -83,7 +83,8 @@ class Steps:
 @dataclass(frozen=True)
 class RecordedRun:
     """One recorded run. `requests` has the columns of `recorded_requests` and perhaps more; `inputs` those of
-    a trace. Both are empty for a run of steady shapes. `spans` are the prompts where they share content."""
+    a trace. Both are empty for a run of steady shapes. `spans` are the prompts where they share content;
+    `parts` are the runs that this one was joined from, if it was, one a section of its steps."""
 
     name: str
     folder: Path
@@ -93,6 +94,7 @@ class RecordedRun:
     inputs: pd.DataFrame
     spans: Spans | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
+    parts: tuple[RecordedRun, ...] = ()
 
     @property
     def pipeline_depth(self) -> int:

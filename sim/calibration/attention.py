@@ -25,6 +25,9 @@ EVEN_TOKENS = 64  # a batch is even when its longest context exceeds the mean by
 LONGEST_TILE = 0.36  # of the longest tile's time is not hidden behind other tiles
 MOST_IMBALANCE = 0.15  # splitting long sequences keeps the idle share below this
 SHARE = 1.1  # of an SM's even share, the longest piece of a split sequence
+# Of our own prefill kernel: the most pieces waiting to be merged, of an SM and of a head, the least key
+# blocks of a piece, and what merging a round of pieces costs in key blocks.
+PIECES_PER_SM, MOST_PIECES, LEAST_PIECE, MERGING = 2, 80, 2, 3
 ALONE = 2.0  # how much faster an SM reads when few others do
 
 
@@ -66,16 +69,51 @@ def chunk_tiles(shape: Shape, tokens: Number, context: Number) -> Number:
 
 
 def prompt_span(shape: Shape, chunks: Sequence[tuple[int, int]]) -> float:
-    """Key blocks that the busiest SM walks where tiles are not split: chunks of (tokens, context).
+    """Key blocks that the busiest SM walks in our own kernel: chunks of (tokens, context).
 
-    One program an SM takes every n-th of a step's (tile, KV head) pairs, most keys first, so that the first
-    of them has the most to do: every share of the work is rounded up, and the longest tile is the least.
+    One program an SM takes every n-th of a step's (piece, KV head) pairs, most keys first, so that the first
+    of them has the most to do: every share of the work is rounded up. Tiles are cut in pieces where they
+    would leave SMs idle (`prompt_pieces`).
     """
-    rows = max(1, BLOCK // shape.group)
-    works = [_tile_blocks(tokens, context, rows) for tokens, context in chunks]
-    blocks = works[0] if len(works) == 1 else np.sort(np.concatenate(works))[::-1]
+    blocks = np.sort(prompt_pieces(shape, chunks))[::-1]
     turns = np.arange(-(-len(blocks) * shape.kv_heads // shape.sms))
     return float(blocks[turns * shape.sms // shape.kv_heads].sum())
+
+
+def prompt_pieces(shape: Shape, chunks: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """Key blocks of each piece of prompt attention on one KV head, as `kernels.prefill_plan` cuts them."""
+    rows = max(1, BLOCK // shape.group)
+    tiles = np.concatenate([_tile_blocks(tokens, context, rows) for tokens, context in chunks])
+    cuts = _cuts(tiles, shape.kv_heads, shape.sms)
+    tile = np.repeat(np.arange(len(tiles)), cuts)
+    nth = np.arange(len(tile)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+    return np.asarray((nth + 1) * tiles[tile] // cuts[tile] - nth * tiles[tile] // cuts[tile], np.int64)
+
+
+def _cuts(tiles: npt.NDArray[np.int64], kv_heads: int, sms: int) -> npt.NDArray[np.int64]:
+    """Into how many pieces each tile is cut: where no tile exceeds an even share, only those of the last
+    round of the SMs, else any, all to the greatest length with which attention and merging end first."""
+    cuts = np.ones_like(tiles)
+    most = min(PIECES_PER_SM * sms // kv_heads, MOST_PIECES)
+    if most < 2:
+        return cuts
+    among = np.arange(len(tiles))
+    if int(tiles.max()) * sms <= int(tiles.sum()) * kv_heads:
+        among = np.argsort(-tiles, kind="stable")[len(tiles) // (sms // kv_heads) * (sms // kv_heads) :]
+    mine = tiles[among]
+    longest = int(mine.max(initial=0))
+    if min(most, longest // LEAST_PIECE) < 2:
+        return cuts
+    greatest = -(-longest // np.arange(1, min(most, longest // LEAST_PIECE) + 1))
+    pieces = -(-mine // greatest[:, None])
+    number = pieces.sum(1)
+    waiting = number - (pieces == 1).sum(1)
+    rounds = -(-number * kv_heads // sms) * (greatest + 1)
+    shared = -(-(mine.sum() + number) * kv_heads // sms) + greatest + 1
+    merging = np.where(waiting > 0, 1, 0) + -(-MERGING * waiting * kv_heads // sms)
+    cost = np.where(waiting <= most, np.minimum(rounds, shared) + merging, np.iinfo(np.int64).max)
+    cuts[among] = pieces[np.argmin(cost)]
+    return cuts
 
 
 def _tile_blocks(tokens: int, context: int, rows: int) -> npt.NDArray[np.int64]:

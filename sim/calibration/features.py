@@ -160,6 +160,8 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
 def _shared(run: RecordedRun, shape: Shape) -> Floats:
     """See `StepTable.shared`: the run's decisions replayed; 0 for every step where it has no requests, and
     for engines whose sequences wait for one another in attention's schedule."""
+    if run.parts:
+        return np.concatenate([_shared(part, shape) for part in run.parts])
     found = np.zeros(len(run.steps))
     if shape.tile_schedule or not len(run.requests) or run.spans is None:
         return found

@@ -66,7 +66,8 @@ def joined(runs: list[RecordedRun], folder: Path, name: str) -> RecordedRun:
     steps = _joined_steps(parts, names)
     inputs = pd.concat([run.inputs for run in runs], ignore_index=True)
     meta = {**runs[0].meta, "name": name}
-    return RecordedRun(name, folder, meta, steps, pd.concat(requests, ignore_index=True), inputs)
+    together = pd.concat(requests, ignore_index=True)
+    return RecordedRun(name, folder, meta, steps, together, inputs, parts=tuple(runs))
 
 
 def _joined_steps(parts: list[Steps], names: tuple[str, ...]) -> Steps:

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.calibration import attention
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.calibrated import Calibrated
@@ -150,13 +151,14 @@ def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
 
 
 @given(st.lists(st.tuples(st.integers(2, 3000), st.integers(0, 40_000)), min_size=1, max_size=6))
-def test_the_busiest_sm_is_that_of_tiles_dealt_out_in_turn_longest_first(chunks):
+def test_the_busiest_sm_is_that_of_the_kernels_own_pieces_dealt_out_in_turn(chunks):
+    tokens, _ = zip(*chunks, strict=True)
+    lens = [new + cached for new, cached in chunks]
     rows = attention.BLOCK // SHAPE.group
-    ends = [
-        context + min(start + rows, tokens) for tokens, context in chunks for start in range(0, tokens, rows)
-    ]
-    work = [-(-end // attention.BLOCK) for end in sorted(ends, reverse=True) for _ in range(SHAPE.kv_heads)]
-    sms = [sum(work[sm :: SHAPE.sms]) for sm in range(SHAPE.sms)]
+    plan = plan_prefill(tokens, lens, rows, kv_heads=SHAPE.kv_heads, processors=SHAPE.sms)
+    work = [-(-(end - begin) // attention.BLOCK) for begin, end in plan[1 : plan[0, 0] + 1, 4:6].tolist()]
+    assert work == sorted(work, reverse=True)
+    sms = [sum(np.repeat(work, SHAPE.kv_heads)[sm :: SHAPE.sms]) for sm in range(SHAPE.sms)]
     assert attention.prompt_span(SHAPE, chunks) == max(sms)
 
 
