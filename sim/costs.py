@@ -111,6 +111,11 @@ class StepCosts(Protocol):
         """Device time of a pure decode step of `n` >= 1 requests, as a line in its context."""
         ...
 
+    def warm_ns(self, after: int) -> int:
+        """Device time added to a decode step right after a step with prompts, of `after` tokens in all: what
+        it and the next ones lose to a GPU that has just done much arithmetic."""
+        ...
+
     def shared_ns(self, tokens: int) -> int:
         """Device time that a step saves where `tokens` of its decoding requests' context are in the blocks of
         another request of the step as well, which has them fetched already.

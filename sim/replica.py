@@ -110,10 +110,12 @@ class Replica:
     def _plan(self, now: int, due: int) -> int | None:
         """Plans at `now`. Returns when the host is free again; None: nothing can be planned."""
         s = self.scheduler
-        free = s.free_steps() if self.fast_forward else 0
+        # What a step right after prompts loses is no other's: it is planned by itself.
+        warm = self.costs.warm_ns(self._after) if self._after else 0
+        free = s.free_steps() if self.fast_forward and not warm else 0
         if free:
             return self._plan_many(now, due, free)
-        plan = s.decide(now) if self.fast_forward else s.plan(now)
+        plan = s.decide(now) if self.fast_forward and not warm else s.plan(now)
         if plan is None:
             return None
         chunks = len(plan.chunks)
@@ -129,7 +131,7 @@ class Replica:
         else:
             self._after = 0
             duration = self.costs.decode_line(plan.decode_n).ns(plan.decode_ctx, plan.decode_max)
-            duration -= self._saved()
+            duration += warm - self._saved()
         self._launch(plan, now, host, duration, launched)
         return launched
 

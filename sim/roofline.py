@@ -143,6 +143,10 @@ class Roofline:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
         return self._host_step_ns + requests * self._host_request_ns
 
+    def warm_ns(self, after: int) -> int:
+        """Nothing: clocks are taken as steady."""
+        return 0
+
     def shared_ns(self, tokens: int) -> int:
         """Nothing: what a cache spares the memory is left out of a bound from first principles."""
         return 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.calibration import attention, trust
-from pagecast.sim.calibration.features import curve_weights, padded
+from pagecast.sim.calibration.features import COOLING_STEPS, curve_weights, padded
 from pagecast.sim.calibration.file import MEASURED, Calibration
 from pagecast.sim.calibration.line import UnevenLine
 from pagecast.sim.costs import FEMTO, Batch, DecodeLine
@@ -65,6 +67,7 @@ class Calibrated:
         self._beside = t.get("request_beside_prompt", 0.0)
         self._hot = t.get("token_after_prompts", 0.0)
         self._kv = t.get("kv_token", 0.0)
+        self._warm = t.get("decode_after_prompts", 0.0) * COOLING_STEPS
         # A context that several read is not cheaper than none.
         self._shared = min(t.get("shared_token", 0.0), self._kv)
         self._tile = t.get("prompt_tile", 0.0)
@@ -123,6 +126,10 @@ class Calibrated:
         if line is None:
             line = self._lines[n] = self._make_line(n)
         return line
+
+    def warm_ns(self, after: int) -> int:
+        """What the first decode steps after a step with prompts of `after` tokens take more, together."""
+        return round(self._warm * sqrt(after))
 
     def shared_ns(self, tokens: int) -> int:
         """Device time that a step saves by context tokens of which others of its requests read the same."""

@@ -94,6 +94,10 @@ class Scaled:
         """CPU time a step adds when nothing overlaps it."""
         return round(self._costs.host_ns(requests) * self._factor)
 
+    def warm_ns(self, after: int) -> int:
+        """See `StepCosts`."""
+        return round(self._costs.warm_ns(after) * self._factor)
+
     def shared_ns(self, tokens: int) -> int:
         """See `StepCosts`."""
         return round(self._costs.shared_ns(tokens) * self._factor)

@@ -29,6 +29,7 @@ TERMS: dict[str, str] = {
     "prompt_chunk": "a prompt chunk",
     "request_beside_prompt": "a decoding request in a step with prompt chunks",
     "token_after_prompts": "a token in a step with prompts right after another: a GPU run hot",
+    "decode_after_prompts": "a decode step soon after prompts: root of their tokens, fading step by step",
     "kv_token": "a context token read by decode attention, with the time of SMs left idle",
     "shared_token": "a context token that another decoding request reads too: less, by what a cache spares",
     "prompt_tile": "a tile x key block of prompt attention, as many as an SM takes",
@@ -37,6 +38,10 @@ TERMS: dict[str, str] = {
     "arrival": "a request that arrived since the last step",
     "arriving_token": "a prompt token of those",
 }
+# A GPU that has just done much arithmetic runs at lower clocks: what is left of that a decode step later, as
+# seen after prompts of 256 to 8,192 tokens on an H200, and how many steps a replay charges to the first.
+COOLING = 0.75
+COOLING_STEPS = (1 - COOLING**4) / (1 - COOLING)
 # Host time that neither hides device time nor is hidden by it where steps are not planned ahead.
 HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
 # What launches stand for in steps with prompts that run without CUDA graphs.
@@ -44,8 +49,8 @@ OF_GRAPHS = ("ungraphed_step", "longest_prompt_tile")
 LAUNCH = "launch_floor"
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
-    "longest_prompt_tile", "request_beside_prompt", "token_after_prompts", "ungraphed_step", "prompt_chunk",
-    "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
+    "decode_after_prompts", "longest_prompt_tile", "request_beside_prompt", "token_after_prompts",
+    "ungraphed_step", "prompt_chunk", "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
 )  # fmt: skip
 
 _KNOTS = (
@@ -82,6 +87,7 @@ class StepTable:
     prompt_span: Floats  # key blocks of the busiest SM, where tiles are never split; else 0
     longest_prompt: Floats  # keys of the longest chunk
     largest_chunk: Ints
+    warm: Floats  # root of the tokens of the last step with prompts, fading with `COOLING`; 0 beside prompts
     shared: Floats  # context tokens of decoding requests that stand in another one's blocks too
     arrivals: Floats
     arrived_tokens: Floats
@@ -150,11 +156,22 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
         "prompt_span": _spans(steps, shape),
         "longest_prompt": _largest(steps, steps.prefill_tokens + steps.prefill_ctx).astype(np.float64),
         "largest_chunk": _largest(steps, steps.prefill_tokens),
+        "warm": _warmth(steps, tokens, shape),
         "shared": _shared(run, shape),
         "arrivals": arrivals, "arrived_tokens": arrived,
     }  # fmt: skip
     kept = {key: value[keep] for key, value in columns.items()}
     return StepTable(run=run.name, segments=steps.sections if swept else (run.name,), **kept)
+
+
+def _warmth(steps: Steps, tokens: Ints, shape: Shape) -> Floats:
+    """See `StepTable.warm`; 0 for engines whose calibrations knew no such term."""
+    number = np.arange(len(steps))
+    mixed = np.diff(steps.prefill_start) > 0
+    last = np.maximum.accumulate(np.where(mixed, number, -1))
+    known = (last >= 0) & ~mixed & (not shape.prompt_graphs)
+    known &= steps.section[last] == steps.section
+    return np.where(known, np.sqrt(tokens[last]) * COOLING ** (number - last - 1.0), 0.0)
 
 
 def _shared(run: RecordedRun, shape: Shape) -> Floats:
@@ -327,6 +344,7 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         "request_beside_prompt": np.where(mixed, table.n, 0.0),
         "token_after_prompts": np.where(mixed, np.minimum(table.tokens, table.after), 0).astype(np.float64),
         "kv_token": kv,
+        "decode_after_prompts": table.warm,
         "shared_token": -table.shared,
         "prompt_tile": prompt,
         "longest_prompt_tile": table.longest_prompt / attention.BLOCK,

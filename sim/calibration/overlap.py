@@ -1,8 +1,9 @@
 """What changes when steps are planned ahead: the host's part of a step disappears behind the device.
 
 So does launching the kernels of a step with prompts; but a device that never rests runs its matrix work at
-lower clocks. Where such a step is launched kernel by kernel, its launches are hidden only as far as the
-device is still busy with the step before: there, the steps are walked through as a replay does.
+lower clocks. Where such a step may be launched kernel by kernel, its launches are hidden only as far as the
+device is still busy with the step before: there, the steps are walked through as a replay does, and what
+heats the device is among the costs of synchronous steps.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Walk:
     def steps_ns(self, host: Host) -> Floats:
         """Time from each step's start to the next one's, as `sim.replica` walks through them."""
         hidden = host.step_ns + host.request_ns * self.rows
-        device = self.host + self.device * (1 + host.busy * self.mixed) - hidden
+        device = self.host + self.device * (1 + host.busy * self.mixed) - hidden - host.launch_ns * self.mixed
         launching = np.maximum(np.where(self.launching > 0, self.host + self.launching - hidden, 0.0), 0.0)
         took, free, before = [], 0.0, 0.0
         now = 0.0  # the host's clock; `free`: when the device is, `before`: when the last but one step ended
@@ -103,9 +104,12 @@ def _walked_host(tables: list[StepTable], found: Fit, shape: Shape) -> Host:
     windows = [np.arange(len(table)) // _WINDOW for table in tables]
     measured = [np.bincount(window, weights=table.ns) for window, table in zip(windows, tables, strict=True)]
 
+    # What a request costs the host is told by synchronous runs, and is hidden wholly.
+    request_ns = found.terms.get("request", 0.0)
+
     def host(values: Floats) -> Host:
-        step_us, request_us, busy = values.tolist()
-        return Host(step_us * 1e3, request_us * 1e3, 0.0, busy, FITTED)
+        step_us, launch_us = values.tolist()
+        return Host(step_us * 1e3, request_ns, launch_us * 1e3, 0.0, FITTED)
 
     def strays(values: Floats) -> Floats:
         made = host(values)
@@ -113,7 +117,7 @@ def _walked_host(tables: list[StepTable], found: Fit, shape: Shape) -> Host:
         sums = [np.bincount(window, weights=ns) for window, ns in zip(windows, steps, strict=True)]
         return (np.concatenate(sums) / np.concatenate(measured) - 1) / _OUTLIER
 
-    start = np.array([100.0, 1.0, 0.01])
+    start = np.array([100.0, 100.0])
     best = least_squares(strays, start, bounds=(0, np.inf), x_scale=start, loss="soft_l1", diff_step=0.01)
     return host(best.x)
 

@@ -112,7 +112,11 @@ class _Scale:
 
     def __init__(self, calibration: Calibration, origin: Target, target: Target) -> None:
         old, new = origin.roofline(), target.roofline()
-        terms = {**_term_ratios(origin, target), "token_after_prompts": _rows_ratio(old, new, 2048)}
+        terms = {
+            **_term_ratios(origin, target),
+            "token_after_prompts": _rows_ratio(old, new, 2048),
+            "decode_after_prompts": _rows_ratio(old, new, 1),
+        }
         self.factors = [_rows_ratio(old, new, tokens) for tokens in calibration.knots]
         self.floors = [calibration.host.step_ns] * len(self.factors)
         self.factors += [terms.get(name, 1.0) for name in calibration.terms_ns]

@@ -36,6 +36,9 @@ class Constant:
     def host_ns(self, requests):
         return 0
 
+    def warm_ns(self, after):
+        return 0
+
     def shared_ns(self, tokens):
         return 0
 

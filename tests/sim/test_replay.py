@@ -35,6 +35,9 @@ class Plain:
     def host_ns(self, requests):
         return self.host
 
+    def warm_ns(self, after):
+        return 300 * after if self.per_ctx else 0
+
     def shared_ns(self, tokens):
         return tokens * self.per_ctx // 2
 
