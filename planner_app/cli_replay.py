@@ -11,7 +11,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.page import ready, write
 from pagecast.planner_app.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.sim.metrics import STATISTICS
+from pagecast.sim.metrics import STATISTICS, telling
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replicates import Spread, Study, rough, summary_figures, with_intervals
 from pagecast.sim.resample import resample, what_is_lost
@@ -96,7 +96,7 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
     """Prints a result as tables, with its intervals, and what the figures mean and how far to trust them."""
     s, scenario = result.summary, result.scenario
     console.out.print(
-        f"{result.trace}: {s['requests']} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
+        f"{result.trace}: {s['requests']:,} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
         f"{scenario.gpu}, profile {scenario.profile}, costs {s['costs']}",
         soft_wrap=True,
     )
@@ -104,7 +104,7 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
     table.add_column("")
     for name in STATISTICS:
         table.add_column(name, justify="right", no_wrap=True)
-    for title, key in _rows(s):
+    for title, key in _rows(result):
         table.add_row(title, *(console.seconds(s[key][statistic]) for statistic in STATISTICS))
         for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
             values = (bounds.get(f"{key}.{statistic}") for statistic in STATISTICS)
@@ -117,21 +117,24 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
     console.out.print(f"replayed in {s['wall_s']:.2f} s{written}", soft_wrap=True)
 
 
-def _rows(s: dict[str, Any]) -> list[tuple[str, str]]:
-    """Latencies, parts below their sum: queue, lookup and prefill make TTFT, and with decode E2E."""
+def _rows(result: Result) -> list[tuple[str, str]]:
+    """Latencies, parts below their sum: queue, lookup and prefill make TTFT, and with decode E2E.
+
+    TTFT with and without a prefix hit, at equal queues, where enough requests can be compared.
+    """
     rows = [
         ("E2E", "e2e_s"), ("  TTFT", "ttft_s"), ("    queue", "queue_s"), ("    lookup", "prefix_lookup_s"),
         ("    prefill", "prefill_s"), ("  decode", "decode_s"), ("TPOT", "tpot_s"),
     ]  # fmt: skip
     sides = [("TTFT cached", "ttft_cached_s"), ("TTFT uncached", "ttft_uncached_s")]
-    return rows + (sides if all(s[key]["mean"] is not None for _, key in sides) else [])
+    return rows + (sides if telling(result.requests) else [])
 
 
 def _facts(s: dict[str, Any], gpus: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
-    ended = f"{s['completed']} completed"
+    ended = f"{s['completed']:,} completed"
     ended += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
     table.add_row("requests", f"{ended} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")

@@ -20,6 +20,8 @@ import pandas as pd
 from pagecast.sim.costs import Batch, StepCosts
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 _NS = 1e-9
 
@@ -98,17 +100,28 @@ def cached_and_uncached(table: pd.DataFrame) -> tuple[dict[str, float | None], d
     how many waited when they arrived (0, 1, 2-3, 4-7, ...); only bins with both kinds count, and those
     without a hit are weighted as the others are spread.
     """
+    ttft, bins, chosen, others = _equal_queues(table)
+    size = int(bins.max(initial=0)) + 1
+    hits, misses = (np.bincount(bins[kind], minlength=size) for kind in (chosen, others))
+    weights = hits[bins[others]] / np.maximum(misses[bins[others]], 1)
+    return statistics(ttft[chosen]), weighted_statistics(ttft[others], weights.astype(np.float64))
+
+
+def telling(table: pd.DataFrame) -> bool:
+    """Whether `cached_and_uncached` compares enough requests to say something of them all: 20 of each kind,
+    and half of all there are."""
+    ttft, _, chosen, others = _equal_queues(table)
+    return bool(min(chosen.sum(), others.sum()) >= 20 and 2 * (chosen | others).sum() >= len(ttft))
+
+
+def _equal_queues(table: pd.DataFrame) -> tuple[Floats, Ints, Flags, Flags]:
+    """TTFT and bin of each request, and which with and without a hit lie in bins that have both."""
     got = table[table["ttft_s"].notna()]
-    ttft = got["ttft_s"].to_numpy(np.float64)
     hit = got["cached_tokens"].to_numpy() > 0
     bins = np.ceil(np.log2(got["queue_depth"].to_numpy(np.float64) + 1)).astype(np.int64)
     size = int(bins.max()) + 1 if len(bins) else 1
-    hits, misses = np.bincount(bins[hit], minlength=size), np.bincount(bins[~hit], minlength=size)
-    both = (hits > 0) & (misses > 0)
-    chosen = hit & both[bins]
-    others = ~hit & both[bins]
-    weights = hits[bins[others]] / np.maximum(misses[bins[others]], 1)
-    return statistics(ttft[chosen]), weighted_statistics(ttft[others], weights.astype(np.float64))
+    both = (np.bincount(bins[hit], minlength=size) > 0) & (np.bincount(bins[~hit], minlength=size) > 0)
+    return got["ttft_s"].to_numpy(np.float64), bins, hit & both[bins], ~hit & both[bins]
 
 
 def prefill_avoided_s(table: pd.DataFrame, costs: StepCosts) -> float:

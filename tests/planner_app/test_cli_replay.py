@@ -249,13 +249,27 @@ def test_the_parts_of_a_latency_are_shown_and_what_was_refused_why(capsys):
         "replay", "chat", "--max-model-len", 2000, "--tensor-parallel-size", 2, "--scheduling-policy",
         "priority", "--session-rate", 3, capsys=capsys,
     )  # fmt: skip
-    for word in ("queue", "lookup", "prefill", "decode", "TTFT cached", "TTFT uncached", "over all 2 GPUs"):
+    for word in ("queue", "lookup", "prefill", "decode", "over all 2 GPUs"):
         assert word in out
     assert "exceed max_model_len 2000" in out
     assert "note: every request has the same priority" in out
     assert "note: session_rate was not used" in out
     _, out, _ = pagecast("replay", "chat", "--limit", 9, "--no-enable-prefix-caching", capsys=capsys)
     assert "cached" not in out.split("requests  ")[0]
+
+
+def test_ttft_with_and_without_a_hit_is_shown_where_enough_requests_can_be_compared(tmp_path, capsys):
+    """Pairs of equal prompts, far apart, of which each second is a hit; then the same with five pairs."""
+    path = tmp_path / "pairs.jsonl"
+    for pairs, shown in ((40, True), (5, False)):
+        rows = [
+            {"timestamp": 4000 * (2 * n + again), "input_length": 1024, "output_length": 4,
+             "hash_ids": [2 * n + 1, 2 * n + 2]}
+            for n in range(pairs) for again in (0, 1)
+        ]  # fmt: skip
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        _, out, _ = pagecast("replay", path, capsys=capsys)
+        assert ("TTFT cached" in out and "TTFT uncached" in out) == shown
 
 
 def test_texts_and_disorder_can_be_replayed(tmp_path, capsys):
