@@ -1,8 +1,8 @@
 """Runs that this engine recorded on an H200 replay in the simulator: every step, hit and event.
 
 Recorded with `pagecast record TRACE --model M --random-weights`: 300 requests of the bundled chat sample at
-both pipeline depths (with their event logs); Mooncake conversations and agent sessions at two loads each;
-Mooncake conversations with Qwen3-0.6B.
+both pipeline depths (with their event logs); Mooncake conversations and agent sessions at two loads each, the
+lighter one of agents twice; Mooncake conversations with Qwen3-0.6B.
 """
 
 from pathlib import Path
@@ -14,13 +14,14 @@ from pagecast.sim.validate import DecisionReplay, compare_decisions
 
 FOLDER = Path(__file__).parent / "recorded"
 STEPS = {
-    "h200-qwen3-8b-chat-async": (6474, 300),
-    "h200-qwen3-8b-chat-sync": (6180, 300),
-    "h200-qwen3-8b-mooncake-load": (12383, 200),
-    "h200-qwen3-8b-mooncake-overload": (1653, 200),
-    "h200-qwen3-8b-agents-load": (21315, 243),
-    "h200-qwen3-8b-agents-overload": (5561, 167),
-    "h200-qwen3-0.6b-mooncake": (15867, 200),
+    "h200-qwen3-8b-chat-async": (6561, 300),
+    "h200-qwen3-8b-chat-sync": (6247, 300),
+    "h200-qwen3-8b-mooncake-load": (12585, 200),
+    "h200-qwen3-8b-mooncake-overload": (1690, 200),
+    "h200-qwen3-8b-agents-load": (34016, 512),
+    "h200-qwen3-8b-agents-load-again": (26710, 396),
+    "h200-qwen3-8b-agents-overload": (7101, 307),
+    "h200-qwen3-0.6b-mooncake": (16486, 200),
 }
 
 

@@ -241,7 +241,7 @@ def test_a_recorded_run_is_set_beside_its_forecast(monkeypatch):
     test.button[-1].click().run()
     until(test, lambda test: "Steps decided alike" in metrics(test))
     found = metrics(test)
-    assert found["Steps decided alike"] == "6,474 of 6,474"
+    assert found["Steps decided alike"] == "6,561 of 6,561"
     rows = {row[""]: row for row in test.dataframe[-1].value.to_dict("records")}
     assert rows["TTFT p50"]["error"].startswith(found["TTFT p50 error"][:2])
 

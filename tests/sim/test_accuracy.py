@@ -28,9 +28,9 @@ def test_vllms_block_count_is_foretold_within_a_percent(shared, name):
 
 def test_our_engines_block_count_is_foretold_within_a_percent():
     found = block_count(RecordedRun.load(OWN))
-    assert found.measured == 49_787
+    assert found.measured == 49_725
     assert 0 < abs(found.error_percent) < 1
-    assert "49,787 measured (+0.1%)" in blocks_sentence(found)
+    assert "49,725 measured (+0.2%)" in blocks_sentence(found)
 
 
 def test_blocks_that_were_set_by_hand_check_nothing(shared):
@@ -38,7 +38,7 @@ def test_blocks_that_were_set_by_hand_check_nothing(shared):
     assert tight.set_by_hand and tight.error_percent is None
     assert "this run's 2,999 were set by hand" in blocks_sentence(tight)
     own = RecordedRun.load(OWN)
-    told = replace(own, meta={**own.meta, "config": {**own.meta["config"], "num_blocks": 49_787}})
+    told = replace(own, meta={**own.meta, "config": {**own.meta["config"], "num_blocks": 49_725}})
     assert block_count(told).set_by_hand
     assert block_count(replace(own, meta={**own.meta, "gpu": "CPU"})) is None
 
@@ -53,9 +53,9 @@ def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_int
     assert len(lines) == 1
     assert "the median interval spans" in lines[0] and "half-width" in lines[0]
     assert "carried over from Qwen/Qwen3-8B on NVIDIA H200 to Qwen/Qwen3-0.6B" in out
-    assert "measured once, from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT 12 to 14%" in out
+    assert "measured once, from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT 10%" in out
     assert "These costs are of vllm, this run is of pagecast" in out
-    assert "expected from model and GPU alone, 72,648 measured" in out
+    assert "expected from model and GPU alone, 72,554 measured" in out
     assert pagecast([*command[:-1], "0", "--transfer-costs", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["num_gpu_blocks"]["error_percent"] == pytest.approx(0.0, abs=0.5)
@@ -68,9 +68,9 @@ def test_auto_never_takes_another_engines_costs():
 
 def test_decisions_come_with_the_block_count(capsys):
     assert pagecast(["validate", str(OWN), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_gpu_blocks"]["measured"] == 49_787
+    assert json.loads(capsys.readouterr().out)["num_gpu_blocks"]["measured"] == 49_725
     assert pagecast(["validate", str(OWN)]) == 0
-    assert "KV blocks: 49,826 expected" in capsys.readouterr().out
+    assert "KV blocks: 49,814 expected" in capsys.readouterr().out
 
 
 def made(error: float, covered: float, slope: float, blocks: BlockCount | None = None) -> Forecast:
