@@ -84,7 +84,7 @@ class StepTable:
     tokens: Ints
     after: Ints  # tokens of the step before, if it had prompt chunks
     prompt_tiles: Floats  # of one KV head
-    prompt_span: Floats  # key blocks of the busiest SM, where tiles are never split; else 0
+    prompt_span: Floats  # key blocks of the busiest SM in our own kernel; 0 for other engines
     longest_prompt: Floats  # keys of the longest chunk
     largest_chunk: Ints
     warm: Floats  # root of the tokens of the last step with prompts, fading with `COOLING`; 0 beside prompts
