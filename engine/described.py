@@ -26,6 +26,7 @@ def described(engine: Engine) -> dict[str, Any]:
         "engine": "pagecast",
         "engine_version": version("pagecast"),
         "gpu": torch.cuda.get_device_name(loaded.device) if on_gpu else "CPU",
+        "gpu_id": gpu_id(loaded.device) if on_gpu else None,
         "driver": driver() if on_gpu else None,
         "torch": torch.__version__,
         "triton": _installed("triton"),
@@ -64,6 +65,12 @@ def model_config(facts: ModelFacts) -> dict[str, Any]:
         "max_position_embeddings": facts.max_position, "tie_word_embeddings": facts.tied,
         "dtype": _DTYPES.get(facts.dtype, facts.dtype),
     }  # fmt: skip
+
+
+def gpu_id(device: torch.device) -> str | None:
+    """Tells one GPU from others of its type: the beginning of its UUID; None where the driver hides it."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return str(uuid).removeprefix("GPU-")[:8] if uuid else None
 
 
 @cache

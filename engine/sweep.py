@@ -16,12 +16,13 @@ from pagecast.engine.sweep_script import Document, Prompt, Script
 from pagecast.sim.core.limits import Limits
 from pagecast.traces.schema import Trace
 
-VERSION = 2  # of the sweep's shapes: segments of another one are not mixed with these
+VERSION = 3  # of the sweep's shapes: segments of another one are not mixed with these
 
 _SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BACKGROUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 248)
 _IDLE_S = 0.03  # before an isolated prompt
+_REST_S = 0.2  # before decode steps whose contexts are all that is to tell: a GPU gets its clocks back
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +134,21 @@ def _batch_sizes(space: Space) -> list[int]:
 
 
 def _shared(script: Script, space: Space) -> None:
-    """Requests that decode together behind one prefix, as those of one system prompt do."""
-    if space.depth:  # what they spare one another is the device's, and the same at any depth
-        return
-    own = int(max(1, min(256, 0.2 * space.cache_tokens / space.seqs)))
+    """Requests that decode together behind one prefix, as those of one system prompt do.
+
+    Their contexts are there before, and a prompt's only new token is its last: what they spare one another
+    is little beside what a GPU loses that has just computed prompts.
+    """
+    own = int(max(0, min(256, 0.2 * space.cache_tokens / space.seqs))) // 16 * 16 + 1
     for prefix in (512, 2048, 8192):
         if prefix > min(space.max_len / 2, space.cache_tokens / 4):
             break
         text = script.document(prefix).cut(prefix)
         script.follow(script.add(text, 1))
-        for n in (size for size in (3, 8, 16, 32, 64) if size <= space.seqs):
-            script.group([(*text, *script.document(own).cut(own)) for _ in range(n)], output=10)
+        prompts = [(*text, *script.document(own).cut(own)) for _ in range(min(64, space.seqs))]
+        script.group(prompts, output=1)
+        for n in (size for size in (3, 8, 16, 32, 64) if size <= len(prompts)):
+            script.group(prompts[:n], output=10, gap_s=_REST_S)
 
 
 # ---- long contexts
@@ -158,13 +163,18 @@ def _long(script: Script, space: Space) -> None:
     documents = [script.document(length) for _ in range(count)]
     script.group([document.cut(length) for document in documents], output=24)
     few = min(64, max(1, space.seqs // 2))
-    short = [script.document(min(1024, max(8, 0.15 * space.cache_tokens / few))) for _ in range(few)]
+    short = [script.document(min(4096, max(8, 0.3 * space.cache_tokens / few))) for _ in range(few)]
     script.group([document.cut(document.tokens) for document in short], output=24)
     for fraction in (0.98, 0.25) if space.depth else (0.98, 0.5, 0.25, 0.12, 0.06):
         for n in (size for size in (1, 2, 4, 6, 8) if size <= count):
             cuts = length * fraction - script.random.integers(0, 16, n)
             prompts = [document.cut(int(cut)) for document, cut in zip(documents, cuts, strict=False)]
-            script.group(prompts, output=8)
+            script.group(prompts, output=8, gap_s=_REST_S)
+    for fraction in (1.0, 0.4):
+        for n in (size for size in (12, 24, 40, 64) if size <= few):
+            cuts = fraction * short[0].tokens - script.random.integers(0, 16, n)
+            prompts = [document.cut(int(cut)) for document, cut in zip(short, cuts, strict=False)]
+            script.group(prompts, output=8, gap_s=_REST_S)
     _ragged(script, documents, short)
     _on_contexts(script, space, documents)
 
@@ -176,7 +186,7 @@ def _ragged(script: Script, documents: list[Document], short: list[Document]) ->
             cuts = script.random.uniform(0.05, 1.0, n + far)
             chosen = [*short[:n], *documents[:far]]
             prompts = [text.cut(int(cut * text.tokens)) for text, cut in zip(chosen, cuts, strict=True)]
-            script.group(prompts, output=8)
+            script.group(prompts, output=8, gap_s=_REST_S)
 
 
 def _on_contexts(script: Script, space: Space, documents: list[Document]) -> None:

@@ -71,9 +71,9 @@ class Script:
         """Whatever is added from now on comes when request `row` has ended."""
         self._after = row
 
-    def group(self, prompts: Sequence[Prompt], output: int) -> int:
+    def group(self, prompts: Sequence[Prompt], output: int, *, gap_s: float = 0.0) -> int:
         """Adds requests that come together, and lets the next follow the last of them."""
-        rows = [self.add(prompt, output) for prompt in prompts]
+        rows = [self.add(prompt, output, gap_s=gap_s) for prompt in prompts]
         self.follow(rows[-1])
         return rows[-1]
 

@@ -116,9 +116,9 @@ class StepCosts(Protocol):
         it and the next ones lose to a GPU that has just done much arithmetic."""
         ...
 
-    def shared_ns(self, tokens: int) -> int:
-        """Device time that a step saves where `tokens` of its decoding requests' context are in the blocks of
-        another request of the step as well, which has them fetched already.
+    def shared_ns(self, tokens: int, requests: int) -> int:
+        """Device time that a step of `requests` decoding requests saves where `tokens` of their context are
+        in the blocks of another request of the step as well, which has them fetched already.
 
         It is the same for all steps of a stretch of decode steps, and never more than their contexts take.
         """

@@ -127,11 +127,12 @@ class Replica:
             launched += self.costs.launch_ns(batch)
             self._after = plan.decode_n + sum([chunk[0] for chunk in prefill])
             # Prompts share blocks too, but do not read them together.
-            duration -= min(self._saved(), self.costs.shared_ns(plan.decode_ctx))
+            n = plan.decode_n
+            duration -= min(self._saved(n), self.costs.shared_ns(plan.decode_ctx, n))
         else:
             self._after = 0
             duration = self.costs.decode_line(plan.decode_n).ns(plan.decode_ctx, plan.decode_max)
-            duration += warm - self._saved()
+            duration += warm - self._saved(plan.decode_n)
         self._launch(plan, now, host, duration, launched)
         return launched
 
@@ -142,7 +143,7 @@ class Replica:
         n = decoders.count
         context, longest = decoders.context(s.tick), decoders.longest(s.tick)
         line = self.costs.decode_line(n)
-        host, saved = self.costs.host_ns(n), self._saved()
+        host, saved = self.costs.host_ns(n), self._saved(n)
         self._after = 0
         if s.limits.pipeline_depth:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
@@ -166,12 +167,12 @@ class Replica:
         self._launch(plan, now, now + host, duration)
         return now + host
 
-    def _saved(self) -> int:
-        """Device time that requests in the step save one another; what they share changes only when one of
-        them comes or goes."""
+    def _saved(self, requests: int) -> int:
+        """Device time that decoding requests of a step save one another; what they share changes only when
+        one of them comes or goes."""
         cache = self.scheduler.cache
         shared = cache.shared_blocks
-        return self.costs.shared_ns(shared * cache.block_size) if shared else 0
+        return self.costs.shared_ns(shared * cache.block_size, requests) if shared else 0
 
     def _launch(self, plan: StepPlan, now: int, ready: int, duration: int, launched: int = 0) -> None:
         """The device begins when it is free and the step's first kernel `ready`, and waits for the last."""

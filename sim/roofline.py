@@ -147,7 +147,7 @@ class Roofline:
         """Nothing: clocks are taken as steady."""
         return 0
 
-    def shared_ns(self, tokens: int) -> int:
+    def shared_ns(self, tokens: int, requests: int) -> int:
         """Nothing: what a cache spares the memory is left out of a bound from first principles."""
         return 0
 

@@ -29,6 +29,9 @@ SHARE = 1.1  # of an SM's even share, the longest piece of a split sequence
 # blocks of a piece, and what merging a round of pieces costs in key blocks.
 PIECES_PER_SM, MOST_PIECES, LEAST_PIECE, MERGING = 2, 80, 2, 3
 ALONE = 2.0  # how much faster an SM reads when few others do
+# Of our own decode kernel on an H200, with KV of 128 dimensions: tokens x KV heads that a step reads before
+# memory streams at its full rate, and those of a shared prefix of which half the readers find in the cache.
+STREAMING, CACHED = 196_608, 8_192
 
 
 def imbalance_cap(shape: Shape, n: Floats) -> Floats:
@@ -59,6 +62,21 @@ def spread_tokens(shape: Shape, n: Floats, ctx: Floats, longest: Floats) -> Floa
     """Context tokens to add for uneven sequences: the longest one's tail, or the cap where that is less."""
     mean = ctx / np.maximum(n, 1.0)
     return np.minimum(imbalance_cap(shape, n) * ctx, tail_tokens(shape) * (longest - mean))
+
+
+def first_tokens(shape: Shape) -> int:
+    """Context tokens of a decode step that are read before memory streams: each costs somewhat more."""
+    return STREAMING // shape.kv_heads
+
+
+def short_share(shape: Shape, shared: Number, n: Number) -> Number:
+    """How much of what `n` decoding requests share is in a cache, by the mean length of their prefixes.
+
+    `shared` counts the context tokens that stand in another one's blocks too.
+    """
+    others = (n > 2) * (n - 2) + 1  # n - 1, and at least one
+    prefix = shared / others * shape.kv_heads / CACHED
+    return 1 / (1 + prefix**2)
 
 
 def chunk_tiles(shape: Shape, tokens: Number, context: Number) -> Number:

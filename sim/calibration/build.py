@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pagecast.sim.calibration.ahead import Ahead, ahead_of
+from pagecast.sim.calibration.design import design
 from pagecast.sim.calibration.features import StepTable, step_table
 from pagecast.sim.calibration.file import Calibration, Host
-from pagecast.sim.calibration.fit import Design, Fit, design, fit, solve
+from pagecast.sim.calibration.fit import Fit, fit, solve
 from pagecast.sim.calibration.left_out import left_out, names_of
 from pagecast.sim.calibration.noise import noise_of, region_errors
 from pagecast.sim.calibration.overlap import fitted_host, measured_host
@@ -81,16 +83,17 @@ def calibrate(
     shape = _one_shape(sources)
     tables = [_timed(source, shape) for source in plain]
     tell("fitting")
+    late = [step_table(source.run, shape, source.upto) for source in ahead]
+    groups = _groups(plain, ahead, late, shape)
     try:
-        found = fit(tables, shape)
+        found = fit(tables, shape, groups)
     except BadInput as error:
         raise BadInput(f"{', '.join(str(source.run.folder) for source in plain)}: {error}") from None
-    late = [step_table(source.run, shape, source.upto) for source in ahead]
-    host = fitted_host(late, found, shape) if late else measured_host(tables)
+    host = found.host or _host(late, tables, found, shape)
     tell("cross-validating")
-    cross = left_out(tables, shape)
+    cross = left_out(tables, shape, groups)
     tell("resampling")
-    copies = _bootstrap(tables, found, shape, replicates, seed)
+    copies, hosts = _bootstrap(tables, groups, found, shape, replicates, seed)
     return Calibration(
         name=name,
         made_for=_made_for(plain[0].run),
@@ -99,13 +102,13 @@ def calibrate(
         curve_ns=tuple(round(value, 1) for value in found.curve.tolist()),
         terms_ns={key: float(f"{value:.6g}") for key, value in found.terms.items()},
         host=host,
-        noise=noise_of(tables, found, shape, cross, plain[0].run.meta.get("engine")),
+        noise=noise_of(tables, found, shape, cross, plain[0].run.meta.get("engine"), _gpus(plain)),
         provenance=_provenance(plain + ahead, tables + late, found),
         regions=region_errors(tables, found, shape),
         cross_validation=[row for part in cross for row in part.rows()],
         fitted=_most_seen(tables),
         replicates=copies,
-        hosts=_hosts(late, found, copies, shape),
+        hosts=hosts or _hosts(late, found, copies, shape),
     )
 
 
@@ -142,6 +145,11 @@ def _timed(source: Source, shape: Shape) -> StepTable:
     return table
 
 
+def _gpus(sources: list[Source]) -> int:
+    """How many GPUs the runs are of; those that do not tell are of one."""
+    return len({source.run.meta.get("gpu_id") for source in sources})
+
+
 def _made_for(run: RecordedRun) -> dict[str, Any]:
     config = run.meta.get("config", {})
     facts = model_of(run.meta, f"{run.folder}/meta.json")
@@ -156,7 +164,8 @@ def _made_for(run: RecordedRun) -> dict[str, Any]:
 
 def _provenance(sources: list[Source], tables: list[StepTable], found: Fit) -> dict[str, Any]:
     runs = []
-    scales = [*found.scales, *[None] * (len(tables) - len(found.scales))]
+    plain = [source for source in sources if not source.run.pipeline_depth]
+    scales = [*found.scales[: len(plain)], *[None] * (len(tables) - len(plain))]
     for source, name, table, scale in zip(sources, names_of(tables), tables, scales, strict=True):
         meta = source.run.meta
         runs.append({
@@ -164,6 +173,7 @@ def _provenance(sources: list[Source], tables: list[StepTable], found: Fit) -> d
             "part": source.upto, "asynchronous": bool(source.run.pipeline_depth),
             "scale": None if scale is None else round(scale, 5),
             "engine_version": meta.get("engine_version"), "driver": meta.get("driver"),
+            "gpu_id": meta.get("gpu_id"),
             "torch": meta.get("torch"), "triton": meta.get("triton"),
         })  # fmt: skip
     return {
@@ -184,22 +194,48 @@ def _most_seen(tables: list[StepTable]) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _groups(
+    plain: list[Source], ahead: list[Source], late: list[StepTable], shape: Shape
+) -> list[Ahead]:
+    """What asynchronous runs of engines tell whose prompts run in graphs of their own: the device's times.
+
+    Runs of one folder, as those of a sweep, are one recording.
+    """
+    if shape.prompt_graphs:
+        return []
+    folders = [source.run.folder for source in plain]
+    found = []
+    for source, table in zip(ahead, late, strict=True):
+        if source.run.folder not in folders:
+            folders.append(source.run.folder)
+        found.append(ahead_of(source.run, table, shape, folders.index(source.run.folder)))
+    return found
+
+
+def _host(late: list[StepTable], tables: list[StepTable], found: Fit, shape: Shape) -> Host:
+    """What planning ahead hides, where the fit itself doesn't tell."""
+    return fitted_host(late, found, shape) if late and shape.prompt_graphs else measured_host(tables)
+
+
 def _bootstrap(
-    tables: list[StepTable], found: Fit, shape: Shape, count: int, seed: int
-) -> tuple[tuple[float, ...], ...]:
-    """Coefficients fitted to runs resampled by blocks of consecutive steps."""
+    tables: list[StepTable], groups: list[Ahead], found: Fit, shape: Shape, count: int, seed: int
+) -> tuple[tuple[tuple[float, ...], ...], tuple[Host, ...]]:
+    """Coefficients fitted to runs resampled by blocks of consecutive steps, and the host's share with each
+    where the fit tells it."""
     if count < 1:
-        return ()
-    full, _ = design(tables, shape)
-    base = _same_terms(full, found)
-    start = np.concatenate([found.curve, np.array(list(found.terms.values()))])
+        return (), ()
+    full, _ = design(tables, shape, groups)
+    base = full.keeping(tuple(found.terms))
     random = np.random.default_rng(seed)
-    copies = []
+    start, _, _ = solve(base)
+    copies, hosts = [], []
     for _ in range(count):
-        rows = np.concatenate([_blocks(np.flatnonzero(base.run == i), random) for i in range(base.runs)])
+        rows = np.concatenate([_blocks(rows, random) for rows in base.blocks()])
         values, _, _ = solve(base.take(rows), start, _REPLICATE_ROUNDS)
-        copies.append(tuple(values.tolist()))
-    return tuple(copies)
+        curve, terms, host = base.parted(values)
+        copies.append((*curve.tolist(), *terms.values()))
+        hosts += [host] if host else []
+    return tuple(copies), tuple(hosts)
 
 
 def _hosts(
@@ -215,13 +251,8 @@ def _hosts(
         terms = dict(zip(found.terms, values[size:], strict=True))
         return replace(found, curve=np.array(values[:size]), terms=terms)
 
-    return tuple(fitted_host(late, copy_of(values), shape) for values in copies) if late else ()
-
-
-def _same_terms(full: Design, found: Fit) -> Design:
-    size = len(full.knots)
-    columns = [*range(size), *(size + full.names.index(name) for name in found.terms)]
-    return Design(full.knots, tuple(found.terms), full.matrix[:, columns], full.ns, full.run, full.runs)
+    fits = [copy_of(values) for values in copies] if late and shape.prompt_graphs else []
+    return tuple(fitted_host(late, copy, shape) for copy in fits)
 
 
 def _blocks(rows: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:

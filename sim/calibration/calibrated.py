@@ -11,6 +11,7 @@ from pagecast.sim.calibration.features import COOLING_STEPS, curve_weights, padd
 from pagecast.sim.calibration.file import MEASURED, Calibration
 from pagecast.sim.calibration.line import UnevenLine
 from pagecast.sim.costs import FEMTO, Batch, DecodeLine
+from pagecast.sim.pieces import WindowLine
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -62,14 +63,17 @@ class Calibrated:
         self._sizes_end = self._prompt_sizes[-1] if self._prompt_sizes else 0
         self._request = t.get("request", 0.0)
         self._chunk = t.get("prompt_chunk", 0.0)
-        self._launch = t.get("launch_floor", 0.0)
+        host = self.calibration.host
+        self._launch = (self.pipeline_depth and host.single_ns) or t.get("launch_floor", 0.0)
         self._eager = not shape.prompt_graphs
         self._beside = t.get("request_beside_prompt", 0.0)
         self._hot = t.get("token_after_prompts", 0.0)
         self._kv = t.get("kv_token", 0.0)
         self._warm = t.get("decode_after_prompts", 0.0) * COOLING_STEPS
-        # A context that several read is not cheaper than none.
-        self._shared = min(t.get("shared_token", 0.0), self._kv)
+        self._first_kv = t.get("first_kv_token", 0.0)
+        self._first = attention.first_tokens(shape)
+        self._shared = t.get("shared_token", 0.0)
+        self._short = t.get("short_shared_token", 0.0)
         self._tile = t.get("prompt_tile", 0.0)
         self._last_tile = t.get("longest_prompt_tile", 0.0) / attention.BLOCK
         self._share = shape.kv_heads / shape.sms
@@ -102,6 +106,7 @@ class Calibrated:
         work = tiles * self._share
         if n:
             total += self._kv * (ctx + attention.BLOCK / 2 * n + self._spread(n, ctx, longest))
+            total += self._first_kv * min(ctx, self._first)
         if self.calibration.shape.tile_schedule and not self._splits(largest):
             read = (ctx / attention.BLOCK + n / 2) * self._share
             work += max(0.0, max(longest, keys) / attention.BLOCK - work - read)
@@ -131,9 +136,13 @@ class Calibrated:
         """What the first decode steps after a step with prompts of `after` tokens take more, together."""
         return round(self._warm * sqrt(after))
 
-    def shared_ns(self, tokens: int) -> int:
+    def shared_ns(self, tokens: int, requests: int) -> int:
         """Device time that a step saves by context tokens of which others of its requests read the same."""
-        return round(self._shared * tokens)
+        each = self._shared
+        if self._short:
+            each += self._short * attention.short_share(self.calibration.shape, tokens, requests)
+        # A context that several read is not cheaper than none.
+        return round(min(each, self._kv) * tokens)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
@@ -209,7 +218,9 @@ class Calibrated:
             return DecodeLine(n, max(round(base * FEMTO), 0), round(per_ctx * FEMTO), round(per_max * FEMTO))
 
         if not shape.tile_schedule:
-            return line(fixed + rounding, self._kv, 0.0)
+            plain = line(fixed + rounding, self._kv, 0.0)
+            slope = round(self._first_kv * FEMTO)
+            return WindowLine.over(plain, self._first // n, slope) if slope and n <= self._first else plain
         waves = attention.even_waves(shape, n)
         even = line(fixed + rounding * waves, self._kv * waves, 0.0)
         cap = float(attention.imbalance_cap(shape, np.array(float(n))))

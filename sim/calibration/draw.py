@@ -98,9 +98,9 @@ class Scaled:
         """See `StepCosts`."""
         return round(self._costs.warm_ns(after) * self._factor)
 
-    def shared_ns(self, tokens: int) -> int:
+    def shared_ns(self, tokens: int, requests: int) -> int:
         """See `StepCosts`."""
-        return round(self._costs.shared_ns(tokens) * self._factor)
+        return round(self._costs.shared_ns(tokens, requests) * self._factor)
 
     def arrival_ns(self, input_tokens: int) -> int:
         """CPU time between steps for one arriving request."""
@@ -135,6 +135,7 @@ def _host_scaled(calibration: Calibration, factor: float) -> Calibration:
         step_ns=host.step_ns * factor,
         request_ns=host.request_ns * factor,
         launch_ns=host.launch_ns * factor,
+        single_ns=host.single_ns * factor,
     )
     return replace(calibration, host=longer)
 

@@ -31,7 +31,9 @@ TERMS: dict[str, str] = {
     "token_after_prompts": "a token in a step with prompts right after another: a GPU run hot",
     "decode_after_prompts": "a decode step soon after prompts: root of their tokens, fading step by step",
     "kv_token": "a context token read by decode attention, with the time of SMs left idle",
+    "first_kv_token": "a context token among a step's first, until memory streams",
     "shared_token": "a context token that another decoding request reads too: less, by what a cache spares",
+    "short_shared_token": "the same of a prefix short enough to stay in the cache: less again",
     "prompt_tile": "a tile x key block of prompt attention, as many as an SM takes",
     "longest_prompt_tile": "a key block of the longest prompt tile",
     "launch_floor": "launching a step with prompts, which its device time can't go below",
@@ -44,13 +46,16 @@ COOLING = 0.75
 COOLING_STEPS = (1 - COOLING**4) / (1 - COOLING)
 # Host time that neither hides device time nor is hidden by it where steps are not planned ahead.
 HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
+# What only engines whose decode attention splits work evenly have terms for.
+OF_EVEN_SPLITS = ("first_kv_token", "shared_token", "short_shared_token")
 # What launches stand for in steps with prompts that run without CUDA graphs.
 OF_GRAPHS = ("ungraphed_step", "longest_prompt_tile")
 LAUNCH = "launch_floor"
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
-    "decode_after_prompts", "longest_prompt_tile", "request_beside_prompt", "token_after_prompts",
-    "ungraphed_step", "prompt_chunk", "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
+    "short_shared_token", "first_kv_token", "decode_after_prompts", "longest_prompt_tile",
+    "request_beside_prompt", "token_after_prompts", "ungraphed_step",
+    "prompt_chunk", "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
 )  # fmt: skip
 
 _KNOTS = (
@@ -317,6 +322,8 @@ def curve_weights(tokens: Floats, knots: tuple[int, ...]) -> Floats:
 def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     """One column for each of `TERMS`, in the unit its name says."""
     columns = _all_columns(table, shape)
+    if shape.tile_schedule:
+        columns |= {name: np.zeros(len(table)) for name in OF_EVEN_SPLITS}
     if not shape.prompt_graphs:
         columns["request"] = np.where(launched_singly(table, shape), 0.0, columns["request"])
         columns |= {name: np.zeros(len(table)) for name in OF_GRAPHS}
@@ -345,7 +352,9 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         "token_after_prompts": np.where(mixed, np.minimum(table.tokens, table.after), 0).astype(np.float64),
         "kv_token": kv,
         "decode_after_prompts": table.warm,
+        "first_kv_token": np.minimum(table.ctx, attention.first_tokens(shape)),
         "shared_token": -table.shared,
+        "short_shared_token": -table.shared * attention.short_share(shape, table.shared, table.n),
         "prompt_tile": prompt,
         "longest_prompt_tile": table.longest_prompt / attention.BLOCK,
         LAUNCH: launched_singly(table, shape).astype(np.float64),

@@ -29,7 +29,8 @@ class Host:
     """CPU time of a step that the device does not need, in nanoseconds: a constant and one a request.
 
     Of steps with prompts that are planned ahead: `launch_ns` is hidden as well, and `busy` is the share by
-    which the device is slower than after a rest.
+    which the device is slower than after a rest. `single_ns` is how long launching one of them kernel by
+    kernel keeps the host while the device computes the one before; 0: as long as in a synchronous run.
     """
 
     step_ns: float
@@ -37,11 +38,12 @@ class Host:
     launch_ns: float
     busy: float
     source: str
+    single_ns: float = 0.0
 
     @property
-    def numbers(self) -> tuple[float, float, float, float]:
+    def numbers(self) -> tuple[float, float, float, float, float]:
         """All but where they come from."""
-        return self.step_ns, self.request_ns, self.launch_ns, self.busy
+        return self.step_ns, self.request_ns, self.launch_ns, self.busy, self.single_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,10 @@ class Noise:
     `decode_sd`, `prompt_sd`: of one step around the fit, for pure decode steps and those with prompt chunks;
     `correlation`: between one with prompt chunks and the one of these before it. Of a run's total time:
     `run_sd` against another run of the same set-up and load; `level_sd`: how well the middle run is known;
-    `model_sd`: of another load, by what the terms do not say. `kind_sd`: of a run's steps with prompts
-    against its pure decode steps, all of these together. `freedom`: the degrees of freedom behind them
-    (Student's t). `prompt_share`: of the fitted time, that of steps with prompts; there total and kind vary
-    apart.
+    `model_sd`: of another load, by what the terms do not say; `gpu_sd`: of another GPU of the type.
+    `kind_sd`: of a run's steps with prompts against its pure decode steps, but for the GPU. `freedom`: the
+    degrees of freedom behind them (Student's t). `prompt_share`: of the fitted time, that of steps with
+    prompts; there total and kind vary apart.
     """
 
     decode_sd: float
@@ -66,11 +68,12 @@ class Noise:
     model_sd: float = 0.0
     freedom: float = 1e9
     prompt_share: float = 0.0
+    gpu_sd: float = 0.0
 
     @property
     def total_sd(self) -> float:
         """Of the total time of another run, of a load like those fitted."""
-        return math.hypot(self.run_sd, self.level_sd, self.model_sd)
+        return math.hypot(self.run_sd, self.level_sd, self.model_sd, self.gpu_sd)
 
 
 @dataclass(frozen=True)
@@ -156,10 +159,7 @@ class Calibration:
             cross_validation=_rows(body, "cross_validation", "run"),
             fitted={str(name): int(value) for name, value in body.get("fitted", {}).items()},
             replicates=tuple(tuple(float(value) for value in row) for row in body.get("replicates", [])),
-            hosts=tuple(
-                Host(float(step), float(request), float(launch), float(busy), str(body["host"]["source"]))
-                for step, request, launch, busy in body.get("hosts", [])
-            ),
+            hosts=tuple(_host_of(row, str(body["host"]["source"])) for row in body.get("hosts", [])),
         )
 
     def _check(self, where: Path) -> None:
@@ -167,8 +167,8 @@ class Calibration:
         block_size = self.made_for.get("block_size")
         if block_size is not None and type(block_size) is not int:
             raise BadInput(f"{where}: made_for: block_size is {block_size!r}, must be a whole number")
-        numbers = [*self.curve_ns, *self.terms_ns.values(), self.host.step_ns, self.host.request_ns]
-        numbers += [self.host.launch_ns, self.host.busy, *(v for host in self.hosts for v in host.numbers)]
+        numbers = [*self.curve_ns, *self.terms_ns.values()]
+        numbers += [value for host in (self.host, *self.hosts) for value in host.numbers]
         numbers += [*asdict(self.noise).values(), *(value for row in self.replicates for value in row)]
         if any(not math.isfinite(value) for value in numbers):
             raise BadInput(f"{where}: holds NaN or infinite values: calibrate again")
@@ -186,6 +186,12 @@ class Calibration:
             raise BadInput(f"{where}: 'replicates' need {size} numbers each: calibrate again")
         if self.hosts and len(self.hosts) != len(self.replicates):
             raise BadInput(f"{where}: 'hosts' and 'replicates' don't fit together: calibrate again")
+
+
+def _host_of(numbers: list[Any], source: str) -> Host:
+    """A row of `hosts`; those written by earlier versions have four numbers. Raises ValueError."""
+    step, request, launch, busy, *single = map(float, numbers)
+    return Host(step, request, launch, busy, source, *single[:1])
 
 
 def _host(fields: dict[str, Any]) -> Host:

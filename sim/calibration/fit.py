@@ -3,29 +3,33 @@
 Runs of the same set-up differ by a percent or so as a whole (clocks, host). Each run therefore has a scale
 of its own, drawn towards 1; the result is the middle run. Rare long pauses (garbage collection, the
 operating system) are cut while fitting and given back as a cost of each request handled.
+
+Where steps planned ahead tell what the device takes (`ahead`), they are fitted together with synchronous
+ones, of which the host adds a constant of its own to each segment, and to each request. Steps then weigh by
+how far those of their kind stray, for the device's times stray least.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from pagecast.sim.calibration.ahead import Ahead
+from pagecast.sim.calibration.design import Design, design
 from pagecast.sim.calibration.features import (
     EXPENDABLE,
     HOST_TERMS,
     LAUNCH,
-    OF_GRAPHS,
     TERMS,
     StepTable,
-    choose_knots,
     computed_rows,
     curve_weights,
     term_columns,
 )
-from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.file import Calibration, Host
 from pagecast.sim.calibration.shape import Shape
-from pagecast.sim.core.errors import BadInput
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
@@ -33,13 +37,12 @@ Floats = npt.NDArray[np.float64]
 # Prior of a run's scale, one standard deviation: three recordings of one load, step for step at the same
 # shapes, lay 1.3% apart from lowest to highest.
 RUN_SD = 0.007
-STEPS_PER_TERM = 4
-LEAST_STEPS = 100
 _OUTLIER = 6.0  # standard deviations beyond which a step counts as a pause
 _CORRELATED = 20  # steps that move together: fewer of them are independent
 _SMOOTH = 1.0  # weight of the curve's bending against one step of data
 _TELL_APART = 400.0  # variance inflation beyond which a term is merged into the others
 _ROUNDS = 15
+_LEAST_SD = 0.004  # of a kind of step: less would make it decide alone
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Fit:
     """Coefficients in nanoseconds: the curve's value at each knot, and one for each term that was kept.
 
     `merged` names terms that the data can't tell from the others, `absent` those that never occur.
-    `scales` are the runs' own factors, `sd` a step's relative spread around the fit.
+    `scales` are the runs' own factors, `sd` a step's relative spread around the fit. `host` is what planning
+    ahead hides, where the fit tells.
     """
 
     knots: tuple[int, ...]
@@ -57,6 +61,7 @@ class Fit:
     absent: tuple[str, ...]
     scales: tuple[float, ...]
     sd: float
+    host: Host | None = None
 
     @classmethod
     def of(cls, made: Calibration) -> Fit:
@@ -82,91 +87,28 @@ class Fit:
         return host, device, self.terms.get(LAUNCH, 0.0) * columns[LAUNCH]
 
 
-@dataclass(frozen=True)
-class Design:
-    """The matrix of a fit, its target, and which run each row is of."""
-
-    knots: tuple[int, ...]
-    names: tuple[str, ...]
-    matrix: Floats
-    ns: Floats
-    run: npt.NDArray[np.int64]
-    runs: int
-
-    def take(self, rows: npt.NDArray[np.int64]) -> Design:
-        """The design of the given rows; rows may repeat."""
-        return replace(self, matrix=self.matrix[rows], ns=self.ns[rows], run=self.run[rows])
-
-    def bounded(self, coefficients: Floats) -> Floats:
-        """The matrix with one side of each row alone: the floor of its launches, or what the device does."""
-        if LAUNCH not in self.names:
-            return self.matrix
-        column, device = self._sides()
-        busy = self.matrix[:, device] @ coefficients[device]
-        return self.sided(self.matrix[:, column] * coefficients[column] > busy)
-
-    def sided(self, launching: npt.NDArray[np.bool_]) -> Floats:
-        """The same for rows of which it is known which side takes longer."""
-        column, device = self._sides()
-        matrix = self.matrix.copy()
-        matrix[np.ix_(launching, device)] = 0.0
-        matrix[~launching, column] = 0.0
-        return matrix
-
-    def _sides(self) -> tuple[int, npt.NDArray[np.int64]]:
-        first = len(self.knots)
-        rest = [i for i, name in enumerate(self.names) if name not in (*HOST_TERMS, LAUNCH)]
-        return first + self.names.index(LAUNCH), np.array([*range(first), *(first + i for i in rest)])
-
-
-def fit(tables: list[StepTable], shape: Shape) -> Fit:
-    """Fits all terms to the steps of several runs. Errors: BadInput for too few steps."""
-    full, absent = design(tables, shape)
+def fit(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead] = ()) -> Fit:
+    """Fits all terms to the steps of several runs, `tables` of synchronous ones; `ahead` numbers them as
+    recordings. Errors: BadInput for too few steps."""
+    full, absent = design(tables, shape, ahead)
     names, merged = _separable(full)
-    kept = _keep(full, names)
+    kept = full.keeping(names)
     coefficients, scales, sd = solve(kept)
-    curve = coefficients[: len(kept.knots)]
-    terms = dict(zip(names, coefficients[len(kept.knots) :].tolist(), strict=True))
-    return Fit(kept.knots, curve, terms, merged, absent, tuple(scales.tolist()), sd)
-
-
-def design(tables: list[StepTable], shape: Shape) -> tuple[Design, tuple[str, ...]]:
-    """The matrix with every term that occurs, and the names of those that don't. Errors: BadInput."""
-    ns = np.concatenate([table.ns for table in tables])
-    run = np.concatenate([np.full(len(table), i) for i, table in enumerate(tables)]).astype(np.int64)
-    if not len(ns):
-        raise BadInput("no step with work after it: nothing to fit")
-    tokens = np.concatenate([computed_rows(table, shape) for table in tables])
-    sizes = () if shape.prompt_graphs else (*shape.graph_sizes, *shape.prompt_sizes)
-    knots = choose_knots(tokens, sizes)
-    parts = [term_columns(table, shape) for table in tables]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in TERMS}
-    present = tuple(name for name, column in columns.items() if np.any(column))
-    of_others = (LAUNCH,) if shape.prompt_graphs else OF_GRAPHS
-    absent = tuple(name for name in TERMS if name not in present and name not in of_others)
-    count = len(knots) + len(present)
-    least = max(STEPS_PER_TERM * count, LEAST_STEPS)
-    if len(ns) < least:
-        raise BadInput(f"{len(ns)} steps are too few for {count} terms: record at least {least}")
-    matrix = np.hstack([curve_weights(tokens, knots), *(columns[name][:, None] for name in present)])
-    return Design(knots, present, matrix, ns, run, len(tables)), absent
-
-
-def _keep(full: Design, names: tuple[str, ...]) -> Design:
-    columns = [*range(len(full.knots)), *(len(full.knots) + full.names.index(name) for name in names)]
-    return replace(full, names=names, matrix=full.matrix[:, columns])
+    curve, terms, host = kept.parted(coefficients)
+    return Fit(kept.knots, curve, terms, merged, absent, tuple(scales.tolist()), sd, host)
 
 
 def _separable(full: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Terms the data tells apart, and those merged into the rest, the most expendable first."""
-    names = [name for name in full.names if name != LAUNCH]
+    names = [name for name in full.names if name in TERMS and name != LAUNCH]
     merged: list[str] = []
     while len(names) > 1:
-        kept = _keep(full, tuple(names))
+        kept = full.keeping(tuple(names))
+        columns = [len(full.knots) + kept.names.index(name) for name in names]
         weighted = kept.matrix / kept.ns[:, None]
         norms = np.linalg.norm(weighted, axis=0)
         gram = (weighted / norms).T @ (weighted / norms)
-        inflation = np.diag(np.linalg.inv(gram + 1e-9 * np.eye(len(gram))))[len(kept.knots) :]
+        inflation = np.diag(np.linalg.inv(gram + 1e-9 * np.eye(len(gram))))[columns]
         alike = {name for name, value in zip(names, inflation, strict=True) if value > _TELL_APART}
         victim = next((name for name in EXPENDABLE if name in alike), None)
         if victim is None:
@@ -180,39 +122,59 @@ def solve(d: Design, start: Floats | None = None, rounds: int = _ROUNDS) -> tupl
     """Coefficients, run scales and the relative spread. Starts from `start` where given.
 
     Rows are weighted by the reciprocal of what the last round predicted (not of what was measured, which
-    would draw the fit below the mean).
+    would draw the fit below the mean), and of how far their kind strays.
     """
     scales = np.ones(d.runs)
     bend = _bending(d)
     coefficients = _first(d) if start is None else start
-    sd = 0.0
+    sd = np.zeros(len(d.ns))
     cut = d.ns
     for _ in range(rounds):
         matrix = d.bounded(coefficients)
         expected = np.maximum(matrix @ coefficients, 1.0)
         scaled = expected * scales[d.run]
-        spread = np.abs(d.ns / scaled - 1)
-        sd = float(np.mean([1.48 * np.median(spread[d.run == i]) for i in range(d.runs)]))
+        sd = _spread(d, np.abs(d.ns / scaled - 1))
         cut = np.clip(d.ns, scaled * (1 - _OUTLIER * sd), scaled * (1 + _OUTLIER * sd))
-        weighted = matrix / expected[:, None]
-        target = cut / scaled
+        weight = sd.mean() / sd if sd.all() else np.ones(len(sd))
+        weighted = matrix * (weight / expected)[:, None]
+        target = cut / scaled * weight
         rows = np.zeros((len(bend), d.matrix.shape[1]))
         rows[:, : len(d.knots)] = bend / np.maximum(coefficients[1 : len(bend) + 1], 1e3)[:, None]
         coefficients = _nnls(np.vstack([weighted, rows]), np.append(target, np.zeros(len(rows))))
         scales = _run_scales(d, cut / np.maximum(d.bounded(coefficients) @ coefficients, 1.0), sd)
-    return _give_back(d, coefficients, d.ns - cut), scales, sd
+    return _give_back(d, coefficients, d.ns - cut), scales, float(sd.mean())
+
+
+def _spread(d: Design, stray: Floats) -> Floats:
+    """Each row's robust standard deviation: that of all, in the mean of the runs, or that of its kind."""
+    if not d.ahead.any():
+        of_runs = [1.48 * np.median(stray[d.run == i]) for i in range(d.runs)]
+        return np.full(len(stray), np.mean(of_runs))
+    sd = np.zeros(len(stray))
+    for kind in np.unique(d.kind):
+        rows = d.kind == kind
+        sd[rows] = max(1.48 * float(np.median(stray[rows])), _LEAST_SD)
+    return sd
 
 
 def _first(d: Design) -> Floats:
-    """Coefficients to start from: the best of guesses at which steps are as long as their launches."""
-    target = np.ones(len(d.ns))
+    """Coefficients to start from."""
     if LAUNCH not in d.names:
-        return _nnls(d.matrix / d.ns[:, None], target)
+        return _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns)))
+    if not d.launch_ns:
+        return _first_launches(d)
+    known = _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns)))
+    known[len(d.knots) + d.names.index(LAUNCH)] = d.launch_ns
+    return known
+
+
+def _first_launches(d: Design) -> Floats:
+    """The best of guesses at which steps are as long as their launches."""
     eager = d.matrix[:, len(d.knots) + d.names.index(LAUNCH)] > 0
     found: list[tuple[float, Floats]] = []
     for share in (0.0, 0.2, 0.4, 0.6, 0.8):
         launching = eager & (d.ns < np.quantile(d.ns[eager], share))
-        guess = _nnls(d.sided(launching) / d.ns[:, None], target)
+        guess = _nnls(d.sided(launching) / d.ns[:, None], np.ones(len(d.ns)))
         stray = np.abs(d.bounded(guess) @ guess / d.ns - 1)
         found.append((float(np.minimum(stray, 0.5).mean()), guess))
     return min(found, key=lambda pair: pair[0])[1]
@@ -228,15 +190,21 @@ def _bending(d: Design) -> Floats:
     return _SMOOTH * rows
 
 
-def _run_scales(d: Design, ratio: Floats, sd: float) -> Floats:
-    """Each run's factor: its mean ratio drawn towards 1 by the prior, all of them centred on 1."""
+def _run_scales(d: Design, ratio: Floats, sd: Floats) -> Floats:
+    """Each run's factor: its mean ratio drawn towards 1 by the prior, all of them centred on 1.
+
+    Steps planned ahead tell it where there are some: a host that is slow for a while is no slow GPU.
+    """
     found = np.ones(d.runs)
     if d.runs == 1:
         return found
+    weights = 1 / np.maximum(sd, 1e-6) ** 2 / _CORRELATED
     for i in range(d.runs):
-        mine = ratio[d.run == i]
-        weight = len(mine) / _CORRELATED / max(sd, 1e-6) ** 2
-        found[i] = (weight * mine.mean() + 1 / RUN_SD**2) / (weight + 1 / RUN_SD**2)
+        mine = d.run == i
+        if (mine & d.ahead).any():
+            mine &= d.ahead
+        weight = weights[mine]
+        found[i] = (weight @ ratio[mine] + 1 / RUN_SD**2) / (weight.sum() + 1 / RUN_SD**2)
     return np.asarray(found / np.exp(np.mean(np.log(found))), np.float64)
 
 
@@ -245,7 +213,7 @@ def _give_back(d: Design, coefficients: Floats, pauses_ns: Floats) -> Floats:
 
     Those of steps as long as their launches are the host's, and go to these.
     """
-    matrix, rest = d.bounded(coefficients), np.ones(len(d.ns), bool)
+    matrix, rest = d.bounded(coefficients), ~d.ahead
     coefficients = coefficients.copy()
     for name in (LAUNCH, "request"):
         if name not in d.names:

@@ -7,11 +7,13 @@ be equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pagecast.sim.calibration.ahead import Ahead, load_of
 from pagecast.sim.calibration.features import StepTable
 from pagecast.sim.calibration.file import RECORDING, SEGMENT
 from pagecast.sim.calibration.fit import Fit, fit
@@ -54,28 +56,37 @@ def names_of(tables: list[StepTable]) -> list[str]:
     ]
 
 
-def left_out(tables: list[StepTable], shape: Shape) -> list[LeftOut]:
-    """Each recording where there are several, then each segment; but what leaves too few steps to fit."""
-    return [*_recordings(tables, shape), *_segments(tables, shape)]
+def left_out(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead] = ()) -> list[LeftOut]:
+    """Each recording where there are several, then each segment; but what leaves too few steps to fit.
+
+    Steps planned ahead (`ahead`) leave the fit with the synchronous ones of their recording or load.
+    """
+    return [*_recordings(tables, shape, ahead), *_segments(tables, shape, ahead)]
 
 
-def _recordings(tables: list[StepTable], shape: Shape) -> list[LeftOut]:
+def _recordings(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -> list[LeftOut]:
     found = []
     for i, (name, table) in enumerate(zip(names_of(tables), tables, strict=True)):
-        rest = _fitted([*tables[:i], *tables[i + 1 :]], shape)
+        early = [
+            replace(groups, recording=groups.recording - (groups.recording > i))
+            for groups in ahead
+            if groups.recording != i
+        ]
+        rest = _fitted([*tables[:i], *tables[i + 1 :]], shape, early)
         if rest is not None:
             found.append(LeftOut(name, RECORDING, i, "", table, rest.predict(table, shape)))
     return found
 
 
-def _segments(tables: list[StepTable], shape: Shape) -> list[LeftOut]:
+def _segments(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -> list[LeftOut]:
     parts = [{table.segments[int(part.segment[0])]: part for part in table.parts()} for table in tables]
     if all(len(mine) < 2 for mine in parts):
         return []
     names, found = names_of(tables), []
     for segment in dict.fromkeys(name for mine in parts for name in mine):
         others = [[part for name, part in mine.items() if name != segment] for mine in parts]
-        rest = _fitted([StepTable.joined(mine) for mine in others if mine], shape)
+        early = [groups.without(load_of(segment)) for groups in ahead] if all(others) else []
+        rest = _fitted([StepTable.joined(mine) for mine in others if mine], shape, early)
         if rest is None:
             continue
         for i, mine in enumerate(parts):
@@ -86,9 +97,9 @@ def _segments(tables: list[StepTable], shape: Shape) -> list[LeftOut]:
     return found
 
 
-def _fitted(tables: list[StepTable], shape: Shape) -> Fit | None:
+def _fitted(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -> Fit | None:
     try:
-        return fit(tables, shape) if tables else None
+        return fit(tables, shape, ahead) if tables else None
     except BadInput:
         return None
 

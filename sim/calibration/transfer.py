@@ -72,9 +72,8 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
     kv_heads = target.model.local_kv_heads(tp)
     group = max(1, target.model.attention.heads // tp // kv_heads)
     terms = dict(zip(calibration.terms_ns, values[count:], strict=True))
-    noise = replace(
-        calibration.noise, level_sd=TRANSFER_SD, kind_sd=math.hypot(calibration.noise.kind_sd, TRANSFER_SD)
-    )
+    kind_sd = math.hypot(calibration.noise.kind_sd, TRANSFER_SD)
+    noise = replace(calibration.noise, level_sd=TRANSFER_SD, kind_sd=kind_sd, gpu_sd=0.0)
     return replace(
         calibration,
         name=f"{calibration.name}, transferred",
@@ -103,8 +102,8 @@ def _host(
     """
     host = calibration.host
     added = (1 + host.busy) * prompt_step_ns + host.busy * least_ns
-    by_layers = host.launch_ns * target.model.layers / origin.model.layers
-    return replace(host, launch_ns=min(by_layers, added))
+    layers = target.model.layers / origin.model.layers
+    return replace(host, launch_ns=min(host.launch_ns * layers, added), single_ns=host.single_ns * layers)
 
 
 class _Scale:
@@ -144,7 +143,8 @@ def _term_ratios(origin: Target, target: Target) -> dict[str, float]:
     kv, flops = target.kv_read_s / origin.kv_read_s, tile[1] / tile[0]
     layers = target.model.layers / origin.model.layers
     return {
-        "kv_token": kv, "shared_token": kv, "prompt_tile": flops, "longest_prompt_tile": flops,
+        "kv_token": kv, "first_kv_token": kv, "shared_token": kv, "short_shared_token": kv,
+        "prompt_tile": flops, "longest_prompt_tile": flops,
         "prompt_step": layers, "ungraphed_step": layers,
         "launch_floor": layers,
     }  # fmt: skip

@@ -23,7 +23,7 @@ from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from streamlit.testing.v1 import AppTest
 
-_RUN = Path(__file__).parents[1] / "engine/recorded/h200-qwen3-8b-chat-async"
+_RUN = Path(__file__).parents[1] / "engine/recorded/h200c-qwen3-8b-chat-async"
 _HAND = {"watch": "By hand"}
 
 

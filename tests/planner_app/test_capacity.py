@@ -39,7 +39,7 @@ class Constant:
     def warm_ns(self, after):
         return 0
 
-    def shared_ns(self, tokens):
+    def shared_ns(self, tokens, requests):
         return 0
 
     def arrival_ns(self, input_tokens):

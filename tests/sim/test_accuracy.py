@@ -15,8 +15,8 @@ from pagecast.sim.recorded import RecordedRun
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 VLLM = "vllm-0.24-h200-qwen3-8b"
 RECORDED = Path(__file__).parents[1] / "engine/recorded"
-OWN = RECORDED / "h200-qwen3-8b-chat-async"
-SMALL = RECORDED / "h200-qwen3-0.6b-mooncake"
+OWN = RECORDED / "h200c-qwen3-8b-chat-async"
+SMALL = RECORDED / "h200c-qwen3-0.6b-mooncake"
 
 
 @pytest.mark.parametrize("name", ["azure_conv", "azure_conv_async", "mooncake_conv", "sweep"])

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.calibration import attention
+from pagecast.sim.calibration.ahead import ahead_of
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.calibrated import Calibrated
-from pagecast.sim.calibration.features import step_table
-from pagecast.sim.calibration.file import Calibration, Host
+from pagecast.sim.calibration.features import launched_singly, step_table
+from pagecast.sim.calibration.file import Calibration
 from pagecast.sim.calibration.fit import Fit, fit
-from pagecast.sim.calibration.overlap import Walk, fitted_host
 from pagecast.sim.calibration.shape import shape_of
 from pagecast.sim.calibration.target import Target
 from pagecast.sim.calibration.transfer import costs_for
@@ -138,7 +138,7 @@ def test_what_requests_spare_one_another_by_sharing_context_is_told_from_what_th
 
 
 def test_shared_context_is_counted_from_the_runs_own_decisions():
-    run = RecordedRun.load(RECORDED / "h200-qwen3-8b-chat-sync")
+    run = RecordedRun.load(RECORDED / "h200c-qwen3-8b-chat-sync")
     table = step_table(run, shape_of(run.meta, "meta.json"))
     assert (table.shared <= table.ctx).all()
     # Its requests begin with one of a few system prompts.
@@ -183,14 +183,107 @@ def test_a_prompt_chunk_of_one_token_costs_what_a_decode_does():
     assert costs.launch_ns(alone._replace(prefill=((2, 2000),))) > 0
 
 
-@pytest.mark.parametrize("host", [Host(250e3, 10e3, 0.0, 0.0, ""), Host(50e3, 10e3, 400e3, 0.0, "")])
-def test_what_planning_ahead_hides_is_found_by_walking_through_the_steps(host):
-    table = step_table(made_run(2000, 7), SHAPE)
-    ahead = replace(table, ns=Walk.of(table, TRUTH, SHAPE).steps_ns(host))
-    found = fitted_host([ahead], TRUTH, SHAPE)
-    again = Walk.of(table, TRUTH, SHAPE).steps_ns(found)
-    assert again.sum() == pytest.approx(ahead.ns.sum(), rel=0.002)
-    # What a request costs the host is known from synchronous runs: 10 us.
-    assert found.request_ns == host.request_ns
-    assert found.step_ns == pytest.approx(host.step_ns, rel=0.1, abs=10e3)
-    assert found.launch_ns == pytest.approx(host.launch_ns, rel=0.1, abs=30e3)
+STEP_NS, LAUNCH_NS = 250e3, 4e6  # of the host, in `made_ahead`
+
+
+def made_ahead(count: int, seed: int, truth: Fit = TRUTH, launch_ns: float = LAUNCH_NS) -> RecordedRun:
+    """The same shapes planned ahead: the device computes them one after another, and the host, which adds
+    `STEP_NS` and each request's time to synchronous steps, hears of no end while it launches a step."""
+    run = made_run(count, seed, truth)
+    table = step_table(run, SHAPE)
+    _, device, _ = replace(truth, curve=truth.curve - STEP_NS).sides(table, SHAPE)
+    noise = np.exp(0.002 * np.random.default_rng(seed + 1).standard_normal(len(table)))
+    end = np.cumsum(device * noise).astype(np.int64)
+    begin = np.concatenate([[0, 1], end[:-2] + 20_000])[: len(end)]
+    singly = np.append(launched_singly(table, SHAPE)[1:], False)
+    heard = np.where(singly, np.maximum(end, np.append(begin[1:], 0) + int(launch_ns)), end)
+    steps, keep = run.steps, len(end)
+    config = {**run.meta["config"], "async_scheduling": True}
+    starts = steps.prefill_start[: keep + 1]
+    whole = ("prefill_start", "prefill_tokens", "prefill_ctx", "sections")
+    columns = {name: value if name in whole else value[:keep] for name, value in vars(steps).items()}
+    columns |= {"start_ns": begin, "end_ns": heard, "prefill_start": starts}
+    columns |= {name: columns[name][: starts[-1]] for name in ("prefill_tokens", "prefill_ctx")}
+    return replace(run, folder=Path("ahead"), meta={**run.meta, "config": config}, steps=Steps(**columns))
+
+
+def test_steps_planned_ahead_tell_what_the_device_takes_and_what_the_host_adds():
+    made = calibrate([Source(made_run(3000, 7)), Source(made_ahead(3000, 12))], "own", replicates=2)
+    assert made.host.step_ns == pytest.approx(STEP_NS, rel=0.15)
+    assert made.host.request_ns == pytest.approx(10_000, rel=0.1)
+    assert made.terms_ns["kv_token"] == pytest.approx(34.0, rel=0.01)
+    assert len(made.hosts) == len(made.replicates) == 2
+    assert "No run with asynchronous" not in Calibrated(made, pipeline_depth=1).expected_error()
+    fresh = made_ahead(800, 13)
+    table = step_table(fresh, SHAPE)
+    costs = Calibrated(made, pipeline_depth=1)
+    lines = [costs.decode_line(int(n)).ns(int(ctx), 0) for n, ctx in zip(table.n, table.ctx, strict=True)]
+    end = fresh.steps.end_ns
+    alone = ~np.append(table.mixed[1:], True) & np.append(False, ~table.mixed[:-1])
+    quiet = np.flatnonzero(~table.mixed & alone)
+    took = end[quiet] - end[quiet - 1]
+    assert np.abs(np.array(lines)[quiet] / took - 1).mean() < 0.005
+
+
+def test_a_host_that_is_slow_for_a_while_is_no_slow_gpu():
+    slow = replace(TRUTH, curve=TRUTH.curve + 0.4e6)
+    runs = [Source(made_run(2000, 7)), Source(made_run(2000, 8, slow)), Source(made_ahead(3000, 12))]
+    plain = calibrate([runs[0], runs[2]], "own", replicates=0)
+    both = calibrate(runs, "own", replicates=0)
+    lines = [Calibrated(made, pipeline_depth=1).decode_line(64).ns(64_000, 1000) for made in (plain, both)]
+    assert lines[1] == pytest.approx(lines[0], rel=0.002)
+    assert both.host.step_ns == pytest.approx(STEP_NS + 0.2e6, rel=0.15)
+
+
+def test_ends_heard_of_late_are_grouped_and_tell_how_long_launching_takes():
+    run = made_ahead(2000, 14, launch_ns=15e6)
+    table = step_table(run, SHAPE)
+    found = ahead_of(run, table, SHAPE, 0)
+    assert found.launch_ns == pytest.approx(15e6, rel=0.01)
+    steps = np.bincount(found.group)
+    assert steps.max() > 1 and (steps == 1).sum() > 500
+    _, device, _ = replace(TRUTH, curve=TRUTH.curve - STEP_NS).sides(found.table, SHAPE)
+    assert np.abs(found.summed(device) / found.ns - 1).mean() < 0.005
+    step_by_step = np.diff(run.steps.end_ns)[table.index[1:] - 1] / TRUTH.sides(table, SHAPE)[1][1:]
+    assert np.abs(step_by_step - 1).mean() > 0.1
+    made = calibrate([Source(made_run(3000, 7)), Source(run)], "own", replicates=0)
+    assert made.host.single_ns == pytest.approx(15e6, rel=0.01)
+    chunk = Batch(0, 0, 0, ((2000, 0),))
+    assert Calibrated(made, pipeline_depth=1).launch_ns(chunk) == pytest.approx(15e6, rel=0.05)
+
+
+def test_what_a_steps_first_context_tokens_cost_more_is_in_both_kinds_of_step():
+    truth = replace(TRUTH, terms={**TRUTH.terms, "first_kv_token": 8.0})
+    made = calibrate([Source(made_run(6000, 15, truth))], "own", replicates=0)
+    assert made.terms_ns["first_kv_token"] == pytest.approx(8.0, rel=0.2)
+    first, costs = attention.first_tokens(SHAPE), Calibrated(made)
+    each = made.terms_ns["first_kv_token"]
+
+    def decode(ctx: int) -> int:
+        return costs.decode_line(16).ns(ctx, ctx // 16)
+
+    def beside(ctx: int) -> int:
+        return costs.device_ns(Batch(16, ctx, ctx // 16, ((64, 0),)))
+
+    for took in (decode, beside):
+        near, far = took(first) - took(first // 2), took(2 * first) - took(3 * first // 2)
+        assert near - far == pytest.approx(each * first / 2, rel=0.01)
+
+
+def test_sharing_a_short_prefix_spares_more_of_each_token_and_never_all_of_it():
+    made = calibrate([Source(made_run(2000, 16))], "own", replicates=0)
+    terms = {**made.terms_ns, "shared_token": 8.0, "short_shared_token": 10.0}
+    costs = Calibrated(replace(made, terms_ns=terms))
+    each = [costs.shared_ns(prefix * 15, 16) / (prefix * 15) for prefix in (64, 1024, 32_768)]
+    assert each == pytest.approx([18.0, 13.0, 8.0], abs=0.3)
+    greedy = Calibrated(replace(made, terms_ns={**terms, "shared_token": 80.0}))
+    assert greedy.shared_ns(1000, 2) == pytest.approx(1000 * made.terms_ns["kv_token"], rel=0.001)
+
+
+def test_costs_fitted_to_one_gpu_are_less_sure_of_another():
+    run = made_run(2000, 17)
+    one = calibrate([Source(run), Source(made_run(2000, 18))], "own", replicates=0).noise
+    other = replace(run, meta={**run.meta, "gpu_id": "0247579e"})
+    two = calibrate([Source(other), Source(made_run(2000, 18))], "own", replicates=0).noise
+    assert one.gpu_sd > two.gpu_sd > 0.006
+    assert one.total_sd > one.gpu_sd

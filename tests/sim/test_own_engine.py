@@ -9,27 +9,24 @@ from pagecast.sim.recorded import RecordedRun
 
 RUNS = Path(__file__).parents[1] / "engine" / "recorded"
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-HELD = ("mooncake-load", "mooncake-overload", "agents-load", "agents-load-again", "agents-overload")
-# Figures beyond the bounds below, in percent, as they were measured: step times of two starts on one GPU lay
-# 2.4% apart, and at overload 1% of step time moves TTFT by up to 11%.
+# Runs of GPUs that agree in what steps take; those of another, 1.5% faster, are held to intervals alone.
+HELD = (
+    "a-qwen3-8b-mooncake-load", "a-qwen3-8b-mooncake-overload", "a-qwen3-8b-agents-load",
+    "a-qwen3-8b-agents-overload", "d-qwen3-8b-agents-load", "e-qwen3-8b-agents-load",
+)  # fmt: skip
+# Figures beyond the bounds below, in percent, as they were measured: turns of agent sessions meet by chance.
 BEYOND = {
-    ("mooncake-load", "e2e_s.p90"): 4.0,
-    ("mooncake-overload", "ttft_s.mean"): 10.0,
-    ("mooncake-overload", "ttft_s.p50"): 18.0,
-    ("mooncake-overload", "ttft_s.p90"): 10.0,
-    ("mooncake-overload", "ttft_s.p99"): 7.5,
-    ("mooncake-overload", "tpot_s.p50"): 4.0,
-    ("mooncake-overload", "e2e_s.mean"): 3.5,
-    ("agents-load", "ttft_s.p90"): 8.5,
+    ("a-qwen3-8b-agents-load", "ttft_s.p90"): 3.5,
+    ("e-qwen3-8b-agents-load", "ttft_s.p90"): 5.0,
 }
-# Runs of which less than 80% lies in the intervals: shared system prompts are read faster than foretold.
-NARROW = {"chat-async": 0.35, "chat-sync": 0.6}
+# Runs of which less than 80% lies in the intervals: all of the one GPU that is faster than the others.
+NARROW = {"c-qwen3-8b-chat-async": 0.35, "c-qwen3-8b-chat-sync": 0.5, "c-qwen3-8b-mooncake-load": 0.6}
 
 
 @cache
 def forecast_of(run: str) -> Forecast:
     """A run's forecast with intervals."""
-    return forecast(RecordedRun.load(RUNS / f"h200-qwen3-{run}"), "auto")
+    return forecast(RecordedRun.load(RUNS / f"h200{run}"), "auto")
 
 
 def allowed(run: str, row: Row) -> float:
@@ -42,7 +39,7 @@ def allowed(run: str, row: Row) -> float:
 
 @pytest.mark.parametrize("run", HELD)
 def test_forecasts_of_our_engine_are_within_their_bounds(run: str) -> None:
-    found = forecast_of(f"8b-{run}")
+    found = forecast_of(run)
     assert found.costs == "pagecast-h200-qwen3-8b" and not found.in_sample
     for row in judged(found):
         assert abs(row.error_percent) <= allowed(run, row), f"{row.name}: {row.error_percent:+.1f}%"
@@ -56,23 +53,23 @@ def judged(found: Forecast) -> list[Row]:
 
 @pytest.mark.parametrize("folder", sorted(RUNS.iterdir()), ids=lambda folder: folder.name)
 def test_intervals_hold_what_was_measured_and_are_narrow(folder: Path) -> None:
-    name = folder.name.removeprefix("h200-qwen3-")
+    name = folder.name.removeprefix("h200")
     coverage = forecast_of(name).coverage()
     assert coverage["covered"] is not None
-    assert coverage["covered"] >= NARROW.get(name.removeprefix("8b-"), 0.8)
+    assert coverage["covered"] >= NARROW.get(name, 0.8)
     assert coverage["median_half_width_percent"] is not None
     assert coverage["median_half_width_percent"] <= 10
 
 
 def test_intervals_hold_at_least_four_fifths_of_all_that_was_measured() -> None:
-    found = [forecast_of(folder.name.removeprefix("h200-qwen3-")) for folder in sorted(RUNS.iterdir())]
+    found = [forecast_of(folder.name.removeprefix("h200")) for folder in sorted(RUNS.iterdir())]
     held = [row.covered for one in found for row in one.rows if row.covered is not None]
     assert sum(held) >= 0.8 * len(held)
 
 
 def test_costs_carried_over_to_another_model_are_worse_than_its_own_and_say_so() -> None:
-    run = RecordedRun.load(RUNS / "h200-qwen3-0.6b-mooncake")
-    own = forecast_of("0.6b-mooncake")
+    run = RecordedRun.load(RUNS / "h200c-qwen3-0.6b-mooncake")
+    own = forecast_of("c-qwen3-0.6b-mooncake")
     carried = forecast(run, "pagecast-h200-qwen3-8b", replicates=0, workers=1, transfer=True)
     assert own.costs == "pagecast-h200-qwen3-0.6b"
     assert "carried over from Qwen/Qwen3-8B" in carried.expected_error

@@ -38,7 +38,7 @@ class Plain:
     def warm_ns(self, after):
         return 300 * after if self.per_ctx else 0
 
-    def shared_ns(self, tokens):
+    def shared_ns(self, tokens, requests):
         return tokens * self.per_ctx // 2
 
     def arrival_ns(self, tokens):
