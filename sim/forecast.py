@@ -181,7 +181,7 @@ def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
     engine = run.meta.get("engine", scenario.profile)
     if scenario.costs != AUTO or engine == scenario.profile:
         return scenario, scenario.step_costs()
-    costs = choose(AUTO, replace(scenario.target(), engine=engine))
+    costs = choose(AUTO, replace(scenario.target(), engine=engine), transfer=scenario.transfer_costs)
     return scenario.model_copy(update={"costs": costs.name}), costs
 
 

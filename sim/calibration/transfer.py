@@ -50,7 +50,8 @@ def difference(calibration: Calibration, target: Target) -> str | None:
     if find_gpu(str(made.get("gpu"))).name != target.gpu.name:
         return f"for {made.get('gpu')}, not {target.gpu.name}"
     if made.get("tensor_parallel_size", 1) != target.tensor_parallel_size:
-        return f"for {made.get('tensor_parallel_size')} GPUs a replica, not {target.tensor_parallel_size}"
+        size = made.get("tensor_parallel_size", 1)
+        return f"for {size} {'GPU' if size == 1 else 'GPUs'} a replica, not {target.tensor_parallel_size}"
     stored = target.model.kv_element_bytes(str(made.get("kv_cache_dtype") or "auto"))
     if stored != target.model.kv_element_bytes(target.kv_cache_dtype):
         return f"for a KV cache in {made.get('kv_cache_dtype')}, not {target.kv_cache_dtype}"

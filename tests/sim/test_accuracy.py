@@ -66,6 +66,15 @@ def test_auto_never_takes_another_engines_costs():
     assert found.costs != VLLM
 
 
+def test_auto_carries_the_nearest_costs_of_the_engine_over_where_that_is_allowed():
+    run = RecordedRun.load(SMALL)
+    larger = {**run.meta["model"], "hidden_size": 2048, "intermediate_size": 6144}
+    run = replace(run, meta={**run.meta, "model": larger, "model_name": "Qwen/Qwen3-1.7B"})
+    alone, carried = (forecast(run, "auto", replicates=0, transfer=allowed) for allowed in (False, True))
+    assert alone.costs == "roofline"
+    assert carried.costs == "pagecast-h200-qwen3-0.6b, transferred"
+
+
 def test_decisions_come_with_the_block_count(capsys):
     assert pagecast(["validate", str(OWN), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_gpu_blocks"]["measured"] == 49_725

@@ -127,7 +127,7 @@ def test_another_model_gpu_or_sharding_is_refused_unless_asked_for(calibration):
     for target, words in (
         (Target(model("Qwen/Qwen3-0.6B"), h200), "for Qwen/Qwen3-8B, not Qwen/Qwen3-0.6B"),
         (Target(qwen, gpu("H100")), "for NVIDIA H200, not H100 SXM"),
-        (Target(qwen, h200, tensor_parallel_size=2), "for 1 GPUs a replica, not 2"),
+        (Target(qwen, h200, tensor_parallel_size=2), "for 1 GPU a replica, not 2"),
         (Target(qwen, h200, kv_cache_dtype="fp8"), "for a KV cache in bfloat16, not fp8"),
     ):
         with pytest.raises(BadInput, match=words):
