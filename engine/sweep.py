@@ -31,7 +31,7 @@ class Space:
 
     `seqs` requests at once, `step_tokens` in a step, `cache_tokens` in the KV cache, `max_len` in a request;
     `graphs` are the batch sizes of its CUDA graphs, `prompt_graphs` the token counts of those for steps with
-    prompts. `depth` is the pipeline's.
+    prompts. `depth` is the pipeline's, `block` the tokens of a KV block.
     """
 
     seqs: int
@@ -41,6 +41,7 @@ class Space:
     graphs: tuple[int, ...]
     prompt_graphs: tuple[int, ...]
     depth: int
+    block: int
 
     @classmethod
     def of(cls, limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> Space:
@@ -49,7 +50,7 @@ class Space:
         longest = min(limits.max_model_len or cache, cache)
         return cls(
             limits.max_num_seqs, limits.max_num_batched_tokens, cache, longest, tuple(graphs),
-            tuple(prompt_graphs), limits.pipeline_depth,
+            tuple(prompt_graphs), limits.pipeline_depth, limits.block_size,
         )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def _shared(script: Script, space: Space) -> None:
     Their contexts are there before, and a prompt's only new token is its last: what they spare one another
     is little beside what a GPU loses that has just computed prompts.
     """
-    own = int(max(0, min(256, 0.2 * space.cache_tokens / space.seqs))) // 16 * 16 + 1
+    own = int(max(0, min(256, 0.2 * space.cache_tokens / space.seqs))) // space.block * space.block + 1
     for prefix in (512, 2048, 8192):
         if prefix > min(space.max_len / 2, space.cache_tokens / 4):
             break

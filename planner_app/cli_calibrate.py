@@ -35,6 +35,10 @@ Opt = typer.Option
 _SHORT = {
     "request": "a request in the step: scheduling, sampling, its token",
     "token_after_prompts": "a token in a step with prompts after another such",
+    "prompt_step": "a step with prompt chunks: what no one graph runs",
+    "decode_after_prompts": "a decode step soon after prompts: root of their tokens",
+    "shared_token": "less for a context token that another request reads too",
+    "short_shared_token": "the same of a short prefix: less again",
     "kv_token": "a context token read by decode attention",
     "launch_floor": "launching a step with prompts: the least it takes",
     "prompt_tile": "a tile x key block of prompt attention",
@@ -141,7 +145,7 @@ def show(made: Calibration, out: Path) -> None:
 def _terms(made: Calibration) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("cost, microseconds", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True, min_width=12)
     for tokens, value in zip(made.knots, made.curve_ns, strict=True):
         if tokens in (made.knots[0], made.knots[-1]) or tokens & (tokens - 1) == 0:
             table.add_row(f"a step of {tokens} tokens: fixed cost and matrix work", f"{value / 1e3:,.1f}")

@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 _SHORTEST = 5.0  # percentile of the times in which the host was deaf: launching takes as long
 _DEAF = 1.5  # launches within which an end may have been heard of late
 _FEW = 10
+_CLEARLY = 1.2  # times as long as a light step takes, and launching shows
 
 
 @dataclass(frozen=True)
@@ -81,24 +82,33 @@ def ahead_of(run: RecordedRun, table: StepTable, shape: Shape, recording: int) -
     singly[table.index] = launched_singly(table, shape)
     early = steps.start_ns[1:] < steps.end_ns[:-1]
     ahead = np.append(False, early & (steps.section[1:] == steps.section[:-1]))
-    launch_ns, late = _late(steps.end_ns[:-1] - steps.start_ns[1:], singly[1:] & ahead[1:])
+    light = ahead[1:] & known[:-1] & ~singly[:-1]
+    launch_ns, late = _late(steps.end_ns[:-1] - steps.start_ns[1:], singly[1:] & ahead[1:], light)
     begins = np.append(True, ~late)
     first = np.flatnonzero(begins)
     last = np.append(first[1:] - 1, size - 1)
     sound = np.logical_and.reduceat(known & ahead, first) & (first > 0)
     ns = (steps.end_ns[last] - steps.end_ns[np.maximum(first - 1, 0)]).astype(np.float64)
-    sound &= ns > 0
+    # A step with prompts that is not known may have kept the host from hearing of the end before it.
+    prompts = np.diff(steps.prefill_start) > 0
+    sound &= (ns > 0) & ~np.append((ahead & prompts & ~known)[1:], False)[last]
     whole = Ahead(recording, table, (np.cumsum(begins) - 1)[table.index], ns, launch_ns)
     return whole._of(sound)
 
 
-def _late(waited_ns: Ints, launching: npt.NDArray[np.bool_]) -> tuple[float, npt.NDArray[np.bool_]]:
-    """What launching takes, and of which steps the end was heard of late for it.
+def _late(
+    waited_ns: Ints, launching: npt.NDArray[np.bool_], light: npt.NDArray[np.bool_]
+) -> tuple[float, npt.NDArray[np.bool_]]:
+    """What launching takes (0: too few show it), and of which steps the end was heard of late for it.
 
-    `waited_ns`: from when the next step, if it was `launching` kernel by kernel, began, to a step's end.
+    `waited_ns`: from when the next step began, `launching` kernel by kernel or not, to a step's end. Of
+    `light` steps, which take less than a launch does, it is the launch; else what the device takes.
     """
-    if launching.sum() < _FEW:
+    shown, plain = launching & light, light & ~launching
+    if shown.sum() < _FEW or plain.sum() < _FEW:
         return 0.0, launching
-    least = float(np.percentile(waited_ns[launching], _SHORTEST))
+    least = float(np.percentile(waited_ns[shown], _SHORTEST))
+    if least < _CLEARLY * float(np.median(waited_ns[plain])):
+        return 0.0, launching
     late = launching & (waited_ns < _DEAF * least)
-    return float(np.median(waited_ns[late])), late
+    return float(np.median(waited_ns[late & light])), late

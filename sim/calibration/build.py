@@ -69,8 +69,8 @@ def calibrate(
     """Fits step costs to recorded runs of one engine, model and GPU.
 
     Synchronous runs give the costs; asynchronous ones, where there are any, what of them is hidden when
-    steps are planned ahead. Errors: BadInput where there is no synchronous run, where runs differ in set-up,
-    or for too few steps.
+    steps are planned ahead, and of our own engine what the device takes. Errors: BadInput where there is no
+    synchronous run, where runs differ in set-up, or for too few steps.
     """
     tell = progress or (lambda _: None)
     plain = [source for source in sources if not source.run.pipeline_depth]
@@ -147,7 +147,7 @@ def _timed(source: Source, shape: Shape) -> StepTable:
 
 def _gpus(sources: list[Source]) -> int:
     """How many GPUs the runs are of; those that do not tell are of one."""
-    return len({source.run.meta.get("gpu_id") for source in sources})
+    return max(1, len({source.run.meta.get("gpu_id") for source in sources} - {None}))
 
 
 def _made_for(run: RecordedRun) -> dict[str, Any]:

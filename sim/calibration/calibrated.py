@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NOT_AHEAD = (
-    "No run with asynchronous scheduling was fitted: steps planned ahead are forecast too long; calibrate "
-    "with such a run as well (another --from-run), or set async_scheduling off."
+    "No run with asynchronous scheduling was fitted, or too short a one: steps planned ahead are forecast "
+    "too long; calibrate with such a run as well (another --from-run), or set async_scheduling off."
 )
 _TABLE = 16384  # token counts whose matrix work is looked up
 
@@ -64,7 +64,9 @@ class Calibrated:
         self._request = t.get("request", 0.0)
         self._chunk = t.get("prompt_chunk", 0.0)
         host = self.calibration.host
-        self._launch = (self.pipeline_depth and host.single_ns) or t.get("launch_floor", 0.0)
+        planned = host.single_ns if self.pipeline_depth else 0.0
+        self._launch = planned or t.get("launch_floor", 0.0)
+        self._launch_chunk = 0.0 if planned else self._chunk
         self._eager = not shape.prompt_graphs
         self._beside = t.get("request_beside_prompt", 0.0)
         self._hot = t.get("token_after_prompts", 0.0)
@@ -123,7 +125,7 @@ class Calibrated:
         if not self._launch or not chunks or tokens <= self._sizes_end:
             return 0
         rows = batch.decode_n + len(batch.prefill)
-        return max(round(self._launch + self._chunk * chunks) - self.host_ns(rows), 0)
+        return max(round(self._launch + self._launch_chunk * chunks) - self.host_ns(rows), 0)
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests; kept once computed."""

@@ -113,6 +113,8 @@ class Design:
         added = coefficients[[count + i for i in segments]]
         step_ns = float(steps @ added) / max(float(steps.sum()), 1.0)
         hidden = found.get(_HIDDEN, 0.0)
+        if LAUNCH in terms:
+            terms[LAUNCH] += step_ns
         host = Host(step_ns, terms.get("request", 0.0), hidden, 0.0, FITTED, self.launch_ns)
         return coefficients[:count] + step_ns, terms, host
 
@@ -125,6 +127,8 @@ def design(
     `tables` are synchronous runs; `ahead` numbers them as recordings.
     """
     early = [groups for groups in ahead if len(groups.ns)]
+    if sum(len(groups.ns) for groups in early) < LEAST_STEPS:
+        early = []  # too few to tell a host from a device
     every = [*tables, *(groups.table for groups in early)]
     steps = sum(map(len, tables))
     if not steps:
@@ -205,13 +209,14 @@ def _beside(plain: Design, tables: list[StepTable], early: list[Ahead]) -> Desig
         begin += len(table)
     names = (_HIDDEN, *(f"{_HOST} {i}" for i in range(len(columns) - 1)))
     used = [i for i, column in enumerate(columns) if column.any()]
+    launches = [groups.launch_ns for groups in early if groups.launch_ns]
     return replace(
         plain,
         names=(*plain.names, *(names[i] for i in used)),
         matrix=np.hstack([plain.matrix, *(columns[i][:, None] for i in used)]),
         kind=np.concatenate(kinds),
         ahead=np.arange(size) >= steps,
-        launch_ns=float(np.median([groups.launch_ns for groups in early])),
+        launch_ns=float(np.median(launches)) if launches else 0.0,
     )
 
 

@@ -30,7 +30,7 @@ class Host:
 
     Of steps with prompts that are planned ahead: `launch_ns` is hidden as well, and `busy` is the share by
     which the device is slower than after a rest. `single_ns` is how long launching one of them kernel by
-    kernel keeps the host while the device computes the one before; 0: as long as in a synchronous run.
+    kernel keeps the host, as seen while the device computes the one before; 0: as in a synchronous run.
     """
 
     step_ns: float

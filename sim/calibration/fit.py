@@ -6,7 +6,7 @@ operating system) are cut while fitting and given back as a cost of each request
 
 Where steps planned ahead tell what the device takes (`ahead`), they are fitted together with synchronous
 ones, of which the host adds a constant of its own to each segment, and to each request. Steps then weigh by
-how far those of their kind stray, for the device's times stray least.
+how far those of their kind stray, for the device's times stray least; pauses are given back to the host.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ variance is estimated for both, and those recordings count as what they are, two
 and half of that for engines other than theirs.
 
 Whoever forecasts with shipped costs has another GPU. What that adds is known for our engine, whose
-asynchronous steps show it: four of five H200s agreed to 0.2% in what steps take, one was 1.5% faster.
+asynchronous steps show it: four of five H200s agreed to 0.5% in what steps take, one was 1.5% faster.
 
 A fit follows the runs that it is made of, so that they stray from it by too little, and by too much from a
 fit without them: of least squares, the product of both errors is in the mean the variance that neither

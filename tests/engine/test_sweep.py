@@ -44,11 +44,14 @@ def test_the_command_records_both_pipeline_depths_and_fits_them(swept: Path) -> 
     assert "https://" not in page
 
 
-def test_what_is_recorded_is_fitted_again_without_the_engine(swept: Path, tmp_path: Path) -> None:
+def test_what_is_recorded_is_fitted_again_without_the_engine(
+    swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     again = tmp_path / "c.json"
     folder = str(swept / "c.sweep")
     assert run(["calibrate", "--from-run", folder, "--out", str(again), "--replicates", "2"]) == 0
     assert json.loads(again.read_text()) == json.loads((swept / "c.json").read_text())
+    assert "…" not in capsys.readouterr().out
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(swept: Path, model_of: Any, tmp_path: Path) -> None:

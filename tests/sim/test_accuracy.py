@@ -53,7 +53,7 @@ def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_int
     assert len(lines) == 1
     assert "the median interval spans" in lines[0] and "half-width" in lines[0]
     assert "carried over from Qwen/Qwen3-8B on NVIDIA H200 to Qwen/Qwen3-0.6B" in out
-    assert "measured once, from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT 10%" in out
+    assert "measured once, from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT 12%" in out
     assert "These costs are of vllm, this run is of pagecast" in out
     assert "expected from model and GPU alone, 72,554 measured" in out
     assert pagecast([*command[:-1], "0", "--transfer-costs", "--json"]) == 0

@@ -14,7 +14,7 @@ from pagecast.sim.calibration.ahead import ahead_of
 from pagecast.sim.calibration.build import Source, calibrate
 from pagecast.sim.calibration.calibrated import Calibrated
 from pagecast.sim.calibration.features import launched_singly, step_table
-from pagecast.sim.calibration.file import Calibration
+from pagecast.sim.calibration.file import MEASURED, Calibration
 from pagecast.sim.calibration.fit import Fit, fit
 from pagecast.sim.calibration.shape import shape_of
 from pagecast.sim.calibration.target import Target
@@ -186,16 +186,25 @@ def test_a_prompt_chunk_of_one_token_costs_what_a_decode_does():
 STEP_NS, LAUNCH_NS = 250e3, 4e6  # of the host, in `made_ahead`
 
 
-def made_ahead(count: int, seed: int, truth: Fit = TRUTH, launch_ns: float = LAUNCH_NS) -> RecordedRun:
+def made_ahead(
+    count: int,
+    seed: int,
+    truth: Fit = TRUTH,
+    launch_ns: float = LAUNCH_NS,
+    hidden_ns: float = 0.0,
+    **changes: object,
+) -> RecordedRun:
     """The same shapes planned ahead: the device computes them one after another, and the host, which adds
     `STEP_NS` and each request's time to synchronous steps, hears of no end while it launches a step."""
-    run = made_run(count, seed, truth)
-    table = step_table(run, SHAPE)
-    _, device, _ = replace(truth, curve=truth.curve - STEP_NS).sides(table, SHAPE)
+    run = made_run(count, seed, truth, **changes)
+    shape = shape_of(run.meta, "meta.json")
+    table = step_table(run, shape)
+    _, device, _ = replace(truth, curve=truth.curve - STEP_NS).sides(table, shape)
+    device = device - hidden_ns * table.mixed
     noise = np.exp(0.002 * np.random.default_rng(seed + 1).standard_normal(len(table)))
     end = np.cumsum(device * noise).astype(np.int64)
     begin = np.concatenate([[0, 1], end[:-2] + 20_000])[: len(end)]
-    singly = np.append(launched_singly(table, SHAPE)[1:], False)
+    singly = np.append(launched_singly(table, shape)[1:], False)
     heard = np.where(singly, np.maximum(end, np.append(begin[1:], 0) + int(launch_ns)), end)
     steps, keep = run.steps, len(end)
     config = {**run.meta["config"], "async_scheduling": True}
@@ -205,6 +214,41 @@ def made_ahead(count: int, seed: int, truth: Fit = TRUTH, launch_ns: float = LAU
     columns |= {"start_ns": begin, "end_ns": heard, "prefill_start": starts}
     columns |= {name: columns[name][: starts[-1]] for name in ("prefill_tokens", "prefill_ctx")}
     return replace(run, folder=Path("ahead"), meta={**run.meta, "config": config}, steps=Steps(**columns))
+
+
+def test_launches_that_graphs_hide_are_told_from_the_steps_planned_ahead():
+    truth = replace(TRUTH, terms={**TRUTH.terms, "prompt_step": 0.9e6})
+    plain = made_run(4000, 7, truth, config=PROMPT_GRAPHS)
+    ahead = made_ahead(4000, 12, truth, hidden_ns=0.4e6, config=PROMPT_GRAPHS)
+    made = calibrate([Source(plain), Source(ahead)], "own", replicates=0)
+    assert made.host.launch_ns == pytest.approx(0.4e6, rel=0.15)
+    table, steps = step_table(ahead, made.shape), ahead.steps
+    costs = Calibrated(made, pipeline_depth=1)
+    light = table.mixed & (table.tokens <= 512) & ~np.append(launched_singly(table, made.shape)[1:], True)
+    errors = [
+        costs.device_ns(steps.batch(int(i))) / (steps.end_ns[i] - steps.end_ns[i - 1]) - 1
+        for i in table.index[light & np.append(False, ~launched_singly(table, made.shape)[:-1])]
+    ]
+    assert len(errors) > 200 and abs(np.median(errors)) < 0.01
+
+
+def test_synchronous_steps_that_last_as_long_as_their_launches_are_foretold_with_the_host():
+    truth = replace(TRUTH, terms={**TRUTH.terms, "launch_floor": 30e6})
+    plain = made_run(4000, 7, truth)
+    made = calibrate([Source(plain), Source(made_ahead(3000, 12, truth))], "own", replicates=0)
+    assert made.terms_ns["launch_floor"] == pytest.approx(30e6, rel=0.006)
+
+
+def test_a_few_steps_planned_ahead_tell_nothing():
+    made = calibrate([Source(made_run(2000, 7)), Source(made_ahead(40, 12))], "own", replicates=0)
+    assert made.host.source == MEASURED
+    assert "too short a one" in Calibrated(made, pipeline_depth=1).expected_error()
+
+
+def test_a_device_that_is_slower_than_launching_does_not_show_how_long_that_takes():
+    heavy = replace(TRUTH, curve=TRUTH.curve + 30e6)
+    run = made_ahead(2000, 14, heavy, launch_ns=15e6)
+    assert ahead_of(run, step_table(run, SHAPE), SHAPE, 0).launch_ns == 0
 
 
 def test_steps_planned_ahead_tell_what_the_device_takes_and_what_the_host_adds():
@@ -283,7 +327,9 @@ def test_sharing_a_short_prefix_spares_more_of_each_token_and_never_all_of_it():
 def test_costs_fitted_to_one_gpu_are_less_sure_of_another():
     run = made_run(2000, 17)
     one = calibrate([Source(run), Source(made_run(2000, 18))], "own", replicates=0).noise
-    other = replace(run, meta={**run.meta, "gpu_id": "0247579e"})
-    two = calibrate([Source(other), Source(made_run(2000, 18))], "own", replicates=0).noise
-    assert one.gpu_sd > two.gpu_sd > 0.006
-    assert one.total_sd > one.gpu_sd
+    again = made_run(2000, 18)
+    runs = [replace(r, meta={**r.meta, "gpu_id": gpu}) for r, gpu in ((run, "0247579e"), (again, "39c6fbf4"))]
+    two = calibrate([Source(each) for each in runs], "own", replicates=0).noise
+    same = calibrate([Source(run), Source(runs[1])], "own", replicates=0).noise
+    assert one.gpu_sd == same.gpu_sd > two.gpu_sd > 0.006
+    assert one.total_sd > two.total_sd

@@ -9,7 +9,8 @@ from pagecast.sim.recorded import RecordedRun
 
 RUNS = Path(__file__).parents[1] / "engine" / "recorded"
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-# Runs of GPUs that agree in what steps take; those of another, 1.5% faster, are held to intervals alone.
+# Mooncake and agents on GPUs that agree in what steps take. Chat, whose requests share short prompts, and
+# runs of a GPU that is 1.5% faster are held to intervals alone.
 HELD = (
     "a-qwen3-8b-mooncake-load", "a-qwen3-8b-mooncake-overload", "a-qwen3-8b-agents-load",
     "a-qwen3-8b-agents-overload", "d-qwen3-8b-agents-load", "e-qwen3-8b-agents-load",
@@ -17,10 +18,10 @@ HELD = (
 # Figures beyond the bounds below, in percent, as they were measured: turns of agent sessions meet by chance.
 BEYOND = {
     ("a-qwen3-8b-agents-load", "ttft_s.p90"): 3.5,
-    ("e-qwen3-8b-agents-load", "ttft_s.p90"): 5.0,
+    ("d-qwen3-8b-agents-load", "ttft_s.p50"): 7.0,
 }
 # Runs of which less than 80% lies in the intervals: all of the one GPU that is faster than the others.
-NARROW = {"c-qwen3-8b-chat-async": 0.35, "c-qwen3-8b-chat-sync": 0.5, "c-qwen3-8b-mooncake-load": 0.6}
+NARROW = {"c-qwen3-8b-chat-async": 0.35, "c-qwen3-8b-chat-sync": 0.5, "c-qwen3-8b-mooncake-load": 0.65}
 
 
 @cache
