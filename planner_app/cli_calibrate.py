@@ -41,6 +41,8 @@ _SHORT = {
     "short_shared_token": "the same of a short prefix: less again",
     "kv_token": "a context token read by decode attention",
     "launch_floor": "launching a step with prompts: the least it takes",
+    "light_prompt_tile": "the same of a step with few tokens",
+    "prompt_kv_token": "a context token that a prompt chunk reads",
     "prompt_tile": "a tile x key block of prompt attention",
 }
 

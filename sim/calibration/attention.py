@@ -32,6 +32,7 @@ ALONE = 2.0  # how much faster an SM reads when few others do
 # Of our own decode kernel on an H200, with KV of 128 dimensions: tokens x KV heads that a step reads before
 # memory streams at its full rate, and those of a shared prefix of which half the readers find in the cache.
 STREAMING, CACHED = 196_608, 8_192
+LIGHT = 2_048  # tokens of a step that leaves a GPU half of what it gains by a rest
 
 
 def imbalance_cap(shape: Shape, n: Floats) -> Floats:
@@ -77,6 +78,11 @@ def short_share(shape: Shape, shared: Number, n: Number) -> Number:
     others = (n > 2) * (n - 2) + 1  # n - 1, and at least one
     prefix = shared / others * shape.kv_heads / CACHED
     return 1 / (1 + prefix**2)
+
+
+def light_share(tokens: Number) -> Number:
+    """How far a step of so many tokens leaves a GPU its clocks: attention is faster in such steps."""
+    return 1 / (1 + (tokens / LIGHT) ** 2)
 
 
 def chunk_tiles(shape: Shape, tokens: Number, context: Number) -> Number:

@@ -77,6 +77,8 @@ class Calibrated:
         self._shared = t.get("shared_token", 0.0)
         self._short = t.get("short_shared_token", 0.0)
         self._tile = t.get("prompt_tile", 0.0)
+        self._light_tile = t.get("light_prompt_tile", self._tile)
+        self._prompt_kv = t.get("prompt_kv_token", 0.0)
         self._last_tile = t.get("longest_prompt_tile", 0.0) / attention.BLOCK
         self._share = shape.kv_heads / shape.sms
         self._tail = attention.tail_tokens(shape)
@@ -114,6 +116,9 @@ class Calibrated:
             work += max(0.0, max(longest, keys) / attention.BLOCK - work - read)
         elif self._eager:
             work = self._span(prefill)
+            light = attention.light_share(tokens) * work
+            total += (self._light_tile - self._tile) * light
+            total += self._prompt_kv * sum([chunk[1] for chunk in prefill])
         total += self._tile * work + self._last_tile * keys
         total += self._chunk * chunks
         return max(round(total * self._busy - self._hidden) - self.host_ns(n + chunks), 0)

@@ -35,6 +35,8 @@ TERMS: dict[str, str] = {
     "shared_token": "a context token that another decoding request reads too: less, by what a cache spares",
     "short_shared_token": "the same of a prefix short enough to stay in the cache: less again",
     "prompt_tile": "a tile x key block of prompt attention, as many as an SM takes",
+    "light_prompt_tile": "the same of a step with few tokens, which leaves a GPU its clocks",
+    "prompt_kv_token": "a context token that a prompt chunk reads, for all its tiles together",
     "longest_prompt_tile": "a key block of the longest prompt tile",
     "launch_floor": "launching a step with prompts, which its device time can't go below",
     "arrival": "a request that arrived since the last step",
@@ -47,15 +49,17 @@ COOLING_STEPS = (1 - COOLING**4) / (1 - COOLING)
 # Host time that neither hides device time nor is hidden by it where steps are not planned ahead.
 HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
 # What only engines whose decode attention splits work evenly have terms for.
-OF_EVEN_SPLITS = ("first_kv_token", "shared_token", "short_shared_token")
+OF_EVEN_SPLITS = (
+    "first_kv_token", "shared_token", "short_shared_token", "light_prompt_tile", "prompt_kv_token",
+)  # fmt: skip
 # What launches stand for in steps with prompts that run without CUDA graphs.
 OF_GRAPHS = ("ungraphed_step", "longest_prompt_tile")
 LAUNCH = "launch_floor"
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
-    "short_shared_token", "first_kv_token", "decode_after_prompts", "longest_prompt_tile",
-    "request_beside_prompt", "token_after_prompts", "ungraphed_step",
-    "prompt_chunk", "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
+    "prompt_kv_token", "light_prompt_tile", "short_shared_token", "first_kv_token", "decode_after_prompts",
+    "longest_prompt_tile", "request_beside_prompt", "token_after_prompts", "ungraphed_step", "prompt_chunk",
+    "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
 )  # fmt: skip
 
 _KNOTS = (
@@ -90,6 +94,7 @@ class StepTable:
     after: Ints  # tokens of the step before, if it had prompt chunks
     prompt_tiles: Floats  # of one KV head
     prompt_span: Floats  # key blocks of the busiest SM in our own kernel; 0 for other engines
+    prompt_ctx: Floats  # context tokens of all chunks
     longest_prompt: Floats  # keys of the longest chunk
     largest_chunk: Ints
     warm: Floats  # root of the tokens of the last step with prompts, fading with `COOLING`; 0 beside prompts
@@ -159,6 +164,7 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
         "tokens": tokens, "after": _after(steps, tokens),
         "prompt_tiles": _per_step(steps, attention.chunk_tiles(shape, size, context)),
         "prompt_span": _spans(steps, shape),
+        "prompt_ctx": _per_step(steps, context),
         "longest_prompt": _largest(steps, steps.prefill_tokens + steps.prefill_ctx).astype(np.float64),
         "largest_chunk": _largest(steps, steps.prefill_tokens),
         "warm": _warmth(steps, tokens, shape),
@@ -342,6 +348,7 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         prompt = prompt + _outlasting(table, shape, prompt)
     elif not shape.prompt_graphs:
         prompt = table.prompt_span
+    light = prompt * (0 if shape.prompt_graphs else attention.light_share(table.tokens.astype(np.float64)))
     most = shape.graph_sizes[-1] if shape.graph_sizes and shape.prompt_graphs else 0
     return {
         "request": table.n + table.chunks,
@@ -355,7 +362,9 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         "first_kv_token": np.minimum(table.ctx, attention.first_tokens(shape)),
         "shared_token": -table.shared,
         "short_shared_token": -table.shared * attention.short_share(shape, table.shared, table.n),
-        "prompt_tile": prompt,
+        "prompt_tile": prompt - light,
+        "light_prompt_tile": light,
+        "prompt_kv_token": table.prompt_ctx * (not shape.prompt_graphs),
         "longest_prompt_tile": table.longest_prompt / attention.BLOCK,
         LAUNCH: launched_singly(table, shape).astype(np.float64),
         "arrival": table.arrivals,

@@ -145,7 +145,7 @@ def _term_ratios(origin: Target, target: Target) -> dict[str, float]:
     layers = target.model.layers / origin.model.layers
     return {
         "kv_token": kv, "first_kv_token": kv, "shared_token": kv, "short_shared_token": kv,
-        "prompt_tile": flops, "longest_prompt_tile": flops,
+        "prompt_kv_token": kv, "light_prompt_tile": flops, "prompt_tile": flops, "longest_prompt_tile": flops,
         "prompt_step": layers, "ungraphed_step": layers,
         "launch_floor": layers,
     }  # fmt: skip

@@ -314,6 +314,24 @@ def test_what_a_steps_first_context_tokens_cost_more_is_in_both_kinds_of_step():
         assert near - far == pytest.approx(each * first / 2, rel=0.01)
 
 
+def test_prompts_read_a_context_once_and_leave_a_light_step_its_clocks():
+    truth = replace(TRUTH, terms={**TRUTH.terms, "light_prompt_tile": 50_000.0, "prompt_kv_token": 20.0})
+    made = calibrate([Source(made_run(6000, 19, truth))], "own", replicates=0)
+    assert made.terms_ns["light_prompt_tile"] == pytest.approx(50_000, rel=0.05)
+    assert made.terms_ns["prompt_tile"] == pytest.approx(60_000, rel=0.02)
+    assert made.terms_ns["prompt_kv_token"] == pytest.approx(20, rel=0.15)
+    costs = Calibrated(made)
+
+    def attention_ns(tokens: int) -> int:
+        near, far = (costs.device_ns(Batch(0, 0, 0, ((tokens, ctx),))) for ctx in (8192, 16_384))
+        return far - near
+
+    spans = [[attention.prompt_span(SHAPE, [(n, ctx)]) for ctx in (8192, 16_384)] for n in (256, 8000)]
+    blocks = [far - near for near, far in spans]
+    each = [(attention_ns(n) - 20 * 8192) / work for n, work in zip((256, 8000), blocks, strict=True)]
+    assert each == pytest.approx([50_150, 59_400], rel=0.05)
+
+
 def test_sharing_a_short_prefix_spares_more_of_each_token_and_never_all_of_it():
     made = calibrate([Source(made_run(2000, 16))], "own", replicates=0)
     terms = {**made.terms_ns, "shared_token": 8.0, "short_shared_token": 10.0}
