@@ -166,18 +166,21 @@ def _long(script: Script, space: Space) -> None:
     few = min(64, max(1, space.seqs // 2))
     short = [script.document(min(4096, max(8, 0.3 * space.cache_tokens / few))) for _ in range(few)]
     script.group([document.cut(document.tokens) for document in short], output=24)
-    for fraction in (0.98, 0.25) if space.depth else (0.98, 0.5, 0.25, 0.12, 0.06):
-        for n in (size for size in (1, 2, 4, 6, 8) if size <= count):
-            cuts = length * fraction - script.random.integers(0, 16, n)
-            prompts = [document.cut(int(cut)) for document, cut in zip(documents, cuts, strict=False)]
-            script.group(prompts, output=8, gap_s=_REST_S)
-    for fraction in (1.0, 0.4):
-        for n in (size for size in (12, 24, 40, 64) if size <= few):
-            cuts = fraction * short[0].tokens - script.random.integers(0, 16, n)
-            prompts = [document.cut(int(cut)) for document, cut in zip(short, cuts, strict=False)]
-            script.group(prompts, output=8, gap_s=_REST_S)
+    _even(script, documents, (0.98, 0.25) if space.depth else (0.98, 0.5, 0.25, 0.12, 0.06), (1, 2, 4, 6, 8))
+    _even(script, short, (1.0, 0.4), (12, 24, 40, 64))
     _ragged(script, documents, short)
     _on_contexts(script, space, documents)
+
+
+def _even(
+    script: Script, texts: list[Document], fractions: tuple[float, ...], sizes: tuple[int, ...]
+) -> None:
+    """Contexts of one length that decode together, at each of these fractions of their texts."""
+    for fraction in fractions:
+        for n in (size for size in sizes if size <= len(texts)):
+            cuts = fraction * texts[0].tokens - script.random.integers(0, 16, n)
+            prompts = [text.cut(int(cut)) for text, cut in zip(texts, cuts, strict=False)]
+            script.group(prompts, output=8, gap_s=_REST_S)
 
 
 def _ragged(script: Script, documents: list[Document], short: list[Document]) -> None:

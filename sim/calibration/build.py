@@ -227,11 +227,10 @@ def _bootstrap(
     full, _ = design(tables, shape, groups)
     base = full.keeping(tuple(found.terms))
     random = np.random.default_rng(seed)
-    start, _, _ = solve(base)
     copies, hosts = [], []
     for _ in range(count):
         rows = np.concatenate([_blocks(rows, random) for rows in base.blocks()])
-        values, _, _ = solve(base.take(rows), start, _REPLICATE_ROUNDS)
+        values, _, _ = solve(base.take(rows), found.solution, _REPLICATE_ROUNDS)
         curve, terms, host = base.parted(values)
         copies.append((*curve.tolist(), *terms.values()))
         hosts += [host] if host else []

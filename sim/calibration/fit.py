@@ -51,7 +51,7 @@ class Fit:
 
     `merged` names terms that the data can't tell from the others, `absent` those that never occur.
     `scales` are the runs' own factors, `sd` a step's relative spread around the fit. `host` is what planning
-    ahead hides, where the fit tells.
+    ahead hides, where the fit tells; `solution` are all of the design's coefficients.
     """
 
     knots: tuple[int, ...]
@@ -62,6 +62,7 @@ class Fit:
     scales: tuple[float, ...]
     sd: float
     host: Host | None = None
+    solution: Floats | None = None
 
     @classmethod
     def of(cls, made: Calibration) -> Fit:
@@ -95,7 +96,7 @@ def fit(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead] = ()) -> F
     kept = full.keeping(names)
     coefficients, scales, sd = solve(kept)
     curve, terms, host = kept.parted(coefficients)
-    return Fit(kept.knots, curve, terms, merged, absent, tuple(scales.tolist()), sd, host)
+    return Fit(kept.knots, curve, terms, merged, absent, tuple(scales.tolist()), sd, host, coefficients)
 
 
 def _separable(full: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -159,13 +160,12 @@ def _spread(d: Design, stray: Floats) -> Floats:
 
 def _first(d: Design) -> Floats:
     """Coefficients to start from."""
-    if LAUNCH not in d.names:
-        return _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns)))
-    if not d.launch_ns:
+    if LAUNCH in d.names and not d.launch_ns:
         return _first_launches(d)
-    known = _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns)))
-    known[len(d.knots) + d.names.index(LAUNCH)] = d.launch_ns
-    return known
+    first = _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns)))
+    if LAUNCH in d.names:
+        first[len(d.knots) + d.names.index(LAUNCH)] = d.launch_ns
+    return first
 
 
 def _first_launches(d: Design) -> Floats:

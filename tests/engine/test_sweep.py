@@ -151,6 +151,9 @@ def test_the_shared_part_of_the_sweep_decodes_behind_one_prefix() -> None:
     scenario = Scenario(num_gpu_blocks=4000, max_num_seqs=32, max_num_batched_tokens=1024)
     costs, counted = scenario.step_costs(), list[int]()
     costs.shared_ns = lambda tokens, requests: counted.append(tokens) or 0  # type: ignore[method-assign,func-returns-value]
-    replay(parts["shared-sync"].trace, scenario, costs=costs, fast_forward=False)
+    steps = replay(parts["shared-sync"].trace, scenario, costs=costs, fast_forward=False).steps
+    # What decodes together has its context before: its prompts leave one token each to compute.
+    assert (steps["prefill_tokens"] == steps["prefill_n"]).sum() >= 8
+    assert parts["shared-async"].trace.requests["gap_s"].max() == 0.2
     for prefix in (512, 2048):
         assert {prefix * (n - 1) for n in (3, 8, 16, 32)} <= set(counted)

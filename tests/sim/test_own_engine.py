@@ -9,16 +9,28 @@ from pagecast.sim.recorded import RecordedRun
 
 RUNS = Path(__file__).parents[1] / "engine" / "recorded"
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-# Mooncake and agents on GPUs that agree in what steps take. Chat, whose requests share short prompts, and
-# runs of a GPU that is 1.5% faster are held to intervals alone.
+# Mooncake and agents on five GPUs; chat, whose requests share short prompts, is held to intervals alone.
 HELD = (
     "a-qwen3-8b-mooncake-load", "a-qwen3-8b-mooncake-overload", "a-qwen3-8b-agents-load",
-    "a-qwen3-8b-agents-overload", "d-qwen3-8b-agents-load", "e-qwen3-8b-agents-load",
+    "a-qwen3-8b-agents-overload", "c-qwen3-8b-mooncake-load", "c-qwen3-8b-mooncake-overload",
+    "c-qwen3-8b-agents-overload", "d-qwen3-8b-agents-load", "e-qwen3-8b-agents-load",
 )  # fmt: skip
-# Figures beyond the bounds below, in percent, as they were measured: turns of agent sessions meet by chance.
-BEYOND = {("e-qwen3-8b-agents-load", "ttft_s.p90"): 6.0}
+# Figures beyond the bounds below, in percent, as they were measured: GPU C is 1.5% faster than the others,
+# which overload magnifies up to eleven times in TTFT; turns of agent sessions meet by chance.
+BEYOND = {
+    ("c-qwen3-8b-mooncake-load", "e2e_s.p90"): 4.6,
+    ("c-qwen3-8b-mooncake-overload", "ttft_s.mean"): 12.5,
+    ("c-qwen3-8b-mooncake-overload", "ttft_s.p50"): 19.5,
+    ("c-qwen3-8b-mooncake-overload", "ttft_s.p90"): 12.0,
+    ("c-qwen3-8b-mooncake-overload", "ttft_s.p99"): 8.5,
+    ("c-qwen3-8b-mooncake-overload", "tpot_s.p50"): 4.4,
+    ("c-qwen3-8b-mooncake-overload", "e2e_s.mean"): 4.3,
+    ("c-qwen3-8b-mooncake-overload", "e2e_s.p50"): 3.7,
+    ("c-qwen3-8b-mooncake-overload", "e2e_s.p90"): 3.6,
+    ("e-qwen3-8b-agents-load", "ttft_s.p90"): 6.0,
+}
 # Runs of which less than 80% lies in the intervals: all of the one GPU that is faster than the others.
-NARROW = {"c-qwen3-8b-chat-async": 0.35, "c-qwen3-8b-chat-sync": 0.5, "c-qwen3-8b-mooncake-load": 0.65}
+NARROW = {"c-qwen3-8b-chat-async": 0.45, "c-qwen3-8b-chat-sync": 0.55, "c-qwen3-8b-mooncake-load": 0.7}
 
 
 @cache
