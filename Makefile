@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TREE := build/tree/pagecast
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 PARTS := sim engine kernels planner_app traces
-COMPILED := $(filter-out %/__init__.py %/check.py %/errors.py,$(wildcard sim/core/*.py)) sim/costs.py
+COMPILED := $(filter-out %/__init__.py %/check.py %/errors.py,$(wildcard sim/core/*.py)) sim/costs/step_costs.py
 
 .PHONY: help demo test test-slow lint bench compile format clean
 .DEFAULT_GOAL := help
@@ -67,4 +67,4 @@ format: $(VENV)/.dev
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache
-	rm -f sim/*.so sim/core/*.so
+	rm -f sim/core/*.so sim/costs/*.so

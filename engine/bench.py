@@ -16,8 +16,8 @@ from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import Recording
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.gpus import Gpu, gpu
-from pagecast.sim.recorded import Steps
+from pagecast.sim.machine.gpus import Gpu, gpu
+from pagecast.sim.runs.recorded import Steps
 
 # Shares of the datasheet's rates that a device copy and an 8192^3 bf16 product reach on an H200: 4.3 TB/s,
 # 700 TFLOP/s.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pagecast.sim.model_facts import ModelFacts
+from pagecast.sim.machine.model_facts import ModelFacts
 
 if TYPE_CHECKING:
     from pagecast.engine.engine import Engine

@@ -26,7 +26,7 @@ from pagecast.engine.text import tokenizer
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request
-from pagecast.sim.gpus import GIB
+from pagecast.sim.machine.gpus import GIB
 from torch import Tensor
 
 CPU_BLOCKS = 1024  # where nobody says how many

@@ -1,6 +1,7 @@
 """What the engine's memory went to, beside what was predicted; and how many KV blocks the rest makes.
 
-The items are those of `pagecast.sim.memory`, so that a start of the engine checks the budget line by line.
+The items are those of `pagecast.sim.machine.memory`, so that a start of the engine checks the budget line
+by line.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from pagecast.engine.options import Options
 from pagecast.engine.spec import ModelSpec
-from pagecast.sim.block_count import engine_graphs, engine_prompt_graphs
-from pagecast.sim.block_count import graph_reserve as reserve_of
 from pagecast.sim.core.errors import BadInput, CannotRunHere
-from pagecast.sim.gpus import GIB, gpu
-from pagecast.sim.memory import hbm_budget
+from pagecast.sim.machine.block_count import engine_graphs, engine_prompt_graphs
+from pagecast.sim.machine.block_count import graph_reserve as reserve_of
+from pagecast.sim.machine.gpus import GIB, gpu
+from pagecast.sim.machine.memory import hbm_budget
 
 # Left free beside everything that was measured: the allocator's rounding, and what loads late.
 _SLACK_BYTES = 256 << 20

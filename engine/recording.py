@@ -12,7 +12,7 @@ from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.events import Event, run_length
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import NEVER, State
-from pagecast.sim.recorded import RecordedRun, Steps
+from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.traces.schema import Trace
 
 NS = 1_000_000_000

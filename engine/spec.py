@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.model_facts import ModelFacts
-from pagecast.sim.models import model as find_facts
+from pagecast.sim.machine.model_facts import ModelFacts
+from pagecast.sim.machine.models import model as find_facts
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 DEFAULT_ROPE_THETA = 10000.0

@@ -16,7 +16,7 @@ from pagecast.engine.serve import TraceServer
 from pagecast.engine.sweep import VERSION, Segment, rehearsal, segments
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.runs.recorded import RecordedRun
 
 # What a restart may differ in without its steps costing anything else.
 _FREE = ("usable_blocks", "weights", "config.gpu_memory_utilization", "config.num_blocks")

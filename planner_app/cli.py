@@ -18,6 +18,8 @@ import time
 from contextlib import suppress
 from types import FrameType
 
+from pagecast.planner_app.stderr import complain
+
 INTERRUPTED = 130
 _PATIENCE_S = 3.0
 
@@ -70,7 +72,7 @@ def run(arguments: list[str] | None = None) -> int:
     # The arrays here are small: more threads only spin, and take the cores that other processes need.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from pagecast.planner_app.commands import execute
+        from pagecast.planner_app.commands.registry import execute
 
         code = execute(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -86,18 +88,6 @@ def run(arguments: list[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else "can't write the output: "
         complain(f"{where}{error.strerror or error}")
         return 2
-
-
-def complain(text: str) -> None:
-    """One line on stderr, whatever characters a file's name may hold."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            sys.stderr.write(f"pagecast: {printable(text)}\n")
-
-
-def printable(text: str) -> str:
-    """`text` with line ends and control characters spelt out."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _drop_stdout() -> None:

@@ -1,5 +1,7 @@
-"""Tells time: step costs, memory budget, SimPy replica, metrics and `replay`.
+"""The simulator: the core that decides, and the parts around it that tell time.
 
-Importing this package imports nothing else, so that `pagecast.sim.core` stays free of SimPy,
-pandas and torch. Import the modules you need: `from pagecast.sim.replay import replay`.
+`core` schedules requests and allocates blocks; `machine` knows GPUs and models; `costs` says what a step
+takes; `replay` serves a trace on a simulated replica; `runs` compares with what real engines did; `scenario`
+holds every option. Importing this package imports nothing else, so that `pagecast.sim.core` stays free of
+SimPy, pandas and torch. Import the modules you need: `from pagecast.sim.replay import replay`.
 """

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pagecast.sim.calibration.choose import choose
-from pagecast.sim.calibration.target import Target
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.profile import PROFILES
 from pagecast.sim.core.profile import profile as find_profile
-from pagecast.sim.costs import StepCosts
-from pagecast.sim.gpus import gpu as find_gpu
-from pagecast.sim.memory import HbmBudget, hbm_budget
-from pagecast.sim.models import model as find_model
+from pagecast.sim.costs.calibration.choose import choose
+from pagecast.sim.costs.calibration.target import Target
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.memory import HbmBudget, hbm_budget
+from pagecast.sim.machine.models import model as find_model
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 

@@ -19,5 +19,5 @@ def test_the_core_needs_numpy_and_xxhash_only():
 
 
 def test_the_simulator_and_the_command_line_load_no_torch():
-    loaded = _modules_after("import pagecast.sim.replay, pagecast.planner_app.cli")
+    loaded = _modules_after("import pagecast.sim.replay.simulation, pagecast.planner_app.cli")
     assert not loaded.intersection(("torch", "triton", "transformers", "streamlit"))

@@ -7,20 +7,20 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import streamlit as st
-from pagecast.planner_app.dashboard import sidebar
-from pagecast.planner_app.dashboard.state import session, write_url
-from pagecast.planner_app.dashboard.texts import plain
+from pagecast.planner_app.dashboard.shell import sidebar
+from pagecast.planner_app.dashboard.shell.elements import plain
+from pagecast.planner_app.dashboard.shell.state import session, write_url
 from pagecast.sim.core.errors import PagecastError
 
 _PACKAGE = "pagecast.planner_app.dashboard"
-# Module, title, path. A page whose module is missing is left out. No icons: the browser would fetch the
+# Folder, title, path. A page whose module is missing is left out. No icons: the browser would fetch the
 # current page's from Google.
 _PAGES = (
-    ("whatif_page", "What-if", "what-if"),
-    ("tune_page", "Tune", "tune"),
-    ("blocks_page", "Blocks", "blocks"),
-    ("trust_page", "Trust", "trust"),
-    ("compare_page", "Compare", "compare"),
+    ("what_if", "What-if", "what-if"),
+    ("tune", "Tune", "tune"),
+    ("blocks", "Blocks", "blocks"),
+    ("trust", "Trust", "trust"),
+    ("compare", "Compare", "compare"),
 )
 # What waits for a job is grey, and nothing else: captions and axes are as legible as the rest. Figures never
 # break in the middle.
@@ -40,8 +40,8 @@ def main() -> None:
     """Draws the page that the URL asks for."""
     st.set_page_config("pagecast", layout="wide", initial_sidebar_state="expanded")
     st.html(_STYLE)
-    pages = [st.Page(_render(module), title=title, url_path=path, default=module == "whatif_page")
-             for module, title, path in _PAGES if find_spec(f"{_PACKAGE}.{module}")]  # fmt: skip
+    pages = [st.Page(_render(folder), title=title, url_path=path, default=folder == "what_if")
+             for folder, title, path in _PAGES if find_spec(f"{_PACKAGE}.{folder}.page")]  # fmt: skip
     page = st.navigation(pages, position="top")
     try:
         sidebar.ask()
@@ -55,9 +55,9 @@ def main() -> None:
         st.error(plain(error), icon=":material/error:")
 
 
-def _render(module: str) -> Callable[[], None]:
+def _render(folder: str) -> Callable[[], None]:
     def page() -> None:
-        import_module(f"{_PACKAGE}.{module}").render()
+        import_module(f"{_PACKAGE}.{folder}.page").render()
 
-    page.__name__ = module
+    page.__name__ = folder
     return page

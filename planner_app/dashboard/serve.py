@@ -1,4 +1,8 @@
-"""Starts the dashboard's server: on this machine only unless told otherwise, asking no network."""
+"""Start of the dashboard's server: on this machine only unless told otherwise, asking no network.
+
+Streamlit also runs this file as its script, once per session and again after every change: then it draws the
+app. Importing it does nothing, so that spawned processes start fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import threading
 from contextlib import suppress
 from importlib import import_module
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
@@ -16,13 +19,12 @@ from pagecast.sim.core.errors import BadInput, CannotRunHere, PagecastError
 
 PORT = 8501
 UPLOAD_MB = 200
-_SCRIPT = Path(__file__).with_name("script.py")
 _TRIED = 20
 _SWITCH_S = 0.001  # a replay in one session lets the pages of the others through
 # What the first page needs beside Streamlit, imported while the server and the browser start.
 _FIRST_PAGE = (
     "pagecast.planner_app.dashboard.app",
-    "pagecast.planner_app.dashboard.whatif_page",
+    "pagecast.planner_app.dashboard.what_if.page",
     "plotly.graph_objects",
     "plotly.graph_objs._figure",
     "pyarrow",
@@ -44,7 +46,7 @@ def serve(host: str, port: int | None, *, browser: bool) -> None:
     threading.Thread(target=_warm, daemon=True).start()
     flags = options(host, port, browser=browser)
     bootstrap.load_config_options(flags)
-    bootstrap.run(str(_SCRIPT), False, [], flags)
+    bootstrap.run(__file__, False, [], flags)
 
 
 def options(host: str, port: int, *, browser: bool) -> dict[str, Any]:
@@ -107,12 +109,18 @@ def _warm() -> None:
     with suppress(ImportError, PagecastError):
         for name in _FIRST_PAGE:
             import_module(name)
-        from pagecast.planner_app.dashboard.admissible import envelope_of
-        from pagecast.planner_app.dashboard.replays import at_once
-        from pagecast.planner_app.dashboard.view import View
-        from pagecast.planner_app.dashboard.workload import trace_of
+        from pagecast.planner_app.dashboard.shell.replays import at_once
+        from pagecast.planner_app.dashboard.shell.view import View
+        from pagecast.planner_app.dashboard.shell.workload import trace_of
+        from pagecast.planner_app.dashboard.what_if.admissible import envelope_of
 
         view = View()
         trace = trace_of(view)
         at_once(view, trace)
         envelope_of(view, trace)
+
+
+if __name__ == "__main__":
+    from pagecast.planner_app.dashboard.app import main
+
+    main()

@@ -24,7 +24,7 @@ from pagecast.planner_app.reports.style import (
     peaks,
     quantiles,
 )
-from pagecast.sim.metrics import cached_and_uncached
+from pagecast.sim.replay.metrics import cached_and_uncached
 
 Floats = npt.NDArray[np.float64]
 

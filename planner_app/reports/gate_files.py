@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pagecast.planner_app.planner.gate import ONE, Finding
+from pagecast.planner_app.planner.gate.judge import ONE, Finding
 from pagecast.traces.write import replacing
 
 

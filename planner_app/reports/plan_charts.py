@@ -1,6 +1,6 @@
 """Charts of a plan: the loads that were tried, what broke beyond the answer, and the static envelope.
 
-They take what each load came to (`capacity.Outcome`) in any order, and the answer with its interval. Needs
+They take what each load came to (`bisection.Outcome`) in any order, and the answer with its interval. Needs
 plotly.
 """
 
@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from pagecast.planner_app.reports.style import BLUE, GREEN, GREY, ORANGE, chart, label, line, marker
 
 if TYPE_CHECKING:
-    from pagecast.planner_app.planner.capacity import Outcome
+    from pagecast.planner_app.planner.capacity.bisection import Outcome
     from pagecast.planner_app.planner.slo import Judged
 
 _LEAST, _MOST = 1.0, 1000.0  # percent of a bound, below and beyond which a term is drawn as these

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pagecast.planner_app.planner.capacity import Outcome
-from pagecast.planner_app.planner.plan import Answer, Plan, shown
+from pagecast.planner_app.planner.capacity.bisection import Outcome
+from pagecast.planner_app.planner.capacity.plan import Answer, Plan, shown
 from pagecast.planner_app.reports import plan_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
 from pagecast.planner_app.reports.scenario_section import scenario_section

@@ -7,9 +7,9 @@ from typing import Any
 from pagecast.planner_app import console
 from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
-from pagecast.sim.metrics import STATISTICS
 from pagecast.sim.replay import Result
-from pagecast.sim.replicates import Spread
+from pagecast.sim.replay.metrics import STATISTICS
+from pagecast.sim.replay.replicates import Spread
 
 _LATENCIES = {
     "e2e_s": "E2E", "ttft_s": "TTFT", "queue_s": "queue", "prefix_lookup_s": "prefix lookup",

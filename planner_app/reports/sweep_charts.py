@@ -103,7 +103,7 @@ def against_knob(
 
 
 def _best(groups: Any, name: str, knob: str) -> str:
-    from pagecast.planner_app.planner.trial import MORE_IS_BETTER
+    from pagecast.planner_app.planner.sweep.trial import MORE_IS_BETTER
 
     medians = groups[name].median().dropna()
     if not len(medians):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
-from pagecast.planner_app.planner.study import Swept
-from pagecast.planner_app.planner.study_view import answer, differ, effects, front, text, title
-from pagecast.planner_app.planner.sweep_costs import ONE_REPLICA, Used, notes, used
+from pagecast.planner_app.planner.sweep.study import Swept
+from pagecast.planner_app.planner.sweep.study_view import answer, differ, effects, front, text, title
+from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, Used, notes, used
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
 

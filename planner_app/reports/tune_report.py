@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pandas as pd
-from pagecast.planner_app.planner.space import shown
-from pagecast.planner_app.planner.tune import Tuned
-from pagecast.planner_app.planner.tune_view import TITLES, admits, cannot_run, cell, tables
+from pagecast.planner_app.planner.sweep.space import shown
+from pagecast.planner_app.planner.tune.knobs import Tuned
+from pagecast.planner_app.planner.tune.tables import TITLES, admits, cannot_run, cell, tables
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
 from pagecast.planner_app.reports.scenario_section import scenario_section

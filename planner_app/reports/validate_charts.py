@@ -17,7 +17,7 @@ from pagecast.planner_app.reports.style import (
     quantiles,
 )
 from pagecast.planner_app.reports.words import title
-from pagecast.sim.forecast import Forecast, Row
+from pagecast.sim.runs.forecast import Forecast, Row
 
 _LEAST_S = 1e-6  # shorter times are drawn as this, for an axis of logarithms has no zero
 

@@ -7,9 +7,9 @@ import math
 from pagecast.planner_app.reports import validate_charts as charts
 from pagecast.planner_app.reports.page import Card, Section, Table, page
 from pagecast.planner_app.reports.words import shown, title
-from pagecast.sim.accuracy import sentences
-from pagecast.sim.forecast import Forecast, Row
-from pagecast.sim.outcome import LATENCIES
+from pagecast.sim.runs.accuracy import sentences
+from pagecast.sim.runs.forecast import Forecast, Row
+from pagecast.sim.runs.outcome import LATENCIES
 
 
 def validate_report(found: Forecast) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import flash_peer
 import torch
-from pagecast.sim.models import model as find_model
+from pagecast.sim.machine.models import model as find_model
 from torch import Tensor
 
 ATTENTION = "flash-attn"

@@ -14,10 +14,10 @@ import argparse
 import resource
 import time
 
-from pagecast.planner_app.planner.executor import cores
-from pagecast.planner_app.planner.question import Question
-from pagecast.planner_app.planner.space import parse_space
-from pagecast.planner_app.planner.study import sweep
+from pagecast.planner_app.planner.execution.executor import cores
+from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.space import parse_space
+from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.sim.core import scheduler
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve

@@ -12,10 +12,10 @@ import torch
 import typer
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.text import Growing
-from pagecast.planner_app.cli_engine import bench_command, generate_command, record_command
+from pagecast.planner_app.commands.engine import bench_command, generate_command, record_command
 from pagecast.sim.core.errors import BadInput, CannotRunHere
-from pagecast.sim.recorded import RecordedRun
-from pagecast.sim.validate import compare_decisions
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import compare_decisions
 
 SMALL = ["--device", "cpu", "--num-gpu-blocks", "64", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
 app = typer.Typer()
@@ -121,7 +121,7 @@ def test_without_a_gpu_one_line_says_so(model_with_text: Any) -> None:
 def test_an_interrupt_ends_the_process_at_once(model_with_text: Any, tmp_path: Path) -> None:
     trace = small_trace_file(tmp_path, requests=3000)
     script = (
-        "import sys, typer; from pagecast.planner_app.cli_engine import record_command; "
+        "import sys, typer; from pagecast.planner_app.commands.engine import record_command; "
         "app = typer.Typer(); app.command()(record_command); sys.exit(app(standalone_mode=False))"
     )
     arguments = [trace, "--model", model_with_text.folder, "--out", tmp_path / "run", *SMALL]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from pagecast.engine import kernel_bench
-from pagecast.planner_app.commands import execute
+from pagecast.planner_app.commands.registry import execute
 from pagecast.sim.core.errors import BadInput
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="measured for real on a GPU")

@@ -10,8 +10,8 @@ import torch
 from pagecast.engine.recording import event_line
 from pagecast.engine.runner import Flight
 from pagecast.engine.serve import TraceServer
-from pagecast.sim.recorded import RecordedRun
-from pagecast.sim.validate import DecisionReplay, compare_decisions
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 from pagecast.traces.schema import Trace, table
 
 

@@ -7,7 +7,7 @@ from pagecast.engine import memory
 from pagecast.engine.options import Options
 from pagecast.engine.spec import ModelSpec
 from pagecast.sim.core.errors import BadInput, CannotRunHere
-from pagecast.sim.gpus import GIB
+from pagecast.sim.machine.gpus import GIB
 
 USED = {"weights": 16 * GIB, "activations": 2 * GIB, "libraries": GIB // 2, "CUDA graphs": GIB // 2}
 BLOCK = 2 << 20

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from pagecast.engine.recording import event_line
-from pagecast.sim.recorded import RecordedRun
-from pagecast.sim.validate import DecisionReplay, compare_decisions
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 
 FOLDER = Path(__file__).parent / "recorded"
 STEPS = {

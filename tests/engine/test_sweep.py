@@ -11,11 +11,11 @@ import pytest
 import torch
 from pagecast.engine.sweep import segments
 from pagecast.planner_app.cli import run
-from pagecast.sim.calibration.file import Calibration
-from pagecast.sim.calibration.sweep import load_sweep
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.recorded import RecordedRun
+from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.costs.calibration.sweep import load_sweep
 from pagecast.sim.replay import replay
+from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario
 
 SMALL = ["--device", "cpu", "--num-gpu-blocks", "48", "--max-num-seqs", "4", "--max-num-batched-tokens", "48"]

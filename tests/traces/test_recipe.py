@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run
-from pagecast.sim.resample import GENERATED, resample, what_is_lost
+from pagecast.sim.replay.resample import GENERATED, resample, what_is_lost
 from pagecast.traces.operations import scale, slice
 from pagecast.traces.read import read
 from pagecast.traces.recipe import another, play

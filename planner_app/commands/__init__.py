@@ -1,0 +1,1 @@
+"""The commands of `pagecast`: one module per command or family of commands."""

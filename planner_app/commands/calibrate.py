@@ -1,0 +1,171 @@
+"""`pagecast calibrate`: learn what steps cost, from recorded runs or from a sweep of this machine's GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.engine import (
+    Backend,
+    Blocks,
+    BlockSize,
+    Device,
+    Dtype,
+    Eager,
+    Longest,
+    RandomWeights,
+    Seqs,
+    Share,
+    Tokens,
+    engine_options,
+    memory_table,
+    open_engine,
+)
+from pagecast.planner_app.reports import page
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.build import REPLICATES, Source, calibrate
+from pagecast.sim.costs.calibration.features import TERMS
+from pagecast.sim.costs.calibration.file import MEASURED, Calibration
+from rich.table import Table
+
+Opt = typer.Option
+# Terms whose full description does not fit a line of the table.
+_SHORT = {
+    "request": "a request in the step: scheduling, sampling, its token",
+    "token_after_prompts": "a token in a step with prompts after another such",
+    "prompt_step": "a step with prompt chunks: what no one graph runs",
+    "decode_after_prompts": "a decode step soon after prompts: root of their tokens",
+    "shared_token": "less for a context token that another request reads too",
+    "short_shared_token": "the same of a short prefix: less again",
+    "kv_token": "a context token read by decode attention",
+    "launch_floor": "launching a step with prompts: the least it takes",
+    "light_prompt_tile": "the same of a step with few tokens",
+    "prompt_kv_token": "a context token that a prompt chunk reads",
+    "prompt_tile": "a tile x key block of prompt attention",
+}
+
+
+def calibrate_command(
+    from_run: Annotated[
+        list[str] | None,
+        Opt(help="folder of a recorded run or sweep; FOLDER:0.5 for a run's first half; once for each"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        Opt(help="record a sweep of this model here: transformers folder; with --random-weights also a name"),
+    ] = None,
+    out: Annotated[Path | None, Opt(help="file to write; a sweep's steps go to a folder beside it")] = None,
+    name: Annotated[str | None, Opt(help="name of the calibration [the file's]")] = None,
+    plot: Annotated[Path | None, Opt(help="HTML file to write, of fit against measurement")] = None,
+    replicates: Annotated[int, Opt(min=0, help="resampled fits to keep, for intervals")] = REPLICATES,
+    seed: Annotated[int, Opt(help="of the resampling")] = 0,
+    random_weights: RandomWeights = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    attention: Backend = "auto",
+    block_size: BlockSize = 16,
+    num_gpu_blocks: Blocks = None,
+    gpu_memory_utilization: Share = 0.9,
+    max_num_seqs: Seqs = 256,
+    max_num_batched_tokens: Tokens = 8192,
+    max_model_len: Longest = None,
+    enforce_eager: Eager = False,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Fits step costs to recorded runs of one engine, model and GPU, and writes them to a file.
+
+    With --model, the engine first records a sweep of batch shapes on this machine, at both pipeline depths;
+    interrupted, it goes on where it stopped. Synchronous runs give the costs; asynchronous ones tell what
+    planning ahead hides.
+    """
+    if bool(from_run) == bool(model):
+        raise BadInput("give at least one --from-run FOLDER, or --model to record a sweep; not both")
+    if out is None:
+        raise BadInput("give --out FILE.json")
+    console.check_place("--out", out)
+    if plot is not None:
+        page.ready("--plot", plot)
+    folders = from_run or [str(_sweep(model or "", _engine(locals()), out, json))]
+    sources = [source for folder in folders for source in Source.all(folder)]
+    made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
+    made.save(out)
+    if plot is not None:
+        from pagecast.planner_app.reports.fit_report import fit_page
+
+        page.write(plot, fit_page(made, sources))
+    if json:
+        console.print_json({
+            "name": made.name, "made_for": made.made_for, "regions": made.regions,
+            "cross_validation": made.cross_validation, "provenance": made.provenance, "file": str(out),
+        })  # fmt: skip
+    else:
+        show(made, out)
+
+
+def _engine(given: dict[str, Any]) -> dict[str, Any]:
+    return engine_options({**given, "async_scheduling": True})
+
+
+def _sweep(model: str, options: dict[str, Any], out: Path, quiet: bool) -> Path:
+    """Records the sweep, or what is missing of it, into the folder beside `out`; returns that folder."""
+    folder = out.with_suffix(".sweep")
+    with open_engine(model, options, log_events=True) as engine:
+        from pagecast.engine.sweep_record import record_sweep
+
+        if not quiet:
+            console.err.print(memory_table(engine.loaded.memory))
+        with console.progress("recording the sweep, percent", 100) as update:
+            record_sweep(engine, folder, lambda done, total: update(100 * done // total))
+    return folder
+
+
+def show(made: Calibration, out: Path) -> None:
+    """Prints what was learnt, how well it fits, and how well runs forecast each other."""
+    made_for, runs = made.made_for, made.provenance["runs"]
+    console.out.print(
+        f"{made_for['engine']} {made_for['engine_version']}, {made_for['model']} on {made_for['gpu']}: "
+        f"{sum(run['steps'] for run in runs)} steps of {len(runs)} runs",
+        soft_wrap=True,
+    )
+    console.out.print(_terms(made))
+    console.out.print(_errors(made))
+    for key, words in (("merged_terms", "can't be told from the others"), ("absent_terms", "never occur")):
+        if made.provenance[key]:
+            named = ", ".join(made.provenance[key])
+            console.out.print(f"note: terms that {words} in these runs: {named}", soft_wrap=True)
+    if made.host.source == MEASURED:
+        console.out.print(
+            "note: no run with asynchronous scheduling among them: what planning ahead hides is a lower "
+            "bound, and asynchronous replays, the default, will be too slow: add such a run",
+            soft_wrap=True,
+        )
+    console.out.print(f"written to {out}", soft_wrap=True)
+
+
+def _terms(made: Calibration) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cost, microseconds", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True, min_width=12)
+    for tokens, value in zip(made.knots, made.curve_ns, strict=True):
+        if tokens in (made.knots[0], made.knots[-1]) or tokens & (tokens - 1) == 0:
+            table.add_row(f"a step of {tokens} tokens: fixed cost and matrix work", f"{value / 1e3:,.1f}")
+    for term, value in made.terms_ns.items():
+        table.add_row(_SHORT.get(term, TERMS[term]), f"{value / 1e3:,.3f}")
+    return table
+
+
+def _errors(made: Calibration) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("error, percent", "steps", "time", "total", "p50", "p90"):
+        left = title.startswith("error")
+        table.add_column(title, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    rows = [("fit, " + str(row["region"]), row) for row in made.regions]
+    rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in made.cross_validation]
+    for title, row in rows:
+        table.add_row(
+            title, f"{row['steps']:,}", f"{row['time_percent']:.1f}", f"{row['error_percent']:+.2f}",
+            f"{row['p50_percent']:.2f}", f"{row['p90_percent']:.2f}",
+        )  # fmt: skip
+    return table

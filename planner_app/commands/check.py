@@ -1,0 +1,167 @@
+"""`pagecast check`: the gate for CI. Exit code 0: all holds; 1: something broke; 2: bad input."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.scenario_options import load_trace
+from pagecast.planner_app.planner.execution.executor import Executor, executor
+from pagecast.planner_app.planner.gate import baseline as baselines
+from pagecast.planner_app.planner.gate import judge
+from pagecast.planner_app.planner.gate.baseline import Baseline
+from pagecast.planner_app.planner.gate.check_file import CheckFile, load_check
+from pagecast.planner_app.planner.gate.judge import Finding
+from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+from rich.table import Table
+
+Opt = typer.Option
+_SHORT_S = 3.0  # of work, that is done here before other processes have started
+
+
+def check_command(
+    scenario: Annotated[Path, Opt(help="YAML file of scenario fields, with a section `check`")],
+    baseline: Annotated[
+        Path | None, Opt(help="folder of --write-baseline, or of replay --out, to compare with")
+    ] = None,
+    write_baseline: Annotated[Path | None, Opt(help="folder to write this scenario's figures to")] = None,
+    junit: Annotated[Path | None, Opt(help="JUnit XML file to write")] = None,
+    markdown: Annotated[Path | None, Opt(help="Markdown file to write")] = None,
+    workers: Annotated[int | None, Opt(min=1, help="processes to replay in [one a core]")] = None,
+    cluster: Annotated[str | None, Opt(help="Dask scheduler to replay on, as tcp://host:8786")] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Replays a scenario and holds its figures to their bounds, and to a baseline's.
+
+    Exit code 1 and a table of what broke where one does not hold. Differences from the baseline are paired:
+    the same draws of costs and workload on both sides, and a regression is called where the 90% interval of
+    the mean difference lies beyond what the scenario allows.
+    """
+    begun = time.perf_counter()
+    for option, path in (("--junit", junit), ("--markdown", markdown)):
+        if path is not None:
+            console.check_place(option, path)
+    file = load_check(scenario)
+    if baseline is not None and not file.check.regression:
+        raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")
+    trace = load_trace(file.trace_name(), file.scenario, **file.reading())
+    before = baselines.load(baseline, trace, file) if baseline is not None else None
+    result = replay(trace, file.scenario, keep_steps=False)
+    figures = judge.figures_of(result)
+    judge.check_names(file, figures)
+    findings = [*judge.levels(file, result), *judge.limits(file, figures)]
+    facts = _facts(file, trace, result)
+    notes = list(_notes(file, before, facts["costs"])) if before is not None or write_baseline is None else []
+    notes.append(facts["expected_error"])
+    if before is not None or write_baseline is not None:
+        if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
+            workers = 1
+        with executor(workers, cluster) as run:
+            findings += _compare(file, trace, result, before, write_baseline, run)
+    if junit is not None:
+        write_junit(junit, str(scenario), findings, time.perf_counter() - begun, facts)
+    if markdown is not None:
+        write_markdown(markdown, str(scenario), findings, [_served(facts), *notes])
+    if json:
+        ok = all(finding.holds for finding in findings)
+        checks = [finding.as_dict() for finding in findings]
+        console.print_json({"ok": ok, **facts, "checks": checks, "notes": notes})
+    else:
+        show(str(scenario), findings, notes, facts)
+        if write_baseline is not None:
+            console.out.print(f"baseline written to {write_baseline}", soft_wrap=True)
+    if not all(finding.holds for finding in findings):
+        raise typer.Exit(1)
+
+
+def _compare(
+    file: CheckFile,
+    trace: Trace,
+    result: Result,
+    before: Baseline | Scenario | None,
+    into: Path | None,
+    run: Executor,
+) -> list[Finding]:
+    """Draws today's figures, and the baseline's where it is a scenario; keeps today's where asked to."""
+    count = file.check.draws
+    if isinstance(before, Baseline) and into is None:
+        count = min(count, before.draws)
+    with console.progress("draws", count) as update:
+        after = baselines.draws(trace, file.scenario, count, run, update)
+    if into is not None:
+        baselines.write(baselines.make(trace, file, str(result.summary["costs"]), after), into)
+    if before is None:
+        return []
+    if isinstance(before, Scenario):
+        with console.progress("the baseline's", count) as update:
+            return judge.regressions(file, baselines.draws(trace, before, count, run, update), after)
+    return judge.regressions(file, before.figures, after)
+
+
+def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
+    """What was served, on what, by which costs."""
+    scenario = file.scenario
+    return {
+        "trace": trace.name, "requests": len(trace), "model": scenario.model, "gpu": scenario.gpu,
+        "tensor_parallel_size": scenario.tensor_parallel_size, "profile": scenario.profile,
+        "costs": result.summary["costs"], "expected_error": result.summary["expected_error"],
+    }  # fmt: skip
+
+
+def _served(facts: dict[str, Any]) -> str:
+    plural = "" if facts["requests"] == 1 else "s"
+    return (
+        f"{facts['trace']}: {facts['requests']:,} request{plural} on {facts['model']}, "
+        f"{facts['tensor_parallel_size']} x {facts['gpu']}, profile {facts['profile']}, "
+        f"costs {facts['costs']}"
+    )
+
+
+def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> Iterator[str]:
+    """What was compared with what."""
+    if before is None:
+        if file.check.regression:
+            yield "regressions were not looked for: give --baseline"
+        return
+    if isinstance(before, Scenario):
+        yield "the baseline is a replay's folder: its scenario was replayed anew by this version"
+    yield (
+        "what is compared with the baseline is a mean over draws, replays with costs and workload drawn "
+        "anew, and not the figure of the one replay that limits and the SLO are held to"
+    )
+    if changes := baselines.changed(before, file.scenario, costs):
+        yield f"changed since the baseline: {', '.join(changes)}"
+    ours = baselines.pagecast_version()
+    if isinstance(before, Baseline) and before.made_with != ours:
+        yield f"the baseline was made by pagecast {before.made_with}, this is {ours}: draws may not be paired"
+    if isinstance(before, Baseline) and before.draws < file.check.draws:
+        yield f"the baseline has {before.draws} draws, fewer than the {file.check.draws} asked for"
+
+
+def show(name: str, findings: Sequence[Finding], notes: Sequence[str], facts: dict[str, Any]) -> None:
+    """Prints what was served, what was asked and found, what broke first."""
+    broken = sum(not finding.holds for finding in findings)
+    console.out.print(_served(facts), soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "figure", "mean of", "value", "asked"):
+        side: Literal["left", "right"] = "right" if title in ("value", "asked") else "left"
+        table.add_column(title, justify=side, no_wrap=True)
+    table.add_column("", overflow="fold")
+    for finding in sorted(findings, key=lambda finding: finding.holds):
+        mark = "ok" if finding.holds else "FAILED"
+        table.add_row(mark, finding.name, finding.of, finding.value, finding.asked, finding.why)
+    if findings:
+        console.out.print(table)
+    for note in notes:
+        console.out.print(f"note: {note}", soft_wrap=True)
+    count = len(findings)
+    held = "the only check holds" if count == 1 else f"all {count} checks hold"
+    console.out.print(f"{name}: {f'{broken} of {count} checks failed' if broken else held}", soft_wrap=True)

@@ -1,0 +1,128 @@
+"""`pagecast memory`: where a GPU's memory goes, and how many KV blocks and sequences fit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from pagecast.planner_app import console
+from pagecast.sim.machine.gpus import GIB
+from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.memory import HbmBudget, hbm_budget
+from pagecast.sim.machine.models import model as find_model
+from rich.table import Table
+
+Opt = typer.Option
+LENGTHS = (2048, 8192, 32_768, 131_072)
+
+
+def memory_command(
+    model: Annotated[str, Opt(help="known model or folder with config.json")],
+    gpu: Annotated[str, Opt(help="GPU type")],
+    gpu_memory_utilization: Annotated[
+        float | None, Opt(help="fraction of HBM the engine may use [0.9, vLLM's; newer vLLM: 0.92]")
+    ] = None,
+    free_gpu_memory_fraction: Annotated[
+        float | None, Opt(help="fraction of what is free after loading that KV may use (TensorRT-LLM)")
+    ] = None,
+    kv_tokens: Annotated[int | None, Opt(help="most KV tokens; of the three limits the lesser wins")] = None,
+    block_size: Annotated[int, Opt(help="tokens in a KV block (vLLM's default)")] = 16,
+    max_num_seqs: Annotated[int, Opt(help="most running requests (vLLM's default)")] = 256,
+    max_num_batched_tokens: Annotated[int, Opt(help="most tokens in a step (vLLM's default)")] = 8192,
+    max_model_len: Annotated[int | None, Opt(help="longest prompt + output [the model's]")] = None,
+    kv_cache_dtype: Annotated[str, Opt(help="auto, bfloat16, fp8 ... (vLLM's default)")] = "auto",
+    tensor_parallel_size: Annotated[int, Opt(help="GPUs the model is sharded over (vLLM's default)")] = 1,
+    enforce_eager: Annotated[bool, Opt("--enforce-eager", help="no compilation and no CUDA graphs")] = False,
+    model_runner: Annotated[str, Opt(help="vLLM's model runner: v1, v2, or auto as in vLLM 0.24")] = "auto",
+    sequence_tokens: Annotated[int, Opt(help="length that the bytes per token are given for")] = 2048,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Itemises one GPU's memory and prints the KV blocks, tokens and sequences that fit."""
+    budget = hbm_budget(
+        find_model(model),
+        find_gpu(gpu),
+        tensor_parallel_size=tensor_parallel_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        free_gpu_memory_fraction=free_gpu_memory_fraction,
+        kv_tokens=kv_tokens,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        kv_cache_dtype=kv_cache_dtype,
+        enforce_eager=enforce_eager,
+        model_runner=model_runner,
+        sequence_tokens=sequence_tokens,
+    )
+    if json:
+        console.print_json(as_dict(budget))
+    else:
+        show(budget)
+
+
+def as_dict(budget: HbmBudget) -> dict[str, Any]:
+    """The budget as plain JSON: bytes, blocks, tokens, and sequences by their length."""
+    figures = budget.bytes_per_token
+    return {
+        "model": budget.model,
+        "gpu": budget.gpu,
+        "tensor_parallel_size": budget.tensor_parallel_size,
+        "total_bytes": budget.total_bytes,
+        "items": [
+            {"name": i.name, "bytes": i.bytes, "counted": i.counted, "detail": i.detail} for i in budget.items
+        ],
+        "limit": budget.limit,
+        "kv_bytes": budget.kv_bytes,
+        "block_size": budget.layout.block_size,
+        "block_bytes": budget.layout.block_bytes,
+        "kv_groups": budget.kv_groups,
+        "num_gpu_blocks": budget.num_gpu_blocks,
+        "uncertain_blocks": budget.uncertain_blocks,
+        "kv_tokens": budget.kv_tokens,
+        "bytes_per_token": {
+            "sequence_tokens": figures.sequence_tokens,
+            "theoretical": figures.theoretical,
+            "allocated": figures.allocated,
+            "admissible": figures.admissible,
+        },
+        "sequences": {str(tokens): budget.sequences(tokens) for tokens in LENGTHS},
+        "notes": list(budget.notes),
+    }
+
+
+def show(budget: HbmBudget) -> None:
+    """Prints the items, the three bytes-per-token figures, and what fits."""
+    each = f"each of {budget.tensor_parallel_size} x " if budget.tensor_parallel_size > 1 else ""
+    total = f"{budget.total_bytes / GIB:.2f} GiB"
+    console.out.print(f"{budget.model} on {each}{budget.gpu}: {total}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for title, side in (("item", "left"), ("GiB", "right"), ("share", "right")):
+        table.add_column(title, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("")
+    for item in budget.items:
+        share = item.bytes / budget.total_bytes
+        star = "" if item.counted else "*"
+        table.add_row(item.name + star, f"{item.bytes / GIB:.2f}", f"{share:.1%}", item.detail)
+    console.out.print(table)
+    console.out.print("* not counted in gpu_memory_utilization: must fit in what that leaves", soft_wrap=True)
+    console.out.print(_figures(budget))
+    for note in budget.notes:
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+
+
+def _figures(budget: HbmBudget) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    unsure = f", give or take {budget.uncertain_blocks:,} on a real start" if budget.uncertain_blocks else ""
+    table.add_row("KV blocks", f"{budget.num_gpu_blocks:,} of {budget.layout.block_size} tokens{unsure}")
+    table.add_row("KV tokens", f"{budget.kv_tokens:,}, set by {budget.limit}")
+    per = budget.bytes_per_token
+    table.add_row(
+        "bytes a token",
+        f"{per.theoretical:,.0f} theoretical, {per.allocated:,.0f} allocated, {per.admissible:,.0f} "
+        f"admissible (sequences of {per.sequence_tokens:,} tokens)",
+    )
+    fits = ", ".join(f"{budget.sequences(tokens):,} of {tokens // 1024}k" for tokens in LENGTHS)
+    table.add_row("sequences", f"{fits} tokens")
+    return table

@@ -1,0 +1,182 @@
+"""`pagecast plan`: how many requests at once, and how many a second, keep a service level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.reports.page import ready, write
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pagecast.planner_app.planner.capacity.envelope import Envelope
+    from pagecast.planner_app.planner.capacity.plan import Answer, Plan
+
+Opt = typer.Option
+_TITLES = {
+    "concurrency": "admissible concurrency", "rate": "highest request rate", "users": "users who think",
+}  # fmt: skip
+
+
+@with_scenario
+def plan_command(
+    trace: TraceArgument,
+    slo: Annotated[str, Opt(help="service level: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
+    given: Given,
+    think_time: Annotated[
+        float | None,
+        Opt(min=0, help="plan as well for users who pause so many seconds in the mean before a session"),
+    ] = None,
+    replicas_for: Annotated[
+        float | None, Opt(help="requests a second to tell the number of replicas for [the trace's own]")
+    ] = None,
+    max_preemption_rate: Annotated[
+        float, Opt(min=0, help="most preemptions a request at the admissible concurrency")
+    ] = 0.01,
+    most_users: Annotated[
+        int | None, Opt(min=1, help="users at which a search gives up [4 times --max-num-seqs]")
+    ] = None,
+    most_requests: Annotated[
+        int,
+        Opt(min=1, help="requests of a replay: longer traces are cut; the highest rate takes 6 times that"),
+    ] = 4000,
+    replicates: Annotated[
+        int, Opt(min=0, help="draws of costs, noise and workload for 90% intervals: 20 do better, 0 none")
+    ] = 5,
+    fixed_workload: Annotated[
+        bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
+    ] = False,
+    workers: Annotated[int | None, Opt(min=1, help="processes [one a core]")] = None,
+    cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
+    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Finds the admissible concurrency and the highest request rate at which TRACE keeps a service level.
+
+    Admissible are as many users as may each send their next request when the last has ended. The rate is of
+    the trace's own arrivals, closer together, and one that the server keeps up with for good: the trace is
+    played over and over. Exit code 1 where not even the least load keeps the level, 2 where no request of the
+    trace can be served.
+    """
+    from pagecast.planner_app.planner.capacity.plan import plan, steps
+    from pagecast.planner_app.planner.execution.executor import executor
+    from pagecast.planner_app.planner.slo import Slo
+    from pagecast.sim.replay.resample import resample
+
+    level = Slo.parse(slo)
+    if report is not None:
+        ready("--report", report)
+    work, scenario = load(trace, given)
+    total = steps(2 if think_time is None else 3, replicates)
+    with executor(workers, cluster) as run, console.progress("searches", total) as update:
+        found = plan(
+            work, scenario, level,
+            think_s=think_time, replicas_for=replicas_for, max_preemption_rate=max_preemption_rate,
+            most_users=most_users, most_requests=most_requests, replicates=replicates,
+            workload=None if fixed_workload else resample, run=run, progress=update,
+        )  # fmt: skip
+    if report is not None:
+        from pagecast.planner_app.reports.plan_report import plan_report
+
+        write(report, plan_report(found))
+    if json:
+        console.print_json(found.to_dict())
+    else:
+        show(found)
+        if report is not None:
+            console.out.print(f"written to {report}", soft_wrap=True)
+    if any(answer.value is None for answer in found.answers.values()):
+        raise typer.Exit(1)
+
+
+def show(found: Plan) -> None:
+    """Prints the answers, what breaks beyond them, what binds, and the envelope."""
+    scenario = found.scenario
+    console.out.print(
+        f"{found.trace}: {found.requests:,} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
+        f"{scenario.gpu}, profile {scenario.profile}, costs {found.costs}",
+        soft_wrap=True,
+    )
+    console.out.print(f"SLO: {found.slo.text}", soft_wrap=True)
+    if found.rejects:
+        console.out.print(found.rejects, soft_wrap=True)
+    if any(answer.value is not None for answer in found.answers.values()):
+        console.out.print(_table(found))
+    if found.replicas is not None:
+        said = f"replicas: {found.replicas.says}, if sessions are spread evenly and each keeps to its replica"
+        console.out.print(said, soft_wrap=True)
+    for answer in found.answers.values():
+        for line in _lines(answer):
+            console.out.print(line, soft_wrap=True)
+    console.out.print(_envelope(found.envelope), soft_wrap=True)
+    for note in found.notes:
+        console.out.print(f"note: {note}", soft_wrap=True)
+    console.out.print(f"planned in {found.wall_s:.1f} s with {found.replays:,} replays", soft_wrap=True)
+
+
+def _table(found: Plan) -> Table:
+    table = Table(box=None, pad_edge=False)
+    draws = max(answer.draws for answer in found.answers.values())
+    span = f"90%, {draws} draws" if draws else "90% interval"
+    for title in ("", "most", span, "output tokens/s", "binds"):
+        table.add_column(title, justify="left" if title in ("", "binds") else "right", no_wrap=True)
+    for answer in found.answers.values():
+        title = _TITLES[answer.kind]
+        if answer.value is None or answer.at is None:
+            table.add_row(title, "none")
+            continue
+        unit = "/s" if answer.kind == "rate" else ""
+        span = "" if answer.low is None or answer.high is None else (
+            f"{_number(answer.low)} to {_number(answer.high)}"
+        )  # fmt: skip
+        limit = answer.binding.limit if answer.binding else "-"
+        output = f"{answer.at.output_tokens_per_s:,.0f}"
+        table.add_row(title, f"{_number(answer.value)}{unit}", span, output, limit)
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:.3g}"
+
+
+def _lines(answer: Answer) -> list[str]:
+    """What stands behind an answer: the level at it, what breaks beyond, and why."""
+    from pagecast.planner_app.planner.capacity.plan import said, shown
+
+    title = _TITLES[answer.kind]
+    if answer.value is None or answer.at is None:
+        return [f"{title}: none; {answer.says}"]
+    lines = [f"{title}: at {shown(answer.kind, answer.value)} {', '.join(map(said, answer.at.terms))}"]
+    if answer.says:
+        lines.append(f"  {answer.says}")
+    if answer.beyond is not None:
+        broken = " and ".join(f"{said(term)}, not {_asked(term.text)}" for term in answer.beyond.broken)
+        lines.append(f"  at {shown(answer.kind, answer.beyond.amount)} {broken}")
+    if answer.binding is not None:
+        lines.append(f"  {answer.binding.limit} binds: {answer.binding.why}")
+        full = answer.binding.full
+        lines.append(
+            f"  at that load the batch is full {full['batch']:.0%} of the time, the token budget "
+            f"{full['budget']:.0%}, requests wait for KV blocks {full['kv']:.0%}; "
+            f"{full['kv_used']:.0%} of KV is in use"
+        )
+    return lines
+
+
+def _asked(term: str) -> str:
+    """The bound of a term: `<2s`, `>0.99`."""
+    tail = term.rpartition(")")[2]
+    return tail[min(at for at in (tail.find("<"), tail.find(">")) if at >= 0) :]
+
+
+def _envelope(fits: Envelope) -> str:
+    limits = ", ".join(f"{name} {value:,}" for name, value in fits.limits.items())
+    alone = f"; HBM {fits.hbm:,} if nothing is shared" if fits.hbm != fits.hbm_shared else ""
+    return (
+        f"static envelope: {fits.concurrency:,} requests at once by arithmetic ({limits}{alone}); "
+        f"{fits.pool_blocks:,} KV blocks, {fits.blocks.mean:,.0f} in use by a request in the mean, "
+        f"{fits.blocks.most:,} at most"
+    )

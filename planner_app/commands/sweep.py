@@ -1,0 +1,162 @@
+"""`pagecast sweep`: a grid or a search over fields of the scenario, and the cheapest replica for an SLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.reports.page import ready, write
+from pagecast.sim.core.errors import BadInput
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pagecast.planner_app.planner.sweep.study import Swept
+
+Opt = typer.Option
+_MOST_ROWS = 20
+_SET = "field=values, again and again: block_size=16,32, kv_tokens=50000:400000:50000, max_num_seqs=8:256:x2"
+
+
+@with_scenario
+def sweep_command(
+    trace: TraceArgument,
+    settings: Annotated[list[str], Opt("--set", help=_SET)],
+    given: Given,
+    search: Annotated[
+        int | None,
+        Opt(help="make N trials chosen by Optuna's TPE, not the whole grid (needs the extra: pagecast[app])"),
+    ] = None,
+    slo: Annotated[str, Opt(help="service level, such as ttft_p99<2s,tpot_p95<50ms")] = "",
+    price: Annotated[
+        list[str] | None, Opt(help="GPU=USD per GPU-hour, again and again: H200=3.5; yours, none is built in")
+    ] = None,
+    objective: Annotated[
+        str, Opt(help="figures to trade off, with commas [cost, ttft_p99_s, tpot_p95_s]")
+    ] = "",
+    generation: Annotated[int, Opt(help="trials that a search chooses at once")] = 20,
+    out: Annotated[Path | None, Opt(help="the study's folder; there already, the study goes on")] = None,
+    workers: Annotated[int | None, Opt(min=1, help="processes [one a core]")] = None,
+    cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
+    report: Annotated[
+        Path | None, Opt(help="HTML file with charts to write (needs the extra: pagecast[app])")
+    ] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
+
+    Each trial is one replica that serves the whole trace, and its cost is that replica's: `pagecast plan`
+    tells how many replicas a rate needs. The table is the same for any --workers and --cluster. With --out
+    a sweep goes on where it stopped, in whichever way that was. Exit code 1 where no scenario serves every
+    request and keeps --slo.
+    """
+    from pagecast.planner_app.planner.sweep.question import Question
+    from pagecast.planner_app.planner.sweep.space import parse_space
+    from pagecast.planner_app.planner.sweep.study import sweep
+
+    if report is not None:
+        ready("--report", report)
+    work, scenario = load(trace, given)
+    space = parse_space(settings, scenario)
+    objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
+    question = Question(work, scenario, space, slo, prices(price or []), objectives, search, generation)
+    with console.progress("trials", question.count) as update:
+        found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
+    if report is not None:
+        from pagecast.planner_app.reports.sweep_report import sweep_report
+
+        write(report, sweep_report(found))
+    if json:
+        console.print_json(as_dict(found))
+    else:
+        show(found, out)
+        if report is not None:
+            console.out.print(f"written to {report}", soft_wrap=True)
+    if found.cheapest is None:
+        raise typer.Exit(1)
+
+
+def prices(given: list[str]) -> dict[str, float]:
+    """Reads `H200=3.5`. Errors: BadInput."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, equals, amount = text.rpartition("=")
+        try:
+            if not equals or not name.strip() or name.strip() in found:
+                raise ValueError
+            found[name.strip()] = float(amount)
+        except ValueError:
+            raise BadInput(f"--price {text}: write GPU=USD_PER_GPU_HOUR, each GPU once") from None
+    return found
+
+
+def as_dict(found: Swept) -> dict[str, Any]:
+    """The sweep as plain JSON: question, cheapest, front, sensitivity and the whole table."""
+    from pagecast.planner_app.planner.sweep.study import records
+    from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
+
+    question, costs = found.question, used(found)
+    return {
+        "trace": question.trace.name, "requests": len(question.trace), "space": str(question.space),
+        "slo": question.slo, "prices_usd_per_gpu_hour": dict(question.prices),
+        "objectives": list(question.objectives), "complete": found.complete,
+        "scenario": question.scenario.model_dump(), "step_costs": [each.as_dict() for each in costs],
+        "notes": [ONE_REPLICA, *notes(found, costs)],
+        "cheapest": found.cheapest, "front": records(found.front),
+        "sensitivity": records(found.sensitivity), "trials": records(found.table),
+    }  # fmt: skip
+
+
+def show(found: Swept, out: Path | None) -> None:
+    """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
+    from pagecast.planner_app.planner.sweep.study_view import answer, effects, front
+    from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
+
+    question, costs = found.question, used(found)
+    trials = console.counted(len(found.table), "trial")
+    console.out.print(
+        f"{question.trace.name}: {console.counted(len(question.trace), 'request')}, {trials} of "
+        f"{question.space}",
+        soft_wrap=True,
+    )
+    console.out.print(_same(found, [each.name for each in costs]), soft_wrap=True)
+    console.out.print(answer(found), soft_wrap=True)
+    header, rows = front(found)
+    title = "undominated replicas" + (
+        ", of those that meet the SLO" if question.slo and found.table["meets"].any() else ""
+    )
+    console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)
+    console.out.print(_table(header, rows[:_MOST_ROWS]))
+    if len(rows) > _MOST_ROWS:
+        console.out.print(f"and {len(rows) - _MOST_ROWS} more (--json, or trials.parquet in --out)")
+    header, rows = effects(found)
+    console.out.print("\nwhat each knob moves (share of a figure's variance that it explains alone):")
+    console.out.print(_table(header, rows) if rows else "nothing, by half a percent or more")
+    console.out.print()
+    for note in (ONE_REPLICA, *notes(found, costs)):
+        console.out.print(f"note: {note}", soft_wrap=True)
+    before = len(found.table) - found.replayed
+    kept = f"; {before:,} were in the folder already" if before else ""
+    where = f"; the study is in {out}" if out else ""
+    replayed = console.counted(found.replayed, "trial")
+    console.out.print(f"{replayed} replayed{kept}{where}", soft_wrap=True)
+
+
+def _same(found: Swept, costs: list[str]) -> str:
+    """What all trials have in common, of what matters most."""
+    scenario = found.question.scenario
+    fields = ("model", "gpu", "tensor_parallel_size", "profile")
+    said = [f"{name} {getattr(scenario, name)}" for name in fields if name not in found.knobs]
+    said += [f"step costs {' and '.join(costs)}"] if costs else []
+    return f"with {', '.join(said)}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, title in enumerate(header):
+        table.add_column(title, justify="right" if number else "left", no_wrap=not number, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

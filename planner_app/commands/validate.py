@@ -1,0 +1,155 @@
+"""`pagecast validate`: replay a recorded run and compare it with what really happened."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.reports.page import ready, write
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.machine.block_count import block_count
+from pagecast.sim.replay.replicates import STEP_TIMES
+from pagecast.sim.runs.accuracy import blocks_sentence, sentences
+from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import compare_decisions
+from rich.table import Table
+
+Opt = typer.Option
+
+
+def validate_command(
+    run: Annotated[Path, typer.Argument(help="folder of a recorded run")],
+    costs: Annotated[
+        str,
+        Opt(help="recorded: the run's own step times; or a calibration's file or name, auto, roofline"),
+    ] = "recorded",
+    profile: Annotated[
+        str | None, Opt(help="engine whose rules are followed, with recorded costs [vllm]")
+    ] = None,
+    replicates: Annotated[
+        int | None, Opt(min=0, help=f"draws of the costs behind each 90% interval [{REPLICATES}]")
+    ] = None,
+    transfer: Annotated[
+        bool,
+        Opt("--transfer-costs", "--transfer", help="allow a calibration of another model or GPU, scaled"),
+    ] = False,
+    max_error: Annotated[
+        float | None, Opt(min=0, help="exit with 1 where any figure is off by more percent")
+    ] = None,
+    seed: Annotated[int | None, Opt(help="of the draws [0]")] = None,
+    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Replays RUN and compares.
+
+    With recorded costs: every step and every prefix hit, on the run's own clock; exit code 1 where a
+    decision differs, and the first difference is explained. With any other: the run's requests are forecast
+    and every latency and total is set beside the measured one, with 90% intervals.
+    """
+    if costs == "recorded":
+        _refuse_options({"replicates": replicates, "transfer-costs": transfer or None, "max-error": max_error,
+                         "seed": seed, "report": report})  # fmt: skip
+        _decisions(RecordedRun.load(run), profile or "vllm", json)
+        return
+    if profile is not None:
+        raise BadInput("--profile needs --costs recorded: a forecast follows the rules of the run's engine")
+    if report is not None:
+        ready("--report", report)
+    count = REPLICATES if replicates is None else replicates
+    with console.progress("replicates", count + len(STEP_TIMES)) as update:
+        found = forecast(
+            RecordedRun.load(run), costs, replicates=count, transfer=transfer, seed=seed or 0, progress=update
+        )
+    if report is not None:
+        from pagecast.planner_app.reports.validate_report import validate_report
+
+        write(report, validate_report(found))
+    if json:
+        console.print_json(found.as_dict())
+    else:
+        show(found)
+    if max_error is not None and found.worst_percent > max_error:
+        raise typer.Exit(1)
+
+
+def _refuse_options(given: dict[str, object]) -> None:
+    """Errors: BadInput for what only a forecast can use."""
+    for name, value in given.items():
+        if value is not None:
+            raise BadInput(
+                f"--{name} needs --costs auto or a calibration: recorded costs compare decisions, "
+                "not times"
+            )
+
+
+def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
+    found, blocks = compare_decisions(run, find_profile(profile)), block_count(run)
+    if json:
+        fields = {**asdict(found), "num_gpu_blocks": None if blocks is None else blocks.as_dict()}
+        del fields["run"]
+        console.print_json(fields)
+    else:
+        console.out.print(
+            f"{found.run}: {found.steps_matched:,} of {found.steps_recorded:,} steps and "
+            f"{found.cached_tokens_matched:,} of {found.requests:,} prefix hits are the engine's",
+            soft_wrap=True,
+        )
+        if found.first_mismatch:
+            console.out.print(f"first difference: {found.first_mismatch}", soft_wrap=True, markup=False)
+        if blocks is not None:
+            console.out.print(blocks_sentence(blocks), soft_wrap=True, markup=False, highlight=False)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def show(found: Forecast) -> None:
+    """Prints forecast and measurement side by side, how often intervals held, and what matters most."""
+    console.out.print(f"{found.run}: forecast with costs {found.costs} against the recording", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "forecast", "measured", "error", "low", "high", "±1%"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for row in found.rows:
+        table.add_row(
+            _title(row.name), _plain(row.predicted), _plain(row.measured), _percent(row.error_percent),
+            _plain(row.low), _plain(row.high) + ("*" if row.covered is False else ""),
+            _reach(row.range_percent),
+        )  # fmt: skip
+    console.out.print(table)
+    console.out.print(
+        "low, high: a 90% interval (* missed); ±1%: what step times within 1% change it by, percent",
+        soft_wrap=True,
+    )
+    for sentence in sentences(found):
+        console.out.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    console.out.print(f"note: {found.expected_error}", soft_wrap=True, markup=False)
+
+
+def _title(name: str) -> str:
+    latency, _, statistic = name.partition(".")
+    return f"{latency.removesuffix('_s').upper()} {statistic}" if statistic else name.replace("_", " ")
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def _reach(span: tuple[float, float] | None) -> str:
+    if span is None:
+        return ""
+    return " ".join(f"{value:+.0f}" if abs(value) > 9.9 else f"{value:+.1f}" for value in span)
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "-" if math.isnan(value) else f"{value:+.1f}%"

@@ -1,0 +1,81 @@
+"""What is known of one block, under the grid: its holders, age and scope, its chain to the root, its life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import streamlit as st
+from pagecast.planner_app.console import seconds
+from pagecast.planner_app.dashboard.blocks.detail import BlockFacts
+from pagecast.planner_app.dashboard.blocks.frames import Frames, Look
+from pagecast.planner_app.dashboard.shell.elements import plain
+
+_WORDS = {
+    Look.FREE: "free", Look.CACHED: "cached", Look.REQUEST: "one request's", Look.TAIL: "a tail, partly full",
+    Look.SHARED: "shared",
+}  # fmt: skip
+_MOST_LINES = 200
+_MOST_NAMES = 8
+
+
+def show(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> None:
+    """Draws it. `name` gives request numbers their names."""
+    with st.container(border=True):
+        st.markdown(f"**Block {known.block:,}** is {_WORDS[known.look]}. {plain(_holders(known, name))}")
+        if known.writer < 0:
+            return
+        st.markdown(plain(_content(frames, known, name)))
+        left, right = st.columns([3, 2])
+        with left:
+            _chain(known)
+        with right:
+            _life(frames, known, name)
+
+
+def _holders(known: BlockFacts, name: Callable[[int], str]) -> str:
+    if known.writer < 0:
+        return "No request has used it yet."
+    if not known.owners:
+        return "Nobody holds it."
+    names = [name(owner) for owner in known.owners]
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return f"Held by {', '.join(names[:_MOST_NAMES])}{more}."
+
+
+def _content(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> str:
+    size = frames.log.block_size
+    first = known.position * size
+    verb = "Its content is gone; it was" if known.look is Look.FREE else "It is"
+    age = f" ({seconds(known.age_s)})" if known.age_s is not None else ""
+    return (
+        f"{verb} block {known.position:,} of request {name(known.writer)}'s sequence, tokens {first:,} to "
+        f"{first + size - 1:,}. Given out {known.age_steps:,} steps ago{age}; last touched "
+        f"{known.idle_steps:,} steps ago. Scope: {known.scope} (digest {known.scope_digest[:8]}); no request "
+        "of another scope can find it."
+    )
+
+
+def _chain(known: BlockFacts) -> None:
+    if not known.chain:
+        st.caption("A free block has no key: nothing leads to it.")
+        return
+    there = sum(link.there for link in known.chain)
+    st.caption(
+        f"Chain of keys, from this block back to the root: each key extends the one below it. {there:,} of "
+        f"{len(known.chain):,} blocks still have this content."
+    )
+    rows = [
+        (str(link.position), link.key[:16] if link.key else "not full yet", str(link.block),
+         "yes" if link.there else "no, taken since") for link in reversed(known.chain)
+    ]  # fmt: skip
+    rows.append(("root", known.scope_digest[:16], "", "the scope: where every chain begins"))
+    table = pd.DataFrame(rows, columns=["in the sequence", "key", "block", "content still there"])
+    st.dataframe(table, hide_index=True, height=min(38 + 35 * len(table), 320))
+
+
+def _life(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> None:
+    st.caption("Its life, latest first: step, event, request.")
+    latest = known.events[: -_MOST_LINES - 1 : -1]
+    lines = [frames.log.line(index, name, with_blocks=False) for index in latest]
+    st.code("\n".join(lines), language=None, height=280, wrap_lines=True)

@@ -1,0 +1,211 @@
+"""What happened to the blocks of a pool, as columns: of a replay, or of any scheduler.
+
+The core's event log says all but one thing: which blocks a cancellation withdraws, because the step that
+was to fill them never ended. These are looked up in the core when it happens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+from pagecast.sim.core.events import Event, EventKind, run_length
+from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.machine.windows import blocks_per_block
+from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.replica import Replica
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+NOBODY = -1
+_SHOWN_BLOCKS, _MOST_BLOCKS = 60, 2048  # of a line of the log: characters for block numbers, blocks looked at
+
+
+class Kind(IntEnum):
+    """The core's kinds of events as numbers, and one more."""
+
+    ALLOCATED = 0
+    STORED = 1
+    REUSED = 2
+    COPIED = 3
+    EVICTED = 4
+    FREED = 5
+    ADMITTED = 6
+    PREEMPTED = 7
+    FINISHED = 8
+    CANCELLED = 9
+    REJECTED = 10
+    WITHDRAWN = 11  # published blocks that a cancellation took back: their content was never computed
+
+
+_NUMBER = {kind: Kind[kind.name] for kind in EventKind}
+_WORDS = [kind.name.lower() for kind in Kind]
+
+
+@dataclass(frozen=True)
+class BlockLog:
+    """Event `i` came with step `step[i]`, to request number `request[i]`, on `blocks[start[i]:start[i + 1]]`.
+
+    `kind` holds numbers of `Kind`; `detail` the words of the few events that have any. `time_s` is when
+    each step was planned; None where no clock ran.
+    """
+
+    num_blocks: int
+    block_size: int
+    step: Ints
+    kind: Ints
+    request: Ints
+    start: Ints
+    blocks: Ints
+    detail: dict[int, str]
+    time_s: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def of(self, index: int) -> Ints:
+        """The blocks of an event."""
+        return self.blocks[self.start[index] : self.start[index + 1]]
+
+    def line(self, index: int, name: Callable[[int], str], *, with_blocks: bool = True) -> str:
+        """An event as text: `12 allocated r7 100-131 (32 blocks)`; `name` names request numbers."""
+        blocks = self.of(index) if with_blocks else self.blocks[:0]
+        request = int(self.request[index])
+        words = [str(self.step[index]), _WORDS[self.kind[index]]]
+        if request != NOBODY:
+            words.append(name(request))
+        if len(blocks):
+            words.append(_blocks(blocks))
+        if index in self.detail:
+            words.append(self.detail[index])
+        return " ".join(words)
+
+
+def _blocks(blocks: Ints) -> str:
+    text = run_length(tuple(blocks[:_MOST_BLOCKS].tolist()))
+    if len(text) > _SHOWN_BLOCKS or len(blocks) > _MOST_BLOCKS:
+        text = text[:_SHOWN_BLOCKS].rpartition(",")[0] or text[:_SHOWN_BLOCKS]
+        text += ",…"
+    return f"{text} ({len(blocks):,} blocks)" if len(blocks) > 1 else text
+
+
+@dataclass
+class Collector:
+    """Empties a scheduler's log into columns. `number` gives a request's number from its id.
+
+    `take` must be called before blocks that a cancellation freed are given out again, to know which of
+    them were withdrawn; what is given out again needs no such knowledge.
+    """
+
+    scheduler: Scheduler
+    number: Callable[[str], int]
+    _rows: array[int] = field(default_factory=lambda: array("q"))
+    _blocks: array[int] = field(default_factory=lambda: array("i"))
+    _detail: dict[int, str] = field(default_factory=dict)
+    _stored: set[int] = field(default_factory=set)  # what the log so far says can be found
+
+    def take(self) -> None:
+        """Notes what has happened since the last call."""
+        events = self.scheduler.events
+        assert events is not None
+        if not events:
+            return
+        cancelled = False
+        for event in events:
+            self._note(event)
+            cancelled |= event.kind is EventKind.CANCELLED
+        if cancelled:
+            self._note_withdrawn(events)
+        events.clear()
+
+    def _note(self, event: Event) -> None:
+        request = self.number(event.request) if event.request else NOBODY
+        self._append(event.step, _NUMBER[event.kind], request, event.blocks, event.detail)
+        if event.kind is EventKind.STORED:
+            self._stored.update(event.blocks)
+        elif event.kind in (EventKind.EVICTED, EventKind.ALLOCATED):
+            self._stored.difference_update(event.blocks)
+
+    def _append(self, step: int, kind: int, request: int, blocks: tuple[int, ...], detail: str) -> None:
+        if detail:
+            self._detail[len(self._rows) // 4] = detail
+        self._rows.extend((step, kind, request, len(self._blocks)))
+        self._blocks.extend(blocks)
+
+    def _note_withdrawn(self, events: list[Event]) -> None:
+        """What the log says can be found, and the core does not find any more."""
+        lost = self._stored - findable(self.scheduler)
+        if lost:
+            self._stored -= lost
+            self._append(events[-1].step, Kind.WITHDRAWN, NOBODY, tuple(sorted(lost)), "")
+
+    def log(self, time_s: Callable[[Ints], Floats] | None = None) -> BlockLog:
+        """All that was taken. `time_s` gives the seconds at which steps were planned."""
+        rows = np.array(self._rows, np.int64).reshape(-1, 4)
+        limits = self.scheduler.limits
+        start = np.append(rows[:, 3], len(self._blocks))
+        steps = rows[:, 0].copy()
+        return BlockLog(
+            limits.num_blocks, limits.block_size, steps, rows[:, 1].copy(), rows[:, 2].copy(), start,
+            np.array(self._blocks, np.int64), dict(self._detail), time_s(steps) if time_s else None,
+        )  # fmt: skip
+
+
+def findable(scheduler: Scheduler) -> set[int]:
+    """The blocks whose content the prefix index knows."""
+    found: set[int] = set()
+    for first in scheduler.pool.index.values():
+        run = first
+        while run is not None:
+            found.update(run.blocks[: run.published])
+            run = run.next  # type: ignore[assignment]
+    return found
+
+
+def record(
+    trace: Trace, scenario: Scenario, progress: Callable[[tuple[int, int, str]], None] | None = None
+) -> BlockLog:
+    """Replays `trace` as `replay` does, and keeps what happened to every block.
+
+    Errors: BadInput for a scenario that can't be used.
+    """
+    limits = scenario.limits(blocks_per_block(trace, scenario))
+    scheduler = Scheduler(limits, find_profile(scenario.profile), log=True)
+    collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
+    env = simpy.Environment()
+
+    def after_step() -> None:
+        collector.take()
+        if progress is not None and not recorder.step_count % 500:
+            progress((recorder.ended, len(trace), "requests replayed"))
+
+    Replica(env, scheduler, scenario.step_costs(), Arrivals(trace), Feed(trace, limits.block_size), recorder,
+            after_step=after_step)  # fmt: skip
+    env.run()
+    collector.take()
+    return collector.log(_clock(recorder))
+
+
+def _clock(recorder: Recorder) -> Callable[[Ints], Floats]:
+    """When a step was planned, in seconds; within steps that were made as one, in proportion."""
+    table = recorder.steps()
+    first, count, start, end = (table[name].to_numpy() for name in ("step", "steps", "start_ns", "end_ns"))
+
+    def time_s(steps: Ints) -> Floats:
+        if not len(first):
+            return np.zeros(len(steps))
+        row = np.clip(np.searchsorted(first, steps, "right") - 1, 0, None)
+        share = np.clip((steps - first[row]) / count[row], 0.0, 1.0)
+        return np.asarray((start[row] + share * (end[row] - start[row])) / 1e9, np.float64)
+
+    return time_s

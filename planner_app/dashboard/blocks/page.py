@@ -1,0 +1,168 @@
+"""Blocks: the pool as a grid, through a replay of the side bar's scenario or by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import streamlit as st
+from pagecast.planner_app.dashboard.blocks import facts_view, sandbox_view
+from pagecast.planner_app.dashboard.blocks.detail import facts
+from pagecast.planner_app.dashboard.blocks.frames import Frames, frames
+from pagecast.planner_app.dashboard.blocks.log import record
+from pagecast.planner_app.dashboard.blocks.pool_view import payload, request_name, show_pool
+from pagecast.planner_app.dashboard.shell.elements import show_progress
+from pagecast.planner_app.dashboard.shell.jobs import Results
+from pagecast.planner_app.dashboard.shell.replays import trace_for
+from pagecast.planner_app.dashboard.shell.state import session
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.scope import Scope
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import select
+from pagecast.traces.schema import Trace
+
+MOST_REQUESTS = 5000  # that are played: 100 MB of events at worst
+_PLAY, _HAND = "A replay", "By hand"
+_BLOCK, _GRID, _PLACE = "block", "pool_grid", "_pool_place"
+_payloads = Results(most=6)
+
+
+def render() -> None:
+    """Draws the page."""
+    mode = st.segmented_control("What to watch", [_PLAY, _HAND], default=_PLAY, key="watch", required=True,
+                                bind="query-params", label_visibility="collapsed")  # fmt: skip
+    if mode == _HAND:
+        sandbox_view.render()
+    else:
+        _replay()
+
+
+def _replay() -> None:
+    own, view = session(), session().view
+    trace = trace_for(own, view)
+    if trace is None:
+        show_progress("read", "reading the upload")
+        return
+    if len(trace) > MOST_REQUESTS:
+        st.caption(f"Played are the first {MOST_REQUESTS:,} of {len(trace):,} requests.")
+        trace = select(trace, np.arange(MOST_REQUESTS))
+    key = ("blocks", len(trace), *view.key())
+    found = own.ask("blocks", key, frames_job, trace, view.scenario())
+    if found is None:
+        job = own.jobs["blocks"]
+        if job.error and not job.running:
+            raise BadInput(job.error)
+        show_progress("blocks", "replaying, block by block")
+        return
+    if len(found):
+        st.fragment(_player)(found, str(key), trace)
+    else:
+        st.info("Nothing happened to any block: every request was rejected.")
+
+
+def frames_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Frames:
+    """The frames of a replay; `progress` is told how far it is."""
+    return frames(record(trace, scenario, progress), progress)
+
+
+def _player(found: Frames, key: str, trace: Trace) -> None:
+    at, block = _at(found, key), _block(found)
+    data = _payload(found, key, at.part)
+    st.query_params["frame"] = str(at.frame)
+    show_pool(data, _GRID, at=at.frame, token=at.token, chosen=block, on_frame=_take_frame,
+              on_block=_take_block)  # fmt: skip
+    left, right, _ = st.columns([1, 2, 2], vertical_alignment="bottom")
+    left.number_input("Block", 0, found.log.num_blocks - 1, value=None, key=_BLOCK, bind="query-params",
+                      placeholder="none", help="or click it")  # fmt: skip
+    if len(found.parts) > 1:
+        _choose_part(right, found, at)
+    if block is None:
+        st.caption("Click a block, or give its number, to see who holds it, its chain of keys and its life.")
+        return
+    feed = Feed(trace, found.log.block_size)
+    known = facts(
+        found, at.frame, block, lambda row: feed.request(row, 0).keys, lambda row: scope_of(trace, row)
+    )
+    facts_view.show(found, known, request_name)
+
+
+@dataclass
+class _At:
+    """Where the play stands. The browser goes to `frame` whenever `token` changes."""
+
+    key: str = ""
+    frame: int = 0
+    part: int = 0
+    token: int = 0
+
+
+def _at(found: Frames, key: str) -> _At:
+    at: _At | None = st.session_state.get(_PLACE)
+    if at is None:
+        asked = st.query_params.get("frame", "")
+        frame = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+        at = st.session_state[_PLACE] = _At(key, frame)
+    at.frame = min(at.frame, len(found) - 1)
+    part = found.part_of(at.frame)
+    if (at.key, at.part) != (key, part) or not at.token:
+        at.key, at.part, at.token = key, part, at.token + 1
+    return at
+
+
+def _block(found: Frames) -> int | None:
+    """The block asked for, where the pool has it."""
+    value: int | None = st.session_state.get(_BLOCK)
+    if isinstance(value, int) and value >= found.log.num_blocks:
+        value = st.session_state[_BLOCK] = None
+    if value is None and _BLOCK not in st.session_state:
+        asked = st.query_params.get(_BLOCK, "")
+        if asked.isascii() and asked.isdigit() and len(asked) < 10 and int(asked) < found.log.num_blocks:
+            return int(asked)
+    return value
+
+
+def _payload(found: Frames, key: str, part: int) -> dict[str, Any]:
+    data: dict[str, Any] | None = _payloads.get((key, part))
+    if data is None:
+        data = payload(found, part, request_name, key=key)
+        _payloads.put((key, part), data)
+    return data
+
+
+def _choose_part(place: Any, found: Frames, at: _At) -> None:
+    names = {number: _part_name(found, number) for number in range(len(found.parts))}
+    place.selectbox("Part of the replay", list(names), index=at.part, key=f"part-{at.token}",
+                    format_func=names.__getitem__, on_change=_go_to_part, args=(found, at.token),
+                    help="a long replay goes to the browser a part at a time")  # fmt: skip
+
+
+def _part_name(found: Frames, part: int) -> str:
+    a, b = found.span(part)
+    times = found.time_s
+    when = "" if times is None else f", {times[a]:.1f} to {times[b - 1]:.1f} s"
+    return f"{part + 1}: steps {found.step[a]:,} to {found.step[b - 1]:,}{when}"
+
+
+def _go_to_part(found: Frames, token: int) -> None:
+    st.session_state[_PLACE].frame = found.parts[st.session_state[f"part-{token}"]]
+
+
+def _take_frame() -> None:
+    told = st.session_state[_GRID].get("frame")
+    if isinstance(told, int) and told >= 0:
+        st.session_state[_PLACE].frame = told
+
+
+def _take_block() -> None:
+    told = st.session_state[_GRID].get("block")
+    if isinstance(told, int) and told >= 0:
+        st.session_state[_BLOCK] = told
+
+
+def scope_of(trace: Trace, row: int) -> Scope:
+    """The scope of a trace's request."""
+    parts = {name: str(trace.requests[name].iloc[row]) for name in ("model", "adapter", "salt")
+             if name in trace.requests and trace.requests[name].notna().iloc[row]}  # fmt: skip
+    return Scope(**parts)

@@ -1,0 +1,1 @@
+"""The parts that pages share: side bar, state of a session, jobs, replays and elements."""

@@ -1,0 +1,96 @@
+"""The figures at the top: value, interval, change against the baseline, and the SLO's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import streamlit as st
+from pagecast.planner_app.dashboard.shell.elements import plain
+
+Words = Callable[[float], str]
+_MULTIPLE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One figure. `low` and `high` bound its 90% interval, None while not in; `pending` greys the value.
+
+    `better`: -1 where less is better, 1 where more is. `share`: the value is one, its change in points.
+    `verdicts` are terms of the SLO and whether they hold.
+    """
+
+    title: str
+    value: float | None
+    words: Words
+    help: str
+    low: float | None = None
+    high: float | None = None
+    waiting: str = ""
+    pending: bool = False
+    baseline: float | None = None
+    better: int = -1
+    share: bool = False
+    verdicts: tuple[tuple[str, bool], ...] = ()
+    note: str = ""
+
+
+def show_cards(cards: list[Card]) -> None:
+    """The cards side by side."""
+    for number, (column, card) in enumerate(zip(st.columns(len(cards)), cards, strict=True)):
+        with column, st.container(border=True, height="stretch"):
+            with st.container(key=f"pending_{number}" if card.pending else f"card_{number}"):
+                st.metric(
+                    card.title, "–" if card.value is None else card.words(card.value), _change(card),
+                    delta_color=_color(card), help=card.help, delta_description=_against(card),
+                )  # fmt: skip
+            _interval(card, number)
+            if card.note:
+                st.caption(plain(card.note))
+            for term, holds in card.verdicts:
+                show_verdict(term, holds)
+
+
+def show_verdict(term: str, holds: bool) -> None:
+    """One term of the SLO: told by word, sign and colour."""
+    st.badge(plain(term) + (" holds" if holds else " is broken"),
+             icon=":material/check_circle:" if holds else ":material/cancel:",
+             color="blue" if holds else "orange")  # fmt: skip
+
+
+def _interval(card: Card, number: int) -> None:
+    if card.low is not None and card.high is not None:
+        st.caption(f"90% interval: {card.words(card.low)} to {card.words(card.high)}")
+    elif card.waiting:
+        with st.container(key=f"pending_interval_{number}"):
+            st.caption(card.waiting)
+
+
+def _change(card: Card) -> str | None:
+    """Signed, for its first letter decides the arrow."""
+    if card.value is None or card.baseline is None:
+        return None
+    if not card.baseline and not card.share:
+        more = card.value - card.baseline
+        return None if not more else f"{'+' if more > 0 else '-'}{card.words(abs(more))}"
+    return change(card.value, card.baseline, share=card.share)
+
+
+def change(value: float, base: float, *, share: bool = False) -> str:
+    """The change from `base`, not 0: in percent, from tenfold on as a multiple, of a share in points."""
+    if share:
+        return f"{100 * (value - base):+.1f} points"
+    if value / base >= _MULTIPLE:
+        return f"{value / base:,.0f} times"
+    return f"{(value - base) / abs(base):+.1%}"
+
+
+def _against(card: Card) -> str | None:
+    said = _change(card)
+    return None if said is None else "the baseline" if said.endswith("times") else "vs baseline"
+
+
+def _color(card: Card) -> str:
+    if (_change(card) or "").startswith(("+0.0%", "-0.0%", "+0.0 ", "-0.0 ")):
+        return "off"
+    return "inverse" if card.better < 0 else "normal"

@@ -1,0 +1,184 @@
+"""Long work beside a session: it shows progress, can be stopped, and never holds the pages up.
+
+A job is a process of its own (`worker.py`). A job that nobody holds any more is stopped, so a session that
+ends takes its jobs along. Results are kept by the content of what was asked, never by who asked.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+_AT_ONCE = threading.BoundedSemaphore(max(2, os.cpu_count() or 2))  # processes of all sessions together
+_KEPT = 256
+
+
+@dataclass
+class _State:
+    """What the thread that listens to a process tells the page."""
+
+    progress: Any = None
+    value: Any = None
+    error: str = ""
+    ended: bool = False
+    stopped: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Job:
+    """`function(*arguments, progress=...)` in a process. Both must be picklable, and what it tells."""
+
+    def __init__(
+        self, key: Hashable, function: Callable[..., Any], *arguments: Any, kept: Results | None = None
+    ) -> None:
+        self.key = key
+        self._state = state = _State()
+        weakref.finalize(self, _stop, state)
+        asked = pickle.dumps((function, arguments))
+        threading.Thread(target=_follow, args=(state, key, asked, kept or results), daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it may still give a value."""
+        return not self._state.ended
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._state.stopped
+
+    @property
+    def progress(self) -> Any:
+        """The latest that the function told, None before."""
+        return self._state.progress
+
+    @property
+    def error(self) -> str:
+        """One sentence, where it failed."""
+        return self._state.error
+
+    @property
+    def value(self) -> Any:
+        """What the function gave; None until it has."""
+        return self._state.value
+
+    def stop(self) -> None:
+        """Ends the process; a stopped job has no value."""
+        _stop(self._state)
+
+
+def _stop(state: _State) -> None:
+    with state.lock:
+        if not state.ended:
+            state.stopped = True
+            if state.process is not None:
+                _kill(state.process)
+
+
+def _follow(state: _State, key: Hashable, asked: bytes, kept: Results) -> None:
+    with _AT_ONCE:
+        process = _start(state)
+        if process is not None:
+            try:
+                _listen(process, state, asked)
+            except Exception as error:
+                state.error = state.error or f"the work could not go on ({error!r})"
+            finally:
+                with state.lock:
+                    _kill(process)
+                    process.wait()
+                    state.process = None  # its number may be another's from now on
+    if state.value is not None and not state.stopped:
+        kept.put(key, state.value)
+    state.ended = True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and those that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+
+
+def _start(state: _State) -> subprocess.Popen[bytes] | None:
+    with state.lock:
+        if not state.stopped:
+            command = [sys.executable, "-m", "pagecast.planner_app.dashboard.shell.worker"]
+            state.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+        return state.process
+
+
+def _listen(process: subprocess.Popen[bytes], state: _State, asked: bytes) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin, process.stdout:
+        try:
+            process.stdin.write(asked)
+            process.stdin.close()
+            while True:
+                kind, value = pickle.load(process.stdout)
+                if kind == "progress":
+                    state.progress = value
+                else:
+                    state.value, state.error = (value, "") if kind == "done" else (None, value)
+                    return
+        except (EOFError, BrokenPipeError):
+            if not state.stopped:
+                state.error = "the work ended before it was done; the server's terminal says why"
+
+
+class Results:
+    """The values of the latest jobs, by what was asked. Safe among threads; the oldest go first."""
+
+    def __init__(self, most: int = _KEPT) -> None:
+        self._most = most
+        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+        self._making: dict[Hashable, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """The value, or None."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def make(self, key: Hashable, function: Callable[[], Any]) -> Any:
+        """The value, made here where it is not kept yet; who asks meanwhile waits for this one."""
+        with self._lock:
+            making = self._making.setdefault(key, threading.Lock())
+        try:
+            with making:
+                found = self.get(key)
+                if found is None:
+                    found = function()
+                    self.put(key, found)
+        finally:
+            with self._lock:
+                self._making.pop(key, None)
+        return found
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Keeps a value, which nobody may change from now on."""
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+
+
+results = Results()

@@ -1,0 +1,123 @@
+"""What one session holds: its view, its pins, its uploads, its jobs. Nothing of it is shared with another.
+
+The view and the pins also stand in the URL, so that a link shows what its sender saw.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+import xxhash
+from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
+from pagecast.planner_app.dashboard.shell.view import DEFAULTS, View
+from pagecast.sim.core.errors import BadInput
+
+MOST_PINS = 6
+_MOST_UPLOADS = 3
+_SESSION = "_pagecast"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that this session sent: its own name, and where its bytes lie."""
+
+    name: str
+    path: Path
+
+
+@dataclass
+class Session:
+    """One browser session. `pins` are views by their names; `baseline` is one of these names, or none."""
+
+    view: View = field(default_factory=View)
+    pins: dict[str, View] = field(default_factory=dict)
+    baseline: str = ""
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    sent: dict[str, str] = field(default_factory=dict)  # digests by the browser's numbers of files
+    jobs: dict[str, Job] = field(default_factory=dict)
+    problem: str = ""
+    seen: bool = False  # whether the what-if was drawn before
+    settled: Hashable = None  # what was last drawn in full: jobs begin only once the sliders rest
+    folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="pagecast-"))
+
+    def keep_upload(self, name: str, data: bytes) -> str:
+        """Lays a file where only this session looks for it, and gives the digest of its content."""
+        digest = xxhash.xxh3_128_hexdigest(data)
+        if digest not in self.uploads:
+            path = Path(self.folder.name) / digest
+            path.write_bytes(data)
+            self.uploads[digest] = Upload(Path(name).name or "upload", path)
+            while len(self.uploads) > _MOST_UPLOADS:
+                oldest = next(iter(self.uploads))
+                self.uploads.pop(oldest).path.unlink(missing_ok=True)
+        return digest
+
+    def ask(
+        self, slot: str, key: Hashable, function: Callable[..., Any], *arguments: Any,
+        kept: Results = results,
+    ) -> Any:  # fmt: skip
+        """The result of a job if it is in, else None; starts the job, in place of the slot's last one.
+
+        `self.jobs[slot]` tells progress and errors meanwhile. A stopped or failed job is not begun again.
+        `kept`: where results lie; large ones have a place of their own, for fewer.
+        """
+        found = kept.get(key)
+        job = self.jobs.get(slot)
+        if found is not None:
+            if job is not None and job.key != key:
+                self.jobs.pop(slot).stop()
+            return found
+        if job is None or job.key != key:
+            if job is not None:
+                job.stop()
+            self.jobs[slot] = Job(key, function, *arguments, kept=kept)
+        return None
+
+
+def session() -> Session:
+    """This session's state; a new session takes view and pins from its URL."""
+    found: Session | None = st.session_state.get(_SESSION)
+    if found is None:
+        found = st.session_state[_SESSION] = Session()
+        _read_url(found)
+    return found
+
+
+def _read_url(own: Session) -> None:
+    try:
+        for text in st.query_params.get_all("pin")[:MOST_PINS]:
+            name, _, query = text.partition("?")
+            own.pins[name[:40] or f"pin {len(own.pins) + 1}"] = View.from_query(query)
+    except BadInput as error:
+        own.problem = str(error)
+    baseline = st.query_params.get("baseline", "")
+    own.baseline = baseline if baseline in own.pins else next(iter(own.pins), "")
+
+
+def write_url(own: Session) -> None:
+    """Puts what no widget holds into the URL."""
+    _put("pin", [f"{name}?{view.query()}" for name, view in own.pins.items()])
+    _put("baseline", [own.baseline] if own.pins and own.baseline != next(iter(own.pins)) else [])
+    _put("upload", [own.view["upload"]] if own.view["upload"] else [])
+
+
+def _put(name: str, values: list[str]) -> None:
+    if st.query_params.get_all(name) != values:
+        if values:
+            st.query_params[name] = values
+        elif name in st.query_params:
+            del st.query_params[name]
+
+
+def show(view: View) -> None:
+    """Moves the side bar's widgets to a view; only before they are drawn (in a callback)."""
+    for name in DEFAULTS:
+        if name != "upload":
+            st.session_state[name] = view[name]
+    own = session()
+    own.view = view

@@ -1,0 +1,175 @@
+"""What a page shows: a trace, its load, a scenario and an SLO. All of it fits in a URL and in a command line.
+
+A view is equal to another if both show the same; it names no user and holds no data. The names of its
+parameters are those of the widgets and of the URL's query.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
+from pagecast.sim.scenario import Scenario
+
+GENERATED, UPLOAD = "generated", "upload"
+AT_ONCE = 2000  # requests that are replayed while the page waits; more are a job
+MOST_REQUESTS = 100_000
+
+Value = str | int | float | bool
+LOAD: dict[str, Value] = {
+    "trace": "chat", "upload": "", "sort": False, "requests": AT_ONCE, "rate": 1.0,
+    "slo": "ttft_p99<2s,tpot_p99<50ms",
+}  # fmt: skip
+GENERATOR: dict[str, Value] = {
+    "g_rate": 5.0, "g_cv": 1.0, "g_input": 1000, "g_output": 200, "g_turns": 1, "g_system": 0,
+}  # fmt: skip
+SCENARIO: dict[str, Value] = {
+    "model": "Qwen/Qwen3-8B", "gpu": "H200", "block_size": 16,
+    "gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION, "max_num_batched_tokens": 8192,
+    "max_num_seqs": 256, "kv_cache_dtype": "auto", "enable_prefix_caching": True, "profile": "vllm",
+    "tensor_parallel_size": 1, "costs": "auto", "transfer_costs": False, "scheduling_policy": "fcfs",
+    "seed": 0,
+}  # fmt: skip
+DEFAULTS: dict[str, Value] = {**LOAD, **GENERATOR, **SCENARIO}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Parameters by name, those at their default left out: `View.of({"block_size": 32})`."""
+
+    changed: tuple[tuple[str, Value], ...] = ()
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> View:
+        """A view of parameters in their types. Errors: BadInput for an unknown name or an unfit value."""
+        if unknown := sorted(set(parameters) - set(DEFAULTS)):
+            raise BadInput(f"view: parameter {unknown[0]!r} is not known; there are {', '.join(DEFAULTS)}")
+        typed = {name: _typed(name, value) for name, value in parameters.items()}
+        view = cls(tuple((name, typed[name]) for name in DEFAULTS
+                         if name in typed and typed[name] != DEFAULTS[name]))  # fmt: skip
+        view.check()
+        return view
+
+    @classmethod
+    def from_query(cls, query: str) -> View:
+        """The view that `query()` gave. Errors: BadInput."""
+        return cls.of(dict(parse_qsl(query, keep_blank_values=True, max_num_fields=len(DEFAULTS))))
+
+    def query(self) -> str:
+        """The part of a URL that makes this view."""
+        return urlencode([(name, _text(value)) for name, value in self.changed])
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.changed).get(name, DEFAULTS[name])
+
+    def check(self) -> None:
+        """Errors: BadInput for what no replay could be made of."""
+        if not 1 <= self["requests"] <= MOST_REQUESTS:
+            raise BadInput(f"requests is {self['requests']}; the dashboard takes 1 to {MOST_REQUESTS:,}")
+        if not 0 < self["rate"] < float("inf"):
+            raise BadInput(f"rate is {self['rate']}; it must be above 0")
+        self.scenario()
+
+    def scenario(self) -> Scenario:
+        """The scenario to replay. Errors: BadInput naming the field."""
+        return Scenario.make({name: self[name] for name in SCENARIO}, "scenario")
+
+    def trace_key(self) -> tuple[Value, ...]:
+        """What the trace depends on: equal keys, equal traces."""
+        names = ["trace", "requests", "rate"]
+        if self["trace"] == GENERATED:
+            names += [*GENERATOR, "seed"]
+        if self["trace"] == UPLOAD:
+            names += ["upload", "sort", "seed"]
+        return tuple(self[name] for name in names)
+
+    def key(self) -> tuple[object, ...]:
+        """What a replay depends on."""
+        return (*self.trace_key(), self.scenario().model_dump_json())
+
+    def differences(self, other: View) -> tuple[tuple[str, Value, Value], ...]:
+        """Name, other's value and own value of every parameter in which they differ."""
+        return tuple((name, other[name], self[name]) for name in DEFAULTS if self[name] != other[name])
+
+
+def _typed(name: str, value: Any) -> Value:
+    default = DEFAULTS[name]
+    try:
+        if isinstance(default, bool):
+            return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
+        return type(default)(value)
+    except (KeyError, ValueError, TypeError, OverflowError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        raise BadInput(f"view: {name} is {str(value)[:80]!r}; give {kind}") from None
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def generator_options(view: View) -> dict[str, str]:
+    """The options of `pagecast trace generate` for a generated trace."""
+    cv = view["g_cv"]
+    options = {
+        "--arrivals": "gamma" if cv != 1 else "poisson",
+        "--rate": _text(view["g_rate"]),
+        "--requests": str(view["requests"]),
+        "--input": f"lognormal:p50={view['g_input']},sigma=0.8,max=32000",
+        "--output": f"lognormal:p50={view['g_output']},sigma=0.7,max=4000",
+        "--seed": str(view["seed"]),
+    }
+    if cv != 1:
+        options["--cv"] = _text(cv)
+    if view["g_turns"] > 1:
+        options["--turns"] = f"lognormal:p50={view['g_turns']},sigma=0.5"
+        if view["g_system"]:
+            options["--system-prompt"] = str(view["g_system"])
+    return options
+
+
+def command(view: View, file: str = "", scenario_file: str = "") -> str:
+    """The command line that prints this view's figures; `file` is an uploaded trace's own name.
+
+    With `scenario_file` the scenario is taken from it; otherwise every option stands in the command.
+    """
+    lines, trace = [], view["trace"]
+    if trace == GENERATED:
+        trace = "generated.jsonl.gz"
+        lines.append(_shell(["pagecast", "trace", "generate", trace, *_pairs(generator_options(view))]))
+    elif trace == UPLOAD:
+        trace = f"./{file}" if file.startswith("-") else file or "your-trace"
+    words = ["pagecast", "replay", trace, "--limit", str(view["requests"])]
+    if view["rate"] != 1:
+        words += ["--speedup", _text(view["rate"])]
+    if view["trace"] == UPLOAD and view["sort"]:
+        words.append("--sort")
+    words += ["--scenario", scenario_file] if scenario_file else _options(view)
+    return " &&\n".join([*lines, _shell(words)])
+
+
+def _options(view: View) -> list[str]:
+    words: list[str] = []
+    for name in SCENARIO:
+        option, value = "--" + name.replace("_", "-"), view[name]
+        if value == DEFAULTS[name] and name not in ("model", "gpu"):
+            continue
+        if isinstance(value, bool):
+            words.append(option if value else option.replace("--", "--no-", 1))
+        else:
+            words += [option, _text(value)]
+    return words
+
+
+def _pairs(options: Mapping[str, str]) -> list[str]:
+    return [word for pair in options.items() for word in pair]
+
+
+def _shell(words: list[str]) -> str:
+    return " ".join(shlex.quote(word) for word in words)

@@ -1,0 +1,75 @@
+"""The trace of a view: a bundled one, one from the generator's sliders, or a file that was uploaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pagecast.planner_app.dashboard.shell.jobs import Results
+from pagecast.planner_app.dashboard.shell.view import GENERATED, UPLOAD, View, generator_options
+from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.generate import Conversations, conversations, requests
+from pagecast.traces.lengths import parse
+from pagecast.traces.operations import scale
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+
+# Decompressed; an upload itself is at most 200 MB. The reader stops here, with a line that says so.
+UPLOAD_BYTES = 1 << 30
+_MESSAGE, _THINK = "lognormal:p50=60,sigma=1", "lognormal:p50=8,sigma=0.7"
+_MOST_TOKENS = 32_768
+
+traces = Results(most=32)
+
+
+def trace_of(view: View) -> Trace:
+    """The trace of a view that needs no upload, or whose upload has been read (`keep`). Errors: BadInput."""
+    found: Trace = traces.make(view.trace_key(), lambda: _made(view))
+    return found
+
+
+def _made(view: View) -> Trace:
+    if view["trace"] == UPLOAD:
+        raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
+    made = generated(view) if view["trace"] == GENERATED else read(
+        f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])  # fmt: skip
+    return _at_rate(view, made)
+
+
+def keep(view: View, trace: Trace) -> Trace:
+    """Notes the trace that was read for a view, at the view's rate."""
+    trace = _at_rate(view, trace)
+    traces.put(view.trace_key(), trace)
+    return trace
+
+
+def _at_rate(view: View, trace: Trace) -> Trace:
+    return trace if view["rate"] == 1 else scale(trace, view["rate"])
+
+
+def generated(view: View) -> Trace:
+    """What `pagecast trace generate` makes with `generator_options(view)`."""
+    options, count, seed = generator_options(view), view["requests"], view["seed"]
+    arrivals = Arrivals(options["--arrivals"], view["g_rate"], view["g_cv"])
+    prompt, output = parse(options["--input"]), parse(options["--output"])
+    if "--turns" not in options:
+        return requests(arrivals, prompt, output, count=count, seed=seed)
+    systems = (view["g_system"],) if view["g_system"] else ()
+    shape = Conversations(
+        arrivals, parse(options["--turns"]), parse(_MESSAGE), output, parse(_THINK), systems, prompt,
+        most_tokens=_MOST_TOKENS,
+    )  # fmt: skip
+    return replace(conversations(shape, sessions=count, count=count, seed=seed), name=GENERATED)
+
+
+def read_upload(
+    path: str, name: str, limit: int, sort: bool, seed: int, *, progress: Any = None
+) -> Trace:
+    """Reads an uploaded file (in a process of its own). Errors: BadInput, with the file's own name."""
+    try:
+        trace = read(path, limit=limit, sort=sort, seed=seed, max_bytes=UPLOAD_BYTES, progress=progress)
+    except BadInput as error:
+        raise BadInput(str(error).replace(path, name)) from None
+    return replace(trace, name=Path(name).name)

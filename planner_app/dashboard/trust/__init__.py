@@ -1,0 +1,1 @@
+"""The Trust page: calibrations in force, and forecasts beside recorded runs."""

@@ -1,0 +1,133 @@
+"""Charts of a calibration: its errors, also on runs left out, and how far a replay leaves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from pagecast.planner_app.reports.style import BLUE, GREY, VERMILLION, chart, label, line, marker
+from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.replay import Result
+
+_SUMMED, _HALF, _MOST = "their summed time (signed)", "half of the steps within", "nine in ten within"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The most that a replay asked of a calibration in one respect, and the most that was fitted."""
+
+    name: str
+    asked: int
+    fitted: int
+
+    @property
+    def inside(self) -> bool:
+        """Whether the fit covers it."""
+        return self.asked <= self.fitted
+
+
+def reach(calibration: Calibration, result: Result) -> list[Reach]:
+    """How far a replay goes in each respect in which the fit is bounded."""
+    fitted, steps = calibration.fitted, result.steps
+    served = result.requests[result.requests["state"] != "rejected"]
+    context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
+    tokens = int((steps["prefill_tokens"] + steps["decode_n"]).max()) if len(steps) else 0
+    requests = int(steps["decode_n"].max()) if len(steps) else 0
+    asked = {
+        "tokens in a step": (tokens, fitted.get("tokens", calibration.knots[-1])),
+        "requests decoding in a step": (requests, fitted.get("decode_requests", 0)),
+        "context of a request, tokens": (context, fitted.get("decode_context", 0)),
+    }
+    return [Reach(name, most, known) for name, (most, known) in asked.items() if known]
+
+
+def reach_chart(found: list[Reach]) -> go.Figure:
+    """What the replay asked, in percent of what was fitted."""
+    beyond = [each for each in found if not each.inside]
+    said = ", ".join(f"{each.name} {each.asked:,} (fitted: {each.fitted:,})" for each in beyond)
+    caption = (
+        f"Beyond the line the error is unknown: {said}." if beyond
+        else "All of this replay lies within what was fitted (the line)."
+    )  # fmt: skip
+    figure = chart("How far the replay reaches", caption, "most in the replay, % of the most fitted", "",
+                   height=210, showlegend=False, margin={"l": 60, "r": 16, "t": 8, "b": 52})  # fmt: skip
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.add_bar(
+        x=[100 * each.asked / each.fitted for each in found], y=[each.name for each in found],
+        orientation="h", textposition="auto",
+        text=[f"{each.asked:,} of {each.fitted:,}" for each in found],
+        marker={"color": [BLUE if each.inside else VERMILLION for each in found],
+                "pattern": {"shape": ["" if each.inside else "/" for each in found]}},
+    )  # fmt: skip
+    figure.add_vline(x=100, line={"color": GREY, "dash": "dot", "width": 2})
+    return figure
+
+
+def regions(calibration: Calibration) -> go.Figure:
+    """Fit against measurement by region of batch shape."""
+    rows = calibration.regions
+    named = [row for row in rows if row["region"] not in ("all steps", "pure decode", "with prompts")]
+    worst = max(named, key=lambda row: abs(row["error_percent"]), default=None)
+    caption = "The file holds no errors by region."
+    if worst is not None:
+        caption = (
+            f"Summed over a region's steps the fit is off by {worst['error_percent']:+.1f}% at most "
+            f"({worst['region']}). Single steps stray more; over a run their errors average out."
+        )
+    return _errors("The fit by region of batch shape", caption, rows, [row["region"] for row in rows])
+
+
+def left_out(calibration: Calibration) -> go.Figure:
+    """Errors on each run that the fit of the others had not seen."""
+    rows = calibration.cross_validation
+    whole = [row for row in rows if row.get("steps of") == "all"]
+    caption = "No run was left out of the fit, so that its error on another run is unknown."
+    if whole:
+        worst = max(whole, key=lambda row: abs(row["error_percent"]))
+        caption = (
+            f"Forecast by the other runs alone, {worst['run']} was off by {worst['error_percent']:+.1f}% in "
+            "total step time: what to expect of a run that was never seen."
+        )
+    names = [f"{row['run']}: {row['steps of']}" for row in rows]
+    return _errors("Runs left out of the fit", caption, rows, names)
+
+
+def _errors(title: str, caption: str, rows: list[dict[str, Any]], names: list[str]) -> go.Figure:
+    figure = chart(title, caption, "error of fitted step times, %", "", height=max(240, 26 * len(rows) + 120))
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.add_vline(x=0, line={"color": GREY, "width": 2})
+    shown = [label(name) for name in names]
+    series = ((_SUMMED, "error_percent"), (_HALF, "p50_percent"), (_MOST, "p90_percent"))
+    for index, (said, field) in enumerate(series):
+        figure.add_scatter(
+            x=[row.get(field) for row in rows], y=shown, name=said, mode="markers", marker=marker(index),
+            customdata=[[row.get("steps", 0), row.get("time_percent", 0)] for row in rows],
+            hovertemplate="%{x:.2f}%, of %{customdata[0]:,} steps with %{customdata[1]:.1f}% of the time",
+        )  # fmt: skip
+    return figure
+
+
+def matrix_curve(calibration: Calibration) -> go.Figure:
+    """Fitted time of a step's matrix work by its tokens, with the spread of the resampled fits."""
+    knots, curve = np.array(calibration.knots), np.array(calibration.curve_ns) / 1e6
+    knee = int(knots[int(np.argmax(curve > 1.25 * curve[0]))]) if np.any(curve > 1.25 * curve[0]) else 0
+    caption = f"One token takes {curve[0]:.1f} ms, {knots[-1]:,} take {curve[-1]:.0f} ms. " + (
+        f"Up to about {knee:,} tokens a step costs what reading the weights costs: batching is nearly free."
+        if knee else "The time hardly grows with the tokens."
+    )  # fmt: skip
+    figure = chart("Matrix work of a step, as fitted", caption, "tokens in the step (log)",
+                   "milliseconds (log)", xaxis_type="log", yaxis_type="log")  # fmt: skip
+    figure.update_xaxes(dtick=1)
+    figure.update_yaxes(dtick="D2")
+    if calibration.replicates:
+        drawn = np.array([row[: len(knots)] for row in calibration.replicates]) / 1e6
+        low, high = np.percentile(drawn, (5, 95), axis=0)
+        figure.add_scatter(
+            x=np.append(knots, knots[::-1]), y=np.append(high, low[::-1]), fill="toself", mode="lines",
+            line={"width": 0}, fillcolor="rgba(0,114,178,0.3)", hoverinfo="skip", name="90% of refits",
+        )  # fmt: skip
+    figure.add_scatter(x=knots, y=curve, name="fit", mode="lines+markers", line=line(0),
+                       marker=marker(0, size=5))  # fmt: skip
+    return figure

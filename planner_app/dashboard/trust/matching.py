@@ -1,0 +1,79 @@
+"""Which calibration is in force for a scenario, and in what it differs from the set-up it was made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.file import Calibration, load, shipped
+from pagecast.sim.costs.calibration.shape import CPU, identity
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.scenario import Scenario
+
+_TRANSFERRED = ", transferred"
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """One respect in which a set-up may differ from the calibrated one."""
+
+    name: str
+    calibrated: str
+    scenario: str
+    same: bool
+
+
+def in_force(costs: StepCosts) -> Calibration | None:
+    """The calibration behind costs, scaled where it was carried over; None: first principles."""
+    return costs.calibration if isinstance(costs, Calibrated) else None
+
+
+def origin(calibration: Calibration) -> Calibration:
+    """The calibration as its file has it, where it was carried over to another set-up."""
+    name = calibration.name.removesuffix(_TRANSFERRED)
+    return load(name) if name != calibration.name and name in shipped() else calibration
+
+
+def candidates() -> dict[str, Calibration]:
+    """The shipped calibrations by name."""
+    return {name: Calibration.load(path) for name, path in shipped().items()}
+
+
+def nearest(scenario: Scenario, found: dict[str, Calibration]) -> str:
+    """The one that differs least; "" where there is none."""
+    return min(found, key=lambda name: sum(not trait.same for trait in traits(found[name], scenario)),
+               default="")  # fmt: skip
+
+
+def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
+    """The set-up that was calibrated beside the scenario's."""
+    made, model = calibration.made_for, find_model(scenario.model)
+    stored = str(made.get("kv_cache_dtype") or "auto")
+    gpu = str(made.get("gpu"))
+
+    def trait(name: str, key: str, own: Any, same: bool | None = None) -> Trait:
+        was = made.get(key, "unknown")
+        return Trait(name, str(was), str(own), was == own if same is None else same)
+
+    return [
+        trait("engine", "engine", scenario.engine or scenario.profile),
+        trait("model", "model", scenario.model, made.get("model_shape") == identity(model)),
+        trait("GPU", "gpu", scenario.gpu, _same_gpu(gpu, scenario.gpu)),
+        trait("GPUs a replica", "tensor_parallel_size", scenario.tensor_parallel_size),
+        trait("KV dtype", "kv_cache_dtype", scenario.kv_cache_dtype,
+              model.kv_element_bytes(stored) == model.kv_element_bytes(scenario.kv_cache_dtype)),
+        trait("block size, tokens", "block_size", scenario.block_size),
+    ]  # fmt: skip
+
+
+def _same_gpu(calibrated: str, own: str) -> bool:
+    if calibrated == CPU:
+        return False
+    try:
+        return find_gpu(calibrated).name == find_gpu(own).name
+    except BadInput:
+        return False

@@ -1,0 +1,136 @@
+"""Trust: which step costs are in force, how far the scenario is from them, and how they were checked."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from pagecast.planner_app.dashboard.shell.elements import plain, show_chart, show_charts, show_progress
+from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
+from pagecast.planner_app.dashboard.shell.state import session
+from pagecast.planner_app.dashboard.trust import charts, recorded_run
+from pagecast.planner_app.dashboard.trust.matching import candidates, in_force, nearest, origin, traits
+from pagecast.sim.core.errors import PagecastError
+from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.scenario import Scenario
+
+_IN_FORCE, _LEFT_OUT = "in force", "all"
+
+
+def render() -> None:
+    """Draws the page."""
+    scenario = session().view.scenario()
+    costs = scenario.step_costs()
+    used = in_force(costs)
+    st.subheader("In force", anchor=False)
+    _headline(costs, used)
+    shown = _choose(scenario, used)
+    if shown is None:
+        st.info("No calibration comes with this pagecast: `pagecast calibrate` makes one from recorded runs.")
+    else:
+        st.subheader("How far the scenario is from it", anchor=False)
+        _distance(shown, scenario)
+        st.subheader("The fit", anchor=False)
+        _fit(shown)
+    st.subheader("Forecast against a recorded run", anchor=False)
+    try:
+        recorded_run.render()
+    except PagecastError as error:
+        st.error(plain(error), icon=":material/error:")
+
+
+def _headline(costs: StepCosts, used: Calibration | None) -> None:
+    kind = "first principles: a roofline" if used is None else "a calibration, fitted to recorded steps"
+    if used is not None and "transferred_from" in used.made_for:
+        kind = f"a calibration of {used.made_for['transferred_from']}, carried over"
+    st.markdown(f"Step costs **{plain(costs.name)}**: {plain(kind)}")
+    if used is not None:
+        _cards(used)
+    st.caption(plain(costs.expected_error()))
+
+
+def _cards(used: Calibration) -> None:
+    whole = next((row for row in used.regions if row["region"] == "all steps"), None)
+    unseen = [row for row in used.cross_validation if row.get("steps of") == _LEFT_OUT]
+    cards = []
+    if unseen:
+        worst = max(unseen, key=lambda row: abs(row["error_percent"]))
+        cards.append(("Left-out run", f"{worst['error_percent']:+.1f}%",
+                      f"summed step time of {worst['run']}, from the other runs alone: the worst of "
+                      f"{len(unseen)} runs left out"))
+    if whole is not None:
+        cards += [("Own runs", f"{whole['error_percent']:+.2f}%", "summed step time of its fit"),
+                  ("Median step", f"{whole['p50_percent']:.1f}%", "half of its own steps are closer"),
+                  ("Steps fitted", f"{whole['steps']:,}", "of all recorded runs together")]
+    cards.append(("Between runs", f"±{100 * used.noise.run_sd:.1f}%",
+                  "by how much all steps of one run are slower or faster than those of another"))
+    for column, (head, value, help) in zip(st.columns(len(cards)), cards, strict=True):
+        column.metric(head, value, help=plain(help), border=True)
+
+
+def _choose(scenario: Scenario, used: Calibration | None) -> Calibration | None:
+    """The calibration to look at: the one in force, or any other that comes with pagecast."""
+    found = candidates()
+    if used is not None:
+        found = {origin(used).name: origin(used), **found}
+    if not found:
+        return None
+    first = origin(used).name if used is not None else nearest(scenario, found)
+    if len(found) == 1:
+        return found[first]
+    names = sorted(found, key=lambda name: name != first)
+    name = st.selectbox("Calibration to look at", names, key=f"trust_calibration-{first}",
+                        format_func=lambda name: name + (f" ({_IN_FORCE})" if used and name == first
+                                                                else ""))  # fmt: skip
+    return found[name]
+
+
+def _distance(shown: Calibration, scenario: Scenario) -> None:
+    left, right = st.columns([2, 3])
+    found = traits(shown, scenario)
+    different = [trait.name for trait in found if not trait.same]
+    with left:
+        rows = [(plain(trait.calibrated), plain(trait.scenario), "same" if trait.same else "**differs**")
+                for trait in found]  # fmt: skip
+        names = [trait.name for trait in found]
+        st.table(pd.DataFrame(rows, index=names, columns=["calibrated", "scenario", ""]))
+        st.caption(
+            f"{plain(shown.name)} differs from the scenario in {plain(', '.join(different))}."
+            if different else f"{plain(shown.name)} was made for just this set-up."
+        )  # fmt: skip
+    with right:
+        _reach(shown)
+
+
+def _reach(shown: Calibration) -> None:
+    own = session()
+    trace = trace_for(own, own.view)
+    result = None if trace is None else result_for(own, own.view, trace)
+    if result is None:
+        show_progress("read" if trace is None else "replay", "replaying the scenario")
+        return
+    show_chart(charts.reach_chart(charts.reach(shown, result)), "trust-reach")
+
+
+def _fit(shown: Calibration) -> None:
+    show_charts([charts.regions(shown), charts.left_out(shown)], "trust-fit")
+    left, right = st.columns([3, 2])
+    with left:
+        show_chart(charts.matrix_curve(shown), "trust-curve")
+    with right:
+        st.markdown("**The runs it was fitted to**")
+        runs = [
+            (plain(run.get("run")), f"{run.get('steps', 0):,}", f"{run.get('seconds', 0):,.0f}",
+             f"{run.get('part', 1):.0%}", "ahead" if run.get("asynchronous") else "in turn")
+            for run in shown.provenance.get("runs", [])
+        ]  # fmt: skip
+        columns = ["run", "steps", "seconds", "used", "planned"]
+        st.table(pd.DataFrame(runs, columns=columns).set_index("run"))
+        terms = pd.DataFrame(
+            [(name.replace("_", " "), value / 1e3) for name, value in shown.terms_ns.items()],
+            columns=["term", "microseconds each"],
+        )
+        st.dataframe(terms, hide_index=True, height=300)
+        made = shown.made_for
+        st.caption(plain(f"{made.get('engine')} {made.get('engine_version', '')} with {made.get('model')} on "
+                         f"{made.get('gpu')}; {shown.host.source}."))  # fmt: skip

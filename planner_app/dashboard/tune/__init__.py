@@ -1,0 +1,1 @@
+"""The Tune page: block size, HBM budget and cache size."""

@@ -1,0 +1,75 @@
+"""Tune: which block size and which HBM budget, and how large a cache the trace can use."""
+
+from __future__ import annotations
+
+import streamlit as st
+from pagecast.planner_app.dashboard.shell.elements import failed, plain, show_chart, show_progress
+from pagecast.planner_app.dashboard.shell.replays import trace_for
+from pagecast.planner_app.dashboard.shell.state import Session, session
+from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.tune.charts import FIGURES, grid_map, hit_curve
+from pagecast.planner_app.dashboard.tune.searches import grid_for, hits_of, tuned_for
+from pagecast.planner_app.planner.tune.knobs import Tuned
+from pagecast.planner_app.reports.sweep_charts import against_knob
+from pagecast.traces.schema import Trace
+
+_KNOBS = {"block_size": "Block size", "gpu_memory_utilization": "HBM budget"}
+_CURVES = {
+    "Hit tokens": ("reused_prefix_tokens",),
+    "TTFT": ("ttft_mean_s", "ttft_p99_s"),
+    "TPOT": ("tpot_mean_s", "tpot_p95_s"),
+    "Concurrency": ("admissible_concurrency", "static_concurrency"),
+    "Tail waste": ("tail_waste_tokens",),
+    "Tables and lookups": ("table_entries", "lookup_blocks"),
+}
+_MAP, _CURVE = "TTFT p99", "Hit tokens"
+
+
+def render() -> None:
+    """Draws the page."""
+    own, view = session(), session().view
+    trace = trace_for(own, view)
+    if trace is None:
+        show_progress("read", "reading the upload")
+        return
+    _map(own, view, trace)
+    _curves(own, view, trace)
+    show_chart(hit_curve(hits_of(view, trace), view.scenario().blocks()), "hit-curve")
+
+
+def _map(own: Session, view: View, trace: Trace) -> None:
+    title = st.segmented_control("Map of block size and HBM budget", list(FIGURES), default=_MAP,
+                                 required=True, key="map", bind="query-params")  # fmt: skip
+    table = grid_for(own, view, trace)
+    if table is not None:
+        now = (view["gpu_memory_utilization"], view["block_size"])
+        show_chart(grid_map(table, title or _MAP, now), "grid-map")
+    elif not failed("grid"):
+        show_progress("grid", "block size × HBM budget")
+
+
+def _curves(own: Session, view: View, trace: Trace) -> None:
+    title = st.segmented_control("Tuning curves", list(_CURVES), default=_CURVE, required=True, key="curve",
+                                 bind="query-params")  # fmt: skip
+    simulate = st.toggle("Simulate the concurrency of each setting", key="simulate", bind="query-params",
+                         help="a search in a closed loop for each: it takes a minute or more")  # fmt: skip
+    found = {knob: tuned_for(own, view, trace, knob, simulate) for knob in _KNOBS}
+    for column, (knob, tuned) in zip(st.columns(2), found.items(), strict=True):
+        with column:
+            if tuned is not None:
+                st.markdown(f"**{_KNOBS[knob]}: {plain(tuned.recommended)}.** {plain(tuned.reason)}")
+            elif not failed(f"tune-{knob}"):
+                show_progress(f"tune-{knob}", _KNOBS[knob])
+    for column, tuned in zip(st.columns(2), found.values(), strict=True):
+        if tuned is not None:
+            with column:
+                _against(tuned, _CURVES[title or _CURVE])
+
+
+def _against(tuned: Tuned, figures: tuple[str, ...]) -> None:
+    ran = tuned.table[tuned.table["reason"] == ""]
+    known = tuple(figure for figure in figures if figure in ran and ran[figure].notna().any())
+    if known:
+        show_chart(against_knob(ran, tuned.knob, known, tuned.recommended), f"tuned-{tuned.knob}")
+    for note in tuned.notes:
+        st.caption(plain(note))

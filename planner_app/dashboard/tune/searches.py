@@ -1,0 +1,103 @@
+"""What the Tune page asks for: a grid of block size and HBM budget, tuning curves, the hit-ratio curve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from pagecast.planner_app.dashboard.shell.jobs import Results
+from pagecast.planner_app.dashboard.shell.state import Session
+from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.space import parse_space
+from pagecast.planner_app.planner.sweep.study import sweep
+from pagecast.planner_app.planner.tune.knobs import BLOCK_SIZES, Tuned, tune_block_size, tune_hbm_budget
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.hits import Hits, hits
+from pagecast.traces.schema import Trace
+
+_BUDGETS = 6
+_TOP, _STEP = 95, 5  # percent of the GPU
+_curves = Results(most=16)
+
+
+def budgets(scenario: Scenario, count: int = _BUDGETS) -> tuple[float, ...]:
+    """About `count` fractions of the GPU from where the KV cache begins to fit, evenly up to 0.95."""
+    for least in range(_STEP, _TOP, _STEP):
+        if _fits(scenario, least / 100):
+            break
+    step = max((_TOP - least) // (count - 1), 1)
+    return tuple(percent / 100 for percent in range(_TOP, least - 1, -step))[::-1]
+
+
+def grid_budgets(scenario: Scenario) -> tuple[float, ...]:
+    """`budgets`, with the scenario's own in place of the one nearest to it: the map shows where it stands."""
+    found, own = list(budgets(scenario)), scenario.gpu_memory_utilization
+    if own is None:
+        return tuple(found)
+    nearest = min(range(len(found)), key=lambda index: abs(found[index] - own))
+    found[nearest] = own
+    return tuple(sorted(found))
+
+
+def _fits(scenario: Scenario, fraction: float) -> bool:
+    try:
+        scenario.model_copy(update={"gpu_memory_utilization": fraction}).budget()
+    except BadInput:
+        return False
+    return True
+
+
+def grid_for(own: Session, view: View, trace: Trace) -> pd.DataFrame | None:
+    """A row a trial of block size and HBM budget, as `sweep` gives them; None until the job is done."""
+    found: pd.DataFrame | None = own.ask(
+        "grid", ("grid", view["slo"], *view.key()), grid_job, trace, view.scenario(), view["slo"]
+    )
+    return found
+
+
+def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd.DataFrame:
+    """Sweeps the grid."""
+    space = parse_space(
+        [f"block_size={','.join(map(str, sorted({*map(int, BLOCK_SIZES.split(',')), scenario.block_size})))}",
+         f"gpu_memory_utilization={','.join(map(str, grid_budgets(scenario)))}"],
+        scenario,
+    )  # fmt: skip
+    question = Question(trace, scenario, space, slo=slo)
+    total = space.size or 0
+    return sweep(question, progress=lambda done: progress((done, total, "scenarios replayed"))).table
+
+
+def tuned_for(own: Session, view: View, trace: Trace, knob: str, simulate: bool) -> Tuned | None:
+    """What `pagecast tune` finds for `block_size` or `gpu_memory_utilization`; None until the job is done."""
+    found: Tuned | None = own.ask(
+        f"tune-{knob}", ("tune", knob, simulate, view["slo"], *view.key()),
+        tune_job, trace, view.scenario(), knob, view["slo"], simulate,
+    )  # fmt: skip
+    return found
+
+
+def tune_job(
+    trace: Trace, scenario: Scenario, knob: str, slo: str, simulate: bool, *, progress: Any
+) -> Tuned:
+    """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits."""
+    if knob == "block_size":
+        tune, values = tune_block_size, BLOCK_SIZES
+    else:
+        tune, values = tune_hbm_budget, ",".join(map(str, budgets(scenario, 2 * _BUDGETS)))
+    total = (values.count(",") + 1) * (2 if simulate else 1)
+    return tune(
+        trace, scenario, values, slo=slo, concurrency=simulate, workers=1,
+        progress=lambda done: progress((done, total, "settings tried")),
+    )  # fmt: skip
+
+
+def hits_of(view: View, trace: Trace) -> Hits:
+    """The hit-ratio curve of the trace at the view's block size."""
+    key = (*view.trace_key(), view["block_size"])
+    found: Hits | None = _curves.get(key)
+    if found is None:
+        found = hits(trace, (), view["block_size"])
+        _curves.put(key, found)
+    return found

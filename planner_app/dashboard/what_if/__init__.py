@@ -1,0 +1,1 @@
+"""The What-if page: the figures of one scenario."""

@@ -1,0 +1,105 @@
+"""Admissible concurrency for the cards: the static envelope at once, the planner's answer from jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from pagecast.planner_app.dashboard.shell.jobs import Results, results
+from pagecast.planner_app.dashboard.shell.replays import trace_for
+from pagecast.planner_app.dashboard.shell.state import Session
+from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
+from pagecast.planner_app.planner.capacity.plan import LEAST_REPLICATES, Answer, plan, steps
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+POINT, INTERVAL, BASE = "concurrency", "concurrency interval", "baseline concurrency"
+_envelopes = Results(most=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Admissible:
+    """Users at once that keep the SLO (0: not even one), its 90% interval, and a word on what binds."""
+
+    users: int
+    low: float | None
+    high: float | None
+    says: str
+
+
+def envelope_of(view: View, trace: Trace) -> Envelope | None:
+    """The static envelope; None where the SLO can't be read."""
+    try:
+        found: Envelope = _envelopes.make(
+            (view["slo"], *view.key()), lambda: envelope(trace, view.scenario(), level(view["slo"]))
+        )
+    except BadInput:
+        return None
+    return found
+
+
+def level(text: str) -> Slo:
+    """The SLO, which may be left empty."""
+    return Slo.parse(text) if text.strip() else Slo("", ())
+
+
+def known_of(view: View) -> Admissible | None:
+    """The best answer that is in for a view: with its interval, or the number alone."""
+    found: Admissible | None = results.get(key(view, INTERVAL)) or results.get(key(view, POINT))
+    return found
+
+
+def ask(own: Session, view: View, trace: Trace, slot: str) -> Admissible | None:
+    """What the job in slot `POINT` or `INTERVAL` has found; the second waits for the first."""
+    if slot == INTERVAL and results.get(key(view, POINT)) is None:
+        return None
+    found: Admissible | None = own.ask(
+        slot, key(view, slot), concurrency_job, trace, view.scenario(), view["slo"], slot == INTERVAL
+    )
+    return found
+
+
+def ask_baseline(own: Session, pinned: View) -> Admissible | None:
+    """The baseline's answer, its number alone if need be. Nothing where its trace can't be had."""
+    known = known_of(pinned)
+    if known is not None:
+        return known
+    try:
+        trace = trace_for(own, pinned)
+    except BadInput:
+        return None
+    found: Admissible | None = None if trace is None else own.ask(
+        BASE, key(pinned, POINT), concurrency_job, trace, pinned.scenario(), pinned["slo"], False
+    )  # fmt: skip
+    return found
+
+
+def key(view: View, slot: str) -> Hashable:
+    """What the result of a job is kept by."""
+    return (slot, view["slo"], *view.key())
+
+
+def concurrency_job(
+    trace: Trace, scenario: Scenario, slo: str, with_interval: bool, *, progress: Any
+) -> Admissible:
+    """What `pagecast plan` answers, for the concurrency alone."""
+    replicates = LEAST_REPLICATES if with_interval else 0
+    total = steps(1, replicates)
+    found = plan(
+        trace, scenario, level(slo), kinds=("concurrency",), replicates=replicates, explain=with_interval,
+        progress=lambda done: progress((done, total, "searches")),
+    ).concurrency  # fmt: skip
+    assert found is not None
+    return Admissible(int(found.value or 0), found.low, found.high, _says(found))
+
+
+def _says(found: Answer) -> str:
+    if found.says:
+        return found.says
+    broken = " and ".join(term.text for term in found.beyond.broken) if found.beyond else ""
+    said = f"one more user breaks {broken}" if broken else ""
+    return f"{said}; {found.binding.limit} binds" if found.binding and said else said

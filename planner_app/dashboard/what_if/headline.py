@@ -1,0 +1,125 @@
+"""The cards of the what-if, from what is known by now: point figures always, the rest as its jobs end."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pagecast.planner_app.console import seconds
+from pagecast.planner_app.dashboard.shell.cards import Card, Words
+from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
+from pagecast.planner_app.dashboard.shell.state import Session
+from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.what_if.admissible import (
+    INTERVAL,
+    POINT,
+    Admissible,
+    envelope_of,
+    known_of,
+)
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result
+from pagecast.sim.replay.replicates import Spread, summary_figures
+from pagecast.traces.schema import Trace
+
+Verdicts = dict[str, tuple[tuple[str, bool], ...]]
+WITH_CARDS = ("ttft", "tpot")  # latencies whose terms stand on a card; others stand below
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is in by now of one view; `waiting` says of each job how far it is."""
+
+    view: View
+    trace: Trace
+    result: Result
+    verdicts: Verdicts
+    spread: Spread | None
+    admissible: Admissible | None
+    waiting: dict[str, str]
+
+
+def cards_of(own: Session, known: Known) -> list[Card]:
+    """The four cards."""
+    figures, base = summary_figures(known.result), _Base(own, known.view)
+    around = known.spread.around(figures) if known.spread else Spread()
+
+    def card(name: str, title: str, words: Words, help: str, **more: Any) -> Card:
+        value = figures.get(name)
+        return Card(
+            title, None if value is None or math.isnan(value) else value, words, help,
+            around.low.get(name), around.high.get(name), known.waiting["spread"],
+            baseline=base.figures.get(name), verdicts=known.verdicts.get(name.split("_")[0], ()), **more,
+        )  # fmt: skip
+
+    return [
+        _concurrency(known, base),
+        card("ttft_s.p99", "TTFT, p99", seconds, "99% of requests have their first token within this time"),
+        card("tpot_s.p99", "TPOT, p99", seconds, "time per output token after the first, 99th percentile"),
+        card("token_hit_rate", "Prefix reuse", "{:.1%}".format,
+             "prompt tokens found in the cache, of those that whole blocks could have held",
+             better=1, share=True),
+    ]  # fmt: skip
+
+
+def baseline_of(own: Session, view: View) -> View | None:
+    """The pinned view to measure against; None without one, and where `view` is it."""
+    pinned = own.pins.get(own.baseline)
+    return None if pinned is None or pinned.key() == view.key() else pinned
+
+
+class _Base:
+    """The baseline's figures, where there is one and it is another view."""
+
+    def __init__(self, own: Session, view: View) -> None:
+        self.figures: dict[str, float] = {}
+        self.admissible: Admissible | None = None
+        pinned = baseline_of(own, view)
+        if pinned is None:
+            return
+        try:
+            trace = trace_for(own, pinned)
+            result = None if trace is None else result_for(own, pinned, trace, "baseline")
+            if trace is None or result is None:
+                return
+            self.figures = summary_figures(result)
+            self.admissible = known_of(pinned)
+        except BadInput:
+            return
+
+
+def _concurrency(known: Known, base: _Base) -> Card:
+    """The simulated answer with its interval, or greyed the static envelope until that is in."""
+    room, found = envelope_of(known.view, known.trace), known.admissible
+    against = base.admissible
+    said = "" if room is None else f"static envelope {room.concurrency:,}: {room.binding} binds"
+    if found and found.says:
+        said = f"{found.says}; {said}"
+    value = float(found.users) if found else None if room is None else float(room.concurrency)
+    terms = [term for terms in known.verdicts.values() for term in terms]
+    return Card(
+        "Admissible concurrency", value, "{:,.0f}".format,
+        "the most users who each send their next request when the last is answered, at which the SLO holds "
+        "and preemptions stay rare; grey: what fits by arithmetic, until the simulation has answered",
+        found.low if found else None, found.high if found else None,
+        known.waiting[INTERVAL if found else POINT],
+        pending=found is None, baseline=against.users if found and against else None, better=1,
+        verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms else (), note=said,
+    )  # fmt: skip
+
+
+def verdicts_of(view: View, result: Result) -> Verdicts:
+    """Terms of the SLO and whether they hold, by the latency they bound (`goodput` for shares).
+
+    Errors: BadInput for an SLO that can't be read.
+    """
+    if not view["slo"].strip():
+        return {}
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for term in Slo.parse(view["slo"]).verdict(result).terms:
+        what = re.split(r"[_(]", term.text)[0]
+        found.setdefault(what, []).append((term.text, term.holds))
+    return {what: tuple(terms) for what, terms in found.items()}

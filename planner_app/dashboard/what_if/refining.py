@@ -1,0 +1,127 @@
+"""The top of the what-if: cards that are drawn at once, and again when the jobs behind them end."""
+
+from __future__ import annotations
+
+import streamlit as st
+from pagecast.planner_app.dashboard.shell.cards import show_cards, show_verdict
+from pagecast.planner_app.dashboard.shell.elements import again, bar, plain, told
+from pagecast.planner_app.dashboard.shell.jobs import results
+from pagecast.planner_app.dashboard.shell.replays import spread_for, spread_key
+from pagecast.planner_app.dashboard.shell.state import Session
+from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.what_if.admissible import (
+    BASE,
+    INTERVAL,
+    POINT,
+    ask,
+    ask_baseline,
+    key,
+    known_of,
+)
+from pagecast.planner_app.dashboard.what_if.headline import (
+    WITH_CARDS,
+    Known,
+    Verdicts,
+    baseline_of,
+    cards_of,
+    verdicts_of,
+)
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result
+from pagecast.traces.schema import Trace
+
+_TICK_S = 0.5
+_SLOTS = {"spread": "90% intervals", POINT: "admissible concurrency", INTERVAL: "its 90% interval",
+          BASE: "the baseline's concurrency"}  # fmt: skip
+
+
+def show(own: Session, view: View, trace: Trace, result: Result) -> None:
+    """Draws the cards, and again every half second until all is in.
+
+    Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
+    """
+    waiting = _waiting(own, _ask(own, view, trace))
+    st.fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
+    own.settled = (view.key(), view["slo"])
+
+
+def forget(own: Session, view: View) -> None:
+    """Stops the jobs of what is shown no more, before the new view's replay wants the cores."""
+    if own.settled != (view.key(), view["slo"]):
+        own.settled = None
+        for slot in _SLOTS:
+            if slot in own.jobs:
+                own.jobs.pop(slot).stop()
+
+
+def _ask(own: Session, view: View, trace: Trace) -> dict[str, object]:
+    """What each job has found, None while it has not."""
+    pinned = baseline_of(own, view)
+    if own.settled != (view.key(), view["slo"]):
+        keys = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
+        found = {slot: results.get(asked) for slot, asked in keys.items()}
+        return found if pinned is None else {**found, BASE: known_of(pinned)}
+    found = {"spread": spread_for(own, view, trace)}
+    found |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
+    if pinned is not None:
+        found[BASE] = ask_baseline(own, pinned) if found[POINT] is not None else known_of(pinned)
+    return found
+
+
+def _waiting(own: Session, found: dict[str, object]) -> bool:
+    """Whether a later draw may show more than this one."""
+    return any(value is None and _may_come(own, slot) for slot, value in found.items())
+
+
+def _may_come(own: Session, slot: str) -> bool:
+    """Whether a job runs or will: the last ones are begun by the end of the first search."""
+    job = own.jobs.get(slot) or (own.jobs.get(POINT) if slot in (INTERVAL, BASE) else None)
+    return job is None or job.running
+
+
+def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) -> None:
+    found = _ask(own, view, trace)
+    if waited and not _waiting(own, found):
+        st.rerun()
+    verdicts = _verdicts(view, result)
+    show_cards(cards_of(own, Known(
+        view, trace, result, verdicts, found["spread"], known_of(view),  # type: ignore[arg-type]
+        {slot: "" if found[slot] is not None else _word(own, slot) for slot in found},
+    )))  # fmt: skip
+    others = [term for what, terms in verdicts.items() if what not in WITH_CARDS for term in terms]
+    if others:
+        with st.container(horizontal=True):
+            for term, holds in others:
+                show_verdict(term, holds)
+    active = [slot for slot in found if slot in own.jobs and found[slot] is None]
+    for column, slot in zip(st.columns(len(active)) if active else (), active, strict=True):
+        with column:
+            _follow(own, slot, _SLOTS[slot])
+
+
+def _verdicts(view: View, result: Result) -> Verdicts:
+    try:
+        return verdicts_of(view, result)
+    except BadInput as error:
+        st.error(plain(error), icon=":material/error:")
+        return {}
+
+
+def _word(own: Session, slot: str) -> str:
+    """What stands where an interval will be."""
+    job = own.jobs.get(slot)
+    if job is not None and (job.stopped or job.error):
+        return "no 90% interval"
+    if job is None or job.progress is None:
+        return "90% interval to come"
+    return told(job.progress, "90% interval")[1]
+
+
+def _follow(own: Session, slot: str, words: str) -> None:
+    job = own.jobs[slot]
+    if job.stopped:
+        again(slot, words)
+    elif job.running:
+        bar(slot, words)
+    elif job.error:
+        st.warning(f"No {words}: {plain(job.error)}")

@@ -1,0 +1,191 @@
+"""Which limit binds: what must grow for the server to take a quarter more.
+
+The load is put a quarter beyond the answer and replayed again with twice of one thing at a time: KV blocks
+(HBM), running requests (batch size), tokens a step (token budget), speed (compute). Looked at are the terms
+that break first, just beyond the answer: the thing that lets them hold binds, and where nothing alone does,
+the one that helps most. How full batch, budget and KV cache were is told beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pagecast.planner_app.planner.capacity.bisection import Question
+from pagecast.planner_app.planner.capacity.users import Load, Served
+from pagecast.planner_app.planner.execution.executor import Executor
+from pagecast.planner_app.planner.slo import Judged
+from pagecast.sim.costs.calibration.draw import scaled
+from pagecast.sim.scenario import Scenario
+
+BEYOND = 1.25
+LIMITS = ("HBM", "batch size", "token budget", "compute")
+_TWICE = {
+    "HBM": "twice the KV blocks", "batch size": "twice max_num_seqs",
+    "token budget": "twice max_num_batched_tokens", "compute": "steps twice as fast",
+}  # fmt: skip
+SHARES = ("goodput", "kept_up")  # terms that are parts of requests, and bounded from below
+_HELPS = 0.9  # of what the worst term exceeds its bound by without help: less is no help
+
+
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    """A load with more of one thing: whether the terms looked at hold, and the worst in times its bound."""
+
+    limit: str
+    holds: bool
+    term: str
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The limit that binds, at which load that was tried, and what each helps.
+
+    `full` tells parts of the settled time: `batch`: as many requests ran as may; `budget`: a step had all the
+    tokens it may; `kv`: requests waited, and neither of these kept them; `kv_used`: KV blocks in use, in the
+    mean.
+    """
+
+    limit: str
+    amount: float
+    without: Pressed
+    helped: tuple[Pressed, ...]
+    full: dict[str, float]
+
+    @property
+    def why(self) -> str:
+        """One sentence: how far off the level is with a quarter more load, and what would help."""
+        cure = next(pressed for pressed in self.helped if pressed.limit == self.limit)
+        others = [pressed for pressed in self.helped if pressed is not cure]
+        said = f"with a quarter more load {_what(self.without.term)} {_times(self.without)} what is allowed"
+        enough, short = (_list([h for h in others if h.holds is holds]) for holds in (True, False))
+        if cure.holds:
+            said += f"; {_TWICE[cure.limit]} would do ({_times(cure)})"
+            said += f", and so would {enough}" if enough else ""
+            return said + (f", but not {short}" if short else "")
+        nearest = min(self.helped, key=lambda pressed: pressed.excess)
+        if cure is not nearest:
+            return f"{said}; more room alone does not help: {_list(list(self.helped))}"
+        return f"{said}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As printed in JSON."""
+        helped = {h.limit: {"holds": h.holds, "excess": h.excess} for h in self.helped}
+        return {
+            "limit": self.limit, "amount": self.amount, "term": self.without.term,
+            "excess": self.without.excess, "with_twice": helped, "full": self.full, "why": self.why,
+        }  # fmt: skip
+
+
+def binding(question: Question, load: Load, terms: Sequence[str], run: Executor) -> Binding:
+    """Which limit binds at a load that is a quarter beyond the answer, by the terms that break first."""
+    found = run.map(partial(_press, question, load, frozenset(terms)), ["", *LIMITS])
+    without, full = found[0]
+    helped = tuple(pressed for pressed, _ in found[1:])
+    amount = load.amount * question.rate if load.kind == "rate" else load.amount
+    return Binding(_choose(without, helped), amount, without, helped, full)
+
+
+def beyond(load: Load, most_users: int) -> Load:
+    """A quarter more than a load, and at least one user more."""
+    more = load.amount * BEYOND
+    if load.kind != "rate":
+        more = float(min(max(np.ceil(more), load.amount + 1), most_users))
+    return replace(load, amount=more)
+
+
+def _choose(without: Pressed, helped: tuple[Pressed, ...]) -> str:
+    """Speed helps everything: it binds only where no room does."""
+    *rooms, speed = helped
+    enough = [room for room in rooms if room.holds]
+    if enough:
+        return min(enough, key=lambda room: room.excess).limit
+    if speed.holds:
+        return speed.limit
+    best = min(helped, key=lambda pressed: pressed.excess)
+    return best.limit if best.excess < _HELPS * without.excess else speed.limit
+
+
+def _press(
+    question: Question, load: Load, terms: frozenset[str], limit: str
+) -> tuple[Pressed, dict[str, float]]:
+    """The load with twice of `limit`; how full the server was where `limit` is empty."""
+    pressed = _with_twice(question, limit)
+    served = pressed.serve(load, keep_steps=not limit)
+    judged = pressed.judge(load, served).terms
+    # Only long loads have a trend; in a short one what ends tells of it.
+    looked_at = [term for term in judged if term.text in terms] or [
+        term for term in judged if term.text.startswith("kept_up")
+    ]
+    worst = max(looked_at, key=excess)
+    full = {} if limit else _fullness(served, question.scenario)
+    return Pressed(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full
+
+
+def _with_twice(question: Question, limit: str) -> Question:
+    scenario, costs = question.scenario, question.costs
+    seqs, tokens = scenario.max_num_seqs, scenario.max_num_batched_tokens
+    more: dict[str, int] = {"num_gpu_blocks": scenario.blocks()}
+    if limit == "HBM":
+        more["num_gpu_blocks"] *= 2
+    elif limit == "batch size":
+        more |= {"max_num_seqs": 2 * seqs, "max_num_batched_tokens": max(tokens, 2 * seqs)}
+    elif limit == "token budget":
+        more["max_num_batched_tokens"] = 2 * tokens
+    elif limit == "compute":
+        costs = scaled(question.costs_of(None), 0.5)
+    return replace(question, scenario=scenario.model_copy(update=more), costs=costs)
+
+
+def excess(term: Judged) -> float:
+    """A term's value in multiples of its bound; of a share, the part that misses it in those allowed to."""
+    if term.value is None:
+        return 0.0 if term.holds else float("inf")
+    value, bound = term.value, term.bound
+    if term.text.startswith(SHARES):
+        value, bound = max(1 - value, 0.0), 1 - bound
+    if bound <= 0:
+        return 0.0 if value <= 0 else float("inf")
+    return value / bound
+
+
+def _fullness(served: Served, scenario: Scenario) -> dict[str, float]:
+    steps: pd.DataFrame = served.result.steps
+    start, end = (steps[name].to_numpy(np.float64) * 1e-9 for name in ("start_ns", "end_ns"))
+    seconds = np.clip(np.minimum(end, served.to_s) - np.maximum(start, served.from_s), 0.0, None)
+    if not seconds.any():
+        seconds = end - start
+    batch = steps["running"].to_numpy() >= scenario.max_num_seqs
+    tokens = steps["decode_n"].to_numpy() + steps["prefill_tokens"].to_numpy()
+    budget = tokens >= scenario.max_num_batched_tokens
+    kv = (steps["waiting"].to_numpy() > 0) & ~batch & ~budget
+    used = steps["used_blocks"].to_numpy(np.float64) / max(scenario.blocks(), 1)
+    columns = {"batch": batch, "budget": budget, "kv": kv, "kv_used": used}
+    return {name: float(np.average(values, weights=seconds)) for name, values in columns.items()}
+
+
+def _what(term: str) -> str:
+    """The subject of a sentence on how far beyond its bound a term is."""
+    if term.startswith("goodput"):
+        return f"the share of requests that miss {term.rpartition(')')[0]}) is"
+    name = re.split("[<>]", term)[0]
+    if name == "kept_up":
+        return "the share of offered requests that don't end in time is"
+    return f"{name} are" if name == "preemptions" else f"{name} is"
+
+
+def _times(pressed: Pressed) -> str:
+    if pressed.excess == float("inf"):
+        return "without measure"
+    return f"{pressed.excess:,.0f} x" if pressed.excess >= 10 else f"{pressed.excess:.2g} x"
+
+
+def _list(pressed: Sequence[Pressed]) -> str:
+    said = [f"{_TWICE[each.limit]} ({_times(each)})" for each in pressed]
+    return " or ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)

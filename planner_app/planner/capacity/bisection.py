@@ -1,0 +1,377 @@
+"""The most load that keeps a service level: bisection over replays with common random numbers.
+
+Every load is put to the same server and the same workload: the same costs, noise and texts, so that two
+loads differ by the load alone. Users wait for their answers, so that a short load tells what a long one
+would; requests at a rate don't, and a rate that a short load bears is tried for longer, and given up for a
+lower one where what is in the server keeps growing (`lasting.py`). The answer's interval comes from searches
+that each have costs, noise and, where wanted, the workload drawn anew: their spread is what such an answer
+would spread over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import floor, log
+
+import numpy as np
+from pagecast.planner_app.planner.capacity import lasting
+from pagecast.planner_app.planner.capacity.lasting import Lasted, Lasting
+from pagecast.planner_app.planner.capacity.users import Kind, Load, Served, serve
+from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.sim.costs.calibration.draw import draw
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.replay.replicates import Workload
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+GRID = 1.01  # rates are tried in steps of 1%
+MOST_STEPS = 925  # to a ten-thousandth or ten thousand times the trace's rate
+MOST_USERS = 8192
+KEPT_UP = 0.95  # of what is offered must end in a short load
+GROWTH = 0.08  # of what is in the server, from the second third of a long load to the last: more is a trend
+CONFIDENCE = 0.9
+_SEEDS = 1_000_003  # apart enough that no two plans share a workload's seed
+_FURTHEST = 6  # strides down at once, however much lower a guess is
+_CHECKS = 3  # times that a search goes on where a load beyond its answer holds again
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The largest step that holds, None if none does; `at_limit`: none that fails was found.
+
+    `doubtful` spans steps whose outcomes contradict each other: the lowest that fails to the highest that
+    holds. `tried` counts the evaluations.
+    """
+
+    value: int | None
+    at_limit: bool
+    doubtful: tuple[int, int] | None
+    tried: int
+
+
+def largest(
+    holds: Callable[[int], bool],
+    low: int,
+    high: int,
+    *,
+    start: int,
+    step: int = 1,
+    resolution: int = 1,
+    verify: bool = True,
+) -> Found:
+    """The largest step between `low` and `high` that holds, where larger ones tend not to.
+
+    Goes from `start` in strides that double until one side holds and the other fails, then bisects to
+    `resolution`. With `verify` the steps on both sides of the answer are tried as well: where one beyond it
+    holds again, the search goes on from there, so that an unlucky step does not stand for all above it.
+    """
+    known: dict[int, bool] = {}
+
+    def ask(at: int) -> bool:
+        if at not in known:
+            known[at] = holds(at)
+        return known[at]
+
+    good, bad = _bracket(ask, low, high, min(max(start, low), high), max(step, 1))
+    if good is not None:
+        for _ in range(_CHECKS + 1):
+            good, bad = _bisect(ask, good, bad, resolution)
+            beyond = min(bad + resolution, high)
+            if not verify or bad > high or beyond == bad or not ask(beyond):
+                break
+            good, bad = _bracket(ask, beyond, high, beyond, resolution)
+            assert good is not None
+        if verify and good - resolution >= low:
+            ask(good - resolution)
+    failing = min((at for at, held in known.items() if not held), default=high + 1)
+    holding = max((at for at, held in known.items() if held), default=low - 1)
+    doubtful = (failing, holding) if failing < holding else None
+    return Found(good, good is not None and bad > high, doubtful, len(known))
+
+
+def settle(
+    holds: Callable[[int], bool],
+    guess: Callable[[int], int],
+    low: int,
+    high: int,
+    *,
+    start: int,
+    resolution: int = 1,
+) -> Found:
+    """The largest step that holds, from a `start` that is near it, where trying is dear.
+
+    Goes down while steps fail: to what `guess` says of a failed one, or by strides that double where that is
+    nearer, and no further than some of those. A guess that holds is tried to be the answer; else the rest is
+    bisected. Where `start` holds it goes up, as `largest` does.
+    """
+    known: dict[int, bool] = {}
+
+    def ask(at: int) -> bool:
+        if at not in known:
+            known[at] = holds(at)
+        return known[at]
+
+    at, bad, stride = min(max(start, low), high), high + 1, max(resolution, 1)
+    while not ask(at):
+        if at == low:
+            return Found(None, False, None, len(known))
+        bad = at
+        at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
+        stride *= 2
+    if bad > high:
+        good, bad = _bracket(ask, at, high, at, max(resolution, 1))
+        assert good is not None
+    else:
+        good, near = at, min(at + resolution, bad)
+        if at == guess(bad) and not ask(near):
+            bad = near
+    good, bad = _bisect(ask, good, bad, resolution)
+    return Found(good, bad > high, None, len(known))
+
+
+def _bracket(
+    ask: Callable[[int], bool], low: int, high: int, start: int, step: int
+) -> tuple[int | None, int]:
+    """A step that holds and a larger one that fails; beyond `high` where none does, None where none holds."""
+    if ask(start):
+        good = start
+        while good < high:
+            at = min(good + step, high)
+            if not ask(at):
+                return good, at
+            good, step = at, 2 * step
+        return good, high + 1
+    bad = start
+    while bad > low:
+        at = max(bad - step, low)
+        if ask(at):
+            return at, bad
+        bad, step = at, 2 * step
+    return None, bad
+
+
+def _bisect(ask: Callable[[int], bool], good: int, bad: int, resolution: int) -> tuple[int, int]:
+    while bad - good > resolution:
+        middle = (good + bad) // 2
+        if ask(middle):
+            good = middle
+        else:
+            bad = middle
+    return good, bad
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a load came to: the SLO's terms and the preemption rate, over the requests that count.
+
+    `amount` is the number of users, or requests a second offered. `requests_per_s` and
+    `output_tokens_per_s` are what is served in the settled time.
+    """
+
+    amount: float
+    holds: bool
+    terms: tuple[Judged, ...]
+    preemption_rate: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    requests: int
+    rejected: int = 0
+
+    @property
+    def broken(self) -> tuple[Judged, ...]:
+        """The terms that don't hold."""
+        return tuple(term for term in self.terms if not term.holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One search: for what, with which draw of costs and workload (None: the forecast), from where on.
+
+    `lasts`: with long loads, near a rate that a short load bears.
+    """
+
+    kind: Kind
+    draw: int | None = None
+    start: int = 0
+    step: int = 1
+    resolution: int = 1
+    verify: bool = True
+    lasts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """A search's end: `at` is the outcome of the load found, `beyond` of the first that fails above it.
+
+    `tried` holds all outcomes, by load.
+    """
+
+    found: Found
+    at: Outcome | None
+    beyond: Outcome | None
+    tried: tuple[Outcome, ...]
+
+    @property
+    def value(self) -> int | None:
+        """The step found."""
+        return self.found.value
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A trace, a server and a service level. Searches of it are independent, and may run anywhere.
+
+    `rate` is the trace's own, in requests a second. `costs` replaces the scenario's; `draw_costs`: whether
+    draws differ by it; `workload` makes a draw's trace, as for `Study`.
+    """
+
+    trace: Trace
+    scenario: Scenario
+    slo: Slo
+    rate: float = 1.0
+    think_s: float = 0.0
+    max_preemption_rate: float = 0.01
+    most_users: int = MOST_USERS
+    most_requests: int = 4000
+    seed: int = 0
+    costs: StepCosts | None = None
+    draw_costs: bool = True
+    workload: Workload | None = None
+
+    def search(self, ask: Ask) -> Searched:
+        """The largest load that holds, in steps: users, or powers of `GRID` of the trace's rate."""
+        low, high = limits(ask.kind, self.most_users)
+        outcomes: dict[int, Outcome] = {}
+        if ask.lasts:
+            found = self._settle(ask, low, high, outcomes)
+        else:
+            trace = self.trace_of(ask.draw)
+
+            def holds(at: int) -> bool:
+                load = Load(ask.kind, amount(ask.kind, at), self.think_s)
+                outcomes[at] = self.outcome(load, ask.draw, trace)
+                return outcomes[at].holds
+
+            found = largest(
+                holds, low, high,
+                start=ask.start, step=ask.step, resolution=ask.resolution, verify=ask.verify,
+            )  # fmt: skip
+        at = None if found.value is None else outcomes[found.value]
+        above = [step for step in outcomes if found.value is None or step > found.value]
+        beyond = outcomes[min(above)] if above else None
+        return Searched(found, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
+
+    def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, Outcome]) -> Found:
+        """Tries long loads, and guesses lower ones from what ended of those that fail."""
+        work = Lasting.of(self.trace_of(ask.draw), amount("rate", ask.start), self.most_requests)
+        costs = self.costs_of(ask.draw)
+        ended: dict[int, float] = {}
+
+        def holds(at: int) -> bool:
+            load = Load("rate", amount("rate", at))
+            lasted = lasting.last(work, self.scenario, load, costs=costs)
+            ended[at] = lasted.most_ended_per_s / self.rate
+            outcomes[at] = self.judge_lasted(load, lasted)
+            return outcomes[at].holds
+
+        def guess(at: int) -> int:
+            return floor(log(max(ended[at], amount("rate", low))) / log(GRID))
+
+        return settle(holds, guess, low, high, start=ask.start, resolution=ask.resolution)
+
+    def trace_of(self, number: int | None) -> Trace:
+        """The workload of a draw."""
+        if number is None or self.workload is None:
+            return self.trace
+        return self.workload(self.trace, self.seed * _SEEDS + number)
+
+    def costs_of(self, number: int | None) -> StepCosts:
+        """The costs of a draw, with their noise at its beginning."""
+        plain = self.costs or self.scenario.step_costs()
+        return plain if number is None or not self.draw_costs else draw(plain, number, self.seed)
+
+    def outcome(self, load: Load, number: int | None = None, trace: Trace | None = None) -> Outcome:
+        """What one load comes to."""
+        return self.judge(load, self.serve(load, number, trace))
+
+    def serve(
+        self, load: Load, number: int | None = None, trace: Trace | None = None, *, keep_steps: bool = False
+    ) -> Served:
+        """A replay of one load."""
+        return serve(
+            trace or self.trace_of(number), self.scenario, load,
+            costs=self.costs_of(number), most_requests=self.most_requests, keep_steps=keep_steps,
+        )  # fmt: skip
+
+    def judge(self, load: Load, served: Served) -> Outcome:
+        """What came of a load that was served."""
+        requests = served.measured
+        taken = requests[requests["state"] != "rejected"]
+        preempted = float(taken["preemptions"].sum()) / max(len(taken), 1)
+        terms = self.slo.verdict(requests).terms
+        if load.kind == "concurrency":
+            text, most = f"preemptions<={self.max_preemption_rate:g}", self.max_preemption_rate
+            terms = (*terms, Judged(text, preempted, most, preempted <= most))
+        if served.kept_up is not None:
+            kept_up = served.kept_up
+            terms = (*terms, Judged(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
+        ended, seconds = served.ended, served.seconds
+        return Outcome(
+            amount=load.amount * self.rate if load.kind == "rate" else load.amount,
+            holds=all(term.holds for term in terms),
+            terms=terms,
+            preemption_rate=preempted,
+            requests_per_s=len(ended) / seconds if seconds else 0.0,
+            output_tokens_per_s=float(ended["output_tokens"].sum()) / seconds if seconds else 0.0,
+            requests=len(requests),
+            rejected=len(requests) - len(taken),
+        )
+
+    def judge_lasted(self, load: Load, lasted: Lasted) -> Outcome:
+        """What came of a long load; of one that was given up only that it runs away."""
+        grows = Judged(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
+        if lasted.served is None:
+            rate = lasted.most_ended_per_s
+            return Outcome(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, 0)
+        outcome = self.judge(load, lasted.served)
+        return replace(outcome, terms=(*outcome.terms, grows), holds=outcome.holds and grows.holds)
+
+
+def amount(kind: Kind, at: int) -> float:
+    """The load at a step: a number of users, or times the trace's rate."""
+    return GRID**at if kind == "rate" else float(at)
+
+
+def limits(kind: Kind, most_users: int) -> tuple[int, int]:
+    """The first and the last step of a search."""
+    return (-MOST_STEPS, MOST_STEPS) if kind == "rate" else (1, most_users)
+
+
+def interval(
+    amounts: Sequence[float], forecast: float, doubtful: Sequence[float] = ()
+) -> tuple[float, float]:
+    """The 90% interval of one more draw, with the forecast itself and steps in doubt inside it.
+
+    Student's t on logarithms, for an amount is a product of many causes; where a draw found nothing that
+    holds (0), its lower end is 0.
+    """
+    found = np.array([value for value in amounts if value > 0])
+    low = high = forecast
+    if len(found) >= 2:
+        from scipy import stats  # half a second, which point answers don't need
+
+        logs = np.log(found)
+        spread = logs.std(ddof=1) * np.sqrt(1 + 1 / len(found))
+        half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(found) - 1) * spread
+        low, high = float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+    if len(found) < len(amounts):
+        low = 0.0
+    return min(low, forecast, *doubtful), max(high, forecast, *doubtful)
+
+
+def width_error(draws: int) -> float:
+    """By what factor the spread of so many draws may be off, at 90%: that of a variance is chi-square."""
+    from scipy import stats
+
+    return float(np.sqrt((draws - 1) / stats.chi2.ppf((1 - CONFIDENCE) / 2, draws - 1)))

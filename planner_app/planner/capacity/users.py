@@ -1,0 +1,223 @@
+"""Loads put on a server: N users who wait for their answers, or a trace at a multiple of its rate.
+
+A closed loop hands the trace's sessions (or single requests) to users in order, each to whoever is free. A
+scaled trace has its arrival times divided. Both are played long enough to settle, several times over where
+the trace is too short, texts and sessions of each copy being its own; and only what arrives while the
+server is settled is measured (a rate that seems to hold is tried for longer: `lasting.py`):
+
+    closed loop   from when as many sessions have ended as there are users, to when the last one was taken
+    scaled rate   from a tenth of the time, or when as many sessions overlap as will (a long one's length has
+                  passed), to the start of the last session
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay.arrivals import Arrivals, Chains, ClosedLoop
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import mix, scale, select
+from pagecast.traces.schema import Trace, nominal_arrival_s, table
+
+Kind = Literal["concurrency", "rate", "users"]
+LEAST_TURNS = 4  # sessions for each user of a closed loop, the first of which is warm-up
+WARM_UP = 0.1  # of a scaled trace's time
+LEAST_LENGTHS = 5  # of long sessions, that a scaled trace lasts
+ENOUGH_LENGTHS = 12  # where `most_requests` allows: served sessions last longer than their own pauses
+_LONG = 90  # percentile of sessions' lengths that counts as long
+_TOO_MANY = 10  # times `most_requests`, beyond which a scaled trace is not made longer
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`concurrency` and `users`: so many of them, without or with think time; `rate`: times the trace's."""
+
+    kind: Kind
+    amount: float
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A replay under a load: all of it, the rows that count, and how long the server was settled.
+
+    `kept_up`: requests that ended in that time, in those that would have come if serving took no time. It
+    falls below 1 where a queue grows, or sessions are held up; None for users, who wait for their answers,
+    and for long loads, which tell better (`lasting.py`).
+    """
+
+    result: Result
+    measured: pd.DataFrame
+    from_s: float
+    to_s: float
+    kept_up: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the server was settled."""
+        return self.to_s - self.from_s
+
+    @property
+    def ended(self) -> pd.DataFrame:
+        """The requests that ended while it was."""
+        requests = self.result.requests
+        done = requests["state"].to_numpy() == "completed"
+        within = _within(requests["finished_s"].to_numpy(np.float64), self.from_s, self.to_s)
+        ended: pd.DataFrame = requests[done & within]
+        return ended
+
+
+def serve(
+    trace: Trace,
+    scenario: Scenario,
+    load: Load,
+    *,
+    costs: StepCosts | None = None,
+    most_requests: int = 4000,
+    keep_steps: bool = False,
+) -> Served:
+    """Replays a load. `most_requests` bounds how often a short trace is played over. Errors: BadInput."""
+    clients: Callable[[Trace], Arrivals] = Arrivals
+    if load.kind == "rate":
+        work = scaled(trace, load.amount, most_requests)
+    else:
+        users, think_s = int(load.amount), None if load.kind == "concurrency" else load.think_s
+        work = enough_for(trace, users, most_requests)
+        clients = partial(ClosedLoop, users=users, think_s=think_s, seed=scenario.seed)
+    result = replay(work, scenario, costs=costs, arrivals=clients, keep_steps=keep_steps)
+    chains, requests = Chains.of(work), result.requests
+    if load.kind == "rate":
+        start, end = _settled_at_a_rate(requests, chains)
+    else:
+        start, end = _settled_with_users(requests, chains, int(load.amount))
+    within = _within(requests["arrival_s"].to_numpy(np.float64), start, end)
+    measured = requests[within] if within.any() else requests
+    kept_up = None
+    if load.kind == "rate":
+        offered = int(_within(nominal_arrival_s(work), start, end).sum())
+        ended = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
+        kept_up = float(ended / max(offered, 1))
+    return Served(result, measured, start, end, kept_up)
+
+
+def _within(times: npt.NDArray[np.float64], start: float, end: float) -> npt.NDArray[np.bool_]:
+    return np.asarray((times >= start) & (times <= end), dtype=np.bool_)
+
+
+def shortened(trace: Trace, most_requests: int) -> Trace:
+    """The first sessions of a trace, whole, with about `most_requests` requests; all of a short one."""
+    if len(trace) <= most_requests:
+        return trace
+    chains = Chains.of(trace)
+    return _first(trace, chains, _sessions_within(chains, most_requests))
+
+
+def enough_for(trace: Trace, users: int, most_requests: int) -> Trace:
+    """As many of the trace's sessions as give each user `LEAST_TURNS`, or as `most_requests` allows."""
+    chains = Chains.of(trace)
+    count = len(chains.first)
+    wanted = max(LEAST_TURNS * users, _sessions_within(chains, most_requests))
+    if wanted <= count:
+        return trace if wanted == count else _first(trace, chains, wanted)
+    copies = repeated(trace, ceil(wanted / count))
+    return _first(copies, Chains.of(copies), wanted)
+
+
+def scaled(trace: Trace, rate: float, most_requests: int) -> Trace:
+    """The trace at `rate` times its rate, lasting as long as the trace where `most_requests` allows that.
+
+    At least as long as a few of its sessions do, and as some more where that is allowed: as long as sessions
+    find a server emptier than it will be, less ends than is offered, as if it did not keep up.
+    Errors: BadInput for a trace without a rate.
+    """
+    period_s = period(trace)
+    longest_s = long_s(trace)
+    most_s = most_requests / len(trace) * period_s / rate
+    wanted_s = max(period_s, period_s / rate, ENOUGH_LENGTHS * longest_s)
+    lasts_s = max(min(wanted_s, most_s), min(LEAST_LENGTHS * longest_s, _TOO_MANY * most_s))
+    copies = repeated(trace, ceil(lasts_s * rate / period_s), period_s)
+    chains = Chains.of(copies)
+    begins = nominal_arrival_s(copies)[chains.first]
+    keep = max(2, int((begins < begins.min() + lasts_s * rate).sum()))
+    return scale(_first(copies, chains, keep), rate)
+
+
+def _first(trace: Trace, chains: Chains, count: int) -> Trace:
+    """The first `count` sessions of a trace."""
+    return trace if count >= len(chains.first) else select(trace, np.flatnonzero(chains.chain < count))
+
+
+def _sessions_within(chains: Chains, most_requests: int) -> int:
+    """How many sessions have `most_requests` requests together; at least one."""
+    sizes = np.cumsum(np.bincount(chains.chain))
+    return max(1, int(np.searchsorted(sizes, most_requests, side="right")))
+
+
+def repeated(trace: Trace, copies: int, period_s: float | None = None) -> Trace:
+    """A trace so many times over, a period after each other; contents of copies are strangers."""
+    if copies <= 1:
+        return trace
+    if period_s is None:  # in a closed loop only the order counts
+        period_s = float(nominal_arrival_s(trace).max()) + 1.0
+    arrival = trace.seconds("arrival_s")
+    own: dict[str, Any] = {str(name): trace.requests[name] for name in trace.requests}
+    layers = [
+        replace(trace, requests=table({**own, "arrival_s": arrival + number * period_s}))
+        for number in range(copies)
+    ]
+    return mix(layers, name=trace.name)
+
+
+def period(trace: Trace) -> float:
+    """Seconds until a trace's sessions (or single requests) might begin anew at the same rate.
+
+    Errors: BadInput where all start at once, or there is but one.
+    """
+    begins = nominal_arrival_s(trace)[Chains.of(trace).first]
+    span = float(begins.max() - begins.min())
+    if not span:
+        raise BadInput(f"{trace.name}: all requests start at once, so no rate can be scaled; plan for users")
+    return span * len(begins) / (len(begins) - 1)
+
+
+def requests_per_s(trace: Trace) -> float:
+    """A trace's own rate: all requests of the sessions that start in a second."""
+    return len(trace) / period(trace)
+
+
+def long_s(trace: Trace) -> float:
+    """How long a trace's long sessions last if serving takes no time; 0 for single requests."""
+    chains, nominal = Chains.of(trace), nominal_arrival_s(trace)
+    return float(np.percentile(_ends(chains, nominal) - nominal[chains.first], _LONG))
+
+
+def _ends(chains: Chains, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The last time of each chain's rows."""
+    last = np.zeros(len(chains.first))
+    np.maximum.at(last, chains.chain, np.nan_to_num(times))
+    return last
+
+
+def _settled_at_a_rate(requests: pd.DataFrame, chains: Chains) -> tuple[float, float]:
+    arrival: npt.NDArray[np.float64] = requests["arrival_s"].to_numpy(np.float64)
+    begins = arrival[chains.first]
+    first, last = float(begins.min()), float(begins.max())
+    long = float(np.percentile(_ends(chains, arrival) - begins, _LONG))
+    return first + max(WARM_UP * (last - first), min(long, (last - first) / 2)), last
+
+
+def _settled_with_users(requests: pd.DataFrame, chains: Chains, users: int) -> tuple[float, float]:
+    ends = _ends(chains, requests["finished_s"].to_numpy(np.float64))
+    taken_s = float(requests["arrival_s"].to_numpy(np.float64)[chains.first].max())
+    warm = min(users, len(ends)) - 1
+    return min(float(np.partition(ends, warm)[warm]), taken_s), taken_s

@@ -1,0 +1,214 @@
+"""One interface for many replays at once: in this process, in processes of this machine, or on Dask.
+
+    with executor(workers=2) as run:
+        results = run.map(partial(forecast, trace), scenarios)
+
+Results come in the order of the items, whichever way they were computed. The function is shipped once to
+each worker, with all that is bound to it (a trace, by `functools.partial` or as a bound method of a frozen
+dataclass), the items one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import lru_cache
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+from pagecast.sim.core.errors import BadInput, CannotRunHere
+
+_PATIENCE_S = 2.0
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Progress = Callable[[int], None]  # told how many items are done
+
+
+class Executor(ABC):
+    """Runs a function over items. Both, and the answers, must be picklable, and the function importable.
+
+    An exception raised for an item ends the whole, and comes through as it is.
+    """
+
+    @abstractmethod
+    def stream(
+        self, function: Callable[[Item], Answer], items: Sequence[Item]
+    ) -> Generator[tuple[int, Answer], None, None]:
+        """Yields `(index of the item, answer)` as answers come; closing it drops what has not begun."""
+
+    def map(
+        self, function: Callable[[Item], Answer], items: Sequence[Item], progress: Progress | None = None
+    ) -> list[Answer]:
+        """The answers in the order of `items`; `progress` is told how many are there."""
+        found: dict[int, Answer] = {}
+        for index, answer in self.stream(function, items):
+            found[index] = answer
+            if progress is not None:
+                progress(len(found))
+        return [found[index] for index in range(len(items))]
+
+    def close(self) -> None:
+        """Ends workers, without waiting for what they have not begun."""
+        return
+
+    def abandon(self) -> None:
+        """Ends workers at once, in the middle of what they do: nobody waits for it any more."""
+        return
+
+
+@contextmanager
+def executor(workers: int | None = None, cluster: str | None = None) -> Iterator[Executor]:
+    """An executor with `workers` processes (None: one a core; 1: this one), or with a Dask cluster's workers.
+
+    Errors: BadInput for a number below 1, or a scheduler that can't be reached at `cluster`
+    (`tcp://host:8786`); CannotRunHere where Dask is not installed.
+    """
+    if workers is not None and workers < 1:
+        raise BadInput(f"workers is {workers}; it must be at least 1")
+    chosen: Executor
+    if cluster is not None:
+        from pagecast.planner_app.planner.execution.cluster import Cluster
+
+        chosen = Cluster(cluster)
+    else:
+        count = workers or cores()
+        chosen = Serial() if count == 1 else Processes(count)
+    try:
+        yield chosen
+    except BaseException:
+        chosen.abandon()
+        raise
+    finally:
+        chosen.close()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Serial(Executor):
+    """One after another, here."""
+
+    def stream(
+        self, function: Callable[[Item], Answer], items: Sequence[Item]
+    ) -> Generator[tuple[int, Answer], None, None]:
+        """In the order of the items."""
+        for index, item in enumerate(items):
+            yield index, function(item)
+
+
+class Processes(Executor):
+    """Spawned processes, not forked ones: this process may hold threads, whose locks a fork would copy."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._folder = tempfile.TemporaryDirectory(prefix="pagecast-", ignore_cleanup_errors=True)
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers inherit it: a core each is enough
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin)
+        self._shipped: tuple[Any, str] = (None, "")
+        self._abandoned = False
+
+    def stream(
+        self, function: Callable[[Item], Answer], items: Sequence[Item]
+    ) -> Generator[tuple[int, Answer], None, None]:
+        """As answers come; a single item is computed here."""
+        if len(items) == 1:
+            yield 0, function(items[0])
+            return
+        path = self._ship(function)
+        futures: dict[Future[Answer], int] = {}
+        try:
+            with _uninterrupted():
+                for index, item in enumerate(items):
+                    futures[self._pool.submit(_call, path, item)] = index
+            while futures:
+                done, _ = wait(futures, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=futures.__getitem__):
+                    yield futures.pop(future), future.result()
+        except BrokenProcessPool:
+            raise CannotRunHere(
+                "a worker process was killed (out of memory?); use fewer --workers, or a shorter trace"
+            ) from None
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """Waits for what is running: a replay, at most."""
+        try:
+            self._pool.shutdown(wait=not self._abandoned, cancel_futures=True)
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self._folder.cleanup()
+
+    def abandon(self) -> None:
+        """Kills the workers: they ignore interrupts, and the pool's own end waits for what they compute."""
+        self._abandoned = True
+        workers = list((self._pool._processes or {}).values())
+        thread: Any = self._pool._executor_manager_thread
+        # Before the kill: the pool's thread then forgets what was cancelled, over which it would stumble.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+        if thread is not None:
+            thread.join(_PATIENCE_S)  # not for ever: a worker may have died amid an answer it waits for
+
+    def _ship(self, function: Callable[[Any], Any]) -> str:
+        """A file of the pickled function, which each worker reads once."""
+        last, path = self._shipped
+        if last is not function:
+            body = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
+            path = str(Path(self._folder.name) / xxhash.xxh3_128_hexdigest(body))
+            if not os.path.exists(path):
+                Path(path).write_bytes(body)
+            self._shipped = (function, path)
+        return path
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Holds interrupts back while workers start: they inherit that, and so stay silent until `_begin`."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin() -> None:
+    """A worker leaves interrupts to its parent, and ends when that is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _call(path: str, item: Any) -> Any:
+    return _load(path)(item)
+
+
+@lru_cache(maxsize=4)
+def _load(path: str) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = pickle.loads(Path(path).read_bytes())
+    return function

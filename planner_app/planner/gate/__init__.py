@@ -1,0 +1,1 @@
+"""The gate for CI: figures held to bounds and to a baseline."""

@@ -1,0 +1,227 @@
+"""A baseline: the figures of a scenario as it was, draw by draw, for today's to be set beside.
+
+`pagecast check --write-baseline DIR` leaves `baseline.json`, small enough to be kept with the code: all
+figures of each draw, and what they were made from. The same draws of costs and workload are made again when
+the baseline is compared with (common random numbers), so that only what has changed remains. A folder that
+`pagecast replay --out` wrote serves as well: its scenario is then replayed anew, draw by draw.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from pagecast.planner_app.planner.execution.executor import Executor, Progress
+from pagecast.planner_app.planner.gate.check_file import CheckFile
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.choose import AUTO
+from pagecast.sim.replay.replicates import Job, Study
+from pagecast.sim.replay.resample import resample
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+from pagecast.traces.schema import COLUMNS, Trace
+from pagecast.traces.write import replacing
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+FILE = "baseline.json"
+TOKENS = ("input_tokens", "output_tokens")
+_AGAIN = "write it again with --write-baseline"
+
+
+class Baseline(BaseModel):
+    """`figures` has a list a figure, with a value a draw (null: it had none in that one).
+
+    `reading` is how the trace was read: limit, speedup and so on.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = 1
+    made_with: str
+    trace: str
+    trace_digest: str
+    costs: str
+    reading: dict[str, Any] = {}
+    scenario: dict[str, Any]
+    figures: dict[str, list[float | None]]
+
+    @property
+    def draws(self) -> int:
+        """How many draws it holds."""
+        return min((len(values) for values in self.figures.values()), default=0)
+
+
+def digest(trace: Trace) -> str:
+    """A trace's content in 32 hexadecimal digits: equal for equal requests of equal generators."""
+    state = xxhash.xxh3_128()
+    for name in COLUMNS:
+        if name in trace.requests:
+            state.update(name.encode())
+            values = trace.requests[name]
+            if values.dtype.kind in "if":
+                state.update(np.ascontiguousarray(values.to_numpy()).tobytes())
+            else:
+                state.update(repr(values.astype(object).where(values.notna(), None).tolist()).encode())
+    if trace.spans is not None:
+        for part in (trace.spans.start, trace.spans.content, trace.spans.offset, trace.spans.length):
+            state.update(np.ascontiguousarray(part).tobytes())
+    for ids in trace.token_ids or ():
+        state.update(len(ids).to_bytes(8, "little") + np.ascontiguousarray(ids).tobytes())
+    if trace.recipe is not None:  # draws of the workload are its generator's
+        state.update(json.dumps(trace.recipe, sort_keys=True, default=str).encode())
+    return state.hexdigest()
+
+
+def draws(
+    trace: Trace, scenario: Scenario, count: int, run: Executor, progress: Progress | None = None
+) -> dict[str, list[float | None]]:
+    """All figures of `count` replays, each with costs and a workload drawn anew; equal seeds, equal draws."""
+    study = Study(trace, scenario, scenario.seed, resample)
+    rows = run.map(study.run, [Job(index) for index in range(count)], progress)
+    return {name: [_known(row[name]) for row in rows] for name in rows[0]}
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def make(trace: Trace, file: CheckFile, costs: str, figures: dict[str, list[float | None]]) -> Baseline:
+    """A baseline of these draws."""
+    return Baseline(
+        made_with=pagecast_version(), trace=trace.name, trace_digest=digest(trace), costs=costs,
+        reading=_plain(file.reading()), scenario=file.scenario.model_dump(), figures=figures,
+    )  # fmt: skip
+
+
+def _plain(reading: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in reading.items()}
+
+
+def pagecast_version() -> str:
+    """The installed version: another one may draw otherwise from the same seed."""
+    return version("pagecast")
+
+
+def write(baseline: Baseline, folder: Path) -> None:
+    """Writes `baseline.json` into `folder`, whole or not at all. Errors: BadInput."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--write-baseline {folder}: can't be made ({error.strerror})") from None
+    with replacing(folder / FILE) as place:
+        place.write_text(baseline.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
+    """The baseline in a folder; of a replay's folder the scenario, whose draws are yet to be made.
+
+    Errors: BadInput for a folder that is neither, one that is broken, or one made of another trace or seed.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"--baseline {folder}: no such folder; make one with --write-baseline")
+    path, seed = folder / FILE, file.scenario.seed
+    if path.is_file():
+        found = _parse(path)
+        if found.trace_digest != digest(trace):
+            raise BadInput(f"{path}: {_otherwise_read(found, file)}; {_AGAIN}")
+        if (drawn := found.scenario.get("seed")) != seed:
+            raise BadInput(f"{path}: was drawn with seed {drawn}, not {seed}; {_AGAIN}")
+        return found
+    if (folder / "scenario.yaml").is_file() and (folder / "trace.parquet").is_file():
+        try:
+            other = read(str(folder / "trace.parquet"))
+        except BadInput as error:
+            raise BadInput(f"--baseline {folder}: {error}") from None
+        if digest(other) != digest(trace):
+            raise BadInput(f"--baseline {folder}: {_other_requests(other, trace, file)}")
+        return Scenario.load(folder / "scenario.yaml", seed=seed)
+    raise BadInput(f"--baseline {folder}: has no {FILE}, and is no folder of replay --out; {_AGAIN}")
+
+
+def _parse(path: Path) -> Baseline:
+    try:
+        found = Baseline.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"][:2])) or "the file"
+        raise BadInput(f"{path}: is corrupt: {name}: {first['msg']}; {_AGAIN}") from None
+    if found.version != 1:
+        raise BadInput(f"{path}: has version {found.version}, this pagecast reads 1; {_AGAIN}")
+    if len({len(values) for values in found.figures.values()}) != 1 or not found.draws:
+        raise BadInput(f"{path}: is corrupt: figures have no draws, or not as many each; {_AGAIN}")
+    return found
+
+
+def _otherwise_read(found: Baseline, file: CheckFile) -> str:
+    """What keeps a baseline's trace from being today's: how it was read, as far as that is told."""
+    now = _plain(file.reading())
+    changes = [
+        f"{name} {_told(found.reading[name])} (now {_told(now[name])})"
+        for name in now
+        if name in found.reading and found.reading[name] != now[name]
+    ]
+    if changes:
+        return f"was made with check.{', '.join(changes)}"
+    known = "" if found.reading else f" (or with another {', '.join(now)})"
+    return f"was made of another trace than {file.check.trace} is now{known}"
+
+
+def _told(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _other_requests(other: Trace, trace: Trace, file: CheckFile) -> str:
+    """How a replay's trace differs from today's, as far as an option of the section `check` can mend it."""
+    limit, speedup = file.check.limit, file.check.speedup
+    if len(other) != len(trace):
+        return (
+            f"was replayed with {len(other):,} requests, not {len(trace):,} as check.limit "
+            f"({_told(limit)}) leaves of {trace.name}; set it to what --limit was, or replay again"
+        )
+    if factor := _times_as_fast(other, trace):
+        return (
+            f"was replayed at {factor * speedup:.4g} times the trace's own speed, not at check.speedup "
+            f"({speedup:g}) times; set that to what --speedup was, or replay again"
+        )
+    return f"was made of another trace than {trace.name} is now; replay again, or {_AGAIN}"
+
+
+def _times_as_fast(other: Trace, trace: Trace) -> float:
+    """By what factor the same requests come faster in `other`; 0 where they are others."""
+    if any(not np.array_equal(other.integers(name), trace.integers(name)) for name in TOKENS):
+        return 0.0
+    there, here = other.seconds("arrival_s"), trace.seconds("arrival_s")
+    known = (there > 0) & (here > 0)
+    if not known.any():
+        return 0.0
+    factor = float(np.median(here[known] / there[known]))
+    same = np.allclose(here, there * factor, rtol=1e-6, atol=1e-9, equal_nan=True)
+    return factor if same and abs(factor - 1) > 1e-6 else 0.0
+
+
+def changed(before: Baseline | Scenario, after: Scenario, costs: str) -> Sequence[str]:
+    """The scenario's fields that differ, as `field: old -> new`; `costs` is the name of today's step costs.
+
+    Costs that `auto` chose are those that it chose, and a file is the same however its place is written.
+    """
+    if isinstance(before, Baseline):
+        old = _resolved(before.scenario, before.costs)
+    else:
+        old = _resolved(before.model_dump(), before.step_costs().name)
+    new = _resolved(after.model_dump(), costs)
+    return [f"{name}: {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name]]
+
+
+def _resolved(fields: dict[str, Any], costs: str) -> dict[str, Any]:
+    found = {**fields, "costs": costs if fields.get("costs") == AUTO else fields.get("costs")}
+    for name in ("model", "costs"):
+        path = Path(str(found.get(name))).expanduser()
+        found[name] = str(path.absolute()) if path.exists() else found.get(name)
+    return found

@@ -1,0 +1,182 @@
+"""The gate: whether a scenario's figures hold to their bounds, and to those of a baseline.
+
+Bounds and service levels are judged by the forecast itself. A regression is called by paired differences:
+draw i of today against draw i of the baseline, with the same costs and workload drawn, and the mean
+difference must lie beyond the allowance with its whole 90% interval. Chance then fails a change that does
+no harm, at the very allowance, in one of twenty cases, and one that changes nothing never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from math import copysign, inf, sqrt
+from typing import Any
+
+import numpy as np
+from pagecast.planner_app.planner.gate.check_file import Bound, CheckFile
+from pagecast.planner_app.reports.words import shown
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import Result
+from pagecast.sim.replay.replicates import summary_figures
+from scipy import stats
+
+CONFIDENCE = 0.9
+ONE = "1 replay"  # which a bound or a service level is judged by
+HIGHER_IS_BETTER = frozenset(
+    {
+        "completed", "output_tokens_per_s", "output_tokens", "input_tokens", "prefill_avoided_s",
+        "reused_prefix_tokens", "eligible_prefix_tokens", "token_hit_rate", "num_gpu_blocks", "requests",
+    }
+)  # fmt: skip
+Draws = dict[str, list[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was asked, and whether it holds. `kind`: limit, slo or regression.
+
+    `value`, `asked` (of a regression: the baseline's, and what it may be worse by) and `why` (how far it is
+    from that) are as people read them; `numbers` has the same as numbers, in the figure's own unit (seconds,
+    tokens, counts, shares), None for what there is not. `of` tells what the value is a mean of: the
+    one replay, or draws of costs and workload, which make another figure even where the name is the same.
+    """
+
+    kind: str
+    name: str
+    value: str
+    asked: str
+    holds: bool
+    why: str = ""
+    of: str = ONE
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As printed in JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The mean paired difference of a figure over `draws` pairs, in percent of the baseline's mean, with its
+    90% interval."""
+
+    before: float
+    after: float
+    percent: float
+    low: float
+    high: float
+    draws: int
+
+
+def figures_of(result: Result) -> dict[str, float]:
+    """Every figure that may be bounded, by name; NaN where this replay has none."""
+    sizes = {name: float(result.summary[name]) for name in ("num_gpu_blocks", "requests")}
+    return summary_figures(result) | sizes
+
+
+def check_names(file: CheckFile, known: dict[str, float]) -> None:
+    """Errors: BadInput for a figure that no replay has."""
+    for where, names in (("limits", file.check.limits), ("regression", file.check.regression)):
+        for name in names:
+            if name not in known:
+                near = get_close_matches(name.replace("_", "."), known, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else "see the names in `pagecast replay --json`"
+                raise BadInput(f"{file.path}: check.{where}: no figure is called {name!r}; {hint}")
+
+
+def levels(file: CheckFile, result: Result) -> list[Finding]:
+    """Every term of the file's service level."""
+    if file.slo is None:
+        return []
+    found = []
+    for text, value, bound, holds in file.slo.verdict(result).terms:
+        sign = next(sign for sign in ("<=", ">=", "<", ">") if sign in text[text.rfind(")") + 1 :])
+        name, _, asked = text.rpartition(sign)
+        unit = "share" if name.startswith("goodput") else "time_s"
+        why = "" if value is None else "" if holds else _off(value, bound)
+        numbers = {"value": value, "min" if sign.startswith(">") else "max": bound}
+        found.append(
+            Finding("slo", name, shown(unit, value), f"{sign}{asked}", bool(holds), why, numbers=numbers)
+        )
+    return found
+
+
+def limits(file: CheckFile, figures: dict[str, float]) -> list[Finding]:
+    """Every bound of the file, in its order."""
+    return [_limit(name, bound, figures[name]) for name, bound in file.check.limits.items()]
+
+
+def _limit(name: str, bound: Bound, value: float) -> Finding:
+    asked = ", ".join(
+        f"{sign}{shown(name, limit)}"
+        for sign, limit in ((">=", bound.min), ("<=", bound.max))
+        if limit is not None
+    )
+    numbers = {"value": None if np.isnan(value) else value, "min": bound.min, "max": bound.max}
+    if np.isnan(value):
+        return Finding("limit", name, "-", asked, False, "this replay has no such figure", numbers=numbers)
+    least = -np.inf if bound.min is None else bound.min
+    most = np.inf if bound.max is None else bound.max
+    holds = bool(least <= value <= most)
+    why = "" if holds else _off(value, least if value < least else most)
+    return Finding("limit", name, shown(name, value), asked, holds, why, numbers=numbers)
+
+
+def _off(value: float, bound: float) -> str:
+    return f"{_percent(100 * (value / bound - 1))}%" if bound else ""
+
+
+def regressions(file: CheckFile, before: Draws, after: Draws) -> list[Finding]:
+    """Every figure that may not get worse, against the baseline's. Errors: BadInput for one it lacks."""
+    found = []
+    for name, allowed in file.check.regression.items():
+        if name not in before:
+            raise BadInput(f"the baseline has no figure {name!r}; write it again with --write-baseline")
+        found.append(_regression(name, allowed, paired(before[name], after[name])))
+    return found
+
+
+def paired(before: list[float | None], after: list[float | None]) -> Change | None:
+    """The change of the draws that both have; None where fewer than two do."""
+    pairs = [(a, b) for a, b in zip(before, after, strict=False) if a is not None and b is not None]
+    if len(pairs) < 2:
+        return None
+    old, new = np.array(pairs, np.float64).T
+    difference = new - old
+    mean, base = float(difference.mean()), float(old.mean())
+    error = float(difference.std(ddof=1)) / sqrt(len(pairs))
+    half = error * float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(pairs) - 1))
+
+    def percent(value: float) -> float:
+        if base:
+            return 100 * value / abs(base)
+        return copysign(inf, value) if value else 0.0
+
+    low, high = percent(mean - half), percent(mean + half)
+    return Change(base, float(new.mean()), percent(mean), low, high, len(pairs))
+
+
+def _regression(name: str, allowed: float, change: Change | None) -> Finding:
+    higher = name.partition(".")[0] in HIGHER_IS_BETTER
+    if change is None:
+        asked = f"worse by at most {allowed:g}%"
+        said = "too few draws have such a figure to compare"
+        return Finding("regression", name, "-", asked, False, said, numbers={"allowed_percent": allowed})
+    asked = f"{shown(name, change.before)} {'-' if higher else '+'}{allowed:g}%"
+    least, most = (-change.high, -change.low) if higher else (change.low, change.high)
+    why = f"{_percent(change.percent)}% ({_percent(change.low)} to {_percent(change.high)})"
+    if least <= allowed < most:
+        why += "; can't be told: more `draws` would"
+    numbers: dict[str, float | None] = {
+        "value": change.after, "baseline": change.before, "allowed_percent": allowed,
+        "change_percent": change.percent, "low_percent": change.low, "high_percent": change.high,
+        "draws": change.draws,
+    }  # fmt: skip
+    of = f"{change.draws} draws"
+    return Finding("regression", name, shown(name, change.after), asked, least <= allowed, why, of, numbers)
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.1f}" if abs(value) < 9.95 else f"{value:+.0f}"

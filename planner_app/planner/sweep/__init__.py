@@ -1,0 +1,1 @@
+"""Searches of a space of scenarios for the cheapest replica."""

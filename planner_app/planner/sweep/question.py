@@ -1,0 +1,156 @@
+"""What a sweep is asked: the trace, the space around a scenario, the service level, prices and objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from pagecast.planner_app.planner.gate.baseline import digest
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.planner.sweep import search
+from pagecast.planner_app.planner.sweep.space import Point, Space
+from pagecast.planner_app.planner.sweep.store import Trial
+from pagecast.planner_app.planner.sweep.trial import FIGURES, MORE_IS_BETTER, Figure, Trials, deployment
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A sweep before it runs. The same question has the same answer, however it is computed.
+
+    `slo` as `Slo.parse` reads it, empty for none; `prices` in USD a GPU-hour by GPU; `objectives` are
+    figures of a trial (empty: `objectives_of` chooses); `trials` None for the whole grid, else how many a
+    search makes, in generations of `generation`. Errors: BadInput for what can't be asked.
+    """
+
+    trace: Trace
+    scenario: Scenario
+    space: Space
+    slo: str = ""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    objectives: tuple[str, ...] = ()
+    trials: int | None = None
+    generation: int = search.GENERATION
+
+    def __post_init__(self) -> None:
+        prices = {find_gpu(name).name: price for name, price in self.prices.items()}
+        object.__setattr__(self, "prices", prices)
+        if bad := [name for name, price in prices.items() if not 0 < price < float("inf")]:
+            raise BadInput(f"--price {bad[0]}={prices[bad[0]]}: a price is above 0, in USD a GPU-hour")
+        if missing := [gpu for gpu in self.gpus if prices and gpu not in prices]:
+            raise BadInput(f"no price for {missing[0]}; add --price '{missing[0]}=USD_PER_GPU_HOUR'")
+        object.__setattr__(self, "objectives", self.objectives or self._usual())
+        object.__setattr__(self, "slo", self.level.text)
+        self._check_objectives()
+        if self.trials is None:
+            self.space.grid()
+        elif self.trials < 1 or self.generation < 1:
+            raise BadInput("a search makes at least 1 trial, in generations of at least 1")
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPU types of the space."""
+        named = next((knob.values for knob in self.space.knobs if knob.name == "gpu"), (self.scenario.gpu,))
+        return tuple(find_gpu(str(name)).name for name in named)
+
+    def _usual(self) -> tuple[str, ...]:
+        """Cost, where it differs, and the two latencies; throughput instead of a cost that is the same."""
+        cost = "usd_per_hour" if self.prices else "gpus"
+        varies = {"gpu", "tensor_parallel_size"} & {knob.name for knob in self.space.knobs}
+        first = cost if varies else "output_tokens_per_s"
+        return (first, "ttft_p99_s", "tpot_p95_s")
+
+    def _check_objectives(self) -> None:
+        known = (*FIGURES, *COSTS)
+        for name in self.objectives:
+            if name not in known:
+                raise BadInput(f"--objective {name}: is not known; objectives are {', '.join(known)}")
+            if name.startswith("usd") and not self.prices:
+                raise BadInput(f"--objective {name}: needs prices, such as --price H200=3.5")
+
+    @property
+    def count(self) -> int:
+        """How many trials there will be, at most."""
+        return self.trials if self.trials is not None else self.space.size or 0
+
+    @property
+    def level(self) -> Slo:
+        """The service level; without one, a level of no terms."""
+        return Slo.parse(self.slo) if self.slo.strip() else Slo("", ())
+
+    def work(self) -> Trials:
+        """What workers are given."""
+        return Trials(self.trace, self.scenario, self.level)
+
+    def figures(self, trial: Trial) -> dict[str, Figure]:
+        """A trial's figures with what its GPUs cost."""
+        figures = dict(trial.outcome.figures)
+        gpu, count = deployment(self.scenario, trial.point)
+        figures["gpus"] = count
+        if self.prices:
+            hourly = self.prices[gpu] * count
+            figures["usd_per_hour"] = hourly
+            tokens, makespan_s = figures.get("output_tokens"), figures.get("makespan_s")
+            spent = hourly / 3600 * makespan_s if makespan_s else None
+            figures["usd_per_million_output_tokens"] = spent / tokens * 1e6 if spent and tokens else None
+        return figures
+
+    def next_points(self, trials: Sequence[Trial], number: int) -> list[Point]:
+        """The points of generation `number` of a search, from the trials of those before it."""
+        told = [
+            search.Told(trial.point, self._values(trial), tuple(_beyond(trial)))
+            for trial in sorted(trials, key=lambda trial: trial.number)
+        ]
+        more = [name in MORE_IS_BETTER for name in self.objectives]
+        return search.generation(
+            self.space, more, told, seed=self.scenario.seed, number=number, size=self.generation
+        )
+
+    def _values(self, trial: Trial) -> tuple[float | None, ...]:
+        figures = self.figures(trial)
+        return tuple(None if trial.outcome.reason else figures.get(name) for name in self.objectives)
+
+    def about(self) -> dict[str, Any]:
+        """What tells studies apart: a trial of one is no trial of the other where any of this differs."""
+        about: dict[str, Any] = {
+            "trace": f"{self.trace.name}, {len(self.trace):,} requests, {digest(self.trace)[:12]}",
+            "space": str(self.space), "scenario": self.scenario.model_dump(),
+            "SLO": self.slo,
+            "kind": "grid" if self.trials is None else f"search in generations of {self.generation}",
+            "pagecast version": version("pagecast"), "files": _files(self.scenario, self.space),
+        }  # fmt: skip
+        if self.trials is not None:
+            about |= {"objectives": list(self.objectives), "prices": dict(self.prices),
+                      "Optuna version": search.version()}  # fmt: skip
+        return about
+
+
+def _beyond(trial: Trial) -> list[float]:
+    """How far a trial is beyond what it must keep, one number a condition; at most 0 is kept."""
+    outcome = trial.outcome
+    if outcome.reason:
+        return [search.CANNOT_RUN]
+    refused = float(outcome.figures.get("rejected") or 0)
+    margin = outcome.margin
+    return [refused] if margin is None else [refused, -margin]
+
+
+def _files(scenario: Scenario, space: Space) -> dict[str, str]:
+    """Digests of the files that scenarios of the space read: calibrations, models."""
+    named = {"model": (scenario.model,), "costs": (scenario.costs,)}
+    named |= {knob.name: knob.values for knob in space.knobs if knob.name in named}  # type: ignore[misc]
+    found = {}
+    for path in (Path(str(name)).expanduser() for values in named.values() for name in values):
+        file = path / "config.json" if path.is_dir() else path
+        if file.is_file():
+            found[str(path)] = xxhash.xxh3_128_hexdigest(file.read_bytes())
+    return found

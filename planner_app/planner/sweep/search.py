@@ -1,0 +1,156 @@
+"""Where a search looks next: generations of fixed size, asked of Optuna's multi-objective TPE.
+
+A generation depends on the study's seed, its own number and the trials of the generations before it, told
+in the order of their numbers, and on nothing else: neither on how many workers there are, nor on which of
+them was faster, nor on whether the search was interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+from pagecast.planner_app.planner.sweep.space import MOST_POINTS, Knob, Point, Space, Value
+from pagecast.sim.core.errors import CannotRunHere
+
+GENERATION = 20  # trials asked for at once
+_SEEDS = 1_000_003  # apart enough that no two studies share a generation's seed
+_TRIES = 5  # questions for each new point, until the rest is drawn at random from what is left
+CANNOT_RUN = 1e6  # how far beyond its constraints a scenario counts that can not run
+_WORST = 1e12
+
+
+class Told(NamedTuple):
+    """A trial as the search knows it: where it lay, the objectives, how far it was beyond its constraints.
+
+    A value of None is the worst there is; a constraint of at most 0 is kept.
+    """
+
+    point: Point
+    values: tuple[float | None, ...]
+    constraints: tuple[float, ...]
+
+
+def generation(
+    space: Space,
+    more_is_better: Sequence[bool],
+    trials: Sequence[Told],
+    *,
+    seed: int,
+    number: int,
+    size: int = GENERATION,
+) -> list[Point]:
+    """The points of generation `number`, none of them tried before; fewer where the space is used up.
+
+    `more_is_better` tells the direction of each objective; `trials` are those of all generations before, in
+    order. Errors: CannotRunHere without Optuna.
+    """
+    optuna = _optuna()
+    study = _study(optuna, space, more_is_better, trials, seed * _SEEDS + number, size)
+    seen = {_key(trial.point) for trial in trials}
+    found: list[Point] = []
+    for _ in range(_TRIES * size):
+        if len(found) == size or len(seen) == space.size:
+            break
+        asked = study.ask()
+        point = {knob.name: _suggest(asked, knob) for knob in space.knobs}
+        if _key(point) in seen:
+            study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            continue
+        seen.add(_key(point))
+        found.append(point)
+    return found + _left(space, seen, size - len(found), seed * _SEEDS + number)
+
+
+def _left(space: Space, seen: set[tuple[tuple[str, Value], ...]], count: int, seed: int) -> list[Point]:
+    """Points not tried yet, for TPE comes back to the best ones of a small space again and again."""
+    if not count or space.size is None or space.size > MOST_POINTS:
+        return []
+    points = [point for point in space.grid() if _key(point) not in seen]
+    Random(seed).shuffle(points)
+    return points[:count]
+
+
+def version() -> str:
+    """Optuna's version: another one may draw other points."""
+    return str(_optuna().__version__)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise CannotRunHere("--search needs Optuna: pip install 'pagecast[app]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _study(
+    optuna: Any, space: Space, more_is_better: Sequence[bool], trials: Sequence[Told], seed: int, startup: int
+) -> Any:
+    """A study in memory that knows the trials so far."""
+    distributions = {knob.name: _distribution(optuna, knob) for knob in space.knobs}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # multivariate draws and constraints are called experimental
+        sampler = optuna.samplers.TPESampler(
+            seed=seed % 2**32, multivariate=True, constant_liar=True, n_startup_trials=startup,
+            constraints_func=lambda trial: trial.system_attrs["constraints"],
+        )  # fmt: skip
+        directions = ["maximize" if more else "minimize" for more in more_is_better]
+        study = optuna.create_study(sampler=sampler, directions=directions)
+        for trial in trials:
+            values = [
+                (-_WORST if more else _WORST) if value is None or not math.isfinite(value) else value
+                for value, more in zip(trial.values, more_is_better, strict=True)
+            ]
+            told = optuna.trial.create_trial(
+                values=values,
+                params={knob.name: _inner(knob, trial.point[knob.name]) for knob in space.knobs},
+                distributions=distributions,
+                system_attrs={"constraints": list(trial.constraints)},
+            )
+            study.add_trial(told)
+    return study
+
+
+def _distribution(optuna: Any, knob: Knob) -> Any:
+    """Numbers are drawn by their place in the list, so that neighbours stay neighbours."""
+    kinds = optuna.distributions
+    if knob.values:
+        if knob.ordered:
+            return kinds.IntDistribution(0, len(knob.values) - 1)
+        return kinds.CategoricalDistribution(tuple(range(len(knob.values))))
+    if knob.whole:
+        return kinds.IntDistribution(int(knob.low), int(knob.high))
+    return kinds.FloatDistribution(knob.low, knob.high)
+
+
+def _suggest(asked: Any, knob: Knob) -> Value:
+    if knob.values:
+        last = len(knob.values) - 1
+        place: int = (
+            asked.suggest_int(knob.name, 0, last)
+            if knob.ordered
+            else asked.suggest_categorical(knob.name, tuple(range(last + 1)))
+        )
+        return knob.values[place]
+    drawn: Value = (
+        asked.suggest_int(knob.name, int(knob.low), int(knob.high))
+        if knob.whole
+        else asked.suggest_float(knob.name, knob.low, knob.high)
+    )
+    return drawn
+
+
+def _inner(knob: Knob, value: Value) -> float:
+    if knob.values:
+        return knob.values.index(value)
+    assert isinstance(value, int | float)
+    return value
+
+
+def _key(point: Point) -> tuple[tuple[str, Value], ...]:
+    return tuple(point.items())

@@ -1,0 +1,154 @@
+"""A study on disk: a folder with `study.sqlite`, a row for each trial as it ends, and `trials.parquet`.
+
+A trial is in the database once it is committed, whatever becomes of the process after that. One process at
+a time writes; the lock goes with it, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pagecast.planner_app.planner.slo import Judged
+from pagecast.planner_app.planner.sweep.space import Point
+from pagecast.planner_app.planner.sweep.trial import Outcome
+from pagecast.sim.core.errors import BadInput
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS study (field TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS trials (
+    number INTEGER PRIMARY KEY, point TEXT NOT NULL, figures TEXT NOT NULL, terms TEXT NOT NULL,
+    reason TEXT NOT NULL, costs TEXT NOT NULL DEFAULT '');
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A trial that has ended: its number, where in the space it lies, and what came of it."""
+
+    number: int
+    point: Point
+    outcome: Outcome
+
+
+class Store:
+    """The trials of one study, in a folder or, without one, in memory.
+
+    `about` tells what the study is of; a folder that holds another study is refused. Errors: BadInput, with
+    the first field that differs, for a folder that can't be used, and for one in use.
+    """
+
+    def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._lock = -1
+        if folder is not None:
+            self._lock = _claim(folder)
+        try:
+            self._database = sqlite3.connect(folder / "study.sqlite" if folder else ":memory:")
+            self._database.executescript("PRAGMA journal_mode=WAL;" + _TABLES)
+            _renew(self._database)
+            self._check({name: json.dumps(value, sort_keys=True) for name, value in about.items()})
+        except sqlite3.Error as error:
+            self.close()
+            raise BadInput(f"--out {folder}: study.sqlite: {error}; name another folder") from None
+        except BadInput:
+            self.close()
+            raise
+
+    def _check(self, about: dict[str, str]) -> None:
+        known = dict(self._database.execute("SELECT field, value FROM study"))
+        if not known:
+            with self._database:
+                self._database.executemany("INSERT INTO study VALUES (?, ?)", about.items())
+            return
+        for field in dict.fromkeys((*about, *known)):
+            if known.get(field) != about.get(field):
+                raise BadInput(
+                    f"--out {self.folder}: holds a study of another {field} "
+                    f"({_difference(known.get(field), about.get(field))}); name another folder"
+                )
+
+    def trials(self) -> dict[int, Trial]:
+        """The trials that have ended, by number."""
+        rows = self._database.execute("SELECT * FROM trials ORDER BY number")
+        return {row[0]: _trial(*row) for row in rows}
+
+    def add(self, trial: Trial) -> None:
+        """Keeps a trial: from here on it survives."""
+        outcome = trial.outcome
+        row = (trial.number, *map(json.dumps, (trial.point, dict(outcome.figures), outcome.terms)))
+        with self._database:
+            values = (*row, outcome.reason, outcome.costs)
+            self._database.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def save_table(self, table: pd.DataFrame) -> None:
+        """Writes `trials.parquet`, at once or not at all."""
+        if self.folder is None:
+            return
+        part = self.folder / ".trials.parquet"
+        table.to_parquet(part, index=False)
+        os.replace(part, self.folder / "trials.parquet")
+
+    def close(self) -> None:
+        """Gives the folder free."""
+        if hasattr(self, "_database"):
+            self._database.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs: str) -> Trial:
+    reached = tuple(Judged(*term) for term in json.loads(terms))
+    return Trial(number, json.loads(point), Outcome(json.loads(figures), reached, reason, costs))
+
+
+def _renew(database: sqlite3.Connection) -> None:
+    """Gives a study that was begun before trials told their step costs the column for it."""
+    if "costs" not in {row[1] for row in database.execute("PRAGMA table_info(trials)")}:
+        with database:
+            database.execute("ALTER TABLE trials ADD COLUMN costs TEXT NOT NULL DEFAULT ''")
+
+
+def _claim(folder: Path) -> int:
+    """Makes the folder and takes its lock, which ends with the process. Errors: BadInput."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise BadInput(f"--out {folder}: can't be written ({error.strerror}); name another folder") from None
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows: two sweeps of one study there are not kept apart
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise BadInput(f"--out {folder}: another pagecast is at work on this study; wait for it") from None
+    return lock
+
+
+_MOST = 3  # differing fields to name
+
+
+def _difference(known: str | None, asked: str | None) -> str:
+    """What the folder has and what is asked for; of tables only the fields that differ."""
+    old, new = ({} if text is None else json.loads(text) for text in (known, asked))
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return f"{_short(old)}, not {_short(new)}"
+    names = [name for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name)]
+    said = [f"{name} {_short(old.get(name))}, not {_short(new.get(name))}" for name in names[:_MOST]]
+    return "; ".join(said) + (f"; and {len(names) - _MOST} more" if len(names) > _MOST else "")
+
+
+def _short(value: Any) -> str:
+    """A value of the study's description, as short as a line bears."""
+    text = "none" if value in (None, "", {}) else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

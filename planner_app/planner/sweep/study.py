@@ -1,0 +1,212 @@
+"""Sweeps a space of scenarios and says which replica is cheapest, which are undominated, what matters.
+
+    question = Question(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
+    found = sweep(question, out=Path("study"))
+
+Interrupted in whichever way, `sweep` of the same question with the same folder goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pagecast.planner_app.planner.execution.executor import Executor, Progress, executor
+from pagecast.planner_app.planner.sweep.pareto import front, sensitivity
+from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.space import Point
+from pagecast.planner_app.planner.sweep.store import Store, Trial
+from pagecast.planner_app.planner.sweep.trial import COUNTS, FIGURES, MORE_IS_BETTER
+from pagecast.sim.core.errors import BadInput
+
+Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep found. `replayed`: trials of this run; the others were in the folder already.
+
+    `table` has a row a trial in the order of their numbers: `number`, the knobs, `meets` (serves every
+    request and keeps the service level), `margin` (how far the tightest term is from its bound, as a part of
+    it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the service level by their
+    text, `step_costs` (by name, those that it was served with), and `reason` where the scenario can't run.
+    `complete` is False where the sweep was stopped.
+    """
+
+    question: Question
+    table: pd.DataFrame
+    complete: bool
+    replayed: int
+
+    @property
+    def knobs(self) -> list[str]:
+        """The names of what was varied."""
+        return [knob.name for knob in self.question.space.knobs]
+
+    @property
+    def cost(self) -> str:
+        """The column that `cheapest` goes by: USD an hour, or where no price is known the number of GPUs."""
+        return "usd_per_hour" if self.question.prices else "gpus"
+
+    @cached_property
+    def cheapest(self) -> dict[str, Any] | None:
+        """The row of the cheapest replica that meets the service level; None where no trial does.
+
+        Of equals the one with most margin, or without a service level the one of the lowest p99 TTFT.
+        """
+        meets = self.table[self.table["meets"]]
+        if not len(meets):
+            return None
+        margin = -meets["margin"].to_numpy(np.float64) if self.question.slo else meets["ttft_p99_s"]
+        order = meets.assign(_last=margin).sort_values([self.cost, "_last", "number"], kind="stable")
+        return record(order.drop(columns="_last").head(1))
+
+    @property
+    def front(self) -> pd.DataFrame:
+        """The undominated trials, by the first objective: of those that meet the service level, if any do."""
+        first = self.question.objectives[0]
+        rows = self.table[self.table["on_front"]]
+        return rows.sort_values([first, "number"], ascending=[first not in MORE_IS_BETTER, True])
+
+    @cached_property
+    def sensitivity(self) -> pd.DataFrame:
+        """How much each knob moves each objective and term, as `pareto.sensitivity` tells."""
+        ran = self.table[self.table["reason"] == ""]
+        return sensitivity(ran, self.knobs, list(dict.fromkeys(self.question.objectives)))
+
+
+def sweep(
+    question: Question,
+    *,
+    out: Path | None = None,
+    workers: int | None = None,
+    cluster: str | None = None,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+) -> Swept:
+    """Runs every trial of the question that `out`, a study's folder, does not have yet.
+
+    `workers` and `cluster` as for `executor`; neither changes the table. Errors: BadInput for a folder that
+    holds another study, or where no scenario of the space can run at all.
+    """
+    store = Store(out, question.about())
+    try:
+        with executor(workers, cluster) as run:
+            walk = _Walk(question, store, run, progress, stop)
+            if question.trials is None:
+                walk.grid()
+            else:
+                walk.search(question.trials)
+        trials = list(walk.trials.values())
+        found = Swept(question, table_of(question, trials), not walk.stopped, walk.replayed)
+        store.save_table(found.table)
+    finally:
+        store.close()
+    if trials and all(trial.outcome.reason for trial in trials):
+        raise BadInput(f"no scenario of the space can run: {trials[0].outcome.reason}")
+    return found
+
+
+class _Walk:
+    """The walk through the space: what is done, and what is to be done next."""
+
+    def __init__(
+        self, question: Question, store: Store, run: Executor, progress: Progress | None, stop: Stop | None
+    ) -> None:
+        self.question, self.store, self.run = question, store, run
+        self.progress, self.stop = progress, stop
+        self.trials: dict[int, Trial] = store.trials()
+        self.work = question.work()
+        self.replayed = 0
+        self.stopped = False
+
+    def grid(self) -> None:
+        self._serve(dict(enumerate(self.question.space.grid())))
+
+    def search(self, count: int) -> None:
+        """Generation after generation; one that is whole in the store needs no asking."""
+        size = self.question.generation
+        for first in range(0, count, size):
+            numbers = range(first, min(first + size, count))
+            if any(number not in self.trials for number in numbers) and not self.stopped:
+                before = [self.trials[number] for number in range(first)]
+                points = self.question.next_points(before, first // size)
+                self._serve(dict(zip(numbers, points, strict=False)))
+                if len(points) < len(numbers):
+                    break
+        self.trials = {number: trial for number, trial in self.trials.items() if number < count}
+
+    def _serve(self, points: dict[int, Point]) -> None:
+        """Runs the trials that are not done yet, and keeps each as it ends."""
+        self._told()
+        missing = [number for number in points if number not in self.trials]
+        answers = self.run.stream(self.work.run, [points[number] for number in missing])
+        for index, outcome in answers if not self._ends() else ():
+            trial = Trial(missing[index], points[missing[index]], outcome)
+            self.store.add(trial)
+            self.trials[trial.number] = trial
+            self.replayed += 1
+            self._told()
+            if self._ends():
+                answers.close()
+                break
+        self.stopped = self.stopped or any(number not in self.trials for number in points)
+        self.trials = dict(sorted(self.trials.items()))
+
+    def _ends(self) -> bool:
+        return self.stop is not None and self.stop()
+
+    def _told(self) -> None:
+        if self.progress is not None:
+            self.progress(len(self.trials))
+
+
+def table_of(question: Question, trials: Sequence[Trial]) -> pd.DataFrame:
+    """The table of `Swept`, of trials in the order of their numbers."""
+    terms = [term.text for term in question.level.terms]
+    rows = [_row(question, trial) for trial in trials]
+    costs = ["gpus", *(["usd_per_hour", "usd_per_million_output_tokens"] if question.prices else [])]
+    knobs = [knob.name for knob in question.space.knobs]
+    names = ["number", *knobs, "meets", "margin", *costs, *FIGURES, *terms, "step_costs", "reason"]
+    table = pd.DataFrame(rows, columns=list(dict.fromkeys(names)))
+    for name in table.columns.difference([*knobs, "meets", "step_costs", "reason"]):
+        table[name] = pd.to_numeric(table[name]).astype("Int64" if name in COUNTS else "float64")
+    table.insert(list(table).index("margin") + 1, "on_front", _on_front(question, table))
+    return table
+
+
+def record(row: pd.DataFrame) -> dict[str, Any]:
+    """The first row of a table as plain Python; None for what is missing."""
+    values = row.astype(object).where(row.notna(), None).iloc[0].items()
+    return {str(name): value.item() if isinstance(value, np.generic) else value for name, value in values}
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """All rows of a table as plain Python."""
+    return [record(table.iloc[[row]]) for row in range(len(table))]
+
+
+def _row(question: Question, trial: Trial) -> dict[str, Any]:
+    outcome = trial.outcome
+    return {
+        "number": trial.number, **question.figures(trial), **trial.point, "meets": outcome.meets,
+        "margin": outcome.margin, **{term.text: term.value for term in outcome.terms},
+        "step_costs": outcome.costs, "reason": outcome.reason,
+    }  # fmt: skip
+
+
+def _on_front(question: Question, table: pd.DataFrame) -> np.ndarray:
+    """Undominated among the trials that meet the service level, or, where none does, among those that run."""
+    candidates = table["meets"].to_numpy(bool)
+    if not candidates.any():
+        candidates = (table["reason"] == "").to_numpy(bool)
+    signs = [-1.0 if name in MORE_IS_BETTER else 1.0 for name in question.objectives]
+    costs = table.loc[candidates, list(question.objectives)].to_numpy(np.float64) * signs
+    found = np.zeros(len(table), dtype=bool)
+    found[candidates] = front(costs)
+    return found

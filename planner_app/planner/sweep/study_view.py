@@ -1,0 +1,131 @@
+"""A sweep in words and rows of text: for the terminal, the report and the dashboard alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from pagecast.planner_app.console import seconds
+from pagecast.planner_app.planner.sweep.space import shown
+from pagecast.planner_app.planner.sweep.study import Swept, record
+from pagecast.planner_app.planner.sweep.trial import COUNTS
+
+_MATTERS = 0.005  # less than this part of a figure is not worth a row
+_YES_OR_NO = ("meets", "on_front")
+_SHARES = ("token_hit_rate", "peak_kv_usage")
+
+
+def text(name: str, value: Any) -> str:
+    """A figure, a knob or a term of the service level as people read it."""
+    if value is None or (isinstance(value, float) and value != value):
+        return "-"
+    if name in _YES_OR_NO:
+        return "yes" if value else "no"
+    if isinstance(value, bool | str):
+        return shown(value)
+    if name.startswith("usd"):
+        return f"${value:,.2f}"
+    if name.endswith("_s") and not name.endswith("_per_s"):
+        return seconds(value)
+    if name in _SHARES or name.startswith("goodput"):
+        return f"{value:.1%}"
+    if "<" in name:
+        return seconds(value)
+    if name in COUNTS or isinstance(value, int):
+        return f"{value:,}" if name not in ("number",) else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def title(name: str) -> str:
+    """A column's name as a heading that can be broken into lines."""
+    short = {"usd_per_hour": "$ per hour", "usd_per_million_output_tokens": "$ per M output tokens"}
+    plain = name.removesuffix("_s") if not name.endswith("_per_s") else name
+    for word in ("ttft", "tpot", "e2e", "kv", "gpu"):
+        plain = plain.replace(f"{word}_", f"{word.upper()}_")
+    return short.get(name, plain.replace("_", " "))
+
+
+def setting(found: Swept, row: Mapping[str, Any]) -> str:
+    """A trial's knobs as `name=value`."""
+    return " ".join(f"{name}={shown(row[name])}" for name in found.knobs)
+
+
+def answer(found: Swept) -> str:
+    """One to three sentences: the cheapest replica, or why there is none."""
+    question, table = found.question, found.table
+    stopped = "" if found.complete else " The sweep was stopped before its end."
+    best = found.cheapest
+    ran = table[table["reason"] == ""]
+    if best is None:
+        return _none(found, ran) + stopped
+    cost = f"${best['usd_per_hour']:,.2f} an hour" if question.prices else _gpus(best["gpus"])
+    each = best.get("usd_per_million_output_tokens")
+    tokens = f", ${each:,.2f} a million output tokens" if each else ""
+    level = f" that meets {question.slo}" if question.slo else ""
+    others = int((table["meets"] & (table[found.cost] == best[found.cost])).sum()) - 1
+    chosen = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"
+    equal = f" Of {others + 1} that cost the same it is the one where {chosen}." if others else ""
+    told = ("ttft_p99_s", "tpot_p95_s", "output_tokens_per_s")
+    reached = ", ".join(f"{title(name)} {text(name, best[name])}" for name in told)
+    costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(found) else ""
+    return (
+        f"cheapest replica{level}: {setting(found, best)}: {cost}{tokens}; {reached}.{equal}{costs}{stopped}"
+    )
+
+
+def differ(found: Swept) -> bool:
+    """Whether trials that ran were served with different step costs."""
+    ran = found.table[found.table["reason"] == ""]
+    return ran["step_costs"].nunique() > 1
+
+
+def _none(found: Swept, ran: pd.DataFrame) -> str:
+    """Why no replica meets the service level, and which comes closest."""
+    serving = ran[ran["rejected"] == 0]
+    if not len(serving):
+        return "no scenario of the space serves every request: more HBM or a longer max_model_len would."
+    if not found.question.slo or not serving["margin"].notna().any():
+        return "no scenario of the space serves every request."
+    closest = record(serving.sort_values(["margin", "number"], ascending=[False, True]).head(1))
+    terms = [term.text for term in found.question.level.terms]
+    reached = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
+    return (
+        f"no scenario of the space meets {found.question.slo}; the closest is {setting(found, closest)} "
+        f"({reached}). `pagecast plan` tells what one replica takes, and how many it would need."
+    )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def front(found: Swept) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the undominated trials; those that are equal in all objectives are one row."""
+    objectives = list(found.question.objectives)
+    rows = found.front
+    costs = ("usd_per_hour", "usd_per_million_output_tokens")
+    extra = [name for name in costs if name in rows] or ["gpus"]
+    told = ["step_costs"] if differ(found) else []
+    names = list(dict.fromkeys([*found.knobs, *objectives, *extra, *told]))
+    header = ["trial", *map(title, names), "equal to it"]
+    body = []
+    for _, group in rows.groupby(objectives, sort=False, dropna=False):
+        first = record(group.head(1))
+        more = f"{len(group) - 1:,} more" if len(group) > 1 else ""
+        body.append([str(first["number"]), *(text(name, first[name]) for name in names), more])
+    return header, body
+
+
+def effects(found: Swept) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of what each knob moves: the share it explains, and the mean at its best and worst."""
+    header = ["knob", "figure", "share", "least mean", "at", "greatest mean", "at"]
+    body = [
+        [
+            row["knob"], title(row["figure"]), f"{row['share']:.0%}", text(row["figure"], row["low"]),
+            shown(row["at_low"]), text(row["figure"], row["high"]), shown(row["at_high"]),
+        ]
+        for row in found.sensitivity.to_dict("records")
+        if abs(row["high"] - row["low"]) > _MATTERS * abs(row["high"])
+    ]  # fmt: skip
+    return header, body

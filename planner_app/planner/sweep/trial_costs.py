@@ -1,0 +1,81 @@
+"""Which step costs the trials of a sweep were served with, and what that means for comparing them.
+
+`costs: auto` may choose a calibration for one GPU and the roofline for another: then a part of what
+separates their trials is what separates the methods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+from pagecast.planner_app.console import counted
+from pagecast.planner_app.planner.sweep.space import shown
+from pagecast.planner_app.planner.sweep.study import Swept, record
+from pagecast.planner_app.planner.sweep.trial import at
+from pagecast.sim.core.errors import BadInput
+
+ONE_REPLICA = (
+    "Every trial is of one replica that serves the whole trace, and its cost is that replica's; "
+    "`pagecast plan` tells how many requests a second one takes, and how many replicas a rate needs."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Step costs by name, how many trials had them, which, where a knob tells, and the error to expect."""
+
+    name: str
+    trials: int
+    where: str
+    expected_error: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        return asdict(self)
+
+
+def used(found: Swept) -> list[Used]:
+    """What the trials that ran were served with, in the order of the trials."""
+    ran = found.table[(found.table["reason"] == "") & (found.table["step_costs"] != "")]
+    return [
+        Used(str(name), len(rows), _where(found, ran, str(name)), _error(found, rows))
+        for name, rows in ran.groupby("step_costs", sort=False)
+    ]
+
+
+def notes(found: Swept, known: list[Used]) -> list[str]:
+    """Sentences on `used` that whoever compares trials must know."""
+    if len(known) < 2:
+        return [each.expected_error for each in known if each.expected_error]
+    methods = ", ".join(
+        f"{each.name} ({f'{each.where}, ' if each.where else ''}{counted(each.trials, 'trial')})"
+        for each in known
+    )
+    advice = "" if "costs" in found.knobs else "; --costs roofline gives all trials the same method"
+    differ = (
+        f"Step costs differ within this sweep: {methods}. What separates such trials is in part what "
+        f"separates the methods{advice}."
+    )
+    return [differ, *(f"{each.name}: {each.expected_error}" for each in known if each.expected_error)]
+
+
+def _where(found: Swept, ran: pd.DataFrame, name: str) -> str:
+    """The values of the first knob that tells these trials from all others."""
+    mine = ran[ran["step_costs"] == name]
+    others = ran[ran["step_costs"] != name]
+    for knob in found.knobs:
+        values = list(dict.fromkeys(mine[knob].tolist()))
+        if len(others) and not set(values) & set(others[knob].tolist()):
+            return f"{knob} {', '.join(map(shown, values))}"
+    return ""
+
+
+def _error(found: Swept, rows: pd.DataFrame) -> str:
+    row = record(rows.head(1))
+    try:
+        point = {name: row[name] for name in found.knobs}
+        return at(found.question.scenario, point).step_costs().expected_error()
+    except BadInput:  # a calibration's file has gone since
+        return ""

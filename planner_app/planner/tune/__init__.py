@@ -1,0 +1,1 @@
+"""Recommendations of a block size and of an HBM budget."""

@@ -1,0 +1,238 @@
+"""Which block size, and how much HBM for KV: each setting served, and one recommended, with the reason.
+
+    tuned = tune_block_size(trace, scenario)
+    print(tuned.table, tuned.recommended, tuned.reason)
+
+Larger blocks have shorter tables and fewer lookups; smaller ones find more prefixes and waste less in a
+sequence's last block. More HBM for KV holds more prefixes and more requests; less leaves room for others.
+The recommendation is the furthest setting in the thrifty direction (larger blocks, less HBM) that costs
+nothing worth mention: see `CRITERIA`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+from pagecast.planner_app.console import seconds
+from pagecast.planner_app.planner.execution.executor import Progress, executor
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.planner.sweep.space import Value, parse_space, shown
+from pagecast.planner_app.planner.tune.setting import Setting, Tuning
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+BLOCK_SIZES = "8,16,32,64,128,256"
+BUDGETS = {
+    "gpu_memory_utilization": "0.1:0.9:0.1,0.95",
+    "free_gpu_memory_fraction": "0.05,0.1:0.9:0.1,0.95",
+}
+ALWAYS_SAME = (
+    "Step costs don't depend on the block size here: pages of 16 to 256 tokens differ by 2% in decode and 7% "
+    "in prefill (measured: tests/benchmarks/RESULTS.md). Lookup time goes by the prompt's tokens, as it "
+    "was measured at the calibration's block size; the number of blocks looked up shows how it would change."
+)
+
+
+class Criterion(NamedTuple):
+    """A figure that a recommended setting keeps within `tolerance` (a part) of the best setting's."""
+
+    figure: str
+    title: str
+    more_is_better: bool
+    tolerance: float
+
+
+HITS = Criterion("reused_prefix_tokens", "hit tokens", True, 0.01)
+TTFT = Criterion("ttft_mean_s", "mean TTFT", False, 0.05)
+E2E = Criterion("e2e_mean_s", "mean E2E", False, 0.02)  # not TPOT: that is short where many wait and few run
+ROOM = Criterion("static_concurrency", "room for requests at once", True, 0.01)
+CRITERIA = {"block_size": (HITS, ROOM, TTFT, E2E), "hbm": (HITS, TTFT, E2E)}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A row a value of `knob` in `table`, with `setting.Tuning.run`'s figures; the recommended one, and why.
+
+    `table` has `meets`, `reason` (why the setting can't run), and where it was asked for
+    `admissible_concurrency` and `admissible_at_limit`. `recommended` is None where no setting can run.
+    `costs` names the step costs of all settings, and `expected_error` says how far they may be off.
+    `complete` is False where it was stopped.
+    """
+
+    trace: str
+    scenario: Scenario
+    knob: str
+    slo: str
+    table: pd.DataFrame
+    recommended: Value
+    reason: str
+    notes: tuple[str, ...]
+    complete: bool = True
+    costs: str = ""
+    expected_error: str = ""
+
+
+def tune_block_size(trace: Trace, scenario: Scenario, values: str = BLOCK_SIZES, **options: Any) -> Tuned:
+    """Serves the trace with each block size of the same HBM. Options as for `tune`."""
+    notes = (ALWAYS_SAME,) if scenario.num_gpu_blocks is None else (
+        ALWAYS_SAME, "num_gpu_blocks is fixed, so that larger blocks are given more memory.",
+    )  # fmt: skip
+    return tune(trace, scenario, "block_size", values, thrifty_is_more=True, notes=notes, **options)
+
+
+def tune_hbm_budget(trace: Trace, scenario: Scenario, values: str = "", **options: Any) -> Tuned:
+    """Serves the trace with each fraction of HBM that the engine may use. Options as for `tune`.
+
+    Errors: BadInput for a scenario whose number of blocks or tokens is fixed.
+    """
+    knob = budget_knob(scenario)
+    return tune(trace, scenario, knob, values or BUDGETS[knob], thrifty_is_more=False, **options)
+
+
+def budget_knob(scenario: Scenario) -> str:
+    """The field that sets a scenario's HBM budget. Errors: BadInput where blocks or tokens are fixed."""
+    for name in ("num_gpu_blocks", "kv_tokens"):
+        if getattr(scenario, name) is not None:
+            raise BadInput(f"{name} fixes the KV cache: leave it out to tune the HBM budget")
+    free = scenario.free_gpu_memory_fraction is not None
+    return "free_gpu_memory_fraction" if free else "gpu_memory_utilization"
+
+
+def jobs_of(values: str, knob: str, scenario: Scenario, concurrency: bool) -> list[Setting]:
+    """A replay of each value, and where asked for a search of what it admits. Errors: BadInput."""
+    (known,) = parse_space([f"{knob}={values}"], scenario).knobs
+    if not known.values:
+        raise BadInput(f"--values {values}: a range needs a step, FROM:TO:STEP")
+    jobs = [Setting(value) for value in known.values]
+    return jobs + [Setting(value, concurrency=True) for value in known.values if concurrency]
+
+
+def tune(
+    trace: Trace,
+    scenario: Scenario,
+    knob: str,
+    values: str,
+    *,
+    thrifty_is_more: bool,
+    notes: tuple[str, ...] = (),
+    slo: str = "",
+    concurrency: bool = True,
+    workers: int | None = None,
+    cluster: str | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Tuned:
+    """Serves the trace at each of `values` (written as for `--set`) and recommends one.
+
+    `slo` bounds what is recommended; `concurrency`: also search for what each setting admits in a closed
+    loop. `progress` is told how many of the two jobs a setting are done. Errors: BadInput.
+    """
+    level = Slo.parse(slo) if slo.strip() else Slo("", ())
+    jobs = jobs_of(values, knob, scenario, concurrency)
+    found: dict[int, dict[str, Any]] = {}
+    with executor(workers, cluster) as run:
+        answers = run.stream(Tuning(trace, scenario, knob, level).run, jobs)
+        for index, figures in answers:
+            found[index] = figures
+            if progress is not None:
+                progress(len(found))
+            if stop is not None and stop():
+                break
+        answers.close()
+    table = _table(knob, [job.value for job in jobs if not job.concurrency], found)
+    recommended, reason = recommend(table, knob, thrifty_is_more)
+    costs = scenario.step_costs()
+    return Tuned(
+        trace.name, scenario, knob, level.text, table, recommended, reason, notes, len(found) == len(jobs),
+        costs.name, costs.expected_error(),
+    )  # fmt: skip
+
+
+def _table(knob: str, values: Sequence[Value], found: dict[int, dict[str, Any]]) -> pd.DataFrame:
+    """A row a value whose replay is there."""
+    count = len(values)
+    rows = [
+        {knob: value, **found[row], **found.get(row + count, {})}
+        for row, value in enumerate(values)
+        if row in found
+    ]
+    return pd.DataFrame(rows)
+
+
+def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Value, str]:
+    """The thriftiest value that is as good as any within the tolerances, and the reason in a sentence."""
+    ran = table[table["reason"] == ""] if len(table) else table
+    if not len(ran):
+        return None, table["reason"].iloc[0] if len(table) else "nothing was tried"
+    rows: list[dict[str, Any]] = ran.to_dict("records")  # type: ignore[assignment]
+    criteria = CRITERIA["block_size" if knob == "block_size" else "hbm"]
+    best = {each: _best(each, rows) for each in criteria}
+    good = min(row["rejected"] for row in rows), any(row["meets"] for row in rows)
+    misses = [_misses(row, best, *good) for row in rows]
+    order = range(len(rows) - 1, -1, -1) if thrifty_is_more else range(len(rows))
+    chosen = next((at for at in order if not misses[at]), None)
+    if chosen is None:
+        at = min(order, key=lambda at: max(miss.times for miss in misses[at]))
+        lost = "; ".join(miss.text for miss in misses[at])
+        value = rows[at][knob]
+        return value, f"{knob} {shown(value)} is a compromise, for no value is best in all: {lost}."
+    return rows[chosen][knob], _reason(rows, misses, chosen, knob, thrifty_is_more, criteria)
+
+
+class _Miss(NamedTuple):
+    """Why a setting is not as good as the best: in words, and in multiples of what is tolerated."""
+
+    text: str
+    times: float
+
+
+def _best(criterion: Criterion, rows: Sequence[dict[str, Any]]) -> float | None:
+    known = [row[criterion.figure] for row in rows if row[criterion.figure] == row[criterion.figure]]
+    known = [value for value in known if value is not None]
+    if not known:
+        return None
+    return float(max(known) if criterion.more_is_better else min(known))
+
+
+def _misses(
+    row: dict[str, Any], best: dict[Criterion, float | None], least_rejected: int, some_meet: bool
+) -> list[_Miss]:
+    found = []
+    if row["rejected"] > least_rejected:
+        found.append(_Miss(f"{row['rejected']:,} requests rejected", 1e6))
+    if some_meet and not row["meets"]:
+        found.append(_Miss("the SLO is missed", 1e5))
+    for criterion, top in best.items():
+        value = row[criterion.figure]
+        if top is None or value is None or value != value or not top:
+            continue
+        away = 1 - value / top if criterion.more_is_better else value / top - 1
+        if away > criterion.tolerance:
+            side = "fewer" if criterion is HITS else "less" if criterion is ROOM else "longer"
+            found.append(_Miss(f"{away:.1%} {side} {criterion.title}", away / criterion.tolerance))
+    return found
+
+
+def _reason(
+    rows: list[dict[str, Any]], misses: list[list[_Miss]], chosen: int, knob: str, thrifty_is_more: bool,
+    criteria: Sequence[Criterion],
+) -> str:  # fmt: skip
+    row, value = rows[chosen], shown(rows[chosen][knob])
+    most = "largest" if thrifty_is_more else "smallest"
+    kept = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)
+    reached = (
+        f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
+        f"{row['static_concurrency']:,.0f} requests at once"
+    )
+    said = f"{knob} {value} is the {most} that keeps up with the best of all values ({kept}): {reached}."
+    after = chosen + (1 if thrifty_is_more else -1)
+    if not 0 <= after < len(rows):
+        said += f" Nothing {'larger' if thrifty_is_more else 'smaller'} that runs was tried."
+    elif misses[after]:
+        lost = "; ".join(miss.text for miss in misses[after])
+        said += f" {shown(rows[after][knob])} would mean {lost}."
+    return said

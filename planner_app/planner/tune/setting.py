@@ -1,0 +1,113 @@
+"""What one setting of a tuned knob comes to: hits, waste in a sequence's last block, tables, times, room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pagecast.planner_app.planner.capacity import bisection
+from pagecast.planner_app.planner.capacity.envelope import envelope
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.planner.sweep.space import Value
+from pagecast.planner_app.planner.sweep.trial import Figure, at, figures_of
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.block_layout import BlockLayout, block_layout
+from pagecast.sim.machine.gpus import GIB
+from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+ENTRY_BYTES = 4  # a block's number in a block table on the GPU (vLLM: int32)
+TABLES = (
+    "tail_waste_tokens", "tail_waste_share", "table_entries", "table_bytes", "lookup_blocks", "lookup_s",
+)  # fmt: skip
+MOST_REQUESTS = 1000  # of a closed loop, unless its users need more
+WAITING = 4  # users for each request that may run, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value of the knob: its replay, or the search for the concurrency it admits."""
+
+    value: Value
+    concurrency: bool = False
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What all settings of a tuning share. `run` is what workers are given settings for."""
+
+    trace: Trace
+    scenario: Scenario
+    knob: str
+    level: Slo
+
+    def run(self, setting: Setting) -> dict[str, Any]:
+        """Figures by name; only `reason` for a setting that can't run."""
+        try:
+            scenario = at(self.scenario, {self.knob: setting.value})
+            if setting.concurrency:
+                return self.concurrency(scenario)
+            result = replay(self.trace, scenario, keep_steps=False)
+        except BadInput as error:
+            return {"reason": str(error)}
+        verdict = self.level.verdict(result)
+        room = envelope(self.trace, scenario, self.level)
+        return {
+            "reason": "", "meets": verdict.holds and not result.summary["rejected"],
+            **{term.text: term.value for term in verdict.terms},
+            "kv_gib": _layout(scenario).block_bytes * scenario.blocks() / GIB,
+            **figures_of(result), **tables(result),
+            "static_concurrency": room.concurrency, "static_limit": room.binding,
+        }  # fmt: skip
+
+    def concurrency(self, scenario: Scenario) -> dict[str, Any]:
+        """Users of a closed loop without think time that keep the service level, with few preemptions.
+
+        To 1/64 of `max_num_seqs`; 0 where even one breaks it. `admissible_at_limit`: more were not tried.
+        With a service level those are 4 times `max_num_seqs`, as `plan` tries; without one, where nobody
+        minds waiting, `max_num_seqs`, for more don't run at once.
+        """
+        most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)
+        start = min(envelope(self.trace, scenario, self.level).concurrency, most)
+        question = bisection.Question(
+            self.trace, scenario, self.level, most_users=most, most_requests=MOST_REQUESTS,
+            seed=scenario.seed,
+        )  # fmt: skip
+        near = max(scenario.max_num_seqs // 64, 1)
+        ask = bisection.Ask("concurrency", start=max(start, 1), step=max(start // 8, 1), resolution=near)
+        found = question.search(ask).found
+        return {"admissible_concurrency": found.value or 0, "admissible_at_limit": found.at_limit}
+
+
+def tables(result: Result) -> dict[str, Figure]:
+    """What blocks cost beside their tokens, in the mean over completed requests.
+
+    `tail_waste_tokens`: what a sequence's last block has free at its end; `tail_waste_share`: the part of all
+    KV that sequences hold then. `table_entries`, `table_bytes`: its block table, over all groups of layers.
+    `lookup_blocks`: full blocks of a prompt, each hashed and looked up; `lookup_s`: host time that the costs
+    charge for it.
+    """
+    scenario, size = result.scenario, result.scenario.block_size
+    done = result.requests[result.requests["state"] == "completed"]
+    if not len(done):
+        return dict.fromkeys(TABLES)
+    held = (done["input_tokens"] + done["output_tokens"] - 1).to_numpy(np.int64)
+    blocks = -(-held // size)
+    entries = float(blocks.mean()) * _layout(scenario).groups
+    caching = scenario.enable_prefix_caching
+    return {
+        "tail_waste_tokens": float((blocks * size - held).mean()),
+        "tail_waste_share": float((blocks * size - held).sum() / (blocks * size).sum()),
+        "table_entries": entries, "table_bytes": entries * ENTRY_BYTES,
+        "lookup_blocks": float((done["input_tokens"] // size).mean()) if caching else 0.0,
+        "lookup_s": result.summary["prefix_lookup_s"]["mean"],
+    }  # fmt: skip
+
+
+def _layout(scenario: Scenario) -> BlockLayout:
+    model, gpus = find_model(scenario.model), scenario.tensor_parallel_size
+    element_bytes = model.kv_element_bytes(scenario.kv_cache_dtype)
+    return block_layout(model.kv_groups(gpus), scenario.block_size, element_bytes)

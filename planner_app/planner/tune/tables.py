@@ -1,0 +1,88 @@
+"""A tuning as rows of text, for the terminal and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from pagecast.planner_app.console import seconds
+from pagecast.planner_app.planner.sweep.space import shown
+from pagecast.planner_app.planner.tune.knobs import Tuned
+from pagecast.planner_app.planner.tune.setting import WAITING
+
+_TIMES = (
+    "ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "e2e_mean_s", "admissible_concurrency",
+    "static_concurrency", "static_limit",
+)  # fmt: skip
+_BLOCKS = (
+    "reused_prefix_tokens", "tail_waste_tokens", "tail_waste_share", "table_entries", "table_bytes",
+    "lookup_blocks", "lookup_s",
+)  # fmt: skip
+_HBM = ("kv_gib", "reused_prefix_tokens", "token_hit_rate", "evicted_blocks", "preemptions", "rejected")
+_TABLES = ("tail_waste_share", "table_entries", "lookup_blocks", "lookup_s")
+TITLES = {
+    "reused_prefix_tokens": "hit tokens", "token_hit_rate": "hit rate",
+    "tail_waste_tokens": "tail waste, tokens", "tail_waste_share": "tail waste",
+    "table_entries": "table entries", "table_bytes": "table bytes", "lookup_blocks": "blocks looked up",
+    "lookup_s": "lookup", "ttft_mean_s": "TTFT mean", "ttft_p99_s": "TTFT p99", "tpot_mean_s": "TPOT mean",
+    "e2e_mean_s": "E2E mean",
+    "kv_gib": "KV GiB", "evicted_blocks": "evicted", "preemptions": "preempted", "rejected": "rejected",
+    "admissible_concurrency": "admits (closed loop)", "static_concurrency": "static envelope",
+    "static_limit": "which binds",
+}  # fmt: skip
+
+
+def tables(tuned: Tuned) -> list[tuple[list[str], list[list[str]]]]:
+    """Header and rows of tables: reuse, blocks, then times and room. The recommended row is starred.
+
+    Settings that can't run are left out.
+    """
+    groups = (_BLOCKS, _TIMES) if tuned.knob == "block_size" else (_HBM, _TABLES, _TIMES)
+    return [_table(tuned, names) for names in groups]
+
+
+def _table(tuned: Tuned, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
+    names = [name for name in columns if name in tuned.table]
+    rows = []
+    for row in tuned.table[tuned.table["reason"] == ""].to_dict("records"):
+        star = "*" if row[tuned.knob] == tuned.recommended else ""
+        rows.append([f"{star}{shown(row[tuned.knob])}", *(cell(name, row) for name in names)])
+    return [tuned.knob.replace("_", " "), *(TITLES[name] for name in names)], rows
+
+
+def cell(name: str, row: Mapping[Hashable, Any]) -> str:
+    """A figure of a row: of users, more may be admitted than were tried."""
+    at_limit = name == "admissible_concurrency" and row.get("admissible_at_limit") is True
+    return f">= {text(name, row[name])}" if at_limit else text(name, row[name])
+
+
+def admits(tuned: Tuned) -> str:
+    """One line on settings that admit all the users that were tried; empty where none does."""
+    if "admissible_at_limit" not in tuned.table or not tuned.table["admissible_at_limit"].eq(True).any():
+        return ""
+    seqs = f"max_num_seqs ({tuned.scenario.max_num_seqs:,})"
+    if tuned.slo:
+        return f'">=" marks settings that keep the SLO with all the users tried, {WAITING} times {seqs}'
+    return f'">=" marks settings that admit {seqs} users: more would only wait, which --slo can bound'
+
+
+def cannot_run(tuned: Tuned) -> str:
+    """One line on the settings that can't run: which, and why the last of them can't; empty if all can."""
+    failed = tuned.table[tuned.table["reason"] != ""]
+    if not len(failed):
+        return ""
+    values = ", ".join(shown(value) for value in failed[tuned.knob])
+    return f"can't run: {tuned.knob} {values}: {failed['reason'].iloc[-1]}"
+
+
+def text(name: str, value: Any) -> str:
+    """A figure as people read it."""
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if name.endswith("_s"):
+        return seconds(value)
+    if name in ("token_hit_rate", "tail_waste_share"):
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.1f}"

@@ -1,0 +1,138 @@
+"""The plot of a calibration: each recorded step as fitted and as measured. Needs plotly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+from pagecast.planner_app import console
+from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.style import chart, marker
+from pagecast.sim.costs.calibration.build import Source
+from pagecast.sim.costs.calibration.features import step_table
+from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.costs.calibration.fit import Fit
+
+Floats = npt.NDArray[np.float64]
+
+_MOST_POINTS = 3000  # of a chart
+_DECODE = {"1 to 8 requests": (1, 8), "9 to 64": (9, 64), "65 or more": (65, 1 << 40)}
+_PROMPTS = {
+    "up to 256 tokens": (1, 256), "257 to 2,048": (257, 2048), "2,049 or more": (2049, 1 << 40)
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Steps as charts need them: milliseconds measured and fitted, and what they computed."""
+
+    measured: Floats
+    fitted: Floats
+    n: Floats
+    ctx: Floats
+    tokens: Floats
+    prompts: npt.NDArray[np.bool_]
+
+    def where(self, rows: npt.NDArray[np.bool_]) -> _Steps:
+        """Those rows, thinned out to what a chart can show."""
+        chosen = np.flatnonzero(rows)
+        if len(chosen) > _MOST_POINTS:
+            chosen = np.random.default_rng(0).choice(chosen, _MOST_POINTS, replace=False)
+        return _Steps(**{name: values[chosen] for name, values in vars(self).items()})
+
+
+def fit_page(made: Calibration, sources: list[Source]) -> str:
+    """The HTML page: errors by region of batch shape, and charts of the synchronous runs' steps."""
+    steps = _steps(made, sources)
+    whole = next(row for row in made.regions if row["region"] == "all steps")
+    about = made.made_for
+    cards = [
+        Card("Steps", f"{whole['steps']:,}", f"{steps.measured.sum() / 1e3:,.0f} s of them"),
+        Card("Total", f"{whole['error_percent']:+.2f}%", "fitted against measured"),
+        Card("A step, half of them within", f"{whole['p50_percent']:.1f}%"),
+        Card("Nine in ten within", f"{whole['p90_percent']:.1f}%"),
+    ]
+    sections = [
+        Section("Steps that only decode", [_times(steps, False), _errors(steps, False)]),
+        Section("Steps with prompts", [_times(steps, True), _errors(steps, True)]),
+        Section("By region of batch shape", [_table(made)]),
+    ]
+    lead = f"{about['engine']} {about['engine_version']}, {about['model']} on {about['gpu']}: what the fit "
+    return page(f"{made.name}: fit and measurement", f"{lead}says beside what was measured.", cards, sections)
+
+
+def _steps(made: Calibration, sources: list[Source]) -> _Steps:
+    plain = [source for source in sources if not source.run.pipeline_depth]
+    tables = [step_table(source.run, made.shape, source.upto) for source in plain]
+    found = Fit.of(made)
+
+    def column(values: list[Floats]) -> Floats:
+        return np.concatenate(values).astype(np.float64)
+
+    return _Steps(
+        measured=column([table.ns for table in tables]) / 1e6,
+        fitted=column([found.predict(table, made.shape) for table in tables]) / 1e6,
+        n=column([table.n for table in tables]),
+        ctx=column([table.ctx for table in tables]),
+        tokens=column([table.tokens.astype(np.float64) for table in tables]),
+        prompts=np.concatenate([table.mixed for table in tables]),
+    )
+
+
+def _groups(steps: _Steps, prompts: bool) -> dict[str, _Steps]:
+    size = steps.tokens if prompts else steps.n
+    bounds = _PROMPTS if prompts else _DECODE
+    found = {
+        name: steps.where((steps.prompts == prompts) & (size >= low) & (size <= high))
+        for name, (low, high) in bounds.items()
+    }
+    return {name: group for name, group in found.items() if len(group.measured)}
+
+
+def _times(steps: _Steps, prompts: bool) -> go.Figure:
+    """Measured and fitted time of steps by what they compute."""
+    mine = steps.where(steps.prompts == prompts)
+    size, x = (mine.tokens, "tokens in the step (log)") if prompts else (mine.n, "decoding requests (log)")
+    slowest = console.seconds(float(mine.measured.max()) / 1e3) if len(size) else "-"
+    caption = f"The longest step took {slowest}. At one size, time grows with the context that is read."
+    figure = chart("Time of a step", caption, x, "milliseconds (log)", xaxis_type="log", yaxis_type="log")
+    for index, (name, values) in enumerate((("measured", mine.measured), ("fitted", mine.fitted))):
+        figure.add_scattergl(
+            x=size, y=values, name=name, mode="markers", marker=marker(index, size=4), customdata=mine.ctx,
+            hovertemplate="%{y:.3g} ms, decode context %{customdata:,.0f} tokens",
+        )  # fmt: skip
+    return figure
+
+
+def _errors(steps: _Steps, prompts: bool) -> go.Figure:
+    """By how many percent the fit is off, by measured time, a colour for each region."""
+    groups = _groups(steps, prompts)
+    rows = steps.prompts == prompts
+    total = 100 * (steps.fitted[rows].sum() / max(steps.measured[rows].sum(), 1e-9) - 1)
+    caption = f"Together they are off by {total:+.2f}%. A region that leans to one side is fitted badly."
+    figure = chart(
+        "Error of the fit", caption, "milliseconds measured (log)", "% off", xaxis_type="log",
+        yaxis_range=[-30, 30],
+    )  # fmt: skip
+    for index, (name, group) in enumerate(groups.items()):
+        figure.add_scattergl(
+            x=group.measured, y=100 * (group.fitted / group.measured - 1), name=name, mode="markers",
+            marker=marker(index, size=4), customdata=np.stack([group.n, group.tokens, group.ctx], axis=1),
+            hovertemplate="%{y:+.1f}%: %{customdata[0]} decodes, %{customdata[1]} tokens, "
+            "decode context %{customdata[2]:,.0f}",
+        )  # fmt: skip
+    return figure
+
+
+def _table(made: Calibration) -> Table:
+    rows = [
+        (
+            str(row["region"]), f"{row['steps']:,}", f"{row['time_percent']:.1f}%",
+            f"{row['error_percent']:+.2f}%", f"{row['p50_percent']:.2f}%", f"{row['p90_percent']:.2f}%",
+        )
+        for row in made.regions
+    ]  # fmt: skip
+    header = ("region", "steps", "of the time", "total off by", "a step: p50", "p90")
+    return Table("", header, rows, "Signed error of the region's total, and how far single steps are off.")

@@ -1,0 +1,1 @@
+"""The interface of step costs and its models: the roofline, and costs fitted from recorded runs."""

@@ -1,0 +1,157 @@
+"""Step costs drawn from what is not known of them: one draw for each replicate of a forecast.
+
+A draw of a calibration has the coefficients of one resampled fit, a level for the run as a whole, one for
+its steps with prompts against its pure decode steps (which leaves the total of a load like the fitted ones as
+it is), and noise on each such step. The two levels are spread evenly over their distributions (quasi-random):
+few draws tell an interval as well as many independent ones. The noise of single decode steps is left out: a
+request's decode averages over hundreds of them. Costs that were not fitted have a level alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.costs.pieces import longer
+from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
+
+UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
+_BLOCK = 1024
+_MOST_ALIKE = 0.99
+_OUTERMOST = 1e-3
+# Steps of the additive recurrence that fills the square most evenly: 1 / g and 1 / g**2, where g**3 = g + 1
+# (M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018).
+_STEPS = (0.7548776662466927, 0.5698402909980532)
+
+
+class Drawn(Calibrated):
+    """The costs of draw number `index`; equal seeds and numbers give equal costs."""
+
+    def __init__(
+        self, calibration: Calibration, index: int, *, seed: int = 0, pipeline_depth: int = 0
+    ) -> None:
+        random = np.random.default_rng([seed, index])
+        noise = calibration.noise
+        whole, kind = (_heavy(value, noise.freedom) for value in _levels(index, seed))
+        total, apart = whole * noise.total_sd, kind * noise.kind_sd
+        level = math.exp(total - noise.prompt_share * apart)
+        copies = calibration.replicates or (_values(calibration),)
+        values = tuple(value * level for value in copies[index % len(copies)])
+        hosts = calibration.hosts or (calibration.host,)
+        drawn = replace(calibration, host=hosts[index % len(hosts)])
+        super().__init__(_host_scaled(drawn, level), values, pipeline_depth=pipeline_depth)
+        self._random = random
+        self._apart = math.exp(apart)
+        self._noise: list[float] = []
+        self._state: float | None = None
+
+    def device_ns(self, batch: Batch) -> int:
+        """Device time of a step with prompt chunks, with noise of its own."""
+        if not self._noise:
+            self._noise = self._more_noise()
+        return round(super().device_ns(batch) * self._noise.pop())
+
+    def _more_noise(self) -> list[float]:
+        """Factors of further steps with prompts, the next one last: lognormal, each like the one before."""
+        noise = self.calibration.noise
+        sd, like = noise.prompt_sd, min(max(noise.correlation, 0.0), _MOST_ALIKE)
+        fresh = math.sqrt(1 - like**2)
+        state, factors = self._state, []
+        for value in self._random.standard_normal(_BLOCK).tolist():
+            state = value if state is None else like * state + fresh * value
+            factors.append(self._apart * math.exp(sd * state - sd**2 / 2))
+        self._state = state
+        return factors[::-1]
+
+    def launch_ns(self, batch: Batch) -> int:
+        """Time to launch a step with prompt chunks, as far from the middle as such steps are in this draw."""
+        return round(super().launch_ns(batch) * self._apart)
+
+
+class Scaled:
+    """Any costs with every time `factor` as long; implements `StepCosts`."""
+
+    def __init__(self, costs: StepCosts, factor: float) -> None:
+        self.name = costs.name
+        self._costs, self._factor = costs, factor
+
+    def device_ns(self, batch: Batch) -> int:
+        """Device time of a step that computes at least one prompt chunk."""
+        return round(self._costs.device_ns(batch) * self._factor)
+
+    def launch_ns(self, batch: Batch) -> int:
+        """See `StepCosts`."""
+        return round(self._costs.launch_ns(batch) * self._factor)
+
+    def decode_line(self, n: int) -> DecodeLine:
+        """Device time of a pure decode step of `n` requests."""
+        return longer(self._costs.decode_line(n), self._factor)
+
+    def host_ns(self, requests: int) -> int:
+        """CPU time a step adds when nothing overlaps it."""
+        return round(self._costs.host_ns(requests) * self._factor)
+
+    def warm_ns(self, after: int) -> int:
+        """See `StepCosts`."""
+        return round(self._costs.warm_ns(after) * self._factor)
+
+    def shared_ns(self, tokens: int, requests: int) -> int:
+        """See `StepCosts`."""
+        return round(self._costs.shared_ns(tokens, requests) * self._factor)
+
+    def arrival_ns(self, input_tokens: int) -> int:
+        """CPU time between steps for one arriving request."""
+        return round(self._costs.arrival_ns(input_tokens) * self._factor)
+
+    def expected_error(self) -> str:
+        """As of the costs that are scaled."""
+        return self._costs.expected_error()
+
+
+def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
+    """Draw number `index` of any costs."""
+    if isinstance(costs, Calibrated):
+        return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
+    return Scaled(costs, math.exp(UNFITTED_SD * _heavy(_levels(index, seed)[0], math.inf)))
+
+
+def scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """The costs with every step `factor` as long: a forecast's sensitivity is measured with them."""
+    if not isinstance(costs, Calibrated):
+        return Scaled(costs, factor)
+    made = costs.calibration
+    values = tuple(value * factor for value in _values(made))
+    return Calibrated(_host_scaled(made, factor), values, pipeline_depth=costs.pipeline_depth)
+
+
+def _host_scaled(calibration: Calibration, factor: float) -> Calibration:
+    """The calibration with the host's share of a step `factor` as long: what is left is the device's."""
+    host = calibration.host
+    longer = replace(
+        host,
+        step_ns=host.step_ns * factor,
+        request_ns=host.request_ns * factor,
+        launch_ns=host.launch_ns * factor,
+        single_ns=host.single_ns * factor,
+    )
+    return replace(calibration, host=longer)
+
+
+def _levels(index: int, seed: int) -> tuple[float, ...]:
+    """Two numbers between 0 and 1, the `index`-th of a sequence that fills their square evenly."""
+    shifts = np.random.default_rng(seed).random(len(_STEPS)).tolist()
+    return tuple((shift + index * step) % 1.0 for shift, step in zip(shifts, _STEPS, strict=True))
+
+
+def _heavy(share: float, freedom: float) -> float:
+    """The quantile of Student's t; that of a thousandth for all beyond, which no 90% interval shows."""
+    from scipy.special import stdtrit  # slow to import, and wanted where there are draws alone
+
+    return float(stdtrit(freedom, min(max(share, _OUTERMOST), 1 - _OUTERMOST)))
+
+
+def _values(calibration: Calibration) -> tuple[float, ...]:
+    return (*calibration.curve_ns, *calibration.terms_ns.values())

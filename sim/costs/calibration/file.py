@@ -1,0 +1,240 @@
+"""A calibration and its file: coefficients, where they come from, and how far to trust them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.features import TERMS
+from pagecast.sim.costs.calibration.shape import Shape
+
+FORMAT = 1
+KIND = "pagecast step costs"
+_APART = ("shape", "replicates", "hosts")  # fields written in forms of their own
+RECORDING, SEGMENT = "recording", "segment"  # what a row of `cross_validation` was left out of the fit as
+
+
+# Where a calibration's `Host` comes from.
+MEASURED = "the scheduler's and hand-over time as recorded: a lower bound"
+FITTED = "fitted from runs with asynchronous scheduling"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """CPU time of a step that the device does not need, in nanoseconds: a constant and one a request.
+
+    Of steps with prompts that are planned ahead: `launch_ns` is hidden as well, and `busy` is the share by
+    which the device is slower than after a rest. `single_ns` is how long launching one of them kernel by
+    kernel keeps the host, as seen while the device computes the one before; 0: as in a synchronous run.
+    """
+
+    step_ns: float
+    request_ns: float
+    launch_ns: float
+    busy: float
+    source: str
+    single_ns: float = 0.0
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        """All but where they come from."""
+        return self.step_ns, self.request_ns, self.launch_ns, self.busy, self.single_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Relative standard deviations, all of natural logarithms. See `noise`.
+
+    `decode_sd`, `prompt_sd`: of one step around the fit, for pure decode steps and those with prompt chunks;
+    `correlation`: between one with prompt chunks and the one of these before it. Of a run's total time:
+    `run_sd` against another run of the same set-up and load; `level_sd`: how well the middle run is known;
+    `model_sd`: of another load, by what the terms do not say; `gpu_sd`: of another GPU of the type.
+    `kind_sd`: of a run's steps with prompts against its pure decode steps, but for the GPU. `freedom`: the
+    degrees of freedom behind them (Student's t). `prompt_share`: of the fitted time, that of steps with
+    prompts; there total and kind vary apart.
+    """
+
+    decode_sd: float
+    prompt_sd: float
+    correlation: float
+    run_sd: float
+    kind_sd: float
+    level_sd: float
+    model_sd: float = 0.0
+    freedom: float = 1e9
+    prompt_share: float = 0.0
+    gpu_sd: float = 0.0
+
+    @property
+    def total_sd(self) -> float:
+        """Of the total time of another run, of a load like those fitted."""
+        return math.hypot(self.run_sd, self.level_sd, self.model_sd, self.gpu_sd)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Step costs of one engine, model and GPU.
+
+    `curve_ns` is the matrix work at `knots` (tokens), `terms_ns` the other terms; `replicates` hold the same
+    numbers in the same order for resampled data, `hosts` (or none) the host's share with each. `made_for`
+    says of what engine, model and GPU; `provenance` from which runs. `regions` and `cross_validation` are
+    errors in percent, of the fit and of fits to all but a row's recording or segment ("left out" says
+    which). `fitted` holds the most that fitted steps had: `tokens`, `decode_requests`, `decode_context`,
+    `prompt_context` (tokens of a request).
+    """
+
+    name: str
+    made_for: dict[str, Any]
+    shape: Shape
+    knots: tuple[int, ...]
+    curve_ns: tuple[float, ...]
+    terms_ns: dict[str, float]
+    host: Host
+    noise: Noise
+    provenance: dict[str, Any]
+    regions: list[dict[str, Any]] = field(default_factory=list)
+    cross_validation: list[dict[str, Any]] = field(default_factory=list)
+    fitted: dict[str, int] = field(default_factory=dict)
+    replicates: tuple[tuple[float, ...], ...] = ()
+    hosts: tuple[Host, ...] = ()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the file; returns its path."""
+        where = Path(path)
+        body = {
+            "format": FORMAT,
+            "kind": KIND,
+            **{key: value for key, value in asdict(self).items() if key not in _APART},
+            "shape": self.shape.as_dict(),
+            "replicates": [[float(f"{value:.5g}") for value in row] for row in self.replicates],
+            "hosts": [[float(f"{value:.5g}") for value in host.numbers] for host in self.hosts],
+        }
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.write_text(_compact(body), encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"{where}: can't be written ({error.strerror})") from None
+        return where
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """Reads a file. Errors: BadInput for another version of the format, a field that lacks, or NaN."""
+        where = Path(path)
+        try:
+            body = json.loads(where.read_text(encoding="utf-8"), parse_constant=float)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{where}: can't be read as JSON ({error})") from None
+        if not isinstance(body, dict) or body.get("kind") != KIND:
+            raise BadInput(f"{where}: not a calibration; `pagecast calibrate` writes one")
+        if body.get("format") != FORMAT:
+            raise BadInput(
+                f"{where}: version {body.get('format')!r} of the calibration format; this pagecast reads "
+                f"{FORMAT}: calibrate again"
+            )
+        try:
+            made = cls._from(body)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise BadInput(f"{where}: field missing or of the wrong kind ({error})") from None
+        made._check(where)
+        return made
+
+    @classmethod
+    def _from(cls, body: dict[str, Any]) -> Calibration:
+        return cls(
+            name=str(body["name"]),
+            made_for=dict(body["made_for"]),
+            shape=Shape.from_dict(body["shape"]),
+            knots=tuple(int(knot) for knot in body["knots"]),
+            curve_ns=tuple(float(value) for value in body["curve_ns"]),
+            terms_ns={str(name): float(value) for name, value in body["terms_ns"].items()},
+            host=_host(body["host"]),
+            noise=Noise(**{name: float(value) for name, value in body["noise"].items()}),
+            provenance=dict(body["provenance"]),
+            regions=_rows(body, "regions", "region"),
+            cross_validation=_rows(body, "cross_validation", "run"),
+            fitted={str(name): int(value) for name, value in body.get("fitted", {}).items()},
+            replicates=tuple(tuple(float(value) for value in row) for row in body.get("replicates", [])),
+            hosts=tuple(_host_of(row, str(body["host"]["source"])) for row in body.get("hosts", [])),
+        )
+
+    def _check(self, where: Path) -> None:
+        self.shape.check(f"{where}: shape")
+        block_size = self.made_for.get("block_size")
+        if block_size is not None and type(block_size) is not int:
+            raise BadInput(f"{where}: made_for: block_size is {block_size!r}, must be a whole number")
+        numbers = [*self.curve_ns, *self.terms_ns.values()]
+        numbers += [value for host in (self.host, *self.hosts) for value in host.numbers]
+        numbers += [*asdict(self.noise).values(), *(value for row in self.replicates for value in row)]
+        if any(not math.isfinite(value) for value in numbers):
+            raise BadInput(f"{where}: holds NaN or infinite values: calibrate again")
+        if self.noise.freedom <= 0:
+            raise BadInput(f"{where}: noise: 'freedom' must be above 0: calibrate again")
+        if min([*self.curve_ns, *self.terms_ns.values(), 0.0]) < 0:
+            raise BadInput(f"{where}: holds a negative cost: calibrate again")
+        size = len(self.knots) + len(self.terms_ns)
+        if not self.knots or len(self.knots) != len(self.curve_ns) or sorted(self.knots) != list(self.knots):
+            raise BadInput(f"{where}: 'knots' and 'curve_ns' don't fit together: calibrate again")
+        unknown = [name for name in self.terms_ns if name not in TERMS]
+        if unknown:
+            raise BadInput(f"{where}: term {unknown[0]!r} is not known to this pagecast: calibrate again")
+        if any(len(row) != size for row in self.replicates):
+            raise BadInput(f"{where}: 'replicates' need {size} numbers each: calibrate again")
+        if self.hosts and len(self.hosts) != len(self.replicates):
+            raise BadInput(f"{where}: 'hosts' and 'replicates' don't fit together: calibrate again")
+
+
+def _host_of(numbers: list[Any], source: str) -> Host:
+    """A row of `hosts`; those written by earlier versions have four numbers. Raises ValueError."""
+    step, request, launch, busy, *single = map(float, numbers)
+    return Host(step, request, launch, busy, source, *single[:1])
+
+
+def _host(fields: dict[str, Any]) -> Host:
+    numbers: dict[str, Any] = {
+        key: value if key == "source" else float(value) for key, value in fields.items()
+    }
+    return Host(**numbers)
+
+
+def _rows(body: dict[str, Any], name: str, key: str) -> list[dict[str, Any]]:
+    """A table of errors. Raises TypeError or KeyError for rows that are none."""
+    rows = [dict(row) for row in body.get(name, [])]
+    for row in rows:
+        for named in (key, "steps", "error_percent", "p50_percent"):
+            if isinstance(row[named], str) != (named == key):
+                raise TypeError(f"{name}: {named} is {row[named]!r}")
+    return rows
+
+
+def _compact(body: dict[str, Any]) -> str:
+    """JSON with one line a field, and one a row of lists of rows."""
+    lines = []
+    for key, value in body.items():
+        if isinstance(value, list) and value and isinstance(value[0], list | dict):
+            rows = ",\n  ".join(json.dumps(row) for row in value)
+            lines.append(f"{json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def shipped() -> dict[str, Path]:
+    """The calibrations that come with pagecast, by name."""
+    folder = files("pagecast.sim.costs").joinpath("calibrations")
+    found = [Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".json")]
+    return {path.stem: path for path in sorted(found)}
+
+
+def load(name: str) -> Calibration:
+    """A shipped calibration by name, or a file. Errors: BadInput naming those there are."""
+    known = shipped()
+    if name in known:
+        return Calibration.load(known[name])
+    if Path(name).is_file():
+        return Calibration.load(name)
+    raise BadInput(f"no costs {name!r}: give a calibration's file, 'roofline', or one of {', '.join(known)}")

@@ -1,0 +1,37 @@
+"""What step costs are wanted for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecast.sim.costs.roofline import Roofline
+from pagecast.sim.machine.gpus import Gpu
+from pagecast.sim.machine.model_facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model on a GPU, as one replica runs it. `engine` names the engine whose calibrations apply."""
+
+    model: ModelFacts
+    gpu: Gpu
+    tensor_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"
+    pipeline_depth: int = 0
+    engine: str = "vllm"
+
+    def roofline(self, why: str = "") -> Roofline:
+        """Its costs from first principles; `why` they are all there is, where that is to be said."""
+        return Roofline(
+            self.model,
+            self.gpu,
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+            why=why,
+        )
+
+    @property
+    def kv_read_s(self) -> float:
+        """Seconds to read one token of the KV cache at the published bandwidth."""
+        stored = self.model.kv_bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size)
+        return stored / self.gpu.hbm_bytes_per_s

@@ -1,0 +1,261 @@
+"""The HBM budget: what a GPU's memory is spent on, and how many KV blocks remain.
+
+`hbm_budget` adds up weights, activations at peak, libraries, CUDA graphs and communication buffers, applies
+the limit the user chose (vLLM's fraction of the total, TensorRT-LLM's fraction of what is free, or a number
+of tokens; the lesser wins) and cuts the rest into blocks. It follows what vLLM 0.24 counts inside its
+fraction, and what it leaves to the margin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine import activations
+from pagecast.sim.machine.block_layout import BlockLayout, block_layout
+from pagecast.sim.machine.gpus import GIB, Gpu
+from pagecast.sim.machine.model_facts import ModelFacts
+from pagecast.sim.machine.weights import MIB, loaded_weight_bytes
+
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+# The driver's context on one GPU, made before an engine measures anything. Measured: H200, CUDA 13.
+CONTEXT_BYTES = 619 * MIB
+# NCCL's channels and the all-reduce's buffers on each GPU of several, likewise made before.
+NCCL_BYTES = 900 * MIB
+# Kernels loaded on first use: cuBLAS's take 66 MiB (measured, H200), attention's, Triton's and the engine's
+# about as much. Logs of warm starts leave 0.1 GiB (RTX 4090) to 0.3 GiB (H200) by subtraction.
+LIBRARY_BYTES = 128 * MIB
+# What compiling holds while an engine profiles. A start that finds its compile cache has none, a first start
+# of the same configuration had 0.5 GiB (H200) to 0.9 GiB (RTX 4090) more: the middle.
+COMPILE_BYTES = 400 * MIB
+# How far the KV cache of a real start has been from this budget, either way: see
+# tests/sim/machine/test_memory.py.
+UNCERTAIN_BYTES = 768 * MIB
+_TABLE_ENTRY_BYTES = 4  # one block in a request's block table on the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One line of the budget on one GPU. `counted`: inside the fraction that the engine may use."""
+
+    name: str
+    bytes: int
+    detail: str
+    counted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPerToken:
+    """Three figures, kept apart. Only `admissible` sizes admission.
+
+    `theoretical`: the tensors of one token. `allocated`: with the rounding to blocks (half a block for each
+    group on average) and block tables. `admissible`: the whole KV item and its tables, null block included,
+    divided by the tokens of as many whole sequences as it admits. All are for sequences of `sequence_tokens`.
+    """
+
+    sequence_tokens: int
+    theoretical: float
+    allocated: float
+    admissible: float
+
+
+@dataclass(frozen=True, slots=True)
+class HbmBudget:
+    """Where one GPU's memory goes: `items` add up to `total_bytes`, the KV cache and the margin among them.
+
+    `num_gpu_blocks` counts the blocks that requests can use; vLLM's own figure has one more, the null
+    block. `limit` says which option set the size of the KV cache.
+    """
+
+    model: str
+    gpu: str
+    tensor_parallel_size: int
+    total_bytes: int
+    items: tuple[Item, ...]
+    limit: str
+    kv_bytes: int
+    num_gpu_blocks: int
+    layout: BlockLayout
+    kv_tokens: int
+    bytes_per_token: BytesPerToken
+    notes: tuple[str, ...]
+
+    @property
+    def kv_groups(self) -> int:
+        """Block tables of a sequence: 1 for plain models, more where layers keep different windows."""
+        return self.layout.groups
+
+    @property
+    def uncertain_blocks(self) -> int:
+        """Blocks by which a real start may differ: compile caches, drivers, what else uses the GPU."""
+        return 0 if self.limit.startswith("kv_tokens") else -(-UNCERTAIN_BYTES // self.layout.block_bytes)
+
+    def sequences(self, tokens: int) -> int:
+        """How many sequences of `tokens` each the KV cache holds at once."""
+        return self.num_gpu_blocks // self.layout.blocks_of(tokens)
+
+
+def hbm_budget(
+    model: ModelFacts,
+    gpu: Gpu,
+    *,
+    tensor_parallel_size: int = 1,
+    gpu_memory_utilization: float | None = None,
+    free_gpu_memory_fraction: float | None = None,
+    kv_tokens: int | None = None,
+    block_size: int = 16,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 8192,
+    max_model_len: int | None = None,
+    kv_cache_dtype: str = "auto",
+    enforce_eager: bool = False,
+    model_runner: str = "auto",
+    sequence_tokens: int = 2048,
+) -> HbmBudget:
+    """The budget of one GPU of `tensor_parallel_size`.
+
+    Of the three limits the lesser wins; with none given, `gpu_memory_utilization` is 0.9. Errors:
+    `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for a block.
+    """
+    _check(
+        {"gpu_memory_utilization": gpu_memory_utilization,
+         "free_gpu_memory_fraction": free_gpu_memory_fraction},
+        {"kv_tokens": kv_tokens, "block_size": block_size, "max_num_seqs": max_num_seqs,
+         "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+         "sequence_tokens": sequence_tokens},
+    )  # fmt: skip
+    model.check_tensor_parallel(tensor_parallel_size)
+    layout = block_layout(
+        model.kv_groups(tensor_parallel_size), block_size, model.kv_element_bytes(kv_cache_dtype)
+    )
+    lean = activations.lean_runner(model, model_runner)
+    profile = _Profile(max_num_batched_tokens, max_num_seqs, max_model_len, enforce_eager, lean)
+    fixed = _fixed_items(model, gpu, tensor_parallel_size, profile)
+    limits = _limits(gpu, fixed, layout, gpu_memory_utilization, free_gpu_memory_fraction, kv_tokens)
+    limit = min(limits, key=limits.__getitem__)
+    blocks = int(limits[limit] // layout.block_bytes)
+    if blocks < 2:
+        raise BadInput(_no_room(model, gpu, fixed, limit, limits[limit]))
+    return _budget(model, gpu, tensor_parallel_size, fixed, limit, blocks, layout,
+                   max_model_len or model.max_position, sequence_tokens, kv_cache_dtype)  # fmt: skip
+
+
+def _check(fractions: dict[str, float | None], sizes: dict[str, int | None]) -> None:
+    for name, fraction in fractions.items():
+        if fraction is not None and not 0 < fraction <= 1:
+            raise BadInput(f"{name} is {fraction}; it must lie above 0 and at most 1")
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise BadInput(f"{name} is {size}; it must be at least 1")
+
+
+def _budget(
+    model: ModelFacts, gpu: Gpu, tp: int, fixed: tuple[Item, ...], limit: str, blocks: int,
+    layout: BlockLayout, max_model_len: int, sequence_tokens: int, kv_cache_dtype: str,
+) -> HbmBudget:  # fmt: skip
+    kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
+    rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
+    detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
+    items = (
+        *fixed,
+        Item("KV cache", kv_bytes, detail),
+        Item("margin", rest, "unused: fragmentation, other processes", counted=False),
+    )
+    notes = list(model.notes)
+    if rest < 0:
+        notes.append("the items do not fit: expect to run out of memory when CUDA graphs are captured")
+    if layout.groups > 1:
+        notes.append(f"layers keep different windows: {layout.groups} block tables a sequence")
+    half = (layout.block_size - 1) / 2
+    held = sum((min(w, sequence_tokens) if w else sequence_tokens) + half for w in layout.windows)
+    blocks_each = held / layout.block_size
+    whole = int(usable / blocks_each) * sequence_tokens
+    return HbmBudget(
+        model=model.name,
+        gpu=gpu.name,
+        tensor_parallel_size=tp,
+        total_bytes=gpu.hbm_bytes,
+        items=items,
+        limit=limit,
+        kv_bytes=kv_bytes,
+        num_gpu_blocks=usable,
+        layout=layout,
+        kv_tokens=_tokens(usable, layout, max_model_len),
+        bytes_per_token=BytesPerToken(
+            sequence_tokens=sequence_tokens,
+            theoretical=model.kv_bytes_of_sequence(sequence_tokens, kv_cache_dtype, tp) / sequence_tokens,
+            allocated=blocks_each * (layout.block_bytes + _TABLE_ENTRY_BYTES) / sequence_tokens,
+            admissible=(kv_bytes + usable * _TABLE_ENTRY_BYTES) / whole if whole else float("inf"),
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _tokens(blocks: int, layout: BlockLayout, max_model_len: int) -> int:
+    """Tokens that fit: those of sequences of `max_model_len` where layers keep different windows."""
+    if layout.groups == 1 and not layout.windows[0]:
+        return blocks * layout.block_size
+    return blocks * max_model_len // layout.blocks_of(max_model_len)
+
+
+def _limits(
+    gpu: Gpu, fixed: tuple[Item, ...], layout: BlockLayout,
+    utilization: float | None, fraction: float | None, kv_tokens: int | None,
+) -> dict[str, float]:  # fmt: skip
+    """Bytes that each limit leaves for the KV cache."""
+    counted = sum(item.bytes for item in fixed if item.counted)
+    graphs = sum(item.bytes for item in fixed if item.name == "CUDA graphs")
+    free = gpu.hbm_bytes - sum(item.bytes for item in fixed)
+    limits: dict[str, float] = {"free memory": free}
+    if utilization is None and fraction is None and kv_tokens is None:
+        utilization = DEFAULT_GPU_MEMORY_UTILIZATION
+    if utilization is not None:
+        asked = ceil(gpu.hbm_bytes * utilization)
+        limits[f"gpu_memory_utilization {utilization:g}"] = asked - counted
+        del limits["free memory"]  # vLLM counts only what lies inside its fraction
+    if fraction is not None:
+        # TensorRT-LLM takes its fraction of what is free before graphs are captured.
+        limits[f"free_gpu_memory_fraction {fraction:g}"] = (free + graphs) * fraction
+    if kv_tokens is not None:
+        limits[f"kv_tokens {kv_tokens}"] = (layout.blocks_of(kv_tokens) + 1) * layout.block_bytes
+    return limits
+
+
+class _Profile(NamedTuple):
+    """What the budget of everything but KV depends on beside model and GPU."""
+
+    tokens: int
+    seqs: int
+    max_model_len: int | None
+    eager: bool
+    lean: bool
+
+
+def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tuple[Item, ...]:
+    tokens, seqs, max_model_len, eager, lean = profile
+    graphs = 0 if eager else activations.graph_bytes(model, gpu, seqs, tp)
+    state = activations.sampler_state_bytes(model, seqs) if lean else 0
+    items = [
+        Item("weights", loaded_weight_bytes(model, tp, max_model_len),
+             f"{model.params / 1e9:.2f} B parameters in {model.weight_dtype}"),
+        Item("activations", activations.activation_bytes(model, gpu, tokens, seqs, tp, lean),
+             f"peak of a step of {tokens} tokens"),
+        Item("libraries", LIBRARY_BYTES, "kernels loaded on first use"),
+        Item("compilation", 0 if eager else COMPILE_BYTES, "none to 0.9 GiB; most on a first start"),
+        Item("CUDA graphs", graphs, f"{len(activations.capture_sizes(seqs))} batch sizes", counted=not lean),
+        Item("sampler", state, "token counts for penalties", counted=False),
+        Item("CUDA context", CONTEXT_BYTES, "the driver's", counted=False),
+        Item("communication", NCCL_BYTES if tp > 1 else 0, "NCCL and all-reduce buffers", counted=False),
+    ]  # fmt: skip
+    return tuple(item for item in items if item.bytes)
+
+
+def _no_room(model: ModelFacts, gpu: Gpu, fixed: tuple[Item, ...], limit: str, left: float) -> str:
+    counted = sum(item.bytes for item in fixed if item.counted)
+    return (
+        f"{model.name} leaves no room for a KV cache on {gpu.name}: {limit} leaves {left / GIB:.2f} GiB "
+        f"after {counted / GIB:.2f} GiB of weights and workspace; raise the limit or tensor_parallel_size, "
+        "or choose a larger GPU or a smaller weight format"
+    )

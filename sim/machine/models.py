@@ -1,0 +1,132 @@
+"""Finds a model by name or folder: a table of common models, or any transformers `config.json`.
+
+`model("Qwen/Qwen3-8B")`, `model("llama-3.1-8b-instruct")`, `model("./my-model")` or
+`model("./my-model/config.json")`. The table (`models.json`) holds the same fields as `config.json`, so
+there is one way from either to a `ModelFacts`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.model_config import model_from_config
+from pagecast.sim.machine.model_facts import ModelFacts
+
+__all__ = ["ModelFacts", "known_models", "model"]
+
+_FOLDER_HINT = "give a folder that holds the model's config.json"
+_QUANTISED = {
+    "fp8": "fp8", "fp8-dynamic": "fp8", "awq": "int4", "gptq": "int4", "gptq-int4": "int4",
+    "gptq-int8": "int8", "int4": "int4", "int8": "int8", "w4a16": "int4",
+    "w8a8": "int8", "nvfp4": "nvfp4", "mxfp4": "mxfp4",
+}  # fmt: skip
+
+
+def model(name: str) -> ModelFacts:
+    """The model called `name`, or the one whose `config.json` (or its folder) lies at that path.
+
+    A name may leave out the organisation and fine-tune endings (`-Instruct`, `-it`), and may end in a
+    weight format (`-FP8`, `-AWQ`, `-GPTQ-Int4`). Errors: `BadInput` for an unknown name, with the nearest
+    ones, and for a file that can't be read, naming the field.
+    """
+    path, is_folder = _as_path(name)
+    if is_folder or path.suffix == ".json":
+        return _from_file(path / "config.json" if is_folder else path)
+    found = _lookup(name)
+    if found is not None:
+        return found
+    plain, dtype = _split_format(name.lower())
+    facts = _lookup(plain) if dtype else None
+    if facts is not None and dtype:
+        return replace(facts, name=name, weight_dtype=dtype, quantized="all")
+    raise BadInput(f"unknown model {name!r}; {_nearest(name)}")
+
+
+def _as_path(name: str) -> tuple[Path, bool]:
+    """`name` as a path, and whether a folder lies there."""
+    try:
+        path = Path(name).expanduser()
+        return path, path.is_dir()
+    except (RuntimeError, OSError, ValueError) as error:  # no such home, too long, a zero byte
+        raise BadInput(f"model {name[:200]!r}: no usable path ({error}); {_FOLDER_HINT}") from None
+
+
+def known_models() -> tuple[str, ...]:
+    """Names of the table of common models."""
+    return tuple(_table())
+
+
+def _lookup(name: str) -> ModelFacts | None:
+    for key in (_key(name), _key(_untuned(name))):
+        known = _keys().get(key)
+        if known is not None:
+            return _facts(known)
+    return None
+
+
+@cache
+def _facts(known: str) -> ModelFacts:
+    return model_from_config(_table()[known], known, f"table of models, {known}")
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = files("pagecast.sim.machine").joinpath("models.json").read_text(encoding="utf-8")
+    table: dict[str, dict[str, Any]] = json.loads(text)
+    return table
+
+
+@cache
+def _keys() -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for name in _table():
+        for spelling in (name, _untuned(name)):
+            keys.setdefault(_key(spelling), name)
+    return keys
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1]).removeprefix("meta")
+
+
+def _untuned(name: str) -> str:
+    """`name` without its organisation and fine-tune endings, wherever these stand."""
+    plain = name.lower().rsplit("/", 1)[-1]
+    return re.sub(r"[-_](instruct|chat|it|hf|base|pt|thinking|bf16)(?=[-_]|$)", "", plain)
+
+
+def _split_format(name: str) -> tuple[str, str | None]:
+    for ending in sorted(_QUANTISED, key=len, reverse=True):
+        if name.endswith(("-" + ending, "_" + ending)):
+            return name[: -len(ending) - 1], _QUANTISED[ending]
+    return name, None
+
+
+def _nearest(name: str) -> str:
+    close = get_close_matches(_key(_untuned(name)), _keys(), n=6, cutoff=0.55)
+    near = list(dict.fromkeys(_keys()[key] for key in close))[:3]
+    return (f"nearest: {', '.join(near)}; or " if near else "") + _FOLDER_HINT
+
+
+def _from_file(path: Path) -> ModelFacts:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; give a transformers config.json or its folder") from None
+    except RecursionError:
+        raise BadInput(f"{path}: JSON nested too deeply; give a transformers config.json") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}:{error.lineno}: not valid JSON ({error.msg}); give a config.json") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: can't be read ({error}); give a transformers config.json") from None
+    if not isinstance(config, dict):
+        raise BadInput(f"{path}: holds a {type(config).__name__}, not an object; give a config.json")
+    return model_from_config(config, path.parent.name or path.stem, str(path))

@@ -1,0 +1,43 @@
+"""Sliding windows: how many blocks of whole sequences the engine's blocks are worth.
+
+The core has one block table a sequence. A model whose layers keep different windows has several, and its
+windowed ones stop growing. A block of the core then stands for as many of the engine's blocks as a block of
+the trace's sequences takes in the mean over their lengths: exact in total, not for each sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pagecast.sim.machine.block_layout import block_layout
+from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+
+def blocks_per_block(trace: Trace, scenario: Scenario) -> float:
+    """The engine's blocks that one block of a sequence takes, in the trace's mean; 1 for plain models."""
+    model = find_model(scenario.model)
+    element = model.kv_element_bytes(scenario.kv_cache_dtype)
+    layout = block_layout(model.kv_groups(scenario.tensor_parallel_size), scenario.block_size, element)
+    if layout.windows == (0,):
+        return 1.0
+    lengths = (trace.requests["input_tokens"] + trace.requests["output_tokens"] - 1).to_numpy(np.int64)
+    unique, counts = np.unique(lengths, return_counts=True)
+    taken = sum(layout.blocks_of(int(n)) * int(k) for n, k in zip(unique, counts, strict=True))
+    whole = int((-(-unique // scenario.block_size) * counts).sum())
+    return taken / whole
+
+
+def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:
+    """Mean KV bytes of sequences of these many tokens at their end, over all GPUs of the replica."""
+    model = find_model(scenario.model)
+    tp = scenario.tensor_parallel_size
+    if not lengths:
+        return 0.0
+    unique, counts = np.unique(np.array(lengths), return_counts=True)
+    size = scenario.block_size
+    total = 0.0
+    for n, count in zip(unique.tolist(), counts.tolist(), strict=True):
+        whole = -(-n // size) * size
+        total += model.kv_bytes_of_sequence(whole, scenario.kv_cache_dtype, tp) * count
+    return total * tp / len(lengths)

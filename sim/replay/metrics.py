@@ -1,0 +1,139 @@
+"""From rows of a replay to the figures people compare: TTFT, TPOT, hits, occupancy.
+
+TTFT is first token minus arrival. TPOT is (last - first token) / (output tokens - 1); a request of one
+token has none. Percentiles are linear. Rejected requests count as rejects and nowhere else; cancelled ones
+in what they had reached: their queue, their TTFT, the tokens they were given. A request's time splits into
+queue, prefix lookup, prefill and decode, which add up to its E2E; lookup is the host's time for its prompt
+tokens at arrival (hashing and searching), where the costs tell it from the time for the request. A failed
+allocation is an attempt, in one step, to admit or to go on that found too few blocks; a queue that stays
+blocked is counted when it became so. Recomputed tokens are those computed before a preemption and not found
+in the cache after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pagecast.sim.costs.step_costs import Batch, StepCosts
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+_NS = 1e-9
+
+
+def statistics(values: Floats) -> dict[str, float | None]:
+    """Mean, linear percentiles and maximum; None each where there are no values."""
+    if not len(values):
+        return dict.fromkeys(STATISTICS)
+    p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
+    return {
+        "mean": float(values.mean()), "p50": p50, "p90": p90, "p95": p95, "p99": p99,
+        "max": float(values.max()),
+    }  # fmt: skip
+
+
+def weighted_statistics(values: Floats, weights: Floats) -> dict[str, float | None]:
+    """The same of values that count unequally."""
+    if not len(values) or weights.sum() <= 0:
+        return dict.fromkeys(STATISTICS)
+    order = np.argsort(values)
+    values, weights = values[order], weights[order]
+    middle = np.cumsum(weights) - weights / 2
+    points = np.interp(np.array([0.5, 0.9, 0.95, 0.99]) * weights.sum(), middle, values).tolist()
+    mean = float(np.average(values, weights=weights))
+    return dict(zip(STATISTICS, (mean, *points, float(values[-1])), strict=True))
+
+
+def request_table(
+    rows: pd.DataFrame, costs: StepCosts, reasons: dict[int, str], *, caching: bool = True
+) -> pd.DataFrame:
+    """The recorder's rows with latencies in seconds; NaN for what a request never reached."""
+    table = pd.DataFrame({"row": rows["row"]})
+    states = np.array(["completed", "cancelled", "rejected"])
+    table["state"] = states[rows["state"].to_numpy()]
+    for name in ("arrival", "admitted", "first_token", "finished"):
+        ns = rows[f"{name}_ns"].to_numpy()
+        table[f"{name}_s"] = np.where(ns < 0, np.nan, ns * _NS)
+    for name in ("input_tokens", "output_tokens", "cached_tokens", "reused_tokens", "recomputed_tokens",
+                 "preemptions", "queue_depth"):  # fmt: skip
+        table[name] = np.maximum(rows[name], 0)
+    lengths, inverse = np.unique(rows["input_tokens"].to_numpy(), return_inverse=True)
+    plain = costs.arrival_ns(0)
+    lookup = np.array([costs.arrival_ns(int(n)) - plain for n in lengths], dtype=np.float64) * _NS
+    if not caching:
+        lookup[:] = 0.0
+    table["prefix_lookup_s"] = lookup[inverse] if len(lengths) else 0.0
+    table["queue_s"] = table["admitted_s"] - table["arrival_s"] - table["prefix_lookup_s"]
+    table["prefill_s"] = table["first_token_s"] - table["admitted_s"]
+    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
+    done = table["state"].to_numpy() == "completed"
+    table["decode_s"] = np.where(done, table["finished_s"] - table["first_token_s"], np.nan)
+    table["e2e_s"] = np.where(done, table["finished_s"] - table["arrival_s"], np.nan)
+    gaps = table["output_tokens"].to_numpy() - 1
+    table["tpot_s"] = np.where(gaps > 0, table["decode_s"] / np.maximum(gaps, 1), np.nan)
+    table["reason"] = [reasons.get(row, "") for row in table["row"].tolist()] if reasons else ""
+    return table
+
+
+def latency_summary(table: pd.DataFrame) -> dict[str, Any]:
+    """Statistics of every latency over the requests that reached it."""
+    names = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "prefix_lookup_s", "prefill_s", "decode_s")
+    served = table[table["state"] != "rejected"]
+    summary: dict[str, Any] = {}
+    for name in names:
+        values = served[name].to_numpy(np.float64)
+        if name == "prefix_lookup_s":
+            values = values[~np.isnan(served["admitted_s"].to_numpy(np.float64))]
+        summary[name] = statistics(values[~np.isnan(values)])
+    return summary
+
+
+def cached_and_uncached(table: pd.DataFrame) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """TTFT of requests with and without a prefix hit, at equal queue depth.
+
+    Hits are often more frequent when the queue is short, which would flatter them. Requests are binned by
+    how many waited when they arrived (0, 1, 2-3, 4-7, ...); only bins with both kinds count, and those
+    without a hit are weighted as the others are spread.
+    """
+    ttft, bins, chosen, others = _equal_queues(table)
+    size = int(bins.max(initial=0)) + 1
+    hits, misses = (np.bincount(bins[kind], minlength=size) for kind in (chosen, others))
+    weights = hits[bins[others]] / np.maximum(misses[bins[others]], 1)
+    return statistics(ttft[chosen]), weighted_statistics(ttft[others], weights.astype(np.float64))
+
+
+def telling(table: pd.DataFrame) -> bool:
+    """Whether `cached_and_uncached` compares enough requests to say something of them all: 20 of each kind,
+    and half of all there are."""
+    ttft, _, chosen, others = _equal_queues(table)
+    return bool(min(chosen.sum(), others.sum()) >= 20 and 2 * (chosen | others).sum() >= len(ttft))
+
+
+def _equal_queues(table: pd.DataFrame) -> tuple[Floats, Ints, Flags, Flags]:
+    """TTFT and bin of each request, and which with and without a hit lie in bins that have both."""
+    got = table[table["ttft_s"].notna()]
+    hit = got["cached_tokens"].to_numpy() > 0
+    bins = np.ceil(np.log2(got["queue_depth"].to_numpy(np.float64) + 1)).astype(np.int64)
+    size = int(bins.max()) + 1 if len(bins) else 1
+    both = (np.bincount(bins[hit], minlength=size) > 0) & (np.bincount(bins[~hit], minlength=size) > 0)
+    return got["ttft_s"].to_numpy(np.float64), bins, hit & both[bins], ~hit & both[bins]
+
+
+def prefill_avoided_s(table: pd.DataFrame, costs: StepCosts) -> float:
+    """Device seconds that reused prefixes saved: what each prompt would have cost alone, less what it did."""
+    hit = table[table["cached_tokens"] > 0]
+    if not len(hit):
+        return 0.0
+    pairs = hit[["input_tokens", "cached_tokens"]].to_numpy(np.int64)
+    unique, counts = np.unique(pairs, axis=0, return_counts=True)
+    saved = 0
+    for (tokens, cached), count in zip(unique.tolist(), counts.tolist(), strict=True):
+        whole = costs.device_ns(Batch(0, 0, 0, ((tokens, 0),)))
+        rest = costs.device_ns(Batch(0, 0, 0, ((tokens - cached, cached),)))
+        saved += max(whole - rest, 0) * count
+    return saved * _NS

@@ -1,0 +1,205 @@
+"""The same replay many times over, in parallel: costs drawn from what is not known of them, and, where
+wanted, workloads like the trace's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+from pagecast.sim.costs.calibration.draw import draw, scaled
+from pagecast.sim.replay.simulation import Result, replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
+LEAST = 20  # draws, for another one to lie below the lowest once in twenty times
+_NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
+_SEEDS = 1_000_003  # apart enough that no two studies share a workload's seed
+# Step times that a forecast's sensitivity is measured at, beside its own: within 1%, less than two recordings
+# of one load may differ by. Near saturation figures go up and down in between.
+STEP_TIMES = (0.99, 0.9925, 0.995, 0.9975, 1.0025, 1.005, 1.0075, 1.01)
+
+Progress = Callable[[int], None]
+Workload = Callable[[Trace, int], Trace]
+Figures = Callable[[Result], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What replicates say of each figure: a 90% interval, and what step times within 1% make of it.
+
+    `sensitivity` is the least-squares slope (percent of change per percent of step time), `reach` the least
+    and the most change (percent, the forecast itself included). `middle` is the median draw.
+    """
+
+    low: dict[str, float] = field(default_factory=dict)
+    high: dict[str, float] = field(default_factory=dict)
+    sensitivity: dict[str, float] = field(default_factory=dict)
+    reach: dict[str, tuple[float, float]] = field(default_factory=dict)
+    middle: dict[str, float] = field(default_factory=dict)
+
+    def around(self, figures: dict[str, float]) -> Spread:
+        """The same with intervals that also hold the forecast itself, which is as likely as any draw.
+
+        Draws may all lie to one side of it: of a resampled workload, or where a server is near saturation.
+        """
+        low = {name: min(value, figures.get(name, value)) for name, value in self.low.items()}
+        high = {name: max(value, figures.get(name, value)) for name, value in self.high.items()}
+        return replace(self, low=low, high=high)
+
+
+def summary_figures(result: Result) -> dict[str, float]:
+    """All figures of a replay's summary by name: `ttft_s.p90`, `makespan_s` and so on; NaN for none."""
+    return _figures(result.summary)
+
+
+def _figures(summary: dict[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": _number(item) for key, item in value.items()}
+        elif isinstance(value, int | float) and name not in _NOT_FORECAST:
+            found[name] = float(value)
+    return found
+
+
+def with_intervals(summary: dict[str, Any], spread: Spread) -> dict[str, Any]:
+    """A replay's summary with `low` and `high` beside its figures, in each table of statistics as well."""
+    body: dict[str, Any] = {}
+    spread = spread.around(_figures(summary))
+    for name, value in summary.items():
+        body[name] = value
+        if isinstance(value, dict):
+            bounds = {
+                side: {key: table[f"{name}.{key}"] for key in value if f"{name}.{key}" in table}
+                for side, table in (("low", spread.low), ("high", spread.high))
+            }
+            body[name] = {**value, **bounds}
+    for side, table in (("low", spread.low), ("high", spread.high)):
+        body[side] = {name: value for name, value in table.items() if "." not in name}
+    return body
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One replay: draw number `index` of the costs, or with all steps `factor` times as long."""
+
+    index: int
+    factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A trace and a scenario, whose costs are drawn from.
+
+    `workload` makes the trace of a replicate from the study's and a seed: `resample`, or None: the trace as
+    it is. `figures` takes from a result what is asked of it. Both must be functions that another process
+    can import.
+    """
+
+    trace: Trace
+    scenario: Scenario
+    seed: int = 0
+    workload: Workload | None = None
+    figures: Figures = summary_figures
+
+    def run(self, job: Job) -> dict[str, float]:
+        """The figures of one replay."""
+        trace, plain = self.trace, self.scenario.step_costs()
+        if job.factor is not None:
+            costs = scaled(plain, job.factor)
+        else:
+            costs = draw(plain, job.index, self.seed)
+            if self.workload is not None:
+                trace = self.workload(trace, self.seed * _SEEDS + job.index)
+        return self.figures(replay(trace, self.scenario, costs=costs, keep_steps=False))
+
+    def spread(
+        self,
+        count: int,
+        *,
+        point: dict[str, float] | None = None,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> Spread:
+        """Runs `count` replicates, and with the forecast's own figures (`point`) those for its sensitivity.
+
+        Without replicates there are no intervals; of fewer than `LEAST` they are `rough`.
+        """
+        factors = STEP_TIMES if point is not None else ()
+        jobs = [*(Job(0, factor) for factor in factors), *(Job(i) for i in range(count))]
+        found = list(_watched(self._all(jobs, workers), progress))
+        near, draws = found[: len(factors)], found[len(factors) :]
+        low, high, middle = {}, {}, {}
+        for name in draws[0] if draws else ():
+            values = np.array([draw[name] for draw in draws])
+            values = values[np.isfinite(values)]
+            if len(values) >= min(LEAST, count):
+                bounds = np.percentile(values, (LOW, HIGH), method="weibull")
+                low[name], high[name] = (float(bound) for bound in bounds)
+                middle[name] = float(np.median(values))
+        return Spread(low, high, *_sensitivity(point or {}, near), middle)
+
+    def _all(self, jobs: list[Job], workers: int | None) -> Iterable[dict[str, float]]:
+        count = min(workers or os.cpu_count() or 1, len(jobs))
+        if count <= 1:
+            yield from map(self.run, jobs)
+            return
+        # Spawned, not forked: the parent may hold threads, whose locks a fork would copy.
+        with ProcessPoolExecutor(count, get_context("spawn"), _begin, (self,)) as pool:
+            yield from pool.map(_job, jobs, chunksize=max(1, len(jobs) // (4 * count)))
+
+
+def rough(count: int) -> str:
+    """One sentence where `count` replicates tell a 90% interval only roughly, else ""."""
+    if not 0 < count < LEAST:
+        return ""
+    draws = "1 draw" if count == 1 else f"{count} draws"
+    return f"Intervals of {draws} are rough: a 90% interval takes {LEAST} to leave one draw beyond each end."
+
+
+_study: Study | None = None
+
+
+def _begin(study: Study) -> None:
+    global _study
+    _study = study
+
+
+def _job(job: Job) -> dict[str, float]:
+    assert _study is not None
+    return _study.run(job)
+
+
+def _watched(found: Iterable[dict[str, float]], progress: Progress | None) -> Iterable[dict[str, float]]:
+    for done, figures in enumerate(found, 1):
+        if progress is not None:
+            progress(done)
+        yield figures
+
+
+def _sensitivity(
+    point: dict[str, float], near: list[dict[str, float]]
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """`Spread.sensitivity` and `Spread.reach`, of the figures at `STEP_TIMES`, without NaN."""
+    change = 100 * (np.array([*STEP_TIMES, 1.0]) - 1)
+    slopes, reach = {}, {}
+    for name, middle in point.items() if near else ():
+        values = np.array([*(figures[name] for figures in near), middle])
+        if np.ptp(values) == 0:
+            slopes[name], reach[name] = 0.0, (0.0, 0.0)
+        elif middle and np.isfinite(values).all():
+            percent = 100 * (values / middle - 1)
+            centred = change - change.mean()
+            slopes[name] = float(centred @ percent / (centred @ centred))
+            reach[name] = float(percent.min()), float(percent.max())
+    return slopes, reach

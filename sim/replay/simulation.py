@@ -1,0 +1,177 @@
+"""`replay(trace, scenario)`: how a server would have served a trace.
+
+A replay is a pure function of trace, scenario and seed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import simpy
+from pagecast.sim.core.check import Checker
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.machine.windows import blocks_per_block, bytes_per_sequence
+from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.folder import replacing, save
+from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary, prefill_avoided_s, request_table
+from pagecast.sim.replay.notes import notes
+from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.replica import Replica
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+Progress = Callable[[int], None]  # told now and then how many requests have ended
+_SLICE = 4096
+
+
+@dataclass(frozen=True)
+class Result:
+    """A replay's figures. `summary` is what `pagecast replay --json` prints.
+
+    `requests` has a row a request (latencies in seconds), `steps` a row a step or fast-forwarded row of
+    steps (nanoseconds; empty with `keep_steps=False`). `notes` are sentences that qualify the figures.
+    """
+
+    trace: str
+    scenario: Scenario
+    summary: dict[str, Any]
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+    notes: tuple[str, ...]
+
+
+def replay(
+    trace: Trace,
+    scenario: Scenario,
+    *,
+    costs: StepCosts | None = None,
+    arrivals: Callable[[Trace], Arrivals] = Arrivals,
+    keep_steps: bool = True,
+    out: str | Path | None = None,
+    fast_forward: bool = True,
+    check_every: int = 0,
+    progress: Progress | None = None,
+) -> Result:
+    """Serves `trace` on one replica of `scenario` and returns its figures.
+
+    `costs` replaces the scenario's cost model. `arrivals` makes the clients from the trace: by default they
+    keep to its times; `partial(ClosedLoop, users=8)` are users who wait for an answer.
+    `out`: a folder for `summary.json`, `requests.parquet`, `steps.parquet`, `events.parquet`,
+    `trace.parquet` and `scenario.yaml`; it changes only once all is written. `check_every`: proves every
+    invariant of the core each so many steps (and cheap ones on each).
+    Errors: BadInput for a trace, scenario or folder that can't be used; AssertionError from a check that
+    fails.
+    """
+    if not len(trace):
+        raise BadInput(f"{trace.name}: the trace has no requests")
+    share = blocks_per_block(trace, scenario)
+    limits = scenario.limits(share)
+    costs = costs or scenario.step_costs()
+    with replacing(out) as folder:
+        recorder = Recorder(keep_steps=keep_steps, out=folder)
+        scheduler = Scheduler(limits, find_profile(scenario.profile), log=folder is not None)
+        recorder.events = scheduler.events
+        feed, clients = Feed(trace, limits.block_size), arrivals(trace)
+        checker = Checker(scheduler, check_every) if check_every else None
+        env = simpy.Environment()
+        started = time.perf_counter()
+        Replica(
+            env, scheduler, costs, clients, feed, recorder,
+            fast_forward=fast_forward, after_step=checker.after_step if checker else None,
+        )  # fmt: skip
+        _run(env, recorder, progress)
+        wall_s = time.perf_counter() - started
+        recorder.close()
+        if scheduler.requests:
+            raise AssertionError(f"{len(scheduler.requests)} requests never ended")
+        rows, caching = recorder.requests(), scenario.enable_prefix_caching
+        table = request_table(rows, costs, recorder.reasons, caching=caching)
+        summary = _summary(table, recorder, scheduler, scenario, costs, wall_s)
+        said = notes(trace, scenario, costs, table, recorder, share)
+        result = Result(trace.name, scenario, summary, table, recorder.steps(), said)
+        if folder is not None:
+            save(folder, trace, scenario, costs, summary, table)
+    return result
+
+
+def _run(env: simpy.Environment, recorder: Recorder, progress: Progress | None) -> None:
+    step = env.step
+    try:
+        while True:
+            for _ in range(_SLICE):
+                step()
+            if progress is not None:
+                progress(recorder.ended)
+    except simpy.core.EmptySchedule:
+        if progress is not None:
+            progress(recorder.ended)
+
+
+def _summary(
+    table: pd.DataFrame,
+    recorder: Recorder,
+    scheduler: Scheduler,
+    scenario: Scenario,
+    costs: StepCosts,
+    wall_s: float,
+) -> dict[str, Any]:
+    states = table["state"].value_counts()
+    served = table[table["state"] != "rejected"]
+    completed = table[table["state"] == "completed"]
+    ends = served["finished_s"].to_numpy(np.float64)
+    makespan = float(ends.max() - table["arrival_s"].min()) if len(served) else 0.0
+    output = int(served["output_tokens"].sum())
+    size = scheduler.limits.block_size
+    admitted = table[table["admitted_s"].notna()]
+    eligible = int(((admitted["input_tokens"] - 1) // size * size).sum())
+    reused = int(admitted["cached_tokens"].sum())
+    held = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
+    cached, uncached = cached_and_uncached(table)
+    refused = table[table["state"] == "rejected"]["reason"].map(_kind).value_counts()
+    return {
+        "requests": len(table),
+        "completed": int(states.get("completed", 0)),
+        "rejected": int(states.get("rejected", 0)),
+        "cancelled": int(states.get("cancelled", 0)),
+        "makespan_s": makespan,
+        "wall_s": wall_s,
+        "steps": recorder.step_count,
+        "input_tokens": int(completed["input_tokens"].sum()),
+        "output_tokens": output,
+        "output_tokens_per_s": output / makespan if makespan > 0 else 0.0,
+        **latency_summary(table),
+        "prefill_avoided_s": prefill_avoided_s(admitted, costs),
+        "ttft_cached_s": cached,
+        "ttft_uncached_s": uncached,
+        "bytes_per_sequence": bytes_per_sequence(held, scenario),
+        "eligible_prefix_tokens": eligible,
+        "reused_prefix_tokens": reused,
+        "token_hit_rate": reused / eligible if eligible else 0.0,
+        "num_gpu_blocks": scenario.blocks(),
+        "peak_kv_usage": recorder.peak_used_blocks / scheduler.limits.num_blocks,
+        "evicted_blocks": scheduler.pool.evicted_blocks,
+        "preemptions": scheduler.preemptions,
+        "recomputed_tokens": int(table["recomputed_tokens"].sum()),
+        "failed_allocations": scheduler.failed_allocations,
+        "rejected_reasons": {str(reason): int(count) for reason, count in refused.items()},
+        "costs": costs.name,
+        "expected_error": costs.expected_error(),
+    }
+
+
+def _kind(reason: str) -> str:
+    """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
+    reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
+    return re.sub(r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
+                  r"needs more than the pool's \2 blocks of \1 tokens", reason)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Recorded runs of real engines: their files, their decisions replayed, and forecasts beside them."""

@@ -1,0 +1,76 @@
+"""What no plan could know of a recorded run: what came from outside, and which requests ended early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from pagecast.sim.core.plan import DONE, Outcome
+from pagecast.sim.runs.recorded import RecordedRun, to_ns
+
+
+class Kind(IntEnum):
+    """What happens to an engine between steps, or without one."""
+
+    SUBMITTED = 0
+    CANCELLED = 1
+    PLANNED_NOTHING = 2  # a plan that preempted requests and found nothing to compute
+
+
+class Outside(NamedTuple):
+    """Something that happened at a time, to the request of a row."""
+
+    time_ns: int
+    kind: Kind
+    row: int
+
+
+@dataclass(frozen=True)
+class Endings:
+    """Requests that ended with a step's commit although the plan could not know: by its end."""
+
+    stopped: dict[int, list[str]]
+    failed: dict[int, list[tuple[str, str]]]
+    reasons: dict[int, str]
+
+    @classmethod
+    def of(cls, run: RecordedRun) -> Endings:
+        """Rows with fewer tokens than were asked for, and rows that failed, of a recorded run."""
+        endings = cls({}, {}, {})
+        table = run.requests
+        finish = table["finish_s"].to_numpy(np.float64)
+        short = table["tokens_out"].to_numpy() < table["output_tokens"].to_numpy()
+        for row in np.flatnonzero(short & ~np.isnan(finish)).tolist():
+            endings.stopped.setdefault(int(to_ns(finish[row])), []).append(str(row))
+        if "reason" in table and "cancelled_s" in table:
+            ends = set(run.steps.end_ns.tolist())
+            for row, (time_s, reason) in enumerate(zip(table["cancelled_s"], table["reason"], strict=True)):
+                if reason and not np.isnan(time_s):
+                    endings.reasons[row] = reason
+                    time_ns = int(to_ns(time_s))
+                    if time_ns in ends:
+                        endings.failed.setdefault(time_ns, []).append((str(row), reason))
+        return endings
+
+    def at(self, end_ns: int) -> Outcome:
+        """What came of the step that ended then."""
+        stopped, failed = self.stopped.get(end_ns), self.failed.get(end_ns)
+        if not stopped and not failed:
+            return DONE
+        return Outcome(tuple(stopped or ()), tuple(failed or ()))
+
+
+def outside(run: RecordedRun) -> Iterator[Outside]:
+    """What happened to the engine of a recorded run between its steps, in no particular order."""
+    for row, time_ns in enumerate(run.submitted_ns.tolist()):
+        yield Outside(time_ns, Kind.SUBMITTED, row)
+    if "cancelled_s" in run.requests:
+        ends = set(run.steps.end_ns.tolist())
+        for row, time_s in enumerate(run.requests["cancelled_s"].to_numpy(np.float64).tolist()):
+            if not np.isnan(time_s) and int(to_ns(time_s)) not in ends:
+                yield Outside(int(to_ns(time_s)), Kind.CANCELLED, row)
+    for time_s in run.meta.get("idle_plans_s", ()):
+        yield Outside(int(to_ns(time_s)), Kind.PLANNED_NOTHING, -1)

@@ -1,0 +1,198 @@
+"""Forecast against measurement: a recorded run replayed with a cost model, its figures beside the run's.
+
+Intervals hold what the calibration does not know and what differs from run to run. The workload's own
+uncertainty is left out: the trace is the one that was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.choose import AUTO, choose
+from pagecast.sim.costs.calibration.shape import model_of
+from pagecast.sim.costs.calibration.trust import in_sample
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.machine.block_count import BlockCount, block_count
+from pagecast.sim.replay.replicates import Progress, Study, rough
+from pagecast.sim.replay.simulation import Result, replay
+from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import limits_of
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+REPLICATES = 80
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: forecast, measurement, signed error in percent, and its 90% interval where there is one.
+
+    `sensitivity` is the percent that 1% of step time changes the forecast by in the mean, `range_percent` the
+    least and the most that step times within 1% change it by.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+    low: float | None = None
+    high: float | None = None
+    sensitivity: float | None = None
+    range_percent: tuple[float, float] | None = None
+
+    @property
+    def error_percent(self) -> float:
+        """Signed; 0 where both are 0, infinite where only the measurement is."""
+        if self.measured:
+            return 100 * (self.predicted / self.measured - 1)
+        return 0.0 if not self.predicted else math.inf
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the interval holds the measurement; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+    def as_dict(self) -> dict[str, Any]:
+        """As printed in JSON."""
+        return {
+            "predicted": self.predicted, "measured": self.measured, "error_percent": self.error_percent,
+            "low": self.low, "high": self.high, "covered": self.covered,
+            "percent_per_percent_of_step_time": self.sensitivity,
+            "within_one_percent_of_step_time": self.range_percent and list(self.range_percent),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A recorded run beside its forecast: a row a figure, and the latencies behind both.
+
+    `expected_error` says what to expect, and where the costs were fitted to this run (`in_sample`) or the
+    run leaves what they were fitted to. `blocks`: the KV blocks that were to be expected, None where unknown.
+    """
+
+    run: str
+    costs: str
+    expected_error: str
+    in_sample: bool
+    rows: tuple[Row, ...]
+    predicted: Outcome
+    measured: Outcome
+    blocks: BlockCount | None = None
+
+    @property
+    def worst_percent(self) -> float:
+        """The largest error, of either sign."""
+        return max(abs(row.error_percent) for row in self.rows if not math.isnan(row.error_percent))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As printed in JSON: latencies by statistic, then totals, and how often intervals held."""
+        by_name = {row.name: row for row in self.rows}
+        body: dict[str, Any] = {
+            "run": self.run, "costs": self.costs, "expected_error": self.expected_error,
+            "in_sample": self.in_sample,
+        }  # fmt: skip
+        for name in LATENCIES:
+            body[name] = {key: by_name[f"{name}.{key}"].as_dict() for key in STATISTICS}
+        for name in SCALARS:
+            body[name] = by_name[name].as_dict()
+        body["num_gpu_blocks"] = None if self.blocks is None else self.blocks.as_dict()
+        body["coverage"] = self.coverage()
+        return body
+
+    def coverage(self) -> dict[str, float | int | None]:
+        """Figures with an interval, how many and what share hold the measurement, median half-width (%)."""
+        held = [row for row in self.rows if row.covered is not None]
+        widths = [50 * ((row.high or 0.0) - (row.low or 0.0)) / row.measured for row in held if row.measured]
+        middle = median(widths) if widths else None
+        inside = sum(bool(row.covered) for row in held)
+        share = inside / len(held) if held else None
+        return {
+            "figures": len(held), "inside": inside, "covered": share, "median_half_width_percent": middle
+        }  # fmt: skip
+
+
+def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) -> Scenario:
+    """The scenario a run was recorded in, from its `meta.json`. Errors: BadInput for what it lacks."""
+    limits = limits_of(run)
+    config = run.meta.get("config", {})
+    if not isinstance(run.meta.get("gpu"), str):
+        raise BadInput(f"{run.folder}/meta.json: 'gpu' is {run.meta.get('gpu')!r}, must name the GPU")
+    fields = {
+        "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
+        "gpu": run.meta["gpu"], "profile": str(config.get("profile", "vllm")),
+        "costs": costs, "transfer_costs": transfer,
+        "num_gpu_blocks": limits.num_blocks, "block_size": limits.block_size,
+        "max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": limits.max_model_len, "scheduling_policy": limits.policy,
+        "async_scheduling": bool(limits.pipeline_depth), "enable_prefix_caching": limits.caching,
+        "tensor_parallel_size": int(config.get("tensor_parallel_size", 1)),
+        "kv_cache_dtype": str(config.get("kv_cache_dtype", "auto")),
+    }  # fmt: skip
+    return Scenario.make(fields, f"{run.folder}/meta.json")
+
+
+def figures_of(result: Result) -> dict[str, float]:
+    """What is compared of one replay."""
+    return simulated(result).figures()
+
+
+def forecast(
+    run: RecordedRun,
+    costs: str,
+    *,
+    replicates: int = REPLICATES,
+    transfer: bool = False,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Forecast:
+    """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
+    real = measured(run)
+    scenario, model = _costs_of(run, scenario_of(run, costs, transfer=transfer))
+    trace = run.trace("arrival")
+    result = replay(trace, scenario, costs=model)
+    made = simulated(result)
+    study = Study(trace, scenario, seed, figures=figures_of)
+    figures, actual = made.figures(), real.figures()
+    spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
+    spread = spread.around(figures)
+    rows = tuple(
+        Row(
+            name, value, actual[name],
+            spread.low.get(name), spread.high.get(name), spread.sensitivity.get(name), spread.reach.get(name),
+        )
+        for name, value in figures.items()
+    )  # fmt: skip
+    own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else ""
+    parts = (own, _another_engine(run, model), *_notes(result, trace), rough(replicates))
+    said = " ".join(part for part in parts if part)
+    return Forecast(run.name, model.name, said, bool(own), rows, made, real, block_count(run))
+
+
+def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts]:
+    """The scenario and its costs; "auto" is what fits the run's engine, whichever profile it follows."""
+    engine = run.meta.get("engine", scenario.profile)
+    if scenario.costs != AUTO or engine == scenario.profile:
+        return scenario, scenario.step_costs()
+    costs = choose(AUTO, replace(scenario.target(), engine=engine), transfer=scenario.transfer_costs)
+    return scenario.model_copy(update={"costs": costs.name}), costs
+
+
+def _another_engine(run: RecordedRun, costs: StepCosts) -> str:
+    if not isinstance(costs, Calibrated):
+        return ""
+    made, engine = costs.calibration.made_for.get("engine"), run.meta.get("engine", "unknown")
+    same = made == engine
+    return "" if same else f"These costs are of {made}, this run is of {engine}: expect the difference."
+
+
+def _notes(result: Result, trace: Trace) -> tuple[str, ...]:
+    """What the replay says of its costs and scenario; the trace is the run's own and needs no comment."""
+    return tuple(note for note in result.notes if note not in trace.notes)

@@ -1,0 +1,175 @@
+"""Replays a recorded run on its own clock and compares every decision with the engine's.
+
+With the measured start and end of each step given, what is left to predict is what the scheduler and the
+allocator decide: who is in each step, with how many tokens over how much context, how many wait, how
+many blocks are used, and how much of each prompt was found in the cache.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.profile import VLLM, Profile
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.runs.external_events import Endings, Kind, Outside, outside
+from pagecast.sim.runs.recorded import RecordedRun
+
+USAGE_TOLERANCE = 1e-6
+_FOREVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class DecisionReport:
+    """How many decisions of a recorded run the core made in the same way."""
+
+    run: str
+    steps_recorded: int
+    steps_matched: int
+    first_mismatch: str | None
+    requests: int
+    cached_tokens_matched: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every step and every request's prefix hit is the same."""
+        return self.steps_matched == self.steps_recorded and self.cached_tokens_matched == self.requests
+
+
+def limits_of(run: RecordedRun) -> Limits:
+    """The replica a run was recorded on, from its `meta.json`. Errors: BadInput naming a missing field."""
+    config = run.meta.get("config", {})
+    blocks = run.meta.get("usable_blocks")
+    if not isinstance(blocks, int) or blocks < 1:
+        raise BadInput(f"{run.folder}/meta.json: 'usable_blocks' is {blocks!r}, must be at least 1")
+
+    def whole(name: str) -> int:
+        value = config.get(name)
+        if type(value) is not int or value < 1:
+            wrong = f"{name!r} is {value!r}, must be a whole number of at least 1"
+            raise BadInput(f"{run.folder}/meta.json: config: {wrong}")
+        return value
+
+    return Limits(
+        num_blocks=blocks,
+        block_size=whole("block_size"),
+        max_num_seqs=whole("max_num_seqs"),
+        max_num_batched_tokens=whole("max_num_batched_tokens"),
+        max_model_len=whole("max_model_len") if config.get("max_model_len") else None,
+        policy=str(config.get("scheduling_policy", "fcfs")),
+        pipeline_depth=run.pipeline_depth,
+        caching=bool(config.get("enable_prefix_caching", True)),
+    )
+
+
+class DecisionReplay:
+    """A scheduler fed with a recorded run's requests and times, one step at a time.
+
+    What came from outside (submissions, cancellations) and the ends of steps are taken in the order of
+    their times. `requests` is by row.
+    """
+
+    def __init__(self, run: RecordedRun, profile: Profile = VLLM, *, log: bool = False) -> None:
+        if not len(run.requests):
+            raise BadInput(f"{run.folder}: has no requests.csv.gz: a run of steady shapes can't be replayed")
+        self.run = run
+        self.scheduler = Scheduler(limits_of(run), profile, log=log)
+        feed = Feed(run.trace("submitted"), self.scheduler.limits.block_size)
+        self.requests: list[Request] = [
+            feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())
+        ]
+        self._endings = Endings.of(run)
+        self._outside = sorted(outside(run), reverse=True)  # the next stands last
+        self._flying: deque[tuple[StepPlan, int]] = deque()
+
+    def step(self, number: int) -> StepPlan | None:
+        """Plans the step that was recorded as `number`, after all that happened before it."""
+        steps, s = self.run.steps, self.scheduler
+        start = int(steps.start_ns[number])
+        self._advance(start)
+        made = s.plan(start)
+        if made is not None:
+            self._flying.append((made, int(steps.end_ns[number])))
+        return made
+
+    def finish(self) -> None:
+        """Takes in what happened after the last step was planned."""
+        self._advance(_FOREVER)
+
+    def _advance(self, start: int) -> None:
+        """Does everything that happened before `start`."""
+        depth = self.scheduler.limits.pipeline_depth
+        coming, flying = self._outside, self._flying
+        while True:
+            due = coming[-1].time_ns if coming else _FOREVER
+            if flying and (flying[0][1] <= start or len(flying) > depth) and flying[0][1] <= due:
+                self._commit(*flying.popleft())
+            elif due < start:
+                self._happen(coming.pop())
+            elif flying and len(flying) > depth:
+                self._commit(*flying.popleft())
+            else:
+                return
+
+    def _commit(self, plan: StepPlan, end: int) -> None:
+        self.scheduler.commit(plan, self._endings.at(end), end)
+
+    def _happen(self, what: Outside) -> None:
+        s = self.scheduler
+        if what.kind is Kind.SUBMITTED:
+            s.submit(self.requests[what.row])
+        elif what.kind is Kind.CANCELLED:
+            request = self.requests[what.row]
+            request.reason = self._endings.reasons.get(what.row, "")
+            s.cancel(request.id, what.time_ns)
+        else:
+            s.plan(what.time_ns)
+
+
+def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionReport:
+    """Replays a recorded run and counts the steps and prefix hits that are the same."""
+    replay = DecisionReplay(run, profile)
+    matched = 0
+    first: str | None = None
+    for number in range(len(run.steps)):
+        made = replay.step(number)
+        difference = _difference(run, number, made, replay.scheduler.limits.num_blocks)
+        if difference is None:
+            matched += 1
+        elif first is None:
+            first = f"step {number} (start_s {run.steps.start_ns[number] / 1e9:.6f}): {difference}"
+    replay.finish()
+    cached = run.requests["cached_tokens"].to_numpy().tolist()
+    equal = 0
+    for row, request in enumerate(replay.requests):
+        ours = max(request.cached_tokens, 0)
+        if ours == cached[row]:
+            equal += 1
+        elif first is None:
+            first = f"request {row}: cached_tokens is {ours}, the engine's {cached[row]}"
+    return DecisionReport(run.name, len(run.steps), matched, first, len(cached), equal)
+
+
+def _difference(run: RecordedRun, number: int, made: StepPlan | None, num_blocks: int) -> str | None:
+    steps = run.steps
+    if made is None:
+        return "the engine computed a step, the core found nothing to compute"
+    pairs = (
+        ("decode_n", made.decode_n, int(steps.decode_n[number])),
+        ("decode_ctx", made.decode_ctx, int(steps.decode_ctx[number])),
+        ("decode_max", made.decode_max, int(steps.decode_max[number])),
+        ("prefill", sorted(made.prefill), sorted(steps.prefill(number))),
+        ("running", made.running, int(steps.running[number])),
+        ("waiting", made.waiting, int(steps.waiting[number])),
+    )
+    wrong = [f"{name} is {ours}, the engine's {theirs}" for name, ours, theirs in pairs if ours != theirs]
+    usage = made.used_blocks / num_blocks
+    if abs(usage - float(steps.kv_usage[number])) > USAGE_TOLERANCE:
+        theirs = round(float(steps.kv_usage[number]) * num_blocks)
+        wrong.append(f"used blocks are {made.used_blocks}, the engine's {theirs}")
+    return "; ".join(wrong) or None

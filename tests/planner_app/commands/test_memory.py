@@ -1,0 +1,69 @@
+"""`pagecast memory`: one table for people, one object for programs, one line for mistakes."""
+
+import json
+
+import pytest
+import typer
+from pagecast.planner_app.commands.memory import memory_command
+from pagecast.sim.core.errors import BadInput
+from typer.testing import CliRunner, Result
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(memory_command)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "140"})
+
+
+def test_json_is_one_object_whose_items_add_up() -> None:
+    result = run("--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--json")
+    assert result.exit_code == 0 and result.stdout.count("\n") == 1
+    told = json.loads(result.stdout)
+    assert sum(item["bytes"] for item in told["items"]) == told["total_bytes"]
+    assert told["kv_tokens"] == told["num_gpu_blocks"] * told["block_size"]
+    assert told["bytes_per_token"]["theoretical"] == 147_456
+    assert told["sequences"]["2048"] == told["num_gpu_blocks"] // 128
+    assert told["limit"] == "gpu_memory_utilization 0.9"
+
+
+def test_the_table_shows_every_item_the_blocks_and_what_fits() -> None:
+    told = json.loads(run("--model", "qwen3-8b", "--gpu", "h200", "--json").stdout)
+    text = run("--model", "qwen3-8b", "--gpu", "h200").stdout
+    for item in told["items"]:
+        assert item["name"] in text
+    assert f"{told['num_gpu_blocks']:,} of 16 tokens" in text
+    assert "theoretical" in text and "allocated" in text and "admissible" in text
+    assert f"{told['sequences']['131072']} of 128k tokens" in text
+
+
+def test_windows_and_towers_are_noted() -> None:
+    text = run("--model", "google/gemma-3-27b-it", "--gpu", "H200").stdout
+    assert "7 block tables a sequence" in text and "text decoder" in text
+
+
+def test_options_reach_the_budget() -> None:
+    def blocks(*extra: str) -> int:
+        told = run("--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--json", *extra)
+        return json.loads(told.stdout)["num_gpu_blocks"]
+
+    assert blocks("--kv-tokens", "1600") == 100
+    assert blocks("--block-size", "32") < blocks() < blocks("--kv-cache-dtype", "fp8")
+    assert blocks("--free-gpu-memory-fraction", "0.1") < blocks("--gpu-memory-utilization", "0.5") < blocks()
+    assert blocks("--tensor-parallel-size", "2") > 2 * blocks()
+    assert blocks("--enforce-eager") > blocks() > blocks("--model-runner", "v1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "qwen9", "--gpu", "H200"), "unknown model 'qwen9'"),
+        (("--model", "Qwen/Qwen3-8B", "--gpu", "H900"), "unknown GPU 'H900'"),
+        (("--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--block-size", "0"), "block_size is 0"),
+        (("--model", "meta-llama/Llama-3.1-70B", "--gpu", "L4"), "leaves no room for a KV cache"),
+    ],
+)
+def test_mistakes_are_one_line_of_bad_input(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, BadInput)
+    assert message in str(result.exception) and "\n" not in str(result.exception)

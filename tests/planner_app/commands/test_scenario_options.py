@@ -1,0 +1,63 @@
+"""The options that commands share: each field of a scenario can be given, and reaches it."""
+
+import json
+from typing import Annotated, Any
+
+import pytest
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.sim.scenario import Scenario
+from typer.testing import CliRunner
+
+GIVEN: dict[str, Any] = {
+    "model": "Qwen/Qwen3-0.6B", "gpu": "A100-80GB", "profile": "nano-vllm", "costs": "roofline",
+    "engine": "pagecast", "transfer_costs": True,
+    "block_size": 32, "gpu_memory_utilization": 0.5, "free_gpu_memory_fraction": 0.6,
+    "kv_tokens": 1000, "num_gpu_blocks": 99, "max_num_seqs": 3, "max_num_batched_tokens": 77,
+    "max_model_len": 500, "kv_cache_dtype": "fp8", "tensor_parallel_size": 2,
+    "scheduling_policy": "priority", "async_scheduling": False, "enable_prefix_caching": False, "seed": 5,
+}  # fmt: skip
+
+
+@with_scenario
+def command(trace: TraceArgument, given: Given, extra: Annotated[int, typer.Option()] = 1) -> None:
+    work, scenario = load(trace, given)
+    console.print_json({"requests": len(work), "extra": extra, **scenario.model_dump()})
+
+
+app = typer.Typer()
+app.command()(command)
+
+
+def said(*arguments: object) -> dict[str, Any]:
+    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
+
+
+def test_every_field_of_a_scenario_is_an_option():
+    assert set(GIVEN) == set(Scenario.model_fields), "give the new field a value here"
+    options: list[object] = []
+    for name, value in GIVEN.items():
+        flag = name.replace("_", "-")
+        options += [f"--no-{flag}" if value is False else f"--{flag}"]
+        options += [] if isinstance(value, bool) else [value]
+    found = said("chat", *options, "--limit", 7, "--extra", 2)
+    assert found == {"requests": 7, "extra": 2, **GIVEN}
+
+
+def test_what_is_not_given_is_left_to_the_file_and_then_to_the_default(tmp_path):
+    path = tmp_path / "scenario.yaml"
+    path.write_text("block_size: 32\nenable_prefix_caching: false\n")
+    found = said("chat", "--scenario", path, "--limit", 2, "--max-num-seqs", 9)
+    wanted = {"block_size": 32, "enable_prefix_caching": False, "max_num_seqs": 9, "gpu": "H200"}
+    assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("field", Scenario.model_fields)
+def test_help_says_what_each_field_is(field):
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).stdout
+    about = Scenario.model_fields[field].description
+    assert about is not None
+    assert about.split(" (")[0][:40] in " ".join(text.split())

@@ -1,0 +1,45 @@
+"""Which limit binds, said in one sentence: how far off the level is, what would do, and what would not."""
+
+import pytest
+from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, Pressed
+
+FULL = {"batch": 0.0, "budget": 0.0, "kv": 0.0, "kv_used": 0.0}
+
+
+def binding(limit, without, *excesses, term="ttft_p99<2s"):
+    helped = tuple(
+        Pressed(name, value <= 1, term, value) for name, value in zip(LIMITS, excesses, strict=True)
+    )
+    return Binding(limit, 10.0, Pressed("", False, term, without), helped, FULL)
+
+
+def test_what_would_do_comes_first_then_what_would_not():
+    assert binding("batch size", 2.2, 2.2, 0.12, 2.3, 0.98).why == (
+        "with a quarter more load ttft_p99 is 2.2 x what is allowed; twice max_num_seqs would do (0.12 x), "
+        "and so would steps twice as fast (0.98 x), but not twice the KV blocks (2.2 x) or twice "
+        "max_num_batched_tokens (2.3 x)"
+    )
+
+
+def test_where_nothing_does_the_nearest_is_named():
+    said = binding("HBM", 38.4, 11, 38.4, 38.4, 38.4, term="preemptions<=0.01").why
+    assert said.startswith("with a quarter more load preemptions are 38 x what is allowed; ")
+    assert "; twice the KV blocks would help most (11 x), not twice max_num_seqs (38 x), " in said
+
+
+def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
+    said = binding("compute", 4.0, 3.9, 4.0, 4.0, 3.95).why
+    assert "more room alone does not help: twice the KV blocks (3.9 x), " in said
+
+
+@pytest.mark.parametrize(
+    ("term", "words"),
+    [
+        ("goodput(ttft<2s)>0.99", "the share of requests that miss goodput(ttft<2s) is 4 x"),
+        ("kept_up>=0.95", "the share of offered requests that don't end in time is 4 x"),
+        ("tpot_p95<50ms", "tpot_p95 is 4 x"),
+    ],
+)
+def test_the_term_that_breaks_is_said_in_words(term, words):
+    said = binding("HBM", 4.0, 0.5, 4, 4, 4, term=term).why
+    assert f"with a quarter more load {words} what is allowed" in said

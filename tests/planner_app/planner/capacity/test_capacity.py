@@ -1,0 +1,254 @@
+"""Searches for the largest load: against functions whose answer is known, and queues solved on paper."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagecast.planner_app.planner.capacity.bisection import GROWTH, interval, largest, settle, width_error
+from pagecast.planner_app.planner.capacity.lasting import Lasting, last
+from pagecast.planner_app.planner.capacity.plan import plan
+from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, serve
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace, table
+
+SERVICE_S = 0.1
+
+
+class Constant:
+    """Steps that take as long whatever they compute; the host takes no time."""
+
+    name = "constant"
+
+    def __init__(self, step_s=SERVICE_S):
+        self.step_ns = round(step_s * 1e9)
+
+    def device_ns(self, batch):
+        return self.step_ns
+
+    def launch_ns(self, batch):
+        return 0
+
+    def decode_line(self, n):
+        return DecodeLine(n, self.step_ns * FEMTO, 0, 0)
+
+    def host_ns(self, requests):
+        return 0
+
+    def warm_ns(self, after):
+        return 0
+
+    def shared_ns(self, tokens, requests):
+        return 0
+
+    def arrival_ns(self, input_tokens):
+        return 0
+
+    def expected_error(self):
+        return "None: these are made up."
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 90), st.integers(0, 500))
+def test_the_last_step_that_holds_is_found_from_anywhere(high, start, step, last):
+    found = largest(lambda at: at <= last, 1, high, start=start, step=step)
+    assert found.value == (min(last, high) if last else None)
+    assert found.at_limit == (last >= high)
+    assert found.doubtful is None
+
+
+def test_an_unlucky_step_does_not_stand_for_all_above_it():
+    found = largest(lambda at: at <= 40 and at != 20, 1, 100, start=19, step=1)
+    assert found.value == 40
+    assert found.doubtful == (20, 40)
+
+
+def test_a_search_takes_few_evaluations():
+    asked = []
+    largest(lambda at: asked.append(at) or at <= 777, 1, 8192, start=300, step=75)
+    assert len(asked) == len(set(asked)) <= 16
+
+
+def test_the_interval_is_students_on_logarithms_and_holds_the_forecast():
+    draws = np.exp(np.random.default_rng(0).normal(3.0, 0.1, 4000))
+    low, high = interval(draws.tolist(), float(np.exp(3.0)))
+    np.testing.assert_allclose((low, high), np.exp(3.0 + 1.645 * 0.1 * np.array([-1, 1])), rtol=0.01)
+    assert interval([5.0, 5.0, 5.0], 7.0) == pytest.approx((5.0, 7.0))
+    assert interval([5.0, 0.0, 5.0], 5.0)[0] == 0.0
+    assert interval([5.0, 5.0], 5.0, [4.0, 6.0]) == pytest.approx((4.0, 6.0))
+
+
+def test_the_spread_of_five_draws_may_be_off_by_more_than_twice():
+    spreads = np.random.default_rng(0).normal(size=(20_000, 5)).std(axis=1, ddof=1)
+    assert width_error(5) == pytest.approx(1 / np.quantile(spreads, 0.05), rel=0.02)
+
+
+def poisson(count, rate, seed=0):
+    gaps = np.random.default_rng(seed).exponential(1 / rate, count)
+    columns = {"arrival_s": np.cumsum(gaps), "input_tokens": np.full(count, 8)}
+    return Trace("poisson", table({**columns, "output_tokens": np.ones(count)}))
+
+
+def single_server(trace, slo):
+    scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, async_scheduling=False)
+    return plan(
+        trace, scenario, Slo.parse(slo), kinds=("rate",), costs=Constant(), draw_costs=False, explain=False,
+        most_requests=3000, replicates=5,
+    ).answers["rate"]  # fmt: skip
+
+
+def test_the_rate_of_a_single_server_is_pollaczek_khinchines():
+    """M/D/1: the mean wait is rho D / (2 (1 - rho)), so rho = 2 w / (D + 2 w) keeps it at w."""
+    mean_wait_s = 0.05
+    answer = single_server(poisson(1500, rate=4.0), f"queue_mean<{mean_wait_s}s")
+    rho = 2 * mean_wait_s / (SERVICE_S + 2 * mean_wait_s)
+    assert answer.low <= rho / SERVICE_S <= answer.high
+    assert answer.high < 1.35 * answer.low
+    assert answer.value == pytest.approx(rho / SERVICE_S, rel=0.1)
+
+
+def test_a_percentile_of_a_single_servers_wait_is_crommelins():
+    """M/D/1: the part that waits no longer than one service is (1 - rho) e^rho (Crommelin 1932)."""
+    rho = np.linspace(0.01, 0.99, 9801)
+    wanted = float(rho[np.argmin(np.abs((1 - rho) * np.exp(rho) - 0.9))]) / SERVICE_S
+    answer = single_server(poisson(1500, rate=4.0), "queue_p90<=100ms")
+    assert answer.low <= wanted <= answer.high
+    assert answer.high < 1.35 * answer.low
+
+
+def equal(count, prompt, output):
+    columns = {"input_tokens": np.full(count, prompt), "output_tokens": np.full(count, output)}
+    return Trace("equal", table({**columns, "arrival_s": np.zeros(count)}))
+
+
+@pytest.mark.parametrize("sequences", [1, 7, 23])
+def test_a_pool_that_fits_so_many_sequences_admits_so_many(sequences):
+    """Prompts of 160 tokens and answers of 97 end with 16 blocks; one sequence more waits or preempts."""
+    scenario = Scenario(num_gpu_blocks=16 * sequences, costs="roofline")
+    found = plan(
+        equal(100, 160, 97), scenario, Slo.parse("queue_p99<100ms"), kinds=("concurrency",), replicates=5
+    )
+    answer = found.concurrency
+    assert (answer.value, answer.low, answer.high) == pytest.approx((sequences,) * 3)
+    assert answer.binding.limit == "HBM"
+
+
+def test_preemptions_are_held_to_their_rate():
+    scenario = Scenario(num_gpu_blocks=16 * 7, costs="roofline")
+    level = Slo.parse("e2e_p99<60min")
+    found = [
+        plan(
+            equal(100, 160, 97), scenario, level, kinds=("concurrency",), replicates=0, explain=False,
+            max_preemption_rate=rate, most_users=64,
+        ).concurrency
+        for rate in (0.0, 10.0)
+    ]  # fmt: skip
+    assert found[0].value == 7
+    assert [term.text for term in found[0].beyond.broken] == ["preemptions<=0"]
+    assert (found[1].value, found[1].at_limit) == (64, True)
+    assert found[1].says == "the SLO still holds at 64 users, the most that was tried"
+
+
+def test_the_batch_size_binds_where_requests_wait_for_a_place():
+    scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, costs="roofline")
+    found = plan(
+        equal(100, 160, 97), scenario, Slo.parse("queue_p99<100ms"), kinds=("concurrency",), replicates=0
+    )
+    assert found.concurrency.value == 12
+    assert found.concurrency.binding.limit == "batch size"
+    assert found.concurrency.binding.full["batch"] > 0.9
+
+
+def test_compute_binds_where_no_room_helps():
+    """One prompt a step: neither a larger batch nor a larger budget alone lets two in."""
+    scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, max_num_batched_tokens=8, async_scheduling=False)
+    found = plan(
+        poisson(1000, 2.0), scenario, Slo.parse("queue_p99<1s"), kinds=("rate",), costs=Constant(),
+        replicates=0, most_requests=2000,
+    )  # fmt: skip
+    assert 5 < found.answers["rate"].value < 10
+    assert found.answers["rate"].binding.limit == "compute"
+
+
+def test_a_load_that_can_not_be_kept_up_with_is_none_however_short_the_trace():
+    """200 requests never wait an hour, whatever their rate, and still a queue would grow."""
+    trace = poisson(200, 4.0)
+    assert requests_per_s(trace) == pytest.approx(4.0, rel=0.2)
+    answer = single_server(trace, "queue_max<60min")
+    assert 8 < answer.value < 1.06 / SERVICE_S
+
+
+def test_sessions_that_serving_makes_longer_are_kept_up_with():
+    """Turns of 5 s with pauses of 2 s: sessions of 26 s, not of 6, on a server that is never full."""
+    sessions, turns = 20, 4
+    row = np.arange(sessions * turns)
+    turn = row % turns
+    trace = Trace("sessions", table({
+        "arrival_s": np.where(turn == 0, row / turns, np.nan), "after": np.where(turn == 0, -1, row - 1),
+        "gap_s": np.where(turn == 0, 0.0, 2.0), "session": (row // turns).astype(str),
+        "input_tokens": np.full(len(row), 8), "output_tokens": np.full(len(row), 50),
+    }))  # fmt: skip
+    scenario = Scenario(num_gpu_blocks=10_000, async_scheduling=False)
+    for rate in (1.0, 4.0):  # the trace as it is starts sessions for 20 s, and for 5 s
+        served = serve(trace, scenario, Load("rate", rate), costs=Constant(), most_requests=4000)
+        assert served.result.requests["queue_s"].max() < 2 * SERVICE_S
+        assert served.kept_up > 0.95
+
+
+@given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 4), st.integers(-40, 40))
+def test_a_rate_is_settled_whatever_is_guessed(start, last, resolution, off):
+    found = settle(
+        lambda at: at <= last, lambda at: last + off, 1, 200, start=start, resolution=resolution
+    )
+    if not last:
+        assert found.value is None
+    else:
+        assert found.value is not None
+        assert last - resolution < found.value <= last
+
+
+def test_a_good_guess_settles_a_rate_in_four_loads():
+    asked = []
+    settle(lambda at: asked.append(at) or at <= 63, lambda at: 63, -900, 900, start=69, resolution=2)
+    assert asked == [69, 63, 65]
+
+
+def test_a_short_load_hides_what_a_long_one_shows():
+    """Twelve places of 9.8 s each serve 1.22 requests a second; of 80 at 1.32 none waits for long."""
+    trace = equal_at(80, 1.0)
+    scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
+    capacity = 12 / (98 * SERVICE_S)
+    found = plan(
+        trace, scenario, Slo.parse("ttft_p99<10s"), kinds=("rate",), costs=Constant(), replicates=0,
+        explain=False, most_requests=160,
+    ).answers["rate"]  # fmt: skip
+    assert 0.95 * capacity < found.value <= capacity
+    short = serve(trace, scenario, Load("rate", 1.08 * capacity), costs=Constant(), most_requests=160)
+    assert short.measured["ttft_s"].quantile(0.99) < 10
+    work = Lasting.of(trace, capacity, 160)
+    for times, holds in ((0.97, True), (1.08, False)):
+        lasted = last(work, scenario, Load("rate", times * capacity), costs=Constant())
+        assert lasted.holds(GROWTH) is holds
+
+
+def test_a_load_that_runs_away_is_given_up():
+    scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
+    lasted = last(Lasting.of(equal_at(480, 1.0), 3.0, 1600), scenario, Load("rate", 3.0), costs=Constant())
+    assert lasted.served is None and not lasted.holds(GROWTH)
+    assert lasted.most_ended_per_s == pytest.approx(12 / (98 * SERVICE_S), rel=0.1)
+
+
+def equal_at(count, rate):
+    """Answers of 98 tokens, evenly spread."""
+    columns = {"input_tokens": np.full(count, 8), "output_tokens": np.full(count, 98)}
+    return Trace("even", table({**columns, "arrival_s": np.arange(count) / rate}))
+
+
+def test_think_time_lets_more_users_in():
+    scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, costs="roofline")
+    found = plan(
+        equal(200, 160, 97), scenario, Slo.parse("queue_p90<100ms"), think_s=1.0, replicates=0, explain=False
+    )
+    assert "rate" not in found.answers
+    assert "start at once" in found.notes[0]
+    assert found.answers["users"].value > 1.3 * found.concurrency.value

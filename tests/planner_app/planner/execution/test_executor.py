@@ -1,0 +1,61 @@
+"""The executor: the same answers wherever they are computed, errors as one line."""
+
+import math
+import os
+import socket
+import time
+from functools import partial
+
+import pytest
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_answers_come_in_the_order_of_the_items(workers):
+    told = []
+    with executor(workers=workers) as run:
+        assert run.map(partial(pow, 2), range(12), told.append) == [2**n for n in range(12)]
+        assert run.map(math.sqrt, [4.0, 9.0]) == [2.0, 3.0]
+    assert told == list(range(1, 13))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_a_user_can_mend_comes_through_as_it_is(workers):
+    with executor(workers=workers) as run, pytest.raises(BadInput, match="block_size"):
+        run.map(Scenario.make, [{}, {"block_size": 0}])
+
+
+def test_a_killed_worker_process_is_told_in_one_line():
+    with executor(workers=2) as run, pytest.raises(Exception, match="a worker process was killed") as caught:
+        run.map(os._exit, [1, 1, 1])
+    assert caught.value.exit_code == 3
+
+
+def test_workers_below_one_are_refused():
+    with pytest.raises(BadInput, match="at least 1"), executor(workers=0):
+        pass
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:{port}", "127.0.0.1:{port}", "nowhere", "tcp://:x"])
+def test_an_unreachable_scheduler_is_told_in_one_line_and_soon(address):
+    pytest.importorskip("distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    begun = time.monotonic()
+    with pytest.raises(BadInput, match="--cluster") as caught, executor(cluster=address.format(port=port)):
+        pass
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begun < 10
+
+
+def test_something_that_is_no_scheduler_is_told_in_one_line():
+    pytest.importorskip("distributed")
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(BadInput, match="no Dask scheduler answers there"), executor(cluster=address):
+            pass

@@ -1,0 +1,345 @@
+"""Sweeps: the right answer, and the same one whatever happens on the way."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagecast.planner_app.cli import run as pagecast
+from pagecast.planner_app.planner.sweep.pareto import front
+from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.space import parse_space
+from pagecast.planner_app.planner.sweep.study import sweep
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.bundled import resolve
+from pagecast.traces.read import read
+
+GRID = ["tensor_parallel_size=1,2", "kv_tokens=4000:32000:7000", "block_size=16,64"]
+LEVEL = "ttft_p99<4s,goodput(ttft<2s,tpot<20ms)>0.95"
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return read(resolve("chat"), limit=200)
+
+
+def asked(trace, settings=GRID, scenario=None, **options):
+    scenario = scenario or Scenario(costs="roofline")
+    return Question(trace, scenario, parse_space(settings, scenario), **options)
+
+
+@pytest.fixture(scope="module")
+def reference(chat):
+    """The grid's table, one trial after another in this process."""
+    return sweep(asked(chat, slo=LEVEL, prices={"H200": 4.0}), workers=1)
+
+
+def test_each_row_is_the_replay_of_its_scenario_and_the_cheapest_meets_the_slo(chat, reference):
+    table = reference.table
+    assert len(table) == 20
+    row = table.iloc[13]
+    scenario = Scenario(
+        costs="roofline", tensor_parallel_size=int(row.tensor_parallel_size), block_size=int(row.block_size),
+        kv_tokens=int(row.kv_tokens),
+    )  # fmt: skip
+    summary = replay(chat, scenario).summary
+    assert row.ttft_p99_s == summary["ttft_s"]["p99"]
+    assert row.num_gpu_blocks == summary["num_gpu_blocks"]
+    assert row.usd_per_hour == 4.0 * scenario.tensor_parallel_size
+    spent = row.usd_per_hour * summary["makespan_s"] / 3600
+    assert row.usd_per_million_output_tokens == pytest.approx(spent / summary["output_tokens"] * 1e6)
+    meets = table[(table["ttft_p99<4s"] < 4) & (table["goodput(ttft<2s,tpot<20ms)>0.95"] > 0.95)]
+    assert 0 < len(meets) < len(table)
+    assert table.index[table["meets"]].tolist() == meets.index.tolist()
+    assert reference.cheapest["usd_per_hour"] == meets["usd_per_hour"].min()
+    assert reference.cheapest["number"] in meets["number"].tolist()
+
+
+def test_a_scenario_that_cannot_run_has_a_reason_and_one_that_rejects_is_no_answer(chat):
+    found = sweep(asked(chat, ["num_gpu_blocks=20,4000"]), workers=1)
+    assert found.table["rejected"].tolist()[0] > 0
+    assert found.table["meets"].tolist() == [False, True]
+    tight = sweep(asked(chat, ["gpu_memory_utilization=0.1,0.9"]), workers=1)
+    assert "leaves no room for a KV cache" in tight.table["reason"][0]
+    assert tight.cheapest["number"] == 1
+    with pytest.raises(BadInput, match="no scenario of the space can run"):
+        sweep(asked(chat, ["gpu_memory_utilization=0.05,0.1"]), workers=1)
+
+
+def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
+    again = sweep(reference.question, workers=2)
+    assert again.table.equals(reference.table)
+    pytest.importorskip("optuna")
+    question = asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], trials=13, generation=6)
+    one, two = (sweep(question, workers=workers) for workers in (1, 2))
+    assert one.table.equals(two.table)
+    assert len(one.table) == 13
+    longer = sweep(asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], trials=18, generation=6))
+    assert longer.table["kv_tokens"].tolist()[:13] == one.table["kv_tokens"].tolist()
+    other = asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], Scenario(costs="roofline", seed=1),
+                  trials=6, generation=6)  # fmt: skip
+    assert sweep(other).table["kv_tokens"].tolist() != one.table["kv_tokens"].tolist()[:6]
+
+
+def test_a_search_ends_when_the_space_is_used_up_and_finds_the_best(chat, reference):
+    pytest.importorskip("optuna")
+    question = asked(chat, slo=LEVEL, prices={"H200": 4.0}, trials=100, generation=8)
+    found = sweep(question, workers=1)
+    assert len(found.table) == 20
+    same = ["usd_per_hour", "margin", "ttft_p99_s", *found.knobs]
+    assert {name: found.cheapest[name] for name in same} == {name: reference.cheapest[name] for name in same}
+
+
+def test_a_stopped_sweep_goes_on(chat, reference, tmp_path):
+    done = []
+    part = sweep(
+        reference.question, out=tmp_path, workers=1, progress=done.append, stop=lambda: max(done) >= 7
+    )
+    assert not part.complete
+    assert len(part.table) == 7
+    rest = sweep(reference.question, out=tmp_path, workers=2)
+    assert rest.complete and rest.replayed == 13
+    assert rest.table.equals(reference.table)
+    assert sweep(reference.question, out=tmp_path).replayed == 0
+
+
+@pytest.mark.parametrize("search", [None, "18"])
+def test_killed_and_started_again_it_has_the_same_table(chat, tmp_path, search):
+    options = [*(part for text in GRID for part in ("--set", text)), "--costs", "roofline", "--slo", LEVEL]
+    if search:
+        pytest.importorskip("optuna")
+        options += ["--search", search, "--generation", "6"]
+    command = ["sweep", "chat", "--limit", "200", *options]
+    assert pagecast([*command, "--out", str(tmp_path / "whole"), "--workers", "1"]) == 0
+    out = tmp_path / "killed"
+    program = [sys.executable, "-m", "pagecast.planner_app", *command, "--out", str(out), "--workers", "2"]
+    running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: trials_in(out) >= 4)
+        helpers = children_of(running.pid)
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    wait_until(lambda: not any(Path(f"/proc/{helper}").exists() for helper in helpers))
+    kept = trials_in(out)
+    assert pagecast([*command, "--out", str(out), "--workers", "2"]) == 0
+    assert kept < 18
+    whole, again = (pd.read_parquet(folder / "trials.parquet") for folder in (tmp_path / "whole", out))
+    assert again.equals(whole)
+
+
+def test_a_dask_worker_killed_in_the_middle_changes_nothing(reference, dask_cluster):
+    address, (_, *workers) = dask_cluster
+
+    def kill(done):
+        if done == 6:
+            os.kill(workers[0].pid, signal.SIGKILL)
+
+    found = sweep(reference.question, cluster=address, progress=kill)
+    assert workers[0].wait(10) == -signal.SIGKILL
+    assert found.table.equals(reference.table)
+
+
+def test_a_scheduler_killed_in_the_middle_is_told_and_what_is_done_is_kept(reference, dask_cluster, tmp_path):
+    address, (scheduler, *_) = dask_cluster
+
+    def kill(done):
+        if done == 3:
+            scheduler.kill()
+
+    with pytest.raises(BadInput, match="the scheduler has gone; start it and run again"):
+        sweep(reference.question, out=tmp_path / "study", cluster=address, progress=kill)
+    assert trials_in(tmp_path / "study") >= 3
+
+
+@pytest.fixture
+def dask_cluster(tmp_path):
+    """A Dask scheduler and two workers, started by Dask's own command: the address, and the processes."""
+    pytest.importorskip("distributed")
+    file = tmp_path / "scheduler.json"
+    dask = [sys.executable, "-m", "dask"]
+    common = ["--scheduler-file", str(file), "--no-dashboard"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
+    started = [subprocess.Popen([*dask, "scheduler", "--host", "127.0.0.1", "--port", "0", *common], **quiet)]
+    try:
+        wait_until(file.exists)
+        one = [*dask, "worker", "--no-nanny", "--nthreads", "1", "--host", "127.0.0.1", *common]
+        started += [subprocess.Popen(one, **quiet) for _ in range(2)]
+        address = json.loads(file.read_text())["address"]
+        wait_until(lambda: workers_at(address) == 2)
+        yield address, started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def workers_at(address):
+    from distributed import Client
+
+    with Client(address, set_as_default=False) as client:
+        return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def children_of(pid):
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+
+
+def trials_in(folder: Path):
+    try:
+        with sqlite3.connect(f"file:{folder}/study.sqlite?mode=ro", uri=True) as database:
+            return database.execute("SELECT COUNT(*) FROM trials").fetchone()[0]
+    except sqlite3.Error:
+        return 0
+
+
+def wait_until(condition):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < 60, "nothing happens"
+        time.sleep(0.01)
+
+
+def test_a_folder_of_another_study_is_refused_in_one_line(chat, tmp_path, capsys):
+    command = ["sweep", "chat", "--limit", "30", "--costs", "roofline", "--out", str(tmp_path)]
+    assert pagecast([*command, "--set", "block_size=16,32"]) == 0
+    capsys.readouterr()
+    for change, named in {
+        ("--set", "block_size=16,64"): "another space (block_size=16,32, not block_size=16,64)",
+        ("--set", "block_size=16,32", "--limit", "31"): "another trace",
+        ("--set", "block_size=16,32", "--max-num-seqs", "9"): "another scenario (max_num_seqs 256, not 9)",
+        ("--set", "block_size=16,32", "--slo", "ttft_p99<1s"): "another SLO",
+        ("--set", "block_size=16,32", "--search", "5"): "another kind",
+    }.items():
+        assert pagecast([*command, *change]) == 2
+        said = capsys.readouterr()
+        assert named in said.err and said.err.count("\n") == 1 and not said.out
+    # What it costs is no matter of the replays: a grid takes new prices.
+    assert pagecast([*command, "--set", "block_size=16,32", "--price", "H200=3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cheapest"]["usd_per_hour"] == 3.0
+
+
+def test_a_broken_study_and_one_in_use_are_told(chat, tmp_path):
+    question = asked(chat, ["block_size=16,32"])
+    busy = tmp_path / "busy"
+
+    def again(done):
+        if done == 1:
+            with pytest.raises(BadInput, match="another pagecast is at work"):
+                sweep(question, out=busy, workers=1)
+
+    assert sweep(question, out=busy, workers=1, progress=again).complete
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "study.sqlite").write_bytes(b"not a database" * 100)
+    with pytest.raises(BadInput, match=r"study.sqlite: .*not a database; name another folder"):
+        sweep(question, out=broken)
+    with pytest.raises(BadInput, match="can't be written"):
+        sweep(question, out=Path("/proc/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--price", "H200"], "GPU=USD_PER_GPU_HOUR"),
+        (["--price", "H200=0"], "a price is above 0"),
+        (["--price", "H300=1"], "unknown GPU"),
+        (["--price", "H100=1"], "no price for H200"),
+        (["--objective", "speed"], "--objective speed"),
+        (["--objective", "usd_per_hour"], "needs prices"),
+        (["--slo", "ttft<1s"], "SLO term"),
+        (["--search", "0"], "at least 1 trial"),
+        (["--set", "kv_tokens=1000:2000"], "a grid needs a step"),
+        (["--cluster", "tcp://127.0.0.1:9"], "can't be reached"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
+    if "--cluster" in options:
+        pytest.importorskip("distributed")
+    command = ["sweep", "chat", "--limit", "5", "--set", "block_size=16,32", *options]
+    begun = time.monotonic()
+    assert pagecast(command) == 2
+    said = capsys.readouterr().err
+    assert named in said and said.count("\n") == 1
+    assert time.monotonic() - begun < 10
+
+
+COST = st.sampled_from([0.0, 1.0, 2.0, 3.0, float("nan")])
+
+
+@given(st.lists(st.tuples(COST, COST, COST), min_size=1, max_size=30))
+def test_the_front_is_what_no_other_beats(rows):
+    costs = np.array(rows)
+    kept = front(costs)
+    plain = np.where(np.isnan(costs), np.inf, costs)
+    beaten = [any((other <= row).all() and (other < row).any() for other in plain) for row in plain]
+    assert kept.tolist() == [not lost for lost in beaten]
+
+
+def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys):
+    command = ["sweep", "chat", "--limit", "20", "--workers", "1", "--set"]
+    assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    named = [trial["step_costs"] for trial in told["trials"]]
+    assert named == ["vllm-0.24-h200-qwen3-8b", "roofline"]
+    assert pd.read_parquet(tmp_path / "trials.parquet")["step_costs"].tolist() == named
+    assert [(each["name"], each["trials"], each["where"]) for each in told["step_costs"]] == [
+        (named[0], 1, "gpu H200"), (named[1], 1, "gpu L40S"),
+    ]  # fmt: skip
+    assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
+    for each in told["step_costs"]:
+        assert f"{each['name']}: {each['expected_error']}" in told["notes"]
+    assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "0 trials replayed; 2 were in the folder already" in out
+    assert "Its step costs are vllm-0.24-h200-qwen3-8b, others' are not." in out
+    assert "note: Step costs differ within this sweep: vllm-0.24-h200-qwen3-8b (gpu H200, 1 trial), " in out
+    assert "--costs roofline gives all trials the same method" in out
+    assert pagecast([*command, "block_size=16,32"]) == 0
+    out = capsys.readouterr().out
+    assert "with model Qwen/Qwen3-8B, gpu H200, tensor_parallel_size 1, profile vllm, step costs vll" in out
+    assert "note: Step costs fitted to" in out and "differ" not in out
+    assert "cheapest replica: block_size=" in out and "one replica that serves the whole trace" in out
+
+
+def test_a_study_from_before_trials_told_their_costs_goes_on(chat, reference, tmp_path):
+    done = []
+    question = reference.question
+    sweep(question, out=tmp_path, workers=1, progress=done.append, stop=lambda: max(done) >= 3)
+    with sqlite3.connect(tmp_path / "study.sqlite") as database:
+        database.execute("ALTER TABLE trials DROP COLUMN costs")
+    found = sweep(question, out=tmp_path, workers=1)
+    assert found.table.drop(columns="step_costs").equals(reference.table.drop(columns="step_costs"))
+    assert found.table["step_costs"].tolist() == [*[""] * 3, *["roofline"] * 17]
+
+
+def test_without_a_service_level_none_is_spoken_of(capsys):
+    command = ["sweep", "chat", "--limit", "20", "--costs", "roofline", "--workers", "1"]
+    assert pagecast([*command, "--set", "block_size=16,64"]) == 0
+    assert "SLO" not in capsys.readouterr().out
+    assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<10s"]) == 0
+    assert "undominated replicas, of those that meet the SLO in " in capsys.readouterr().out
+
+
+def test_a_level_that_no_scenario_meets_is_told_and_exit_code_1(capsys):
+    command = ["sweep", "chat", "--limit", "20", "--costs", "roofline", "--workers", "1"]
+    assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<1us"]) == 1
+    out = capsys.readouterr().out
+    assert "no scenario of the space meets ttft_p99<1us; the closest is block_size=" in out
+    assert "`pagecast plan` tells what one replica takes, and how many it would need." in out
+    assert pagecast([*command, "--set", "num_gpu_blocks=5,6", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["cheapest"] is None

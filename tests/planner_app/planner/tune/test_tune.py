@@ -1,0 +1,162 @@
+"""Tuning: what a block size and an HBM budget change, and a recommendation that follows from the figures."""
+
+import json
+from functools import partial
+
+import pandas as pd
+import pytest
+from pagecast.planner_app.cli import run as pagecast
+from pagecast.planner_app.planner.tune.knobs import recommend, tune_block_size, tune_hbm_budget
+from pagecast.planner_app.planner.tune.tables import admits, tables
+from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.tune_report import tune_report
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay import replay
+from pagecast.sim.replay.arrivals import ClosedLoop
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.bundled import resolve
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace, table
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return read(resolve("chat"), limit=100)
+
+
+def test_larger_blocks_waste_more_and_hold_shorter_tables(chat):
+    tuned = tune_block_size(chat, Scenario(costs="roofline"), "8,32,128", concurrency=False, workers=1)
+    found = tuned.table.set_index("block_size")
+    assert found["tail_waste_tokens"].is_monotonic_increasing
+    assert found["table_entries"].is_monotonic_decreasing
+    assert found["lookup_blocks"].is_monotonic_decreasing
+    assert found["reused_prefix_tokens"].is_monotonic_decreasing
+    held = (chat.requests["input_tokens"] + chat.requests["output_tokens"] - 1).to_numpy()
+    assert found["tail_waste_tokens"][32] == pytest.approx((-held % 32).mean())
+    assert found["table_bytes"][32] == pytest.approx(4 * (-(-held // 32)).mean())
+    assert tuned.recommended in (8, 32)
+
+
+def test_a_pool_of_exactly_four_sequences_admits_four():
+    # Four blocks a sequence, prompt and answer; nothing is shared.
+    columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
+    trace = Trace("even", table(columns))
+    scenario = Scenario(costs="roofline", num_gpu_blocks=16)
+    found = tune_block_size(trace, scenario, "16", workers=1).table
+    assert found["admissible_concurrency"].tolist() == [4]
+
+
+def test_users_beyond_the_batch_are_admitted_where_the_level_lets_them_wait():
+    # Four places and answers of one length: who has to wait for a place waits as long as one takes.
+    columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
+    trace, scenario = Trace("even", table(columns)), Scenario(costs="roofline", max_num_seqs=4)
+    alone = replay(trace, scenario, arrivals=partial(ClosedLoop, users=1), keep_steps=False)
+    answer_s = alone.summary["e2e_s"]["max"]
+    some = tune_block_size(trace, scenario, "16", slo=f"e2e_p99<{2.6 * answer_s:.4f}s", workers=1)
+    assert 4 < some.table["admissible_concurrency"][0] < 16
+    assert not some.table["admissible_at_limit"][0] and admits(some) == ""
+    for slo, most, why in (("", 4, "more would only wait"), ("e2e_p99<60s", 16, "4 times max_num_seqs (4)")):
+        tuned = tune_block_size(trace, scenario, "16", slo=slo, workers=1)
+        header, rows = tables(tuned)[-1]
+        assert dict(zip(header, rows[0], strict=True))["admits (closed loop)"] == f">= {most}"
+        assert why in admits(tuned)
+
+
+def test_a_limit_that_every_setting_reaches_is_not_drawn():
+    pytest.importorskip("plotly")
+    columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
+    scenario = Scenario(costs="roofline", max_num_seqs=4)
+    page = tune_report(tune_block_size(Trace("even", table(columns)), scenario, "16,32", workers=1))
+    names = [series["name"] for figure in plain_figures(page) for series in figure["data"]]
+    assert "static concurrency" in names and "admissible concurrency" not in names
+
+
+def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_recommended(chat):
+    scenario = Scenario(costs="roofline", gpu="RTX 4090", model="Qwen/Qwen3-0.6B")
+    tuned = tune_hbm_budget(chat, scenario, "0.01,0.1:0.9:0.2", concurrency=False, workers=2)
+    ran = tuned.table[tuned.table["reason"] == ""]
+    assert "leaves no room for a KV cache" in tuned.table["reason"].iloc[0]
+    assert ran["kv_gib"].is_monotonic_increasing
+    assert ran["reused_prefix_tokens"].is_monotonic_increasing
+    enough = ran[ran["reused_prefix_tokens"] >= 0.99 * ran["reused_prefix_tokens"].max()]
+    assert tuned.recommended >= enough["gpu_memory_utilization"].min()
+    assert f"gpu_memory_utilization {tuned.recommended:g} is the smallest" in tuned.reason
+    room = ran.set_index("gpu_memory_utilization")["static_concurrency"][tuned.recommended]
+    assert f"room for {int(room)} requests at once" in tuned.reason
+
+
+def rows(**columns):
+    count = len(next(iter(columns.values())))
+    plain = {"rejected": 0, "meets": True, "reason": "", "reused_prefix_tokens": 1000, "ttft_mean_s": 0.1,
+             "e2e_mean_s": 1.0, "static_concurrency": 64}  # fmt: skip
+    return pd.DataFrame({name: [value] * count for name, value in plain.items()} | columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "best", "said"),
+    [
+        ({"reused_prefix_tokens": [1000, 995, 950]}, 32, "64 would mean 5.0% fewer hit tokens"),
+        ({"ttft_mean_s": [0.1, 0.104, 0.2]}, 32, "64 would mean 100.0% longer mean TTFT"),
+        ({"static_concurrency": [64, 63, 62]}, 16, "32 would mean 1.6% less room for requests at once"),
+        ({"meets": [True, True, False]}, 32, "64 would mean the SLO is missed"),
+        ({"rejected": [0, 0, 3]}, 32, "64 would mean 3 requests rejected"),
+        ({"reused_prefix_tokens": [1000, 1000, 1000]}, 64, "Nothing larger that runs was tried"),
+        ({"reused_prefix_tokens": [1000, 900, 500], "ttft_mean_s": [0.2, 0.1, 0.1]}, 32, "is a compromise"),
+    ],
+)
+def test_the_largest_block_that_costs_nothing_is_recommended(columns, best, said):
+    table = rows(block_size=[16, 32, 64], **columns)
+    value, reason = recommend(table, "block_size", thrifty_is_more=True)
+    assert value == best
+    assert said in reason
+
+
+def test_workers_change_nothing_and_a_stopped_tuning_has_what_is_done(chat):
+    scenario = Scenario(costs="roofline", max_num_seqs=8)
+    one, two = (tune_block_size(chat, scenario, "16,64", workers=workers) for workers in (1, 2))
+    assert one.table.equals(two.table) and one.reason == two.reason
+    part = tune_block_size(chat, scenario, "16,64", workers=1, stop=lambda: True)
+    assert len(part.table) == 1 and not part.complete
+
+
+def test_the_command_prints_a_table_a_reason_and_a_page(tmp_path, capsys):
+    pytest.importorskip("plotly")
+    page = tmp_path / "tune.html"
+    command = ["tune", "block-size", "chat", "--limit", "40", "--values", "16,64", "--static"]
+    assert pagecast([*command, "--report", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "recommended: block_size" in printed and "hit tokens" in printed and "TPOT mean" in printed
+    written = page.read_text(encoding="utf-8")
+    assert "block_size for chat" in written
+    lead, tail = written.split("<h2>")[0], written.split("Scenario</h2>")[1]
+    costs = Scenario().step_costs()
+    assert f"costs {costs.name}" in printed and f"note: {costs.expected_error()}" in printed
+    assert f"1 x H200 with Qwen/Qwen3-8B, as vllm would; step costs: {costs.name}." in lead
+    assert "max_num_batched_tokens" in tail and "step costs used" in tail
+    assert pagecast([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["block_size"] for row in told["settings"]] == [16, 64]
+    assert told["recommended"] in (16, 64)
+    assert (told["costs"], told["expected_error"]) == (costs.name, costs.expected_error())
+    assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["hbm-budget", "chat", "--num-gpu-blocks", "100"], "num_gpu_blocks fixes the KV cache"),
+        (["block-size", "chat", "--values", "0,16"], "block_size is 0"),
+        (["block-size", "chat", "--values", "16:64"], "a range needs a step"),
+        (["hbm-budget", "chat", "--values", "0.9:2:0.5"], "gpu_memory_utilization is 1.4"),
+        (["block-size", "chat", "--slo", "fast"], "SLO term"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
+    assert pagecast(["tune", *options, "--limit", "5"]) == 2
+    said = capsys.readouterr().err
+    assert named in said and said.count("\n") == 1
+
+
+def test_a_fixed_cache_is_refused_for_a_budget(chat):
+    with pytest.raises(BadInput, match="kv_tokens fixes the KV cache"):
+        tune_hbm_budget(chat, Scenario(kv_tokens=1000))

@@ -1,0 +1,195 @@
+"""The HBM budget: block counts of real engines, what each limit means, and what does not fit."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.block_layout import block_layout
+from pagecast.sim.machine.gpus import GIB, gpu
+from pagecast.sim.machine.memory import UNCERTAIN_BYTES, HbmBudget, hbm_budget
+from pagecast.sim.machine.models import known_models, model
+
+QWEN = model("Qwen/Qwen3-8B")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start of vLLM that someone published: the KV cache it found room for, in GiB."""
+
+    model: str
+    gpu: str
+    kv_gib: float
+    options: dict
+    source: str
+    total_gib: float | None = None  # where the driver's figure differs from the table's
+    version: tuple[int, int] = (0, 24)
+
+
+STARTS = [
+    Start("Qwen/Qwen3-8B", "RTX 4090", 6.03,
+          {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
+          "vLLM 0.24.0, journal of a router study on two RTX 4090: 43,888 tokens"),
+    Start("Qwen/Qwen3-8B", "RTX 4090", 5.08,
+          {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
+          "the same journal, its first start: num_gpu_blocks 2312"),
+    Start("Qwen/Qwen3-8B", "RTX 5090", 12.23,
+          {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
+          "the same study, RTX 5090: 89,040 tokens"),
+    Start("Qwen/Qwen3-8B", "RTX 4090", 6.37,
+          {"gpu_memory_utilization": 0.9764, "max_num_batched_tokens": 2048, "max_model_len": 16384},
+          "vLLM 0.21, a 24 GB GeForce, LMCache issue 3430: 46,368 tokens", version=(0, 21)),
+    Start("Qwen/Qwen2.5-1.5B", "H200", 120.53, {"max_num_seqs": 1024},
+          "vLLM 0.19.1 with its defaults, a benchmark's log: 4,513,888 tokens", version=(0, 19)),
+    Start("openai/gpt-oss-20b", "A100 80GB", 36.56,
+          {"gpu_memory_utilization": 0.65, "max_num_batched_tokens": 2048},
+          "vLLM 0.19.0, myoceane.fr, vLLM on A100", version=(0, 19)),
+    Start("Qwen/Qwen3-8B", "A100 40GB", 18.69, {"max_num_batched_tokens": 2048, "max_model_len": 40960},
+          "vLLM 0.9.2, driver 535, a deployment journal: 8,505 blocks", total_gib=39.39, version=(0, 9)),
+]  # fmt: skip
+
+
+def predicted(start: Start) -> float:
+    facts = gpu(start.gpu)
+    if start.total_gib:
+        facts = replace(facts, hbm_bytes=round(start.total_gib * GIB))
+    runner = "auto" if start.version >= (0, 24) else "v1"
+    budget = hbm_budget(model(start.model), facts, model_runner=runner, **start.options)
+    graphs = sum(i.bytes for i in budget.items if i.name == "CUDA graphs" and i.counted)
+    return (budget.kv_bytes + (0 if start.version >= (0, 21) else graphs)) / GIB  # counted since 0.21
+
+
+@pytest.mark.parametrize("start", STARTS, ids=lambda s: f"{s.model} {s.gpu} {s.kv_gib}")
+def test_public_starts_lie_within_the_stated_uncertainty(start: Start) -> None:
+    assert abs(predicted(start) - start.kv_gib) * GIB < UNCERTAIN_BYTES
+
+
+def test_the_errors_on_public_starts_do_not_lean_one_way_by_much() -> None:
+    errors = [predicted(start) - start.kv_gib for start in STARTS]
+    assert abs(sum(errors) / len(errors)) < 0.4
+
+
+@pytest.mark.parametrize("measured", [49_609, 49_838])
+def test_qwen3_8b_on_the_h200_has_vllms_block_count(measured: int) -> None:
+    budget = hbm_budget(QWEN, gpu("H200"), gpu_memory_utilization=0.9, max_num_batched_tokens=8192,
+                        max_num_seqs=256, block_size=16, max_model_len=131_072)  # fmt: skip
+    assert budget.num_gpu_blocks == pytest.approx(measured - 1, rel=0.005)
+    names = {item.name for item in budget.items}
+    assert names >= {"weights", "activations", "CUDA graphs", "libraries", "KV cache", "margin"}
+
+
+def test_items_add_up_to_the_gpu_for_every_model_that_fits() -> None:
+    fitting = 0
+    for name in known_models():
+        if model(name).weight_bytes() > 120e9:
+            with pytest.raises(BadInput, match="leaves no room"):
+                hbm_budget(model(name), gpu("H200"))
+            continue
+        budget = hbm_budget(model(name), gpu("H200"))
+        fitting += 1
+        assert sum(item.bytes for item in budget.items) == budget.total_bytes
+        assert budget.kv_bytes == (budget.num_gpu_blocks + 1) * budget.layout.block_bytes
+        assert all(item.bytes > 0 for item in budget.items if item.name != "margin")
+    assert fitting > 50
+
+
+def test_hybrid_layers_are_grouped_as_vllm_groups_them() -> None:
+    # Gemma 3 27B in vLLM 0.11: 109.86 GiB of KV gave 89,994 blocks, and it warned of 8 padding layers
+    # (10 full and 52 windowed layers: seven groups of ten).
+    layout = block_layout(model("google/gemma-3-27b").kv_groups(), 16, 2)
+    assert (layout.layers, layout.groups) == (10, 7)
+    assert 109.86 * GIB / layout.block_bytes == pytest.approx(89_994, abs=6)
+    # 12 full and 12 windowed layers of gpt-oss: two groups of twelve.
+    assert block_layout(model("openai/gpt-oss-20b").kv_groups(), 16, 2).windows == (0, 128)
+
+
+@given(tokens=st.integers(1, 5000), size=st.sampled_from([1, 8, 16, 64]))
+def test_a_sequence_never_needs_fewer_blocks_than_its_tokens(tokens: int, size: int) -> None:
+    layout = block_layout(model("google/gemma-2-2b").kv_groups(), size, 2)
+    full, windowed = -(-tokens // size), -(-min(tokens, 4096) // size)
+    assert full + windowed <= layout.blocks_of(tokens) <= 2 * full
+    assert layout.blocks_of(tokens) <= full + windowed + 1
+
+
+def budget_for(**options) -> HbmBudget:
+    return hbm_budget(QWEN, gpu("H100 SXM"), **options)
+
+
+def test_the_lesser_limit_wins_and_is_named() -> None:
+    alone = budget_for(gpu_memory_utilization=0.9)
+    assert budget_for().num_gpu_blocks == alone.num_gpu_blocks
+    both = budget_for(gpu_memory_utilization=0.9, free_gpu_memory_fraction=0.5)
+    assert both.num_gpu_blocks < alone.num_gpu_blocks
+    assert both.limit == "free_gpu_memory_fraction 0.5"
+    few = budget_for(gpu_memory_utilization=0.9, free_gpu_memory_fraction=0.5, kv_tokens=10_000)
+    assert (few.num_gpu_blocks, few.kv_tokens, few.limit) == (625, 10_000, "kv_tokens 10000")
+
+
+def test_tokens_beyond_the_memory_are_cut_to_what_fits() -> None:
+    budget = budget_for(kv_tokens=10**9)
+    assert budget.limit == "free memory" and budget.num_gpu_blocks * 16 < 500_000
+
+
+def test_more_of_anything_else_means_fewer_blocks() -> None:
+    base = budget_for().num_gpu_blocks
+    assert budget_for(max_num_batched_tokens=32_768).num_gpu_blocks < base
+    assert budget_for(gpu_memory_utilization=0.8).num_gpu_blocks < base
+    assert budget_for(kv_cache_dtype="fp8").num_gpu_blocks == pytest.approx(2 * base, rel=0.001)
+    assert budget_for(block_size=32).num_gpu_blocks == pytest.approx(base / 2, rel=0.001)
+    assert budget_for(tensor_parallel_size=2).num_gpu_blocks > 2 * base  # half the weights, half a token's KV
+
+
+def test_eager_mode_keeps_no_graphs() -> None:
+    names = {item.name for item in budget_for(enforce_eager=True).items}
+    assert "CUDA graphs" not in names and "compilation" not in names
+
+
+def test_the_three_bytes_per_token_are_apart_and_in_order() -> None:
+    figures = budget_for(sequence_tokens=1000).bytes_per_token
+    assert figures.theoretical == 147_456
+    assert figures.allocated == pytest.approx(147_456 * (1000 + 7.5) / 1000, rel=1e-5)
+    assert figures.theoretical < figures.allocated <= figures.admissible < 1.02 * figures.theoretical
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "google/gemma-3-27b", "deepseek-ai/DeepSeek-V2-Lite"])
+@given(tokens=st.integers(16, 20_000))
+def test_admission_by_the_admissible_figure_never_overfills(name: str, tokens: int) -> None:
+    budget = hbm_budget(model(name), gpu("H200"), sequence_tokens=tokens)
+    figures = budget.bytes_per_token
+    assert figures.theoretical < figures.allocated <= figures.admissible
+    admitted = budget.kv_bytes / figures.admissible
+    assert admitted <= budget.num_gpu_blocks * budget.layout.block_size
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5; it must lie above 0 and at most 1"),
+        ({"free_gpu_memory_fraction": 0}, "free_gpu_memory_fraction is 0"),
+        ({"block_size": 0}, "block_size is 0; it must be at least 1"),
+        ({"kv_tokens": 0}, "kv_tokens is 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"sequence_tokens": 0}, "sequence_tokens is 0"),
+        ({"gpu_memory_utilization": 0.1}, "leaves no room for a KV cache on H100 SXM"),
+        ({"kv_cache_dtype": "fp5"}, "kv_cache_dtype 'fp5' is unknown"),
+        ({"model_runner": "v3"}, "model_runner is 'v3'; it must be auto, v1 or v2"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size 0"),
+    ],
+)
+def test_impossible_budgets_are_refused_in_one_line(options: dict, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        budget_for(**options)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_recorded_runs_of_the_h200_had_these_blocks(shared: Path) -> None:
+    options = ("gpu_memory_utilization", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
+    for meta in (shared / "groundtruth").glob("vllm-*-h200-qwen3-8b/*/meta.json"):
+        run = json.loads(meta.read_text())
+        if run["num_gpu_blocks"] < 10_000:  # set by hand
+            continue
+        budget = hbm_budget(QWEN, gpu("H200"), **{name: run["config"][name] for name in options})
+        assert budget.num_gpu_blocks == pytest.approx(run["usable_blocks"], rel=0.005)

@@ -1,0 +1,126 @@
+"""Resampled workloads are of the same kind, and copies find nothing of each other in the cache."""
+
+import numpy as np
+import pytest
+from pagecast.sim.replay import replay
+from pagecast.sim.replay.replicates import Spread, Study, summary_figures, with_intervals
+from pagecast.sim.replay.resample import resample, what_is_lost
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.hits import hits
+from pagecast.traces.read import read
+from pagecast.traces.schema import Spans, Trace, table
+
+
+def windows_of_documents(count: int = 240) -> Trace:
+    """Requests that come evenly, four after another reading one document."""
+    rows = np.arange(count)
+    spans = Spans(
+        np.arange(count + 1), rows // 4, np.zeros(count, np.int64), np.full(count, 640, np.int64)
+    )  # fmt: skip
+    columns = {
+        "arrival_s": rows.astype(float), "input_tokens": np.full(count, 640),
+        "output_tokens": np.full(count, 8),
+    }  # fmt: skip
+    return Trace("documents", table(columns), spans)
+
+
+@pytest.mark.parametrize("name", ["chat", "rag", "code"])
+def test_a_draw_is_of_the_same_kind_and_repeatable(name):
+    trace = read(name)
+    drawn, again, other = resample(trace, 1), resample(trace, 1), resample(trace, 2)
+    assert drawn.requests.equals(again.requests)
+    assert not drawn.requests.equals(other.requests)
+    assert len(drawn) == pytest.approx(len(trace), rel=0.15)
+    for column in ("input_tokens", "output_tokens"):
+        assert drawn.requests[column].sum() == pytest.approx(trace.requests[column].sum(), rel=0.2)
+    assert hits(drawn, (), 64).infinite == pytest.approx(hits(trace, (), 64).infinite, abs=0.06)
+
+
+def test_turns_follow_turns_of_their_own_session():
+    drawn = resample(read("chat"), 3)
+    after, session = drawn.integers("after"), drawn.requests["session"]
+    later = np.flatnonzero(after >= 0)
+    assert len(later) > 500
+    assert (session.iloc[later].to_numpy() == session.iloc[after[later]].to_numpy()).all()
+    assert (after[later] < later).all()
+
+
+def test_a_window_drawn_twice_finds_nothing_of_its_first_copy():
+    trace = windows_of_documents()
+    # Each document is read four times in a row: three of four are found again, however windows are drawn.
+    # Windows of four seconds hold one document each, so a second copy that kept its name would find all four.
+    for seed in range(5):
+        assert hits(resample(trace, seed), (), 64).infinite == pytest.approx(0.75, abs=0.02)
+
+
+def test_prompts_given_as_token_ids_are_kept_apart_by_a_salt():
+    trace = windows_of_documents(80)
+    ids = [np.full(640, row // 4) for row in range(80)]
+    drawn = resample(Trace("ids", trace.requests, None, ids), 0)
+    salts = drawn.column("salt").fillna("").astype(str)
+    assert len(set(salts)) > 1
+    assert len(drawn.token_ids or []) == len(drawn)
+    assert hits(drawn, (), 64).infinite == pytest.approx(0.75, abs=0.05)
+
+
+def test_it_says_what_sharing_is_lost():
+    assert "sessions drawn again" in what_is_lost(read("chat"), 0)
+    assert "windows of its time" in what_is_lost(windows_of_documents(), 0)
+    told = what_is_lost(read("chat"), 0, 0.5, 0.3)
+    assert told.endswith("of eligible prompt tokens 50.0% are reused, and 30.0% in the median draw.")
+
+
+def test_intervals_stand_beside_the_figures_and_hold_the_forecast():
+    trace, scenario = read("rag"), Scenario.make({})
+    result = replay(trace, scenario, keep_steps=False)
+    spread = Study(trace, scenario, workload=resample).spread(20, workers=1)
+    body = with_intervals(result.summary, spread)
+    assert body["ttft_s"]["low"]["p90"] < body["ttft_s"]["high"]["p90"]
+    assert body["low"]["makespan_s"] <= body["high"]["makespan_s"]
+    assert body["low"]["output_tokens_per_s"] > 0
+    assert body["e2e_s"]["low"]["mean"] < body["e2e_s"]["mean"] < body["e2e_s"]["high"]["mean"]
+    assert body["ttft_s"]["mean"] == result.summary["ttft_s"]["mean"]
+    assert "wall_s" not in body["low"]
+    assert with_intervals(result.summary, Spread())["low"] == {}
+    assert summary_figures(result)["ttft_s.p90"] == result.summary["ttft_s"]["p90"]
+
+
+def test_an_interval_is_widened_to_the_forecast_and_has_a_twentieth_of_draws_on_either_side():
+    spread = Spread({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0})
+    spread = spread.around({"a": 0.5, "b": float("nan"), "c": 9.0})
+    assert (spread.low, spread.high) == ({"a": 0.5, "b": 1.0}, {"a": 2.0, "b": 2.0})
+    body = with_intervals({"a": 3.0}, spread)
+    assert (body["low"]["a"], body["high"]["a"]) == (0.5, 3.0)
+
+    class Numbered(Study):
+        def run(self, job):
+            return {"x": float(job.index), "rare": float(job.index) if job.index < 5 else float("nan")}
+
+    found = Numbered(read("rag"), Scenario.make({})).spread(39, workers=1)
+    assert (found.low["x"], found.high["x"]) == pytest.approx((1.0, 37.0))  # 2nd and 38th of 0 to 38
+    assert "rare" not in found.low
+
+
+def test_a_figure_that_does_not_follow_step_times_shows_its_range_beside_its_slope():
+    class Uneven(Study):
+        def run(self, job):
+            assert job.factor is not None
+            change = 100 * (job.factor - 1)
+            dip = 7.5 if change == pytest.approx(-0.5) else 10 + change
+            return {"dip": dip, "rare": float("nan"), "no": 0}
+
+    point = {"dip": 10.0, "rare": 1.0, "no": 0.0}
+    found = Uneven(read("rag"), Scenario.make({})).spread(0, point=point, workers=1)
+    assert found.reach["dip"] == pytest.approx((-25, 10))
+    assert 10 < found.sensitivity["dip"] < 15
+    assert "rare" not in found.reach
+    assert (found.sensitivity["no"], found.reach["no"]) == (0, (0, 0))
+    assert found.low == {}
+
+
+def test_the_workload_adds_to_what_the_costs_leave_open():
+    trace, scenario = read("rag"), Scenario.make({})
+    fixed = Study(trace, scenario).spread(20, workers=1)
+    drawn = Study(trace, scenario, workload=resample).spread(20, workers=1)
+    key = "e2e_s.mean"
+    assert drawn.high[key] - drawn.low[key] > 1.5 * (fixed.high[key] - fixed.low[key])
