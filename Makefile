@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TREE := build/tree/pagecast
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 PARTS := sim engine kernels planner_app traces
-COMPILED := $(filter-out %/__init__.py %/check.py %/errors.py,$(wildcard sim/core/*.py)) sim/costs/step_costs.py
+COMPILED := $(filter-out %/__init__.py %/check.py %/errors.py,$(wildcard sim/core/*.py sim/core/*/*.py)) sim/costs/step_costs.py
 
 .PHONY: help demo test test-slow lint bench compile format clean
 .DEFAULT_GOAL := help

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from pagecast.engine.attention import NO_PROMPTS, Backend, Prompts
 from pagecast.engine.rows import Rows
 from pagecast.engine.sequence import Sequence
-from pagecast.sim.core.plan import Chunk, StepPlan
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.plan import Chunk, StepPlan, counts_as_decode
 from pagecast.sim.core.request import Request
 
 Ints = NDArray[np.int32]
@@ -161,12 +162,12 @@ class Batches:
         self._decoding: list[Sequence] = []
         self._decode_rows = _ints([])
 
-    def lay_out(self, plan: StepPlan) -> Batch:
-        """Packs a plan's numbers and queues their transfer."""
+    def lay_out(self, plan: StepPlan, memory: KvMemory) -> Batch:
+        """Packs a plan's numbers and queues their transfer. `memory` has the block tables."""
         for chunk in plan.chunks:
-            self.rows.serve(self._sequences[chunk.request])
-        longs = [chunk for chunk in plan.chunks if chunk.tokens > 1]
-        part, takers = self._singles(plan)
+            self.rows.serve(self._sequences[chunk.request], memory)
+        longs = [chunk for chunk in plan.chunks if not counts_as_decode(chunk.tokens)]
+        part, takers = self._singles(plan, memory)
         singles = len(takers)
         part = _join([part, *map(self._part, longs)])
         graph = self._graph(len(part.rows), bool(longs))
@@ -184,7 +185,7 @@ class Batches:
             tokens=Tokens(*map(self.packed.put, part)),
             chunks=self._chunks(longs, part.positions[:singles], graph),
             draws=self._draws(takers, part, sampled),
-            changes=Changes(*map(self.packed.put, (*self.rows.changes(), self._copies(plan)))),
+            changes=Changes(*map(self.packed.put, (*self.rows.changes(), self._copies(plan, memory)))),
         )
         self.packed.send()
         return batch
@@ -194,18 +195,18 @@ class Batches:
         sizes = self.prompt_graphs if prompts else self.graphs
         return next((size for size in sizes if size >= tokens), 0)
 
-    def _singles(self, plan: StepPlan) -> tuple[_Part, list[Sequence | None]]:
+    def _singles(self, plan: StepPlan, memory: KvMemory) -> tuple[_Part, list[Sequence | None]]:
         """Tokens of requests that compute one, and who takes what is drawn after them."""
         if plan.decodes is not self._decodes:
             self._decodes = plan.decodes
             self._decoding = [self._sequences[request] for request in plan.decodes]
             self._decode_rows = _ints([sequence.row for sequence in self._decoding])
-        n = len(plan.decodes)
-        positions = plan.tick - np.fromiter((request.lag for request in plan.decodes), np.int32, n)
-        self.rows.serve_decodes(self._decoding, positions)
+        positions = _ints(plan.positions())
+        n = len(positions)
+        self.rows.serve_decodes(self._decoding, positions, memory)
         part = _Part(self._decode_rows, np.full(n, -1, np.int32), positions)
         takers: list[Sequence | None] = list(self._decoding)
-        chunks = [chunk for chunk in plan.chunks if chunk.tokens == 1]
+        chunks = [chunk for chunk in plan.chunks if counts_as_decode(chunk.tokens)]
         takers += [self._sequences[chunk.request] if chunk.last else None for chunk in chunks]
         return _join([part, *map(self._part, chunks)]), takers
 
@@ -235,12 +236,12 @@ class Batches:
             self.packed.put(_ints(filtered)) if filtered else None,
         )
 
-    def _copies(self, plan: StepPlan) -> Ints:
+    def _copies(self, plan: StepPlan, memory: KvMemory) -> Ints:
         """Pairs of blocks: of the parent, and of the fork that goes on in a copy of it."""
         pairs: list[int] = []
         for chunk in plan.chunks:
-            if chunk.copied >= 0:
-                pairs += chunk.copied, chunk.request.blocks()[chunk.start // self.rows.block_size]
+            if chunk.copied is not None:
+                pairs += chunk.copied, memory.blocks(chunk.request)[chunk.start // self.rows.block_size]
         return _ints(pairs)
 
     def _chunks(self, longs: list[Chunk], singles: Ints, graph: int) -> Chunks:

@@ -27,7 +27,7 @@ from pagecast.engine.sampling import SEEDS
 from pagecast.engine.sequence import Listener, Sequence
 from pagecast.engine.text import Growing
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.request import Request
 
 Prompt = str | Listed[int]

@@ -11,7 +11,6 @@ Who computes what, and where, is the scheduler's to decide; here its plans are o
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +18,7 @@ import torch
 from pagecast.engine.runner import Flight, Runner
 from pagecast.engine.sequence import NO_ROW, Sequence
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
@@ -73,7 +73,7 @@ class Loop:
         self._sequences: dict[Request, Sequence] = {}
         self.runner = make_runner(self._sequences)
         self._ended = ended
-        self._flying: deque[tuple[StepPlan, Flight | str]] = deque()
+        self._pipeline: Pipeline[Flight | str] = Pipeline(self.scheduler)
         self._preemptions = 0
         self.waited_ns = 0  # the host's time spent waiting for the device
 
@@ -84,8 +84,9 @@ class Loop:
 
     def restart(self) -> None:
         """Begins as if nothing had ever been served: an empty cache, step 0, time 0. Nothing may be live."""
-        assert not self._sequences and not self._flying
+        assert not self._sequences and not len(self._pipeline)
         self.scheduler = Scheduler(self.scheduler.limits, log=self._log_events)
+        self._pipeline = Pipeline(self.scheduler)
         self.clock = Clock()
         self._preemptions = 0
 
@@ -112,9 +113,9 @@ class Loop:
 
         False: there was nothing to do.
         """
-        depth = self.scheduler.limits.pipeline_depth
-        launched = len(self._flying) <= depth and self._launch()
-        if self._flying and (not launched or len(self._flying) > depth):
+        pipeline = self._pipeline
+        launched = pipeline.has_room and self._launch()
+        if len(pipeline) and (not launched or pipeline.is_full):
             self._land()
             return True
         return launched
@@ -123,7 +124,7 @@ class Loop:
         """Cancels everything and waits for the device."""
         for request in list(self._sequences):
             self.cancel(request.id)
-        while self._flying:
+        while len(self._pipeline):
             self._land()
 
     def _launch(self) -> bool:
@@ -140,11 +141,11 @@ class Loop:
         if self.log is not None:
             self.log.step(plan, start, planned)
         try:
-            self._flying.append((plan, self.runner.launch(plan)))
+            self._pipeline.add(plan, self.runner.launch(plan, self.scheduler.memory))
         except torch.OutOfMemoryError as error:
             # Nothing of this step can be trusted, nor of one that would build on it.
-            self._flying.append((plan, f"out of memory in step {plan.step}: {error}"))
-            while len(self._flying) > 1:
+            self._pipeline.add(plan, f"out of memory in step {plan.step}: {error}")
+            while len(self._pipeline) > 1:
                 self._land()
         return True
 
@@ -156,7 +157,7 @@ class Loop:
 
     def _land(self) -> None:
         """Waits for the oldest step, hands out its tokens and commits it."""
-        plan, flight = self._flying.popleft()
+        plan, flight = self._pipeline.oldest
         stopped: list[str] = []
         failed: list[tuple[str, str]] = []
         heard: list[tuple[Sequence, int]] = []
@@ -167,7 +168,7 @@ class Loop:
             self._hand_out(flight, stopped, failed, heard)
         now = self.clock.now()
         outcome = Outcome(tuple(stopped), tuple(failed))
-        for request in self.scheduler.commit(plan, outcome, now):
+        for request in self._pipeline.commit(outcome, now):
             self._end(request)
         if self.log is not None:
             self.log.committed(plan, outcome, now)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pagecast.engine.sampling import FIELDS, packed
 from pagecast.engine.sequence import NO_ROW, Sequence
+from pagecast.sim.core.memory.kv_memory import KvMemory
 
 Ints = NDArray[np.int32]
 _NONE = np.empty(0, np.int32)
@@ -27,9 +28,9 @@ class Rows:
         self._blocks: list[Ints] = []
         self._params: list[Ints] = []
 
-    def serve(self, sequence: Sequence) -> None:
+    def serve(self, sequence: Sequence, memory: KvMemory) -> None:
         """Brings a prefilling request's row up to date with its block table; gives it one if it has none."""
-        blocks = sequence.request.blocks()
+        blocks = memory.blocks(sequence.request)
         if sequence.row == NO_ROW:
             sequence.row = self._free.pop()
             sequence.blocks_sent = 0
@@ -42,7 +43,7 @@ class Rows:
             self._places.append(np.arange(first + sent, first + len(blocks), dtype=np.int32))
             self._blocks.append(np.array(blocks[sent:], np.int32))
 
-    def serve_decodes(self, sequences: list[Sequence], positions: Ints) -> None:
+    def serve_decodes(self, sequences: list[Sequence], positions: Ints, memory: KvMemory) -> None:
         """The same for decoding requests that compute `positions`: those that begin a block got one."""
         begin = np.flatnonzero(positions % self.block_size == 0)
         if not len(begin):
@@ -52,7 +53,7 @@ class Rows:
         for i, column in zip(begin.tolist(), columns, strict=True):
             sequence = sequences[i]
             places.append(sequence.row * self.columns + column)
-            blocks.append(sequence.request.last_block)
+            blocks.append(memory.last_block(sequence.request))
             sequence.blocks_sent = column + 1
         self._places.append(np.array(places, np.int32))
         self._blocks.append(np.array(blocks, np.int32))

@@ -16,6 +16,7 @@ from pagecast.engine.rope import rotary_table
 from pagecast.engine.rows import Rows
 from pagecast.engine.sampling import FIELDS, Sampler
 from pagecast.engine.sequence import Sequence as Text
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request
 from torch import Tensor
@@ -72,9 +73,9 @@ class Runner:
         self._prompt_graphs: Callable[[int], Tensor] | None = None
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Flight:
+    def launch(self, plan: StepPlan, memory: KvMemory) -> Flight:
         """Lays a step out and queues it; `wait` on what it returns for its tokens."""
-        batch = self.batches.lay_out(plan)
+        batch = self.batches.lay_out(plan, memory)
         self._change_tables(batch)
         tokens = self._draw(batch, self._states(batch))
         return self._bring_back(batch, tokens)

@@ -20,8 +20,8 @@ from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import NS, Recording, recorded_run
 from pagecast.engine.sequence import Sequence
-from pagecast.sim.core.content import own_output, own_prompt, token_ids, tokens
-from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.identity.content import own_output, own_prompt, token_ids, tokens
+from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.replay.arrivals import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.recorded import RecordedRun
@@ -84,19 +84,13 @@ class TraceServer:
 
     def _take_in(self) -> None:
         loop, arrivals = self.engine.loop, self._arrivals
-        while True:
-            now = loop.clock.now()
-            gone = arrivals.due_cancel(now)
-            if gone is not None:
-                loop.cancel(str(gone))
+        while (due := arrivals.take(loop.clock.now())) is not None:
+            if due.arrival_ns is None:
+                loop.cancel(str(due.row))
                 continue
-            arrival = arrivals.due(now)
-            if arrival is None:
-                return
-            row, arrival_ns = arrival
-            sequence = self._sequence(row, arrival_ns)
-            self._sequences[row] = sequence
-            self._submitted_ns[row] = loop.clock.now()
+            sequence = self._sequence(due.row, due.arrival_ns)
+            self._sequences[due.row] = sequence
+            self._submitted_ns[due.row] = loop.clock.now()
             loop.submit(sequence)
 
     def _sequence(self, row: int, arrival_ns: int) -> Sequence:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.profile import PROFILES
-from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.rules.profiles import PROFILES
+from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.costs.calibration.choose import choose
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.step_costs import StepCosts

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.core.content import own_prompt
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.identity.content import own_prompt
 from pagecast.traces.schema import SECONDS, Ints, Spans, Trace
 
 MAX_TOKENS = 1 << 40

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pagecast.sim.core.content import own_output, own_prompt
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.identity.content import own_output, own_prompt
 from pagecast.traces.schema import COLUMNS, Ints, Recipe, Spans, Trace, nominal_arrival_s, starts, table
 
 _FIRST_PRIVATE = own_prompt(0)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pagecast.sim.core.content import own_output, own_prompt
+from pagecast.sim.core.identity.content import own_output, own_prompt
 from pagecast.traces.schema import Ints, Trace
 
 SCOPE = ("model", "adapter", "salt")

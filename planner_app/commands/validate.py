@@ -11,7 +11,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.page import ready, write
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.machine.block_count import block_count
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.accuracy import blocks_sentence, sentences

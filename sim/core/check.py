@@ -1,11 +1,13 @@
-"""Proves that nothing is lost or shared by mistake: every block, count and index entry accounted for."""
+"""Invariant checks: every block, count and index entry accounted for."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.pool import BlockPool
+from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.runs import Run
 from pagecast.sim.core.scheduler import Scheduler
 
 
@@ -32,115 +34,129 @@ class Checker:
 
 
 def check_counts(s: Scheduler) -> None:
-    """O(1): the counts agree with each other."""
-    limits, free = s.limits, s.pool.queue.count
-    _hold(0 <= free <= limits.num_blocks, f"{free} free blocks of {limits.num_blocks}")
-    live = len(s.running) + s.waiting.size + len(s.forks)
+    """O(1): the counts agree with each other. Errors: `Broken`."""
+    free = s.memory.free_blocks
+    running, queue = s.running, s.queue
+    _hold(0 <= free <= s.limits.num_blocks, f"{free} free blocks of {s.limits.num_blocks}")
+    live = len(running.requests) + len(queue)
     _hold(live == len(s.requests), f"{live} requests running or waiting, {len(s.requests)} live")
-    _hold(len(s.in_flight) <= limits.pipeline_depth + 1, f"{len(s.in_flight)} plans in flight")
-    _hold(bool(s.requests) or free == limits.num_blocks, "blocks are held while no request lives")
+    flying = len(running.in_flight)
+    _hold(flying <= s.limits.pipeline_depth + 1, f"{flying} plans in flight")
+    _hold(bool(s.requests) or free == s.limits.num_blocks, "blocks are held while no request lives")
 
 
 def check(s: Scheduler) -> None:
     """Everything, in time linear in blocks and requests. Changes nothing. Errors: `Broken`.
 
-    Each block is in one run; the free queue and the requests' tables cover each run exactly; holders are
-    counted right; each published run is in the index under its key and nothing else is; decoding requests
-    have the blocks that their position needs.
+    Each block is in one run; the free pieces and the holdings cover each run exactly; holders are counted
+    right; each published run is in the index under its key and nothing else is; parents and children agree;
+    running requests have the blocks that their position needs.
     """
     check_counts(s)
-    free = _free_blocks(s)
-    runs = _runs_held(s)
-    _check_index(s)
+    memory = s.memory
+    pool = memory.pool
+    runs = _runs_held(memory)
+    _check_index(pool)
     held: Counter[int] = Counter()
     for run in runs:
         for block in run.blocks[: run.owned()]:
             held[block] += 1
+    free = _free_blocks(pool)
     twice = [block for block, count in held.items() if count > 1 or block in free]
     _hold(not twice, f"blocks {twice[:5]} are in two places")
     missing = set(range(s.limits.num_blocks)) - free - set(held)
     _hold(not missing, f"blocks {sorted(missing)[:5]} are lost")
-    entries = sum(len(request.blocks()) for request in s.requests.values())
-    shared = s.cache.shared_blocks
-    _hold(shared == entries - s.cache.used_blocks, f"{shared} shared blocks, {entries} in all tables")
+    entries = 0
+    for group in memory.groups:
+        entries += sum(len(holding.blocks()) for holding in group.holdings.values())
+    shared = sum(group.shared_blocks for group in memory.groups)
+    _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     for request in s.requests.values():
         _check_request(s, request)
-    _hold(not (s.waiting.size and not s.running and s.blocked), "the queue is blocked and nothing runs")
+    stuck = s.queue.size and not s.running.requests and s.queue.blocked
+    _hold(not stuck, "the queue is blocked and nothing runs")
 
 
-def _free_blocks(s: Scheduler) -> set[int]:
+def _free_blocks(pool: BlockPool) -> set[int]:
+    """The blocks of all free pieces, which are checked on the way."""
     free: set[int] = set()
-    total = 0
-    seen: dict[int, list[tuple[int, int]]] = {}
-    piece = s.pool.queue.ring.after
-    while piece.run is not None:
-        run = piece.run
-        _hold(piece.after.before is piece, "the free queue's links are broken")
-        _hold(0 <= piece.low < piece.high <= len(run.blocks), f"free piece {piece.low}..{piece.high}")
-        _hold(run.owned() <= piece.low, "a free piece is held")
-        _hold(run.free is not None and piece in run.free, "a run does not know its free piece")
-        free.update(run.blocks[piece.low : piece.high])
-        total += piece.high - piece.low
-        seen.setdefault(id(run), []).append((piece.low, piece.high))
-        if seen[id(run)][1:]:
-            deeper, this = seen[id(run)][-2:]
-            _hold(this[1] == deeper[0], "a run's free pieces are out of order")
-        else:
-            _hold(piece.high == len(run.blocks), "a run's deepest free piece is not at its end")
-        piece = piece.after
-    _hold(total == len(free) == s.pool.queue.count, f"{total} blocks queued, {s.pool.queue.count} counted")
+    runs: dict[Run, int] = {}
+    for piece in pool.eviction:
+        _hold(piece in (piece.run.free or ()), "a run does not know its free piece")
+        _hold(0 <= piece.low < piece.high, f"free piece {piece.low}..{piece.high}")
+        free.update(piece.run.blocks[piece.low : piece.high])
+        runs[piece.run] = runs.get(piece.run, 0) + 1
+    for run, pieces in runs.items():
+        top = len(run.blocks)
+        for piece in run.free or ():
+            _hold(piece.high == top, "a run's free pieces do not follow one another from its end")
+            top = piece.low
+        _hold(top == run.owned(), f"{run.owned()} blocks of a run are held, those after {top} are free")
+        _hold(len(run.free or ()) == pieces, "a run's free piece is not in the eviction order")
+    _hold(len(free) == pool.free_blocks, f"{len(free)} blocks in free pieces, {pool.free_blocks} counted")
     return free
 
 
-def _runs_held(s: Scheduler) -> list[Run]:
-    """The runs in the requests' tables; their holders are counted on the way."""
-    readers: dict[int, Counter[int]] = {}
-    writers: dict[int, int] = {}
-    runs: dict[int, Run] = {}
-    for request in s.requests.values():
-        for run, length in request.table:
-            part: Run | None = run
-            end = run.start + length
-            while part is not None and (part.writer is request if length < 0 else part.start < end):
-                runs[id(part)] = part
-                if length < 0:
-                    writers[id(part)] = writers.get(id(part), 0) + 1
-                else:
-                    stop = end if part.rest is None else min(end, part.rest.start)
-                    readers.setdefault(id(part), Counter())[stop - part.start] += 1
-                part = part.rest
-    for key, run in runs.items():
-        _hold(dict(readers.get(key, {})) == (run.held or {}), f"readers of a run: {run.held}")
-        _hold((run.writer is not None) == (writers.get(key, 0) == 1), "a run's writer is not its holder")
-    return list(runs.values())
+def _runs_held(memory: KvMemory) -> list[Run]:
+    """The runs that requests hold; their holders are counted on the way."""
+    readers: dict[Run, Counter[int]] = {}
+    runs: dict[Run, None] = {}
+    for group in memory.groups:
+        for request, holding in group.holdings.items():
+            _hold(request.alive, f"{request!r} has ended and holds blocks")
+            for run, count in holding.prefix_parts():
+                runs[run] = None
+                readers.setdefault(run, Counter())[count] += 1
+            for run in holding.own:
+                runs[run] = None
+                _hold(run.writer is holding, "a run's writer is not its holder")
+            _hold(not holding.own or holding.tail is holding.own[-1], "the tail is not the last own run")
+    for run in runs:
+        _hold(dict(readers.get(run, {})) == (run.held or {}), f"readers of a run: {run.held}")
+        written = run.writer is None or run in run.writer.own
+        _hold(written, "a run's writer does not know it")
+    return list(runs)
 
 
-def _check_index(s: Scheduler) -> None:
-    for key, first in s.pool.index.items():
-        run: Run | None = first
-        while run is not None:
+def _check_index(pool: BlockPool) -> None:
+    for key in pool.index.first:
+        for run in pool.index.chain(key):
             _hold(run.indexed and run.key == key, "an index entry points at another content")
             _hold(run.published <= len(run.blocks), "more published than there is")
             _hold(run.published > 0 or run.writer is not None, "an empty run is still in the index")
-            run = run.next
+            _check_family(run)
+
+
+def _check_family(run: Run) -> None:
+    for child in run.children or ():
+        _hold(child.parent is run, "a child has another parent")
+        _hold(child.start >= run.start, "a child starts before its parent")
+    if run.parent is not None:
+        _hold(run in (run.parent.children or ()), "a parent does not know its child")
 
 
 def _check_request(s: Scheduler, request: Request) -> None:
-    blocks = request.blocks()
-    if request.state is State.DECODE and request not in s.parked:
-        expected = s.cache.blocks_for(s.tick - request.lag)
-    elif request.state in (State.DRAINING, State.DECODE) or (request.table and not s.profile.whole_prompt):
-        expected = s.cache.blocks_for(request.computed)
-    elif request.table:
-        expected = s.cache.blocks_for(request.known)
-    else:
-        expected = 0
-    _hold(len(blocks) == expected, f"{request!r} holds {len(blocks)} blocks, needs {expected}")
-    _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
-    for run, length in request.table:
-        keys = request.keys
-        if run.key is not None and length != 0 and not keys.explicit:
-            _hold(run.key in keys.digests, f"{request!r} holds content that is not its own")
+    running = s.running
+    tokens = _expected_tokens(s, request)
+    needed = -(-tokens // s.limits.block_size)
+    for group in s.memory.groups:
+        holding = group.holdings.get(request)
+        blocks = [] if holding is None else holding.blocks()
+        # Blocks for drafts that were rejected are kept for the next ones.
+        enough = len(blocks) >= needed if s.lifecycle.drafting else len(blocks) == needed
+        _hold(enough, f"{request!r} holds {len(blocks)} blocks, needs {needed}")
+        _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
+    if request in running.decoders.requests:
+        _hold(request.state is State.DECODE, f"{request!r} is among the decoding requests")
+
+
+def _expected_tokens(s: Scheduler, request: Request) -> int:
+    """Tokens for which a request should have blocks."""
+    if not s.memory.holds(request):
+        return 0
+    if request.state is State.PREFILL and s.profile.whole_prompt:
+        return request.known
+    return s.running.planned(request)
 
 
 def _hold(condition: bool, message: str) -> None:

@@ -1,28 +1,26 @@
-"""The decoding requests, without touching each of them every step.
+"""Decoding requests, kept so that a step need not touch each of them.
 
-A decoding request computes one token a tick, so all that matters follows from two numbers that stay put:
-its `lag` (at tick t it computes position t - lag) and its last tick. Whoever needs a new block at tick t
-has a lag congruent to t modulo the block size, so requests stand in one bucket a remainder, and a step
-costs what it allocates, not what it decodes.
+A request that computes one token per tick is described by two numbers that do not change: its `lag` (at
+tick t it computes position t - lag) and its last tick. It needs a new block at tick t where its lag is
+congruent to t modulo the block size. So requests stand in one bucket per remainder, and a step costs what
+it allocates, not what it decodes.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.runs import Run
 
 
 class Decoders:
-    """Requests that decode, in admission order, with the tick at which each needs a block and ends."""
+    """Requests that decode one token per tick, in admission order, with the tick of each next event."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.requests: dict[Request, None] = {}
         self.count = 0
-        self.explicit = 0  # how many have a key for each block (token ids)
+        self.explicit = 0  # how many have one key per block (token ids)
         self._buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._lag_sum = 0
         self._least_lag: int | None = None
@@ -33,11 +31,12 @@ class Decoders:
     # ---- membership
 
     def add(self, request: Request) -> None:
-        """Adds a request whose `lag` and `last_step` (its last tick) are set."""
+        """Adds a request whose `lag` and `last_tick` are set."""
         self.requests[request] = None
         self.count += 1
         self._snapshot = None
-        self.explicit += request.keys.explicit
+        if request.keys.explicit:
+            self.explicit += 1
         self._place(request)
 
     def remove(self, request: Request) -> None:
@@ -49,21 +48,23 @@ class Decoders:
         del self.requests[request]
         self.count -= 1
         self._snapshot = None
-        self.explicit -= request.keys.explicit
+        if request.keys.explicit:
+            self.explicit -= 1
 
     def delay(self, request: Request) -> None:
-        """A request sits this tick out: it will be one tick later in all."""
+        """A request sits this tick out: all that it does from now on comes one tick later."""
         self._unplace(request)
         request.lag += 1
-        request.last_step += 1
+        request.last_tick += 1
         self._place(request)
         bucket = self._buckets[request.lag % self.block_size]
-        ordered = sorted(bucket, key=_order)
+        ordered = sorted(bucket, key=admission_order)
         bucket.clear()
         bucket.update(dict.fromkeys(ordered))
 
     def _place(self, request: Request) -> None:
-        lag, last = request.lag, request.last_step
+        lag = request.lag
+        last = request.last_tick
         self._buckets[lag % self.block_size][request] = None
         self._lag_sum += lag
         if self._least_lag is not None and lag < self._least_lag:
@@ -76,7 +77,7 @@ class Decoders:
             ends.append(request)
 
     def _unplace(self, request: Request) -> None:
-        last = request.last_step
+        last = request.last_tick
         self._unbucket(request)
         ends = self._ends[last]
         ends.remove(request)
@@ -107,17 +108,17 @@ class Decoders:
         if not self.requests:
             return 0
         if self._least_lag is None:
-            self._least_lag = min(request.lag for request in self.requests)
+            self._least_lag = min([request.lag for request in self.requests])
         return tick - self._least_lag
 
     # ---- ends
 
-    def next_end(self) -> int:
-        """The first tick at which a request computes its last token. There must be requests."""
+    def quiet(self, tick: int) -> int:
+        """For how many ticks, from `tick` on, nothing ends before the last of them. There are requests."""
         ticks = self._end_ticks
         while ticks[0] not in self._ends:
             heapq.heappop(ticks)
-        return ticks[0]
+        return ticks[0] - tick + 1
 
     def pop_ended(self, tick: int) -> list[Request]:
         """Takes out the requests whose last token this tick computes, in admission order."""
@@ -125,7 +126,7 @@ class Decoders:
         if ended is None:
             return []
         if len(ended) > 1:
-            ended.sort(key=_order)
+            ended.sort(key=admission_order)
         for request in ended:
             self._unbucket(request)
             self._drop(request)
@@ -134,17 +135,17 @@ class Decoders:
     # ---- blocks
 
     def crossing(self, tick: int) -> dict[Request, None]:
-        """The requests that need a new block at a tick, in admission order."""
+        """The requests that begin a new block at a tick, in admission order."""
         return self._buckets[tick % self.block_size]
 
     def filling(self, tick: int) -> dict[Request, None]:
         """The requests that fill a block at a tick, in admission order."""
         return self._buckets[(tick + 1) % self.block_size]
 
-    def ticks_within(self, tick: int, free: int) -> int:
-        """How many ticks from `tick` on can be served with `free` blocks."""
+    def ticks_within(self, tick: int, crossings: int) -> int:
+        """How many ticks from `tick` on have at most `crossings` block boundaries together."""
         size = self.block_size
-        rounds, left = divmod(free, self.count)
+        rounds, left = divmod(crossings, self.count)
         ticks = rounds * size
         at = tick % size
         for offset in range(size):
@@ -153,50 +154,31 @@ class Decoders:
                 return ticks + offset
         return ticks + size
 
-    def grow(self, tick: int, ticks: int, take: Callable[[int], list[int]]) -> None:
-        """Takes the blocks that `ticks` ticks need, and hands them out in the order stepping would have."""
+    def crossings(self, tick: int, ticks: int) -> tuple[list[Request], int]:
+        """Who begins a block within `ticks` ticks from `tick` on, in order, and how many blocks that is.
+
+        Beyond one block size the requests cross over and over in the same order, so each is listed once.
+        """
         size = self.block_size
         at = tick % size
-        buckets = self._buckets
         last = at + ticks
         order: list[Request] = []
-        for bucket in buckets[at:last]:
+        for bucket in self._buckets[at:last]:
             if bucket:
                 order += bucket
         if last > size:
-            for bucket in buckets[: min(last - size, at)]:
+            for bucket in self._buckets[: min(last - size, at)]:
                 if bucket:
                     order += bucket
-        if not order:
-            return
         if ticks <= size:
-            for request, block in zip(order, take(len(order)), strict=True):
-                request.tail.blocks.append(block)  # type: ignore[union-attr]
-            return
-        # Every round of block_size ticks serves the requests in this same order.
-        n = len(order)
+            return order, len(order)
         rounds, rest = divmod(ticks, size)
-        needed = rounds * n
+        needed = rounds * len(order)
         for offset in range(rest):
-            needed += len(buckets[(at + offset) % size])
-        blocks = take(needed)
-        for i, request in enumerate(order):
-            request.tail.blocks += blocks[i::n]  # type: ignore[union-attr]
+            needed += len(self._buckets[(at + offset) % size])
+        return order, needed
 
 
-def give_one(request: Request, tick: int, block: int, block_size: int) -> None:
-    """Hands one block to a decoding request that needs it at this tick."""
-    if request.keys.explicit:
-        number = (tick - request.lag) // block_size
-        keys = request.keys
-        run = Run(keys.digests[number] if number < len(keys.digests) else None, number, [block], request)
-        request.table.append((run, -1))
-        request.tail = run
-        return
-    tail = request.tail
-    assert tail is not None
-    tail.blocks.append(block)
-
-
-def _order(request: Request) -> int:
+def admission_order(request: Request) -> int:
+    """Sorts requests by their latest admission."""
     return request.order

@@ -1,7 +1,7 @@
-"""What happened to blocks and requests, in order: the log that simulator and engine must share line for line.
+"""Event log: what happened to blocks and requests, in order. Simulator and engine write equal lines.
 
 An event names its step (the number of the plan being made, or of the next one between plans), so that
-logs made on different clocks can be compared. Blocks come in lists: one event for a run of them.
+logs made on different clocks can be compared. Blocks come in lists: one event for all blocks of one act.
 """
 
 from __future__ import annotations
@@ -43,6 +43,19 @@ class Event(NamedTuple):
         if self.detail:
             parts.append(self.detail)
         return " ".join(parts)
+
+
+class EventLog:
+    """The log of one replica. `events` is None where no log is kept; whoever reads the list empties it."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.events: list[Event] | None = [] if enabled else None
+        self.step = 0  # the number that new events carry
+
+    def add(self, kind: EventKind, request: str, blocks: list[int] | None = None, detail: str = "") -> None:
+        """Adds one event, where a log is kept."""
+        if self.events is not None:
+            self.events.append(Event(self.step, kind, request, tuple(blocks or ()), detail))
 
 
 def run_length(blocks: tuple[int, ...]) -> str:

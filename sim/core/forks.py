@@ -1,8 +1,8 @@
-"""Forks: requests kept back until the prompt they share with another is computed.
+"""Forks: requests held back until the prompt they share with another is computed.
 
-A fork's prompt is its parent's. Once that is computed the fork finds its full blocks as anybody would, and is
-given a copy of the last one, partly filled as it is; so it computes a single token of the prompt, after
-which it draws a token of its own.
+A fork's prompt is its parent's. Once that is computed, the fork finds its full blocks as any request would,
+and is given a copy of the last, partly filled one. So it computes a single token of the prompt, after which
+it draws a token of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Forks:
         return True
 
     def drop(self, request: Request) -> bool:
-        """Takes a request out that has ended. False: it is not kept back."""
+        """Takes out a request that has ended. False: it is not held back."""
         held = self._held.get(request.parent, []) if request.parent is not None else []
         if request not in held:
             return False

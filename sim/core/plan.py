@@ -1,36 +1,58 @@
-"""A step's plan: everything a backend needs to execute it, fixed once made."""
+"""Step plan: everything a backend needs to execute one step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagecast.sim.core.request import Request
 
 
+def counts_as_decode(tokens: int) -> bool:
+    """Whether a request that computes `tokens` tokens in a step counts as a decode: one token does.
+
+    The last token of a prompt costs what a decode costs, so engines and recorded runs count it as one.
+    """
+    return tokens == 1
+
+
 class Chunk(NamedTuple):
-    """A piece of a prompt: `tokens` tokens of `request` from position `start` on.
+    """`tokens` tokens of `request`, computed from position `start` on: of its prompt, or drafts to verify.
 
     `last`: it completes what is known of the sequence, so the step yields the request's next token.
-    `copied`: before anything is computed, this block is copied over the one in which the chunk begins
-    (-1: none); what the copy holds before `start` is the request's own.
+    `copied`: before anything is computed, this block is copied over the one in which the chunk begins;
+    what the copy holds before `start` is the request's own. `drafts`: how many of the tokens, the last
+    ones, are guesses that the step verifies.
     """
 
     request: Request
     start: int
     tokens: int
     last: bool
-    copied: int = -1
+    copied: int | None = None
+    drafts: int = 0
+
+
+class Transfer(NamedTuple):
+    """A block of KV that moves between the device (`block`) and a lower tier (`slot` there)."""
+
+    request: Request
+    block: int
+    slot: int
 
 
 class StepPlan(NamedTuple):
     """Step number `step`; or `steps` decode steps in a row that differ only in context length.
 
-    `decode_n` requests compute one token each, over `decode_ctx` tokens of context together (the longest
-    has `decode_max`), the tokens being computed not counted; a prompt chunk of one token counts as a
-    decode there. `prefill` holds the chunks of more than one token as `(tokens, already there)`; `chunks`
-    all of them. `running` and `waiting` are counted after scheduling, `used_blocks` likewise.
-    `decodes` are the decoding requests in admission order: request r computes position `tick - r.lag`
-    (its block table is `r.blocks()`; the last block is new where that position begins one).
+    Cost: `decode_n` requests compute one token each, over `decode_ctx` tokens of context together (the
+    longest has `decode_max`), the tokens being computed not counted. `prefill` holds the chunks of more
+    than one token as `(tokens, tokens already there)`. A chunk of one token counts as a decode.
+
+    Work: `decodes` are the generating requests that compute one token each, in admission order, at
+    `positions()`; `chunks` are all others. `preempted` lost their blocks. `loads` and `stores` move blocks
+    from and to a lower tier.
+
+    `running`, `waiting` and `used_blocks` are counted after scheduling (of several steps, the last).
     """
 
     step: int
@@ -46,18 +68,40 @@ class StepPlan(NamedTuple):
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[Request, ...] = ()
     preempted: tuple[Request, ...] = ()
+    loads: tuple[Transfer, ...] = ()
+    stores: tuple[Transfer, ...] = ()
 
     @property
     def last(self) -> int:
         """The number of the last step planned here."""
         return self.step + self.steps - 1
 
+    def positions(self) -> list[int]:
+        """The position that each of `decodes` computes (in the first of several steps).
+
+        To be read before the next plan is made: a request that a later plan preempts moves.
+        """
+        tick = self.tick
+        return [tick - request.lag for request in self.decodes]
+
+    def work(self) -> Iterator[tuple[Request, int, int]]:
+        """Each request's part of the step: `(request, first position, tokens)`. Read it as `positions`."""
+        for request, position in zip(self.decodes, self.positions(), strict=True):
+            yield request, position, 1
+        for chunk in self.chunks:
+            yield chunk.request, chunk.start, chunk.tokens
+
 
 class Outcome(NamedTuple):
-    """What came of a plan. `stopped`: ids of requests that ended early (end of text, or a failure)."""
+    """What came of a plan, as far as the plan could not know.
+
+    `stopped`: ids of requests that ended early (end of text). `failed`: ids and reasons. `accepted`: ids
+    and how many of their drafts were accepted; a request that is not named had all of them accepted.
+    """
 
     stopped: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    accepted: tuple[tuple[str, int], ...] = ()
 
 
 DONE = Outcome()

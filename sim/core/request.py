@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from pagecast.sim.core.runs import Run
-
-if TYPE_CHECKING:
-    from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.identity.keys import BlockKeys
 
 NEVER = -1  # a time or step that has not come
 
 
 class State(Enum):
-    """Where a request stands."""
+    """Life cycle of a request."""
 
     NEW = "new"  # made, not yet submitted
     WAITING = "waiting"  # in the queue, holding no blocks (or, in `nano-vllm`, part of its prefill done)
     PREFILL = "prefill"  # running, prompt chunks still to come
-    DECODE = "decode"  # running, a token a step
+    DECODE = "decode"  # running, generating
     DRAINING = "draining"  # running, its last token planned, not yet committed
     FINISHED = "finished"
     CANCELLED = "cancelled"
@@ -27,10 +23,13 @@ class State(Enum):
 
 
 class Request:
-    """A request as the scheduler sees it. Times are integer nanoseconds, lengths tokens.
+    """A request as the scheduler sees it. Times are integer nanoseconds, lengths are tokens.
 
-    While it decodes, nothing here changes from step to step: plan number s computes the token at
-    position `s - lag`, and the last one comes with plan `last_step`.
+    What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `parent`. How far it
+    is: `state`, `known`, `computed`. The blocks it holds are not here: see `memory.holding.Holding`.
+
+    While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
+    `lag` and `last_tick`, from which `Running.planned` computes its position.
     """
 
     __slots__ = (
@@ -45,7 +44,7 @@ class Request:
         "keys",
         "known",
         "lag",
-        "last_step",
+        "last_tick",
         "lost_tokens",
         "order",
         "output_tokens",
@@ -57,11 +56,7 @@ class Request:
         "reason",
         "recomputed_tokens",
         "reused_tokens",
-        "segment",
         "state",
-        "table",
-        "table_blocks",
-        "tail",
     )
 
     def __init__(
@@ -83,28 +78,23 @@ class Request:
         self.output_tokens = output_tokens
         self.arrival_ns = arrival_ns
         self.priority = priority
-        self.parent = parent  # whose prompt it shares: it is let into the queue when that is computed
+        self.parent = parent  # whose prompt it shares: it is queued when that prompt is computed
         self.state = State.NEW
         self.known = prompt_tokens  # tokens whose content is decided: prompt, and output so far
-        self.computed = 0  # tokens whose KV is planned or there; not kept up while decoding
+        self.computed = 0  # tokens whose KV is planned or there; not updated while decoding
         self.lag = 0
-        self.last_step = NEVER
-        self.order = 0
-        # Pairs (run, length held); length -1: all of it, as its writer. `tail` is the run being filled.
-        self.table: list[tuple[Run, int]] = []
-        self.table_blocks = 0  # blocks in `table`; not kept up while decoding
-        self.segment = 0  # of `keys`, in which the next block to be allocated lies
-        self.tail: Run | None = None
+        self.last_tick = NEVER
+        self.order = 0  # number of its latest admission
         self.cached_tokens = NEVER  # prefix hit at first admission
-        self.reused_tokens = 0  # over all admissions
-        self.lost_tokens = 0  # computed when it was last preempted
+        self.reused_tokens = 0  # prefix hits of all admissions
+        self.lost_tokens = 0  # computed tokens that its latest preemption threw away
         self.recomputed_tokens = 0  # of these, what its next admission did not find in the cache
         self.preemptions = 0
-        self.queue_depth = 0
+        self.queue_depth = 0  # requests ahead of it when it was submitted
         self.admitted_ns = NEVER
         self.first_token_ns = NEVER
         self.finished_ns = NEVER
-        self.reason = ""
+        self.reason = ""  # why it was rejected, cancelled or failed
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, {self.state.value}, {self.prompt_tokens}+{self.output_tokens})"
@@ -115,27 +105,9 @@ class Request:
         return self.state in _ALIVE
 
     @property
-    def last_block(self) -> int:
-        """The newest block of a decoding request's table: where the token being computed goes. O(1)."""
-        assert self.tail is not None
-        return self.tail.blocks[-1]
-
-    def blocks(self) -> list[int]:
-        """The block table: block numbers in sequence order."""
-        numbers: list[int] = []
-        for run, length in self.table:
-            part: Run | None = run
-            if length < 0:
-                while part is not None and part.writer is self:
-                    numbers += part.blocks
-                    part = part.rest
-                continue
-            end = run.start + length
-            while part is not None and part.start < end:
-                stop = end if part.rest is None else min(end, part.rest.start)
-                numbers += part.blocks[: stop - part.start]
-                part = part.rest
-        return numbers
+    def total_tokens(self) -> int:
+        """Prompt and output together."""
+        return self.prompt_tokens + self.output_tokens
 
 
 _ALIVE = frozenset((State.WAITING, State.PREFILL, State.DECODE, State.DRAINING))

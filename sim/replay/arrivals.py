@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,13 @@ from pagecast.traces.schema import Ints, Trace
 
 NS = 1_000_000_000
 NEVER_NS = 1 << 62
+
+
+class Due(NamedTuple):
+    """Something that happens to the request of a trace's row: it arrives, or (None) its client gives up."""
+
+    row: int
+    arrival_ns: int | None
 
 
 class Arrivals:
@@ -57,6 +65,14 @@ class Arrivals:
         if self._cancels and self._cancels[0][0] < due:
             due = self._cancels[0][0]
         self.next_ns = due
+
+    def take(self, now: int) -> Due | None:
+        """Takes what is due by `now`: a client that has given up, else the next arrival; None: nothing is."""
+        gone = self.due_cancel(now)
+        if gone is not None:
+            return Due(gone, None)
+        arrival = self.due(now)
+        return None if arrival is None else Due(*arrival)
 
     def due(self, now: int) -> tuple[int, int] | None:
         """Takes the next arrival that has come by `now`, as `(row, arrival_ns)`."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.core.content import own_output, own_prompt, tokens
-from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.identity.content import own_output, own_prompt, tokens
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.scope import DEFAULT_SCOPE, Scope
 from pagecast.traces.schema import Trace
 
 

@@ -7,29 +7,34 @@ The host makes a plan and launches it (`host_ns`), then the device computes (`de
               device        [ k    ]          [ k+1  ]                  device [   k     ][   k+1   ]
 
 Arrivals are handled by the host between steps, one after another, and join the first plan made after
-them. Where the scheduler says that nothing will be decided for a while, those steps are one event.
+them. Where the scheduler says that nothing will be decided for a while, those steps are one flight, which
+`cut` shortens to the steps begun by now when somebody wants to look in.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
 import simpy
+from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import Batch, StepCosts
 from pagecast.sim.replay.arrivals import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.flight import Flight, Stretch
 from pagecast.sim.replay.recorder import Recorder
+
+_COMMITS_PER_EVENT = 1024
+"""A lone replica runs ahead of the environment's clock; so often it lets the environment catch up."""
 
 
 class Replica:
     """Serves what `arrivals` brings, with a scheduler's decisions and a cost model's times.
 
-    `fast_forward=False` makes every step an event; the outcome is the same to the nanosecond.
+    `fast_forward=False` makes every step a flight of its own; the outcome is the same to the nanosecond.
     `after_step` is called between steps, for checks.
     """
 
@@ -53,137 +58,180 @@ class Replica:
         self.recorder = recorder
         self.fast_forward = fast_forward
         self.after_step = after_step
-        self._flying: deque[tuple[StepPlan, int]] = deque()  # plans and when the device is done
+        self._pipeline: Pipeline[Flight] = Pipeline(scheduler)
         self._device_free = 0
-        self._after = 0  # tokens of the last step planned, if it had prompt chunks
+        self._prompt_tokens = 0  # tokens of the last step planned, if it had prompts
+        self._unseen = 0  # commits since the environment's clock was last moved
         self.process = env.process(self._run())
 
+    def cut(self, now: int) -> None:
+        """Ends the stretch in flight with the steps begun before `now`, so that the scheduler is as of `now`.
+
+        To be called by another process of the environment, at its time. What the replica does afterwards is
+        the same as without.
+        """
+        if not len(self._pipeline):
+            return
+        plan, flight = self._pipeline.newest
+        if not isinstance(flight, Stretch):
+            return
+        steps = flight.begun(now, plan.steps)
+        shorter = self.scheduler.cut(plan, steps)
+        if shorter is not plan:
+            flight.set_steps(steps)
+            self._device_free = flight.end_ns
+            self._pipeline.replace_newest(shorter)
+            self.process.interrupt()
+
+    # ---- the loop
+
     def _run(self) -> Generator[Any, Any, None]:
-        env, s, arrivals = self.env, self.scheduler, self.arrivals
-        depth = s.limits.pipeline_depth
-        timeout = env.timeout
-        flying = self._flying
-        clock: int = int(env.now)
-        now = clock  # the host's clock: ahead of the environment's by what is planned already
+        pipeline = self._pipeline
+        arrivals = self.arrivals
+        now = int(self.env.now)  # the host's clock: ahead of the environment's while nobody else is due
+        stalled = False  # whether nothing can be planned before the next commit
         while True:
-            if len(flying) <= depth:
-                due = arrivals.next_ns
-                if due <= now:
-                    now = self._take_in(now)
-                    due = arrivals.next_ns
-                planned = self._plan(now, due)
-                if planned is not None:
-                    now = planned
+            landing = stalled or pipeline.is_full
+            if landing:
+                goal = pipeline.oldest[1].end_ns
+            elif len(pipeline):
+                goal = pipeline.newest[1].free_ns
+            else:
+                goal = now
+            if goal > now:
+                if self._others_are_due(goal) and (yield from self._cut_short(goal)):
                     continue
-                if not flying:
-                    if due == NEVER_NS:
-                        return
-                    now = due
+                now = goal
+            if landing:
+                self._commit(now)
+                stalled = False
+                continue
+            if arrivals.next_ns <= now:
+                now = self._take_in(now)
+            flight = self._plan(now)
+            if flight is not None:
+                now = flight.launched_ns
+            elif len(pipeline):
+                stalled = True
+            elif arrivals.next_ns == NEVER_NS:
+                break
+            else:
+                goal = arrivals.next_ns
+                if self._others_are_due(goal) and (yield from self._cut_short(goal)):
                     continue
-            plan, end = flying.popleft()
-            if end > now:
-                now = end
-            yield timeout(now - clock)
-            clock = now
-            self._commit(plan, now)
+                now = goal
+        if now > self.env.now:
+            yield self.env.timeout(now - self.env.now)
+
+    def _others_are_due(self, goal: int) -> bool:
+        """Whether another process has something to do before `goal`, or the clock should be moved anyway."""
+        queue = self.env._queue  # `peek` raises and catches an error where it is empty
+        return bool(queue and queue[0][0] <= goal) or self._unseen >= _COMMITS_PER_EVENT
+
+    def _cut_short(self, goal: int) -> Generator[Any, Any, bool]:
+        """Waits until `goal`. True: a flight was cut meanwhile, and its times are others now."""
+        self._unseen = 0
+        try:
+            yield self.env.timeout(goal - self.env.now)
+        except simpy.Interrupt:
+            return True
+        return False
 
     def _take_in(self, now: int) -> int:
         """Handles what has arrived, and who has gone, one after another; each takes the host some time."""
-        arrivals, s = self.arrivals, self.scheduler
-        while arrivals.next_ns <= now:
-            gone = arrivals.due_cancel(now)
-            if gone is not None:
-                request = s.requests.get(str(gone))
-                if request is not None and s.cancel(request.id, now):
-                    self._ended(request, now)
+        arrivals = self.arrivals
+        scheduler = self.scheduler
+        while (due := arrivals.take(now)) is not None:
+            if due.arrival_ns is None:
+                gone = scheduler.requests.get(str(due.row))
+                if gone is not None and scheduler.cancel(gone.id, now):
+                    self._ended(gone, now)
                 continue
-            arrival = arrivals.due(now)
-            assert arrival is not None
-            row, time = arrival
-            request = self.feed.request(row, time)
+            request = self.feed.request(due.row, due.arrival_ns)
             now += self.costs.arrival_ns(request.prompt_tokens)
-            if not s.submit(request):
+            if not scheduler.submit(request):
                 request.finished_ns = now
                 self._ended(request, now)
         return now
 
-    def _plan(self, now: int, due: int) -> int | None:
-        """Plans at `now`. Returns when the host is free again; None: nothing can be planned."""
-        s = self.scheduler
-        # What a step right after prompts loses is no other's: it is planned by itself.
-        warm = self.costs.warm_ns(self._after) if self._after else 0
-        free = s.free_steps() if self.fast_forward and not warm else 0
-        if free:
-            return self._plan_many(now, due, free)
-        plan = s.decide(now) if self.fast_forward and not warm else s.plan(now)
+    # ---- planning
+
+    def _plan(self, now: int) -> Flight | None:
+        """Plans at `now` and launches. None: nothing can be planned."""
+        scheduler = self.scheduler
+        # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
+        warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
+        quiet = scheduler.quiet() if self.fast_forward and not warm else 0
+        if quiet:
+            return self._plan_stretch(now, quiet)
+        plan = scheduler.decide(now) if self.fast_forward and not warm else scheduler.plan(now)
         if plan is None:
             return None
-        chunks = len(plan.chunks)
-        host = launched = now + self.costs.host_ns(len(plan.decodes) + chunks)
-        if chunks:
-            prefill = plan.prefill
-            batch = Batch(plan.decode_n, plan.decode_ctx, plan.decode_max, prefill, self._after)
-            duration = self.costs.device_ns(batch)
-            launched += self.costs.launch_ns(batch)
-            self._after = plan.decode_n + sum([chunk[0] for chunk in prefill])
-            # Prompts share blocks too, but do not read them together.
-            n = plan.decode_n
-            duration -= min(self._saved(n), self.costs.shared_ns(plan.decode_ctx, n))
-        else:
-            self._after = 0
-            duration = self.costs.decode_line(plan.decode_n).ns(plan.decode_ctx, plan.decode_max)
-            duration += warm - self._saved(plan.decode_n)
-        self._launch(plan, now, host, duration, launched)
-        return launched
+        return self._launch(plan, now, warm)
 
-    def _plan_many(self, now: int, due: int, free: int) -> int | None:
-        """Plans as many steps as begin before the next arrival, of `free` without decisions."""
-        s, flying = self.scheduler, self._flying
-        decoders = s.decoders
-        n = decoders.count
-        context, longest = decoders.context(s.tick), decoders.longest(s.tick)
+    def _launch(self, plan: StepPlan, now: int, warm: int) -> Flight:
+        """Times one step. It ends no sooner than its last kernel is launched."""
+        n = plan.decode_n
+        host = now + self.costs.host_ns(len(plan.decodes) + len(plan.chunks))
+        launched = host
+        saved = self._saved(n)
+        if plan.prefill:
+            batch = Batch(n, plan.decode_ctx, plan.decode_max, plan.prefill, self._prompt_tokens)
+            # Prompts share blocks too, but do not read them together.
+            saved = min(saved, self.costs.shared_ns(plan.decode_ctx, n))
+            duration = self.costs.device_ns(batch) - saved
+            launched += self.costs.launch_ns(batch)
+            self._prompt_tokens = n + sum([chunk[0] for chunk in plan.prefill])
+        else:
+            duration = self.costs.decode_line(n).ns(plan.decode_ctx, plan.decode_max) + warm - saved
+            self._prompt_tokens = 0
+        end = max(max(self._device_free, host) + duration, launched)
+        return self._fly(plan, Flight(now, launched, end))
+
+    def _plan_stretch(self, now: int, quiet: int) -> Flight:
+        """Plans as many steps as begin before the next arrival, of `quiet` without decisions."""
+        scheduler = self.scheduler
+        n, context, longest = scheduler.decode_load()
         line = self.costs.decode_line(n)
-        host, saved = self.costs.host_ns(n), self._saved(n)
-        self._after = 0
-        if s.limits.pipeline_depth:
+        host = self.costs.host_ns(n)
+        saved = self._saved(n)
+        due = self.arrivals.next_ns
+        self._prompt_tokens = 0
+        if not scheduler.limits.pipeline_depth:
+            stretch = Stretch(now, host, now, line, context, longest, host - saved, ahead=False)
+        else:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
             busy = self._device_free
             first = line.ns(context, longest) - saved
-            steps = 1
-            if free > 1 and flying and first >= host and busy >= now + host and busy < due:
-                steps += line.steps_begun(context, longest, due - busy, free - 1, -saved)
-            plan = s.decode(steps)
-            if steps == 1:
-                self._launch(plan, now, now + host, first)
-                return now + host
-            self._commit(flying.popleft()[0], busy)
-            last = steps - 1
-            before = line.ns(context, longest, last) - saved * last
-            self._launch(plan, now, busy, before + line.ns(context + last * n, longest + last) - saved)
-            return busy + before
-        steps = line.steps_begun(context, longest, due - now, free, host - saved)
-        plan = s.decode(steps)
-        duration = line.ns(context, longest, steps) + host * (steps - 1) - saved * steps
-        self._launch(plan, now, now + host, duration)
-        return now + host
+            if quiet == 1 or not len(self._pipeline) or first < host or busy < now + host or busy >= due:
+                plan = scheduler.stride(1)
+                return self._fly(plan, Flight(now, now + host, max(busy, now + host) + first))
+            stretch = Stretch(now, host, busy, line, context, longest, -saved, ahead=True)
+        steps = stretch.begun(due, quiet)
+        stretch.set_steps(steps)
+        return self._fly(scheduler.stride(steps), stretch)
 
     def _saved(self, requests: int) -> int:
-        """Device time that decoding requests of a step save one another; what they share changes only when
-        one of them comes or goes."""
-        cache = self.scheduler.cache
-        shared = cache.shared_blocks
-        return self.costs.shared_ns(shared * cache.block_size, requests) if shared else 0
+        """Device time that decoding requests of a step save one another by sharing blocks.
 
-    def _launch(self, plan: StepPlan, now: int, ready: int, duration: int, launched: int = 0) -> None:
-        """The device begins when it is free and the step's first kernel `ready`, and waits for the last."""
-        free = self._device_free
-        end = (free if free > ready else ready) + duration
-        self._device_free = end = end if end > launched else launched
-        self._flying.append((plan, end))
-        self.recorder.step(plan, now, end)
+        What they share changes only when one of them comes or goes.
+        """
+        shared = self.scheduler.memory.shared_tokens
+        return self.costs.shared_ns(shared, requests) if shared else 0
 
-    def _commit(self, plan: StepPlan, now: int) -> None:
-        for request in self.scheduler.commit(plan, DONE, now):
+    def _fly(self, plan: StepPlan, flight: Flight) -> Flight:
+        self._device_free = flight.end_ns
+        self._pipeline.add(plan, flight)
+        return flight
+
+    # ---- ends
+
+    def _commit(self, now: int) -> None:
+        plan, flight = self._pipeline.oldest
+        ended = self._pipeline.commit(DONE, now)
+        self.recorder.step(plan, flight.start_ns, flight.end_ns)
+        self._unseen += 1
+        for request in ended:
             self._ended(request, now)
         if self.after_step is not None:
             self.after_step()

@@ -17,7 +17,7 @@ import pandas as pd
 import simpy
 from pagecast.sim.core.check import Checker
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.windows import blocks_per_block, bytes_per_sequence
@@ -160,7 +160,7 @@ def _summary(
         "token_hit_rate": reused / eligible if eligible else 0.0,
         "num_gpu_blocks": scenario.blocks(),
         "peak_kv_usage": recorder.peak_used_blocks / scheduler.limits.num_blocks,
-        "evicted_blocks": scheduler.pool.evicted_blocks,
+        "evicted_blocks": scheduler.memory.evicted_blocks,
         "preemptions": scheduler.preemptions,
         "recomputed_tokens": int(table["recomputed_tokens"].sum()),
         "failed_allocations": scheduler.failed_allocations,

@@ -21,7 +21,7 @@ class Kind(IntEnum):
 
 
 class Outside(NamedTuple):
-    """Something that happened at a time, to the request of a row."""
+    """Something that happened at a time, to the request of a row; for a plan, its row in `run.idle`."""
 
     time_ns: int
     kind: Kind
@@ -72,5 +72,8 @@ def outside(run: RecordedRun) -> Iterator[Outside]:
         for row, time_s in enumerate(run.requests["cancelled_s"].to_numpy(np.float64).tolist()):
             if not np.isnan(time_s) and int(to_ns(time_s)) not in ends:
                 yield Outside(int(to_ns(time_s)), Kind.CANCELLED, row)
+    if run.idle is not None:
+        for row, time_ns in enumerate(run.idle.start_ns.tolist()):
+            yield Outside(time_ns, Kind.PLANNED_NOTHING, row)
     for time_s in run.meta.get("idle_plans_s", ()):
         yield Outside(int(to_ns(time_s)), Kind.PLANNED_NOTHING, -1)

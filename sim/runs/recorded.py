@@ -8,6 +8,7 @@ A run is a folder of four files (`events.jsonl.gz` may stand beside them):
   their concatenation, cut) or, where blocks can't say it, `spans` of [content, offset, length].
 - `requests.csv.gz`: a request a row: when it was submitted, got its first token and finished.
 - `steps.jsonl.gz`: a step a line: when it ran and what it computed; `run` names a section with its own clock.
+  A line without decodes and prompt chunks is a plan that preempted requests and found nothing to compute.
 
 A run of steady shapes, made to calibrate from, has no requests and lacks the two files.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +68,18 @@ class Steps:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def take(self, rows: Ints) -> Steps:
+        """The steps of the given rows, in that order."""
+        counts = np.diff(self.prefill_start)[rows]
+        start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        chunks = np.repeat(self.prefill_start[rows] - start[:-1], counts) + np.arange(start[-1])
+        columns = {name: value for name, value in vars(self).items() if name != "sections"}
+        columns |= {name: columns[name][rows] for name in columns if not name.startswith("prefill_")}
+        columns["prefill_start"] = start
+        columns["prefill_tokens"] = self.prefill_tokens[chunks]
+        columns["prefill_ctx"] = self.prefill_ctx[chunks]
+        return Steps(sections=self.sections, **columns)
+
     def prefill(self, index: int) -> tuple[tuple[int, int], ...]:
         """The prompt chunks of one step, in the order recorded."""
         a, b = int(self.prefill_start[index]), int(self.prefill_start[index + 1])
@@ -84,7 +97,8 @@ class Steps:
 class RecordedRun:
     """One recorded run. `requests` has the columns of `recorded_requests` and perhaps more; `inputs` those of
     a trace. Both are empty for a run of steady shapes. `spans` are the prompts where they share content;
-    `parts` are the runs that this one was joined from, if it was, one a section of its steps."""
+    `parts` are the runs that this one was joined from, if it was, one a section of its steps. `idle` are
+    the plans that computed nothing, where they were recorded; `steps` are all others."""
 
     name: str
     folder: Path
@@ -95,6 +109,7 @@ class RecordedRun:
     spans: Spans | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     parts: tuple[RecordedRun, ...] = ()
+    idle: Steps | None = None
 
     @property
     def pipeline_depth(self) -> int:
@@ -129,14 +144,15 @@ class RecordedRun:
         if not (path / "meta.json").is_file():
             raise BadInput(f"{path}: no meta.json: a recorded run is a folder with one, and steps.jsonl.gz")
         meta = _read_meta(path / "meta.json")
-        steps = _read_steps(path / "steps.jsonl.gz")
+        steps, idle = _computing(path / "steps.jsonl.gz", _read_steps(path / "steps.jsonl.gz"))
         depth = int(bool(meta.get("config", {}).get("async_scheduling")))
         _check_order(path / "steps.jsonl.gz", steps, depth)
         requests, inputs, spans = read_requests(path)
         _check_end(path / "steps.jsonl.gz", steps, requests)
         has_events = has(path, "events.jsonl.gz")
         events = [line for _, line in lines(path / "events.jsonl.gz")] if has_events else []
-        return cls(str(meta.get("name") or path.name), path, meta, steps, requests, inputs, spans, events)
+        name = str(meta.get("name") or path.name)
+        return cls(name, path, meta, steps, requests, inputs, spans, events, idle=idle)
 
     def write(self, folder: str | Path) -> Path:
         """Writes the run in the same format, creating the folder; returns it. Times keep nanoseconds."""
@@ -144,7 +160,10 @@ class RecordedRun:
         path.mkdir(parents=True, exist_ok=True)
         meta = {"format": FORMAT, **self.meta}
         (path / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-        _write_lines(path / "steps.jsonl.gz", _step_lines(self.steps))
+        lines = list(_step_lines(self.steps))
+        if self.idle is not None:
+            lines = sorted([*lines, *_step_lines(self.idle)], key=_place_of(self.steps.sections))
+        _write_lines(path / "steps.jsonl.gz", iter(lines))
         if len(self.requests):
             with _zip(path / "requests.csv.gz") as out:
                 self.requests.to_csv(out, index=False, lineterminator="\n")
@@ -236,8 +255,19 @@ def _check_step(line: dict[str, Any]) -> None:
         and chunk[0] >= 1 and chunk[1] >= 0 for chunk in line["prefill"]
     ):  # fmt: skip
         raise ValueError("'prefill' must be a list of [tokens computed, tokens already there]")
-    if not line["decode_n"] and not line["prefill"]:
-        raise ValueError("computes nothing: no decode and no prefill")
+    for key in ("decode_ctx", "decode_max"):
+        if line[key] and not line["decode_n"]:
+            raise ValueError(f"'{key}' is {line[key]}, but nothing decodes")
+
+
+def _computing(path: Path, steps: Steps) -> tuple[Steps, Steps | None]:
+    """The steps that compute something, and apart from them those that do not, if there are any."""
+    computes = (steps.decode_n > 0) | (np.diff(steps.prefill_start) > 0)
+    if not computes.any():
+        raise BadInput(f"{path}: no step computes anything: there are no decodes and no prefill")
+    if computes.all():
+        return steps, None
+    return steps.take(np.flatnonzero(computes)), steps.take(np.flatnonzero(~computes))
 
 
 def _check_order(path: Path, steps: Steps, depth: int) -> None:
@@ -273,6 +303,11 @@ def _step_lines(steps: Steps) -> Iterator[dict[str, Any]]:
         counts = {key: int(getattr(steps, key)[i]) for key in _COUNTS}
         line = {**times, **counts, "prefill": steps.prefill(i), "kv_usage": float(steps.kv_usage[i])}
         yield {"run": name, **line} if name else line
+
+
+def _place_of(sections: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[int, float]]:
+    """A step's place among the lines of a file: by section, then by its start."""
+    return lambda line: (sections.index(line.get("run", "")), line["start_s"])
 
 
 def _input_lines(inputs: pd.DataFrame, spans: Spans | None) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.schema import COLUMNS, INTEGERS, REQUIRED, TEXTS, Spans
+from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, REQUIRED, TEXTS, Spans
 
 REQUEST_COLUMNS: dict[str, type] = {
     "index": int, "arrival_s": float, "submitted_s": float, "input_tokens": int, "output_tokens": int,
@@ -119,8 +119,8 @@ def _read_inputs(path: Path) -> tuple[pd.DataFrame, Spans | None]:
             raise BadInput(f"{path} line {number}: {error}") from None
         rows.append({key: value for key, value in line.items() if key in COLUMNS})
     table = pd.DataFrame(rows)
-    if "priority" in table:
-        table["priority"] = table["priority"].fillna(0).astype(np.int64)
+    for name in table.columns.intersection(list(INTEGERS)):
+        table[name] = table[name].fillna(DEFAULTS.get(name)).astype(np.int64)
     if not any(prompts):
         return table, None
     flat = np.array([span for prompt in prompts for span in prompt], np.int64).reshape(-1, 3)

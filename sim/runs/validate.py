@@ -7,18 +7,19 @@ many blocks are used, and how much of each prompt was found in the cache.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import StepPlan
-from pagecast.sim.core.profile import VLLM, Profile
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.profiles import VLLM
+from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.external_events import Endings, Kind, Outside, outside
-from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.recorded import RecordedRun, Steps
 
 USAGE_TOLERANCE = 1e-6
 _FOREVER = 1 << 62
@@ -71,7 +72,8 @@ class DecisionReplay:
     """A scheduler fed with a recorded run's requests and times, one step at a time.
 
     What came from outside (submissions, cancellations) and the ends of steps are taken in the order of
-    their times. `requests` is by row.
+    their times. `requests` is by row. `idle_differences` says, with its time, what was otherwise with
+    plans that computed nothing, so far as these are past and the run has recorded what they left.
     """
 
     def __init__(self, run: RecordedRun, profile: Profile = VLLM, *, log: bool = False) -> None:
@@ -85,16 +87,17 @@ class DecisionReplay:
         ]
         self._endings = Endings.of(run)
         self._outside = sorted(outside(run), reverse=True)  # the next stands last
-        self._flying: deque[tuple[StepPlan, int]] = deque()
+        self._pipeline: Pipeline[int] = Pipeline(self.scheduler)  # with the end of each step
+        self.idle_differences: list[tuple[int, str]] = []
 
     def step(self, number: int) -> StepPlan | None:
         """Plans the step that was recorded as `number`, after all that happened before it."""
         steps, s = self.run.steps, self.scheduler
         start = int(steps.start_ns[number])
         self._advance(start)
-        made = s.plan(start)
+        made = s.plan(start, once=self.run.idle is not None)
         if made is not None:
-            self._flying.append((made, int(steps.end_ns[number])))
+            self._pipeline.add(made, int(steps.end_ns[number]))
         return made
 
     def finish(self) -> None:
@@ -103,21 +106,23 @@ class DecisionReplay:
 
     def _advance(self, start: int) -> None:
         """Does everything that happened before `start`."""
-        depth = self.scheduler.limits.pipeline_depth
-        coming, flying = self._outside, self._flying
+        coming = self._outside
+        pipeline = self._pipeline
         while True:
             due = coming[-1].time_ns if coming else _FOREVER
-            if flying and (flying[0][1] <= start or len(flying) > depth) and flying[0][1] <= due:
-                self._commit(*flying.popleft())
+            end = pipeline.oldest[1] if len(pipeline) else _FOREVER
+            if len(pipeline) and end <= due and (end <= start or pipeline.is_full):
+                self._commit()
             elif due < start:
                 self._happen(coming.pop())
-            elif flying and len(flying) > depth:
-                self._commit(*flying.popleft())
+            elif pipeline.is_full:
+                self._commit()
             else:
                 return
 
-    def _commit(self, plan: StepPlan, end: int) -> None:
-        self.scheduler.commit(plan, self._endings.at(end), end)
+    def _commit(self) -> None:
+        end = self._pipeline.oldest[1]
+        self._pipeline.commit(self._endings.at(end), end)
 
     def _happen(self, what: Outside) -> None:
         s = self.scheduler
@@ -127,8 +132,28 @@ class DecisionReplay:
             request = self.requests[what.row]
             request.reason = self._endings.reasons.get(what.row, "")
             s.cancel(request.id, what.time_ns)
-        else:
+        elif what.row < 0:
             s.plan(what.time_ns)
+        else:
+            self._plan_nothing(what)
+
+    def _plan_nothing(self, what: Outside) -> None:
+        """Plans what computed nothing in the recorded run. A plan that computes is not taken back: all that
+        follows will differ."""
+        s, idle = self.scheduler, self.run.idle
+        assert idle is not None
+        before = s.preemptions
+        made = s.plan(what.time_ns, once=True)
+        if made is not None:
+            self._pipeline.add(made, what.time_ns)
+            wrong = [f"the engine computed nothing, the core {made.decode_n} decodes and {made.prefill}"]
+        elif s.preemptions == before:
+            wrong = ["the engine preempted a request, the core none"]
+        else:
+            left = (len(s.running.requests), s.queue.size, s.memory.used_blocks)
+            wrong = _left_otherwise(idle, what.row, left, s.limits.num_blocks)
+        if wrong:
+            self.idle_differences.append((what.time_ns, "; ".join(wrong)))
 
 
 def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionReport:
@@ -136,14 +161,21 @@ def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionRepo
     replay = DecisionReplay(run, profile)
     matched = 0
     first: str | None = None
+    first_ns = _FOREVER
     for number in range(len(run.steps)):
         made = replay.step(number)
         difference = _difference(run, number, made, replay.scheduler.limits.num_blocks)
         if difference is None:
             matched += 1
         elif first is None:
-            first = f"step {number} (start_s {run.steps.start_ns[number] / 1e9:.6f}): {difference}"
+            first_ns = int(run.steps.start_ns[number])
+            first = f"step {number} (start_s {first_ns / 1e9:.6f}): {difference}"
     replay.finish()
+    idle = 0 if run.idle is None else len(run.idle)
+    matched += idle - len(replay.idle_differences)
+    if replay.idle_differences and replay.idle_differences[0][0] < first_ns:
+        time_ns, difference = replay.idle_differences[0]
+        first = f"plan at start_s {time_ns / 1e9:.6f}, which computed nothing: {difference}"
     cached = run.requests["cached_tokens"].to_numpy().tolist()
     equal = 0
     for row, request in enumerate(replay.requests):
@@ -152,7 +184,7 @@ def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionRepo
             equal += 1
         elif first is None:
             first = f"request {row}: cached_tokens is {ours}, the engine's {cached[row]}"
-    return DecisionReport(run.name, len(run.steps), matched, first, len(cached), equal)
+    return DecisionReport(run.name, len(run.steps) + idle, matched, first, len(cached), equal)
 
 
 def _difference(run: RecordedRun, number: int, made: StepPlan | None, num_blocks: int) -> str | None:
@@ -164,12 +196,21 @@ def _difference(run: RecordedRun, number: int, made: StepPlan | None, num_blocks
         ("decode_ctx", made.decode_ctx, int(steps.decode_ctx[number])),
         ("decode_max", made.decode_max, int(steps.decode_max[number])),
         ("prefill", sorted(made.prefill), sorted(steps.prefill(number))),
-        ("running", made.running, int(steps.running[number])),
-        ("waiting", made.waiting, int(steps.waiting[number])),
     )
     wrong = [f"{name} is {ours}, the engine's {theirs}" for name, ours, theirs in pairs if ours != theirs]
-    usage = made.used_blocks / num_blocks
-    if abs(usage - float(steps.kv_usage[number])) > USAGE_TOLERANCE:
+    left = (made.running, made.waiting, made.used_blocks)
+    return "; ".join(wrong + _left_otherwise(steps, number, left, num_blocks)) or None
+
+
+def _left_otherwise(steps: Steps, number: int, left: tuple[int, int, int], num_blocks: int) -> list[str]:
+    """What differs of the running and waiting requests and used blocks that a recorded plan left."""
+    running, waiting, used = left
+    pairs = (
+        ("running", running, int(steps.running[number])),
+        ("waiting", waiting, int(steps.waiting[number])),
+    )
+    wrong = [f"{name} is {ours}, the engine's {theirs}" for name, ours, theirs in pairs if ours != theirs]
+    if abs(used / num_blocks - float(steps.kv_usage[number])) > USAGE_TOLERANCE:
         theirs = round(float(steps.kv_usage[number]) * num_blocks)
-        wrong.append(f"used blocks are {made.used_blocks}, the engine's {theirs}")
-    return "; ".join(wrong) or None
+        wrong.append(f"used blocks are {used}, the engine's {theirs}")
+    return wrong

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from pagecast.sim.core.content import own_output
+from pagecast.sim.core.identity.content import own_output
 from pagecast.traces.schema import Spans, Trace
 
 # Kernels are interpreted where there is no GPU; the choice is made when they are first imported.

@@ -78,7 +78,7 @@ def test_an_end_token_ends_the_text_and_is_not_part_of_it(model_with_text: Any, 
     assert cut.outputs[0].token_ids == ids[: ids.index(end) + 1]
     assert cut.outputs[0].finish_reason == "stop"
     assert cut.outputs[0].text == engine.tokenizer.decode(ids[: ids.index(end)])
-    assert engine.loop.scheduler.cache.used_blocks == 0
+    assert engine.loop.scheduler.memory.used_blocks == 0
 
 
 @pytest.mark.parametrize("pipelining", ["--async-scheduling", "--no-async-scheduling"])

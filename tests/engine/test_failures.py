@@ -21,7 +21,7 @@ def ids(completions: list[Any]) -> list[list[int]]:
 def idle(engine: Any) -> bool:
     """Nothing is held, and every block is accounted for."""
     check(engine.loop.scheduler)
-    return engine.loop.scheduler.cache.used_blocks == 0 and not engine.loop.busy
+    return engine.loop.scheduler.memory.used_blocks == 0 and not engine.loop.busy
 
 
 @pytest.mark.parametrize("depth", [0, 1])

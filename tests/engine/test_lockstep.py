@@ -94,9 +94,9 @@ def test_failures_and_early_ends_are_replayed_too(
     )
     runner, rng = engine.loop.runner, np.random.default_rng(seed)
 
-    def launch(plan: Any) -> Flight:
+    def launch(plan: Any, memory: Any) -> Flight:
         """Draws tokens by dice: of 50, one ends the text (0) and one is a failure (-1)."""
-        takers = runner.batches.lay_out(plan).draws.takers
+        takers = runner.batches.lay_out(plan, memory).draws.takers
         return Flight(takers, torch.from_numpy(rng.integers(-1, 49, len(takers))), None)
 
     monkeypatch.setattr(runner, "launch", launch)

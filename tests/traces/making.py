@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import strategies as st
-from pagecast.sim.core.content import own_output, own_prompt
+from pagecast.sim.core.identity.content import own_output, own_prompt
 from pagecast.traces.schema import Spans, Trace, starts, table
 
 Prompt = Sequence[tuple[int, int, int]]

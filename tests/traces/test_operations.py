@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagecast.sim.core.content import own_output
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.identity.content import own_output
 from pagecast.traces.checks import validate
 from pagecast.traces.describe import describe
 from pagecast.traces.operations import mix, scale, select, slice, sort

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from pagecast.sim.core.content import own_prompt
+from pagecast.sim.core.identity.content import own_prompt
 from pagecast.traces.arrivals import Arrivals
 from pagecast.traces.building import BlockSpans, Rows
 from pagecast.traces.operations import sort as sort_trace

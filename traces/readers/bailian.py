@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagecast.sim.core.content import own_prompt
+from pagecast.sim.core.identity.content import own_prompt
 from pagecast.traces.building import BlockSpans, Rows
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from pagecast.planner_app.dashboard.blocks.frames import Frames, Look
 from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Ints, Kind
-from pagecast.sim.core.keys import BlockKeys
-from pagecast.sim.core.scope import Scope
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.scope import Scope
 
 _ENDS = (Kind.FREED, Kind.PREEMPTED, Kind.FINISHED, Kind.CANCELLED)
 _GAINS = (Kind.ALLOCATED, Kind.REUSED)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 from pagecast.sim.core.events import Event, EventKind, run_length
-from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.machine.windows import blocks_per_block
 from pagecast.sim.replay.arrivals import Arrivals
@@ -163,13 +163,7 @@ class Collector:
 
 def findable(scheduler: Scheduler) -> set[int]:
     """The blocks whose content the prefix index knows."""
-    found: set[int] = set()
-    for first in scheduler.pool.index.values():
-        run = first
-        while run is not None:
-            found.update(run.blocks[: run.published])
-            run = run.next  # type: ignore[assignment]
-    return found
+    return scheduler.memory.findable_blocks()
 
 
 def record(

@@ -17,7 +17,7 @@ from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.scope import Scope
+from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import select

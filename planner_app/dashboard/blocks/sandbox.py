@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagecast.planner_app.dashboard.blocks.log import BlockLog, Collector
-from pagecast.sim.core.content import Span, own_output, own_prompt
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.identity.content import Span, own_output, own_prompt
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import DONE, Outcome
-from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.scope import Scope
 
 TEXTS = ("", "T", "U", "V")  # what prompts may begin with; "": a text of their own
 MOST_ACTIONS = 300
@@ -144,9 +144,7 @@ class Sandbox:
 
     def tokens_of(self, request: Request) -> int:
         """Tokens whose KV a live request has."""
-        if request.state is State.DECODE and request not in self.scheduler.parked:
-            return self.scheduler.tick - request.lag
-        return request.computed
+        return self.scheduler.tokens_of(request)
 
     # ---- the actions
 

@@ -26,8 +26,8 @@ from pagecast.planner_app.dashboard.blocks.sandbox import (
 )
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.profile import PROFILES
 from pagecast.sim.core.request import State
+from pagecast.sim.core.rules.profiles import PROFILES
 
 _GRID, _DONE, _URL, _SHOWN = "sandbox_grid", "_sandbox_done", "sandbox", "_sandbox_shown"
 _SPEED = 10
@@ -249,10 +249,10 @@ def _requests(sandbox: Sandbox) -> None:
     if not sandbox.requests:
         st.caption("The pool is empty. Add a request and make a step, or choose an example.")
         return
-    pool = sandbox.scheduler.pool
+    memory = sandbox.scheduler.memory
     st.caption(
-        f"Step {sandbox.scheduler.step}: {pool.num_blocks - pool.queue.count} of {pool.num_blocks} blocks "
-        f"held, {pool.evicted_blocks} evicted so far, {sandbox.scheduler.preemptions} preemptions."
+        f"Step {sandbox.scheduler.step}: {memory.used_blocks} of {memory.num_blocks} blocks "
+        f"held, {memory.evicted_blocks} evicted so far, {sandbox.scheduler.preemptions} preemptions."
     )
     rows = [_row(sandbox, number) for number in range(len(sandbox.requests))]
     st.dataframe(pd.DataFrame(rows), hide_index=True, height=min(38 + 35 * len(rows), 300))
@@ -260,9 +260,10 @@ def _requests(sandbox: Sandbox) -> None:
 
 def _row(sandbox: Sandbox, number: int) -> dict[str, Any]:
     request = sandbox.requests[number]
-    live = bool(request.table)
+    memory = sandbox.scheduler.memory
+    live = memory.holds(request)
     tokens = sandbox.tokens_of(request) if live else 0
-    blocks = request.blocks() if live else []
+    blocks = memory.blocks(request)
     return {
         "request": request.id,
         "state": request.state.value,

@@ -8,7 +8,7 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session, session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, MOST_REQUESTS, UPLOAD, View
-from pagecast.sim.core.profile import PROFILES
+from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.machine.gpus import GPUS
 from pagecast.sim.machine.models import known_models

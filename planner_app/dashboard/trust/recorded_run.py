@@ -16,7 +16,7 @@ from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.reports import validate_charts
 from pagecast.planner_app.reports.words import shown, title
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, Row, forecast

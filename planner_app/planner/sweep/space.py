@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import yaml
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.profile import profile as find_profile
+from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario

@@ -194,10 +194,10 @@ def _shared(run: RecordedRun, shape: Shape) -> Floats:
     if shape.tile_schedule or not len(run.requests) or run.spans is None:
         return found
     replay = DecisionReplay(run)
-    cache = replay.scheduler.cache
+    memory = replay.scheduler.memory
     for number in range(len(run.steps)):
         replay.step(number)
-        found[number] = cache.shared_blocks * cache.block_size
+        found[number] = memory.shared_tokens
     return np.minimum(found, run.steps.decode_ctx)
 
 

@@ -23,11 +23,11 @@ from pagecast.planner_app.dashboard.blocks.sandbox import (
 )
 from pagecast.sim.core.check import check
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.keys import BlockKeys
-from pagecast.sim.core.profile import profile
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.request import State
+from pagecast.sim.core.rules.profiles import profile
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.scope import Scope
 from pagecast.sim.replay.arrivals import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
@@ -40,7 +40,7 @@ def held_by(scheduler: Scheduler) -> dict[int, list[int]]:
     """The requests that hold each block, as the core has them."""
     held: dict[int, list[int]] = {}
     for request in scheduler.requests.values():
-        for block in request.blocks():
+        for block in scheduler.memory.blocks(request):
             held.setdefault(block, []).append(request.index)
     return held
 
@@ -141,8 +141,9 @@ def test_a_fork_shares_full_blocks_and_copies_the_last():
     sandbox = made("add-88-0-0-96-0_step-2_fork-0-96_step-1")
     assert looks(sandbox)[Look.SHARED] == 5
     assert any(" copied B " in sandbox.log().line(i, name_of) for i in range(len(sandbox.log())))
-    assert sandbox.requests[0].blocks()[:5] == sandbox.requests[1].blocks()[:5]
-    assert sandbox.requests[0].blocks()[5] != sandbox.requests[1].blocks()[5]
+    first, second = map(sandbox.scheduler.memory.blocks, sandbox.requests[:2])
+    assert first[:5] == second[:5]
+    assert first[5] != second[5]
 
 
 def test_cancel_frees_blocks_and_keeps_what_can_be_found():

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 from pagecast.sim.core.check import check, check_counts
-from pagecast.sim.core.content import token_ids
-from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.identity.content import token_ids
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.profile import PROFILES
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.scope import Scope
 from reference import Reference, Req
 
 SCOPES = (Scope(), Scope(salt="b"))
@@ -135,9 +135,9 @@ class Life:
     def preempt(self) -> None:
         while self.plans:  # between plans, nothing may be in flight that a preempted request waits for
             self.commit()
-        if self.s.running:
-            running = list(self.s.running)
-            self.s.preempt(running[next(self.draw) % len(running)], served=False)
+        if self.s.running.requests:
+            running = list(self.s.running.requests)
+            self.s.preempt(running[next(self.draw) % len(running)])
 
     def drain(self, most: int = 3000) -> None:
         """Steps until nothing lives. Errors: AssertionError where that never comes."""
@@ -149,7 +149,7 @@ class Life:
         while self.plans:
             self.commit()
         check(self.s)
-        assert self.s.cache.used_blocks == 0
+        assert self.s.memory.used_blocks == 0
 
 
 def endless(data: bytes) -> Iterator[int]:
@@ -184,7 +184,7 @@ class TwinLife(Life):
         if plan is not None and twin is not None:
             self.plans.append(plan)
             ours = [(chunk.request.id, chunk.start, chunk.tokens) for chunk in plan.chunks]
-            ours += [(request.id, plan.tick - request.lag, 1) for request in plan.decodes]
+            ours += [(request.id, at, 1) for request, at in zip(plan.decodes, plan.positions(), strict=True)]
             theirs = [(req.id, start, tokens) for req, start, tokens in twin]
             assert sorted(ours) == sorted(theirs), (ours, theirs)
         elif self.plans:
@@ -218,9 +218,9 @@ class TwinLife(Life):
     def compare(self) -> None:
         """Every queue, every block table, every free block, in order."""
         s, twin = self.s, self.twin
-        assert [r.id for r in s.running] == [r.id for r in twin.running]
-        assert [r.id for r in s.waiting] == [r.id for r in twin.waiting]
-        for request in s.running:
-            assert request.blocks() == twin.live[request.id].table
+        assert [r.id for r in s.running.requests] == [r.id for r in twin.running]
+        assert [r.id for r in s.queue] == [r.id for r in twin.waiting]
+        for request in s.running.requests:
+            assert s.memory.blocks(request) == twin.live[request.id].table
             assert request.cached_tokens == twin.live[request.id].cached
-        assert s.cache.used_blocks == s.limits.num_blocks - len(twin.free)
+        assert s.memory.used_blocks == s.limits.num_blocks - len(twin.free)

@@ -121,8 +121,8 @@ class Reference:
 
     def queue(self, req: Req, *, front: bool) -> None:
         if self.policy == "priority":
-            self.waiting.append(req)  # the sort is stable: of equals, who queued first comes first
-            self.waiting.sort(key=lambda r: (r.priority, r.arrival))
+            self.waiting.append(req)
+            self.waiting.sort(key=lambda r: (r.priority, r.arrival, r.id))
         elif front:
             self.waiting.insert(0, req)
         else:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
 from pagecast.sim.core.events import EventKind
-from pagecast.sim.core.keys import BlockKeys
+from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
@@ -45,18 +45,18 @@ def test_a_fork_computes_one_token_and_copies_the_last_block() -> None:
     assert [chunk.request.id for chunk in first.chunks] == ["0"]
     s.commit(first)
     second = made(s)
-    parent = requests[0].blocks()
+    parent = s.memory.blocks(requests[0])
     assert [(c.request.id, c.start, c.tokens, c.copied) for c in second.chunks] == [
         ("1", 9, 1, parent[2]),
         ("2", 9, 1, parent[2]),
     ]
     for child in requests[1:]:
-        assert child.blocks()[:2] == parent[:2]
-        assert child.blocks()[2] not in parent
+        assert s.memory.blocks(child)[:2] == parent[:2]
+        assert s.memory.blocks(child)[2] not in parent
         assert child.cached_tokens == 9
     assert s.events is not None
     copies = [(event.request, event.blocks) for event in s.events if event.kind is EventKind.COPIED]
-    assert copies == [(child.id, (parent[2], child.blocks()[2])) for child in requests[1:]]
+    assert copies == [(child.id, (parent[2], s.memory.blocks(child)[2])) for child in requests[1:]]
 
 
 def test_a_prompt_of_whole_blocks_has_its_last_block_copied() -> None:
@@ -66,7 +66,7 @@ def test_a_prompt_of_whole_blocks_has_its_last_block_copied() -> None:
         s.submit(each)
     s.commit(made(s))
     (chunk,) = made(s).chunks
-    assert (chunk.start, chunk.tokens, chunk.copied) == (7, 1, requests[0].blocks()[1])
+    assert (chunk.start, chunk.tokens, chunk.copied) == (7, 1, s.memory.blocks(requests[0])[1])
 
 
 def test_forks_go_ahead_of_later_arrivals_and_on_without_their_parent() -> None:
@@ -136,4 +136,4 @@ def test_no_life_with_forks_breaks_an_invariant(
         if not s.requests:
             break
     assert not s.requests
-    assert s.cache.used_blocks == 0
+    assert s.memory.used_blocks == 0

@@ -2,9 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pagecast.sim.core.content import merge, token_ids
-from pagecast.sim.core.keys import BlockKeys
-from pagecast.sim.core.scope import Scope
+from pagecast.sim.core.identity.content import merge, token_ids
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.scope import Scope
 
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=5)
 

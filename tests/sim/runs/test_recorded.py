@@ -82,6 +82,30 @@ def test_an_asynchronous_run_may_have_one_step_in_flight_but_not_two(tmp_path):
         RecordedRun.load(lay(tmp_path / "run", steps=(STEP, early, third), meta=meta))
 
 
+NOTHING = {"prefill": [], "running": 0, "waiting": 1, "kv_usage": 0.0}
+IDLE = {**STEP, "start_s": 0.0101, "end_s": 0.0101, **NOTHING}
+
+
+def test_plans_that_computed_nothing_stand_apart_from_the_steps_and_survive_writing(tmp_path):
+    run = RecordedRun.load(lay(tmp_path / "run", steps=(STEP, IDLE, DECODE)))
+    assert run.steps.start_ns.tolist() == [0, 11_000_000]
+    assert run.steps.prefill(0) == ((40, 0),)
+    assert run.idle.start_ns.tolist() == [10_100_000]
+    assert run.idle.waiting.tolist() == [1]
+    again = RecordedRun.load(run.write(tmp_path / "again"))
+    assert again.idle.start_ns.tolist() == run.idle.start_ns.tolist()
+    assert again.steps.end_ns.tolist() == run.steps.end_ns.tolist()
+    assert RecordedRun.load(lay(tmp_path / "plain")).idle is None
+
+
+def test_whole_numbers_that_only_some_requests_have_are_filled_in(tmp_path):
+    second = {**INPUT, "output_content": 7, "priority": 3}
+    rows = (ROW, "1,0.0,0.000001,40,2,0.01,0.016,0,2")
+    table = RecordedRun.load(lay(tmp_path / "run", inputs=[INPUT, second], rows=rows)).inputs
+    assert table["output_content"].tolist() == [-1, 7]
+    assert table["priority"].tolist() == [0, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -91,7 +115,8 @@ def test_an_asynchronous_run_may_have_one_step_in_flight_but_not_two(tmp_path):
         ({"steps": ({**STEP, "sched_s": -1e-5},)}, r"line 1: negative duration: 'sched_s'"),
         ({"steps": ({k: v for k, v in STEP.items() if k != "running"},)}, r"line 1: no 'running'"),
         ({"steps": ({**STEP, "prefill": [[40]]},)}, r"line 1: 'prefill' must be a list of"),
-        ({"steps": ({**STEP, "prefill": []},)}, r"line 1: computes nothing"),
+        ({"steps": ({**STEP, "prefill": []},)}, r"no step computes anything"),
+        ({"steps": ({**STEP, "decode_ctx": 3},)}, r"line 1: 'decode_ctx' is 3, but nothing decodes"),
         ({"steps": ()}, r"holds no steps"),
         ({"rows": ("0,0.0,0.000001,40",)}, r"line 2: columns are short: 4 of 9"),
         ({"rows": ()}, r"columns are short: 1 lines in inputs.jsonl.gz, 0 rows"),

@@ -1,4 +1,4 @@
-"""Who may share: everything besides the tokens that decides whether cached KV fits a request."""
+"""Sharing scope: everything besides the tokens that decides whether cached KV fits a request."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What tokens are: spans of named content, and the one function that turns them into token ids.
+"""Content spans, and the one function that turns them into token ids.
 
-Traces seldom publish tokens. They say "these 512 tokens are the same as those": a span is
-`(content, offset, length)`, tokens `offset .. offset + length` of a text named by the integer
-`content`. Two prompts share a prefix exactly as far as their merged spans agree.
+Traces seldom publish tokens. They say which tokens are equal: a span `(content, offset, length)` is
+tokens `offset .. offset + length` of a text identified by the integer `content`. Two prompts share a
+prefix exactly as far as their merged spans agree.
 """
 
 from __future__ import annotations

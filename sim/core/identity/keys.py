@@ -1,16 +1,16 @@
-"""What a block holds, as a key: scope, then everything before it, then its own content.
+"""Block keys: digests of scope, preceding tokens and own content.
 
-A chain of keys is kept as segments. Within one span of content the blocks are numbered, so a prompt of
-ten thousand tokens that a trace names by twenty content ids has twenty digests, not six hundred:
+Keys are kept per segment, not per block. Within one span of content the blocks are numbered, so a prompt
+of ten thousand tokens that a trace describes by twenty content ids has twenty digests, not six hundred:
 
     tokens    |---- span A ----|------ span B ------|- output ...
     blocks    [ 0 ][ 1 ][ 2 ][ 3 ][ 4 ][ 5 ][ 6 ][ 7 ][ 8 ...
     segment   A: 0..3          B: 3..7              output: 7..
 
 A block belongs to the span in which its last token lies. A segment's digest extends the digest before it
-by the position where the span begins, the content id and the offset; together with the block's number
-that names the scope and every token up to the block's end, and nothing else. Token ids have a segment a
-block, whose digest extends the one before it by the ids.
+by the position where the span begins, the content id and the offset. Together with the block's number
+it identifies the scope and every token up to the block's end, and nothing else. Prompts given as token ids
+have one segment per block, whose digest extends the one before it by the ids.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from pagecast.sim.core.content import merge
-from pagecast.sim.core.scope import DEFAULT_SCOPE, Scope
+from pagecast.sim.core.identity.content import merge
+from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 
 _SPAN = Struct("<qqq").pack
 _digest = xxhash.xxh3_128_digest
@@ -42,7 +42,7 @@ class BlockKeys:
         self.block_size = block_size
         self.digests: list[bytes] = []
         self.ends: list[int] = []
-        self.explicit = False  # one segment a block, appended as tokens become known
+        self.explicit = False  # token ids: one segment per block, appended as tokens become known
         self._chain = chain
         self._tail = b""
 
@@ -97,14 +97,17 @@ class BlockKeys:
         return keys
 
     def extend(self, ids: npt.NDArray[np.int64] | Sequence[int]) -> None:
-        """Appends token ids; each block they complete gets its key."""
-        self._tail += np.asarray(ids, dtype="<i8").tobytes()
+        """Appends token ids; each block they complete gets its key. O(ids)."""
+        data = self._tail + np.asarray(ids, dtype="<i8").tobytes()
         size = 8 * self.block_size
-        while len(self._tail) >= size:
-            self._chain = _digest(self._chain + self._tail[:size])
-            self._tail = self._tail[size:]
-            self.digests.append(self._chain)
+        full = len(data) - len(data) % size
+        chain = self._chain
+        for start in range(0, full, size):
+            chain = _digest(chain + data[start : start + size])
+            self.digests.append(chain)
             self.ends.append(len(self.digests))
+        self._chain = chain
+        self._tail = data[full:]
 
     def block_key(self, block: int) -> bytes:
         """The 16-byte key of one block, by its number in the sequence.

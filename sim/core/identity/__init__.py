@@ -1,0 +1,1 @@
+"""Identity of tokens: content spans, block keys and sharing scopes."""

@@ -1,0 +1,286 @@
+"""Life cycle: what can happen to a request, and what changes with it in queue, memory and running set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.plan import Chunk, Outcome, StepPlan
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import NEVER, Request, State
+from pagecast.sim.core.running import Running
+
+
+class Lifecycle:
+    """Moves requests from state to state. `requests` are the live ones by id; `step` numbers the next plan.
+
+    The states and who moves a request on:
+
+        WAITING --admit--> PREFILL --begin_decode--> DECODE --drain--> DRAINING --finish--> FINISHED
+           ^                  |                         |                  |
+           +-----preempt------+-------------------------+------------------+      cancel, fail: from any
+    """
+
+    def __init__(
+        self, limits: Limits, memory: KvMemory, queue: Queue, running: Running, log: EventLog
+    ) -> None:
+        self.limits = limits
+        self.memory = memory
+        self.queue = queue
+        self.running = running
+        self.log = log
+        self.requests: dict[str, Request] = {}
+        self.step = 0
+        self.preemptions = 0
+        self.drafting = False  # whether requests that generate go on in chunks, with drafts
+        self._admissions = 0
+
+    def advance(self, steps: int) -> None:
+        """Takes note that so many steps were planned."""
+        self.step += steps
+        self.log.step = self.step
+
+    # ---- coming
+
+    def submit(self, request: Request) -> bool:
+        """Queues a request; False: it was rejected, and `request.reason` says why. Errors: ValueError."""
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise ValueError(f"request {request.id}: prompt and output must have at least one token")
+        if request.id in self.requests:
+            raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
+        reason = self.limits.refusal(request.prompt_tokens, request.output_tokens)
+        if reason:
+            request.state = State.REJECTED
+            request.reason = reason
+            self.log.add(EventKind.REJECTED, request.id, detail=reason)
+            return False
+        request.state = State.WAITING
+        request.queue_depth = self.queue.size
+        self.requests[request.id] = request
+        self.queue.add(request)
+        return True
+
+    def admit(self, request: Request, hit: Hit, now: int, forked: int = 0) -> None:
+        """Gives a waiting request its cached prefix and starts its prefill.
+
+        `forked` more tokens it will have by a copy of its parent's block (see `compute`).
+        """
+        request.state = State.PREFILL
+        self._admissions += 1
+        request.order = self._admissions
+        request.computed = tokens = hit.tokens + forked
+        request.reused_tokens += tokens
+        if request.cached_tokens == NEVER:
+            request.cached_tokens = tokens
+            request.admitted_ns = now
+        elif tokens < request.lost_tokens:
+            request.recomputed_tokens += request.lost_tokens - tokens
+        if self.log.events is not None:
+            self.log.add(EventKind.ADMITTED, request.id, detail=f"cached={tokens}")
+        if hit.tokens:
+            self.memory.claim(request, hit)
+
+    # ---- computing
+
+    def compute(self, request: Request, tokens: int, *, forked: int = 0, drafts: int = 0) -> Chunk:
+        """Plans a chunk of a request's next tokens; its blocks are allocated already.
+
+        `forked`: it begins that far into a block which is to be copied from the request's parent.
+        """
+        start = request.computed
+        copied = self._copied(request, start) if forked else None
+        request.computed = reached = start + tokens
+        if not self.running.at_commit:
+            self.memory.publish(request, min(reached, request.known))
+        last = reached >= request.known
+        if request.state is State.PREFILL:
+            if last:
+                self.running.chunked.pop(request, None)
+                self.running.joining[request] = None
+            else:
+                self.running.chunked[request] = None
+        return Chunk(request, start, tokens, last, copied, drafts)
+
+    def _copied(self, request: Request, start: int) -> int:
+        assert request.parent is not None
+        number = start // self.limits.block_size
+        copied = self.memory.blocks(request.parent)[number]
+        self.log.add(EventKind.COPIED, request.id, [copied, self.memory.blocks(request)[number]])
+        return copied
+
+    def begin_decode(self, request: Request) -> None:
+        """Lets a request generate whose prompt the plan just made completes."""
+        running = self.running
+        if self.queue.forks:
+            self.queue.release_forks(request)
+        known = request.known
+        ticks = request.total_tokens - known - 1
+        if not ticks:
+            request.state = State.DRAINING
+            running.draining.setdefault(self.step - 1, []).append(request)
+            return
+        request.state = State.DECODE
+        self.memory.generate(request)
+        if self.drafting:
+            running.chunked[request] = None
+            return
+        request.lag = running.tick - known
+        request.last_tick = running.tick + ticks - 1
+        if running.decoders.count < self.limits.max_num_seqs:
+            running.decoders.add(request)
+        else:
+            running.parked[request] = None
+
+    def unpark(self) -> None:
+        """Lets parked requests decode where the batch has room again."""
+        running = self.running
+        while running.parked and running.decoders.count < self.limits.max_num_seqs:
+            request = next(iter(running.parked))
+            del running.parked[request]
+            delay = running.tick - request.lag - request.known
+            request.lag += delay
+            request.last_tick += delay
+            running.decoders.add(request)
+
+    def drain(self, last_step: int) -> None:
+        """Takes out the decoding requests whose last token was planned; they end with that step's commit."""
+        running = self.running
+        ended = running.decoders.pop_ended(running.tick - 1)
+        if ended:
+            for request in ended:
+                request.state = State.DRAINING
+                request.computed = request.total_tokens - 1
+            running.draining[last_step] = ended
+
+    # ---- going back
+
+    def preempt(self, request: Request, *, served: bool = False) -> None:
+        """Takes a running request's blocks away and queues it again, to be computed anew.
+
+        `served`: the step being made had given it its token already, which it gives back.
+        """
+        self.preemptions += 1
+        request.preemptions += 1
+        running = self.running
+        computed = running.planned(request)
+        if request.state is not State.PREFILL:
+            # Of its output, whatever was known by now may still be found: not what is still in flight.
+            late = not served and self.limits.pipeline_depth > 0 and self._flies(request)
+            self.memory.publish(request, computed - late)
+            self.memory.withdraw(request, computed)
+        running.remove(request)
+        if request.state is State.DRAINING:
+            # Its last token is in flight; the commit will find it waiting and end it.
+            request.known = request.total_tokens
+        request.lost_tokens = computed
+        request.computed = 0
+        self.log.add(EventKind.PREEMPTED, request.id)
+        self.memory.release(request)
+        request.state = State.WAITING
+        self.queue.put_back(request)
+
+    def _flies(self, request: Request) -> bool:
+        """Whether a decode of the request is in flight."""
+        return any(request in plan.decodes for plan in self.running.in_flight)
+
+    # ---- ending
+
+    def commit(self, plan: StepPlan, outcome: Outcome, now: int) -> list[Request]:
+        """Applies what came of the oldest plan in flight. Returns the requests that ended, in order."""
+        running = self.running
+        ended = self._fail(outcome, now) if outcome.failed else []
+        running.in_flight.popleft()
+        if plan.chunks:
+            ended += self._commit_chunks(plan.chunks, outcome, now)
+        finished = running.draining.pop(plan.last, [])
+        if outcome.stopped:
+            early = [request for request in self._live(outcome.stopped) if request not in finished]
+            for request in early:
+                request.output_tokens = running.emitted(request)
+            # Blocks become free in the order of admission, whatever it is that ends a request.
+            finished = sorted([*finished, *early], key=admission_order)
+        for request in finished:
+            self.finish(request, now)
+        return ended + finished
+
+    def _commit_chunks(self, chunks: tuple[Chunk, ...], outcome: Outcome, now: int) -> list[Request]:
+        ended = []
+        accepted = dict(outcome.accepted)
+        for chunk in chunks:
+            request = chunk.request
+            if self.running.at_commit and request.alive and self.memory.holds(request):
+                self.memory.publish(request, chunk.start + chunk.tokens)
+            if not chunk.last:
+                continue
+            if request.first_token_ns == NEVER:
+                request.first_token_ns = now
+            if request.state is State.DECODE and request in self.running.chunked:
+                rejected = chunk.drafts - accepted.get(request.id, chunk.drafts)
+                request.computed = chunk.start + chunk.tokens - rejected
+                request.known = request.computed + 1
+                if request.known == request.total_tokens:
+                    self.finish(request, now)
+                    ended.append(request)
+        return ended
+
+    def finish(self, request: Request, now: int) -> None:
+        """Ends a request that has all its output; what it computed stays findable."""
+        self.memory.publish(request, request.total_tokens - 1)
+        self._leave(request)
+        request.known = request.total_tokens
+        self._end(request, State.FINISHED, EventKind.FINISHED, now)
+
+    def cancel(self, id: str, now: int) -> bool:
+        """Ends a request in any state and gives its blocks back. False: no such live request."""
+        request = self.requests.get(id)
+        if request is None:
+            return False
+        if self.memory.holds(request):
+            committed = self.running.committed(request)
+            self.memory.publish(request, min(committed, self.running.findable(request)))
+            self.memory.withdraw(request, committed)
+        request.output_tokens = max(self.running.emitted(request), 0)
+        self._leave(request)
+        self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
+        return True
+
+    def _fail(self, outcome: Outcome, now: int) -> list[Request]:
+        """Ends what failed in the plan that is about to be committed, whose blocks count as not computed.
+
+        The newest goes first: it may hold blocks that an older one was to fill.
+        """
+        reasons = dict(outcome.failed)
+        failed = self._live(reasons)[::-1]
+        for request in failed:
+            request.reason = reasons[request.id]
+            self.cancel(request.id, now)
+        return failed
+
+    def _live(self, ids: Iterable[str]) -> list[Request]:
+        """The live ones of these requests, in admission order."""
+        live = dict.fromkeys(self.requests[id] for id in ids if id in self.requests)
+        return sorted(live, key=admission_order)
+
+    def _leave(self, request: Request) -> None:
+        """Takes a request out of running set or queue; its blocks are not touched."""
+        running = self.running
+        if request not in running.requests:
+            self.queue.remove(request)
+        # Phased profiles keep a prompt at the head of the queue until it is computed.
+        running.remove(request)
+        if running.draining:
+            running.forget_end(request)
+
+    def _end(self, request: Request, state: State, kind: EventKind, now: int) -> None:
+        request.finished_ns = now
+        self.memory.release(request)
+        request.state = state
+        request.parent = None
+        del self.requests[request.id]
+        self.queue.blocked = False
+        self.log.add(kind, request.id, detail=request.reason)
+        if self.queue.forks:
+            self.queue.release_forks(request)

@@ -1,0 +1,328 @@
+"""KV groups: layers whose KV is kept alike. `FullGroup` keeps the KV of every token.
+
+A group turns positions in a sequence into runs of blocks. It decides nothing about requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.memory.holding import Holding
+from pagecast.sim.core.memory.pool import BlockPool
+from pagecast.sim.core.memory.run import Run, Writer
+from pagecast.sim.core.request import Request
+
+Progress = Callable[[Request], int]
+"""How many of a generating request's tokens may be published now."""
+
+
+class GroupHit(NamedTuple):
+    """A cached prefix in one group: pieces `(run, low, high)`, `blocks` in all, `idle` of them free."""
+
+    pieces: list[tuple[Run, int, int]]
+    blocks: int
+    idle: int
+
+
+NOTHING = GroupHit([], 0, 0)
+
+
+class Group(Protocol):
+    """What `KvMemory` asks of a group. All groups of a replica take their blocks from one pool."""
+
+    holdings: dict[Request, Holding]
+    shared_blocks: int
+
+    def find(self, request: Request, most_blocks: int) -> GroupHit:
+        """The longest cached prefix of at most so many blocks."""
+
+    def missing(self, request: Request, tokens: int) -> int:
+        """Blocks to be taken so that the first `tokens` tokens have a place."""
+
+    def may_find_more(self, request: Request, hit: GroupHit) -> bool:
+        """Whether the hit may grow while others only generate."""
+
+    def claim(self, request: Request, hit: GroupHit) -> None:
+        """Gives a request, which holds nothing, the prefix that was found for it in the same step."""
+
+    def grow(self, request: Request, tokens: int) -> list[int]:
+        """Takes the missing blocks for the first `tokens` tokens and returns them."""
+
+    def grow_one(self, request: Request, block: int) -> None:
+        """Puts one taken block at the end of a generating request."""
+
+    def generate(self, request: Request) -> None:
+        """Prepares a request whose prompt is planned for the blocks of its output."""
+
+    def publish(self, request: Request, tokens: int) -> None:
+        """Makes the full blocks of the first `tokens` tokens findable."""
+
+    def withdraw(self, request: Request, tokens: int) -> None:
+        """Makes its blocks after the first `tokens` tokens unfindable, but for those that readers hold."""
+
+    def release(self, request: Request) -> None:
+        """Gives back every block, the last first."""
+
+
+class FullGroup:
+    """KV of layers that attend to the whole sequence: one block per `block_size` tokens.
+
+    `index` is the group's number in its memory. Equal content in different groups has different keys.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, *, caching: bool, progress: Progress, index: int = 0
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.caching = caching
+        self.holdings: dict[Request, Holding] = {}
+        self.shared_blocks = 0  # table entries minus blocks in use: what sharing saves
+        self.log: EventLog = pool.log
+        self._progress = progress
+        self._requests: dict[Writer, Request] = {}  # those that generate, by what they hold
+        self._mark = bytes([index]) if index else b""
+
+    def _key(self, digest: bytes) -> bytes:
+        return digest + self._mark if self._mark else digest
+
+    # ---- finding
+
+    def find(self, request: Request, most_blocks: int) -> GroupHit:
+        """The longest cached prefix of at most `most_blocks` blocks. O(segments), not O(blocks)."""
+        first_of = self.pool.index.first
+        keys = request.keys
+        pieces: list[tuple[Run, int, int]] = []
+        position = 0
+        idle = 0
+        for segment, digest in enumerate(keys.digests):
+            end = min(keys.ends[segment], most_blocks)
+            if position >= most_blocks:
+                break
+            first = first_of.get(digest + self._mark if self._mark else digest)
+            while position < end:
+                run = first
+                cover = 0
+                while run is not None:
+                    if run.writer is not None and run.writer.generating:
+                        self._catch_up(run.writer)
+                    cover = run.start + run.published
+                    if run.start <= position < cover:
+                        break
+                    run = run.next
+                if run is None:
+                    return GroupHit(pieces, position, idle)
+                low = position - run.start
+                high = min(cover, end) - run.start
+                pieces.append((run, low, high))
+                idle += max(0, high - max(run.owned(), low))
+                position = run.start + high
+        return GroupHit(pieces, position, idle)
+
+    def _catch_up(self, writer: Writer) -> None:
+        """Publishes what a generating request has computed by now."""
+        request = self._requests[writer]
+        self.publish(request, self._progress(request))
+
+    def may_find_more(self, request: Request, hit: GroupHit) -> bool:
+        """Whether the hit may grow while others only generate: one of them writes the next segment."""
+        keys = request.keys
+        if keys.explicit:
+            return bool(self._requests)
+        segment = next(i for i, end in enumerate(keys.ends) if hit.blocks < end)
+        return any(run.writer is not None for run in self.pool.index.chain(self._key(keys.digests[segment])))
+
+    # ---- claiming and growing
+
+    def claim(self, request: Request, hit: GroupHit) -> None:
+        """Gives a request, which holds nothing, the prefix that was found for it in the same step."""
+        pool = self.pool
+        keys = request.keys
+        holding = self.holdings[request] = Holding(keys)
+        for found, low, high in hit.pieces:
+            run = found
+            if low:
+                run = pool.split(found, low)
+                high -= low
+            self.shared_blocks += high - pool.hold(run, high)
+            holding.prefix.append((run, high))
+        holding.prefix_blocks = hit.blocks
+        segment = 0
+        while segment < len(keys.ends) and keys.ends[segment] <= hit.blocks:
+            segment += 1
+        holding.segment = segment
+        if self.log.events is not None and hit.blocks:
+            self.log.add(EventKind.REUSED, request.id, holding.blocks())
+
+    def missing(self, request: Request, tokens: int) -> int:
+        """Blocks to be taken so that the first `tokens` tokens have a place."""
+        holding = self.holdings.get(request)
+        held = 0 if holding is None else holding.end
+        return max(-(-tokens // self.block_size) - held, 0)
+
+    def grow(self, request: Request, tokens: int) -> list[int]:
+        """Takes the missing blocks for the first `tokens` tokens; the caller checked that they are free."""
+        holding = self.holdings.get(request)
+        if holding is None:
+            holding = self.holdings[request] = Holding(request.keys)
+        needed = -(-tokens // self.block_size) - holding.end
+        if needed <= 0:
+            return []
+        taken = self.pool.take(needed)
+        if self.log.events is not None:
+            self.log.add(EventKind.ALLOCATED, request.id, taken)
+        self._place(holding, taken)
+        return taken
+
+    def _place(self, holding: Holding, taken: list[int]) -> None:
+        """Puts blocks at the end of a holding, in one run for each segment they reach into."""
+        keys = holding.keys
+        position = holding.end
+        last = position + len(taken)
+        used = 0
+        while position < last:
+            segment = holding.segment
+            known = segment < len(keys.ends)
+            end = position + 1 if keys.explicit else min(keys.ends[segment], last)
+            key = self._key(keys.digests[segment]) if known else None
+            part = taken[used : used + end - position]
+            used += end - position
+            tail = holding.tail
+            if key is not None and tail is not None and tail.key == key and tail.end == position:
+                tail.blocks += part
+            else:
+                holding.append_run(Run(key, position, part, holding, holding.last_run))
+            position = end
+            if known and end == keys.ends[segment]:
+                holding.segment = segment + 1
+
+    def grow_one(self, request: Request, block: int) -> None:
+        """Puts one taken block at the end of a generating request."""
+        holding = self.holdings[request]
+        keys = holding.keys
+        if keys.explicit:
+            number = holding.end
+            key = self._key(keys.digests[number]) if number < len(keys.digests) else None
+            holding.append_run(Run(key, number, [block], holding, holding.last_run))
+        else:
+            assert holding.tail is not None
+            holding.tail.blocks.append(block)
+
+    def generate(self, request: Request) -> None:
+        """Prepares a request whose prompt is planned for the blocks of its output.
+
+        The run its output goes to is in the index from now on, as far as it is published.
+        """
+        holding = self.holdings[request]
+        holding.generating = True
+        self._requests[holding] = request
+        keys = holding.keys
+        if keys.explicit:
+            return
+        tail = holding.tail
+        key = self._key(keys.digests[-1])
+        if tail is None or tail.key != key:
+            tail = Run(key, holding.end, [], holding, holding.last_run)
+            holding.append_run(tail)
+        if self.caching and not tail.indexed:
+            self.pool.index.add(tail)
+
+    # ---- publishing
+
+    def publish(self, request: Request, tokens: int) -> None:
+        """Makes the full blocks of the first `tokens` tokens findable.
+
+        Only its own runs change: its cached prefix is published already. With token ids a block's key may
+        become known only now.
+        """
+        holding = self.holdings.get(request)
+        if not self.caching or holding is None:
+            return
+        full = tokens // self.block_size
+        fresh: list[Run] = []
+        own = holding.own
+        for at in range(len(own) - 1, -1, -1):
+            run = own[at]
+            if min(full - run.start, len(run.blocks)) > run.published:
+                fresh.append(run)
+            elif run.published:
+                break
+        for run in reversed(fresh):
+            self._publish_run(holding, run, full, request)
+
+    def _publish_run(self, holding: Holding, run: Run, full: int, request: Request) -> None:
+        key = run.key
+        if key is None:
+            key = run.key = self._key(holding.keys.digests[run.start])
+        before = run.published
+        run.published = min(full - run.start, len(run.blocks))
+        index = self.pool.index
+        if not run.indexed:
+            index.add(run)
+        if run.next is not None or index.first[key] is not run:
+            self._overtake(run)
+        if self.log.events is not None:
+            self.log.add(EventKind.STORED, request.id, run.blocks[before : run.published])
+
+    def _overtake(self, run: Run) -> None:
+        """Moves what others still have to fill under this key behind what `run` has just published.
+
+        Of equal blocks the one published first is found, and a writer's last run is in the index before
+        its blocks are full.
+        """
+        assert run.key is not None
+        index = self.pool.index
+        for other in list(index.chain(run.key)):
+            writer = other.writer
+            if writer is None or writer is run.writer or writer.tail is not other:
+                continue
+            if writer.generating:
+                self._catch_up(writer)
+            late = self.pool.split(other, other.published) if other.published else other
+            index.remove(late)
+            index.add(late)
+
+    def withdraw(self, request: Request, tokens: int) -> None:
+        """Makes its blocks after the first `tokens` tokens unfindable: no finished step computed them.
+
+        What another request claimed in the meantime stays: the plan that fills it comes before its own.
+        """
+        holding = self.holdings.get(request)
+        if holding is None:
+            return
+        full = tokens // self.block_size
+        for run in holding.own:
+            reach = max(full - run.start, max(run.held) if run.held else 0, 0)
+            if run.published > reach:
+                self.pool.unpublish(run, reach)
+
+    # ---- giving back
+
+    def release(self, request: Request) -> None:
+        """Gives back every block, the last first."""
+        holding = self.holdings.pop(request, None)
+        if holding is None:
+            return
+        if holding.generating:
+            del self._requests[holding]
+        pool = self.pool
+        free = pool.free_blocks
+        held = 0
+        blanks: list[Run] = []
+        for run in reversed(holding.own):
+            held += len(run.blocks)
+            blank = pool.give_back(run)
+            if blank is not None:
+                blanks.append(blank)
+        if holding.prefix:
+            held += holding.prefix_blocks
+            for part, count in reversed(list(holding.prefix_parts())):
+                pool.drop(part, count)
+        if blanks:
+            pool.free_first(blanks)
+        if pool.freed:
+            self.log.add(EventKind.FREED, request.id, pool.freed)
+            pool.freed = []
+        self.shared_blocks -= held - (pool.free_blocks - free)

@@ -1,0 +1,263 @@
+"""KV memory: the one door to a replica's blocks.
+
+Rules and the request life cycle ask here, and nowhere else, what is cached, what fits and who holds what.
+Behind the door: KV groups (`group.py`), which take blocks from one pool (`pool.py`) in an eviction order
+(`eviction.py`), and keep cached content in a tree of runs (`run.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
+from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, GroupHit, Progress
+from pagecast.sim.core.memory.pool import BlockPool
+from pagecast.sim.core.request import Request, State
+
+
+class Hit(NamedTuple):
+    """A cached prefix: `tokens` tokens in `blocks` blocks of all groups, `idle` of them free now."""
+
+    tokens: int
+    blocks: int
+    idle: int
+    groups: tuple[GroupHit, ...]
+
+
+class Growth(Protocol):
+    """Decoding requests, as far as their need of blocks goes (`Decoders`)."""
+
+    def ticks_within(self, tick: int, crossings: int) -> int:
+        """How many ticks from `tick` on have at most so many block boundaries together."""
+        ...
+
+
+MakeGroups = Callable[[BlockPool, int, bool, Progress], Sequence[Group]]
+"""Makes the groups of a memory: from its pool, block size, caching and the requests' progress."""
+
+
+def one_full_group(pool: BlockPool, block_size: int, caching: bool, progress: Progress) -> list[Group]:
+    """A plain model: every layer keeps the KV of every token."""
+    return [FullGroup(pool, block_size, caching=caching, progress=progress)]
+
+
+class KvMemory:
+    """The blocks of one replica.
+
+    `block_size` is in tokens. `caching`: whether content may be found again. `progress(request)` says how
+    many tokens of a generating request may be published by now.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        log: EventLog,
+        progress: Progress,
+        caching: bool = True,
+        eviction: Eviction | None = None,
+        groups: MakeGroups = one_full_group,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.caching = caching
+        self.log = log
+        self.pool = BlockPool(num_blocks, eviction or LeastRecentlyUsed(blanks_first=caching), log)
+        self.groups: tuple[Group, ...] = tuple(groups(self.pool, block_size, caching, progress))
+        self._first = self.groups[0]
+        self._single = len(self.groups) == 1
+
+    # ---- finding
+
+    def find(self, request: Request) -> Hit:
+        """The longest cached prefix that all groups have; the last known token is always left to compute."""
+        if not self.caching:
+            return self._no_hit()
+        size = self.block_size
+        most = (request.known - 1) // size
+        if self._single:
+            found = self._first.find(request, most)
+            return Hit(found.blocks * size, found.blocks, found.idle, (found,))
+        return self._find_in_all(request, most)
+
+    def _find_in_all(self, request: Request, most: int) -> Hit:
+        """A fixed point: each group may shorten the prefix, and a shorter one is looked up again."""
+        while most:
+            hits = []
+            for group in self.groups:
+                hit = group.find(request, most)
+                hits.append(hit)
+                if hit.blocks < most:
+                    most = hit.blocks
+                    break
+            else:
+                blocks = sum(hit.blocks for hit in hits)
+                idle = sum(hit.idle for hit in hits)
+                return Hit(most * self.block_size, blocks, idle, tuple(hits))
+        return self._no_hit()
+
+    def _no_hit(self) -> Hit:
+        return Hit(0, 0, 0, (NOTHING,) * len(self.groups))
+
+    def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
+        """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
+
+        `reserved` free blocks are kept for others. Cached blocks that nobody holds count as needed.
+        """
+        needed = -(-tokens // self.block_size) * len(self.groups) - hit.blocks + hit.idle
+        return needed + reserved <= self.pool.free_blocks
+
+    def missing(self, request: Request, tokens: int) -> int:
+        """Blocks that a request still needs so that its first `tokens` tokens have a place."""
+        if self._single:
+            return self._first.missing(request, tokens)
+        return sum(group.missing(request, tokens) for group in self.groups)
+
+    def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
+        """Whether a waiting request's hit may grow while others only generate.
+
+        `coming`: requests begin to generate with this step, whose content is not in the index yet.
+        """
+        if hit.tokens // self.block_size >= (request.known - 1) // self.block_size:
+            return False
+        if coming:
+            return True
+        return any(
+            group.may_find_more(request, part) for group, part in zip(self.groups, hit.groups, strict=True)
+        )
+
+    def fork_tokens(self, request: Request, hit: Hit) -> int:
+        """Tokens beyond a hit that the request's parent has in its next block: a copy of it saves them."""
+        parent = request.parent
+        if parent is None or parent.state not in (State.DECODE, State.DRAINING):
+            return 0
+        tokens = min(request.prompt_tokens, request.known - 1) - hit.tokens
+        return tokens if 0 < tokens < self.block_size else 0
+
+    # ---- claiming and growing
+
+    def claim(self, request: Request, hit: Hit) -> None:
+        """Gives a request, which holds nothing, the prefix found for it in the same step."""
+        for group, part in zip(self.groups, hit.groups, strict=True):
+            group.claim(request, part)
+
+    def grow(self, request: Request, tokens: int) -> None:
+        """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
+        for group in self.groups:
+            group.grow(request, tokens)
+
+    def grow_one(self, request: Request) -> list[int]:
+        """Takes the next block of a generating request, in every group. Returns the blocks."""
+        taken = self.pool.take(len(self.groups))
+        for group, block in zip(self.groups, taken, strict=True):
+            group.grow_one(request, block)
+        return taken
+
+    def grow_many(self, requests: list[Request], crossings: int) -> None:
+        """Takes `crossings` blocks for generating requests that need them in this order, over and over.
+
+        For requests whose keys cover their whole output (spans), and where no log is kept.
+        """
+        if not self._single:
+            for crossing in range(crossings):
+                self.grow_one(requests[crossing % len(requests)])
+            return
+        holdings = self._first.holdings
+        blocks = self.pool.take(crossings)
+        count = len(requests)
+        if crossings == count:
+            for request, block in zip(requests, blocks, strict=True):
+                holdings[request].tail.blocks.append(block)  # type: ignore[union-attr]
+        else:
+            for i, request in enumerate(requests):
+                holdings[request].tail.blocks += blocks[i::count]  # type: ignore[union-attr]
+
+    def generate(self, request: Request) -> None:
+        """Prepares a request whose prompt is planned for the blocks of its output."""
+        for group in self.groups:
+            group.generate(request)
+
+    # ---- publishing and giving back
+
+    def publish(self, request: Request, tokens: int) -> None:
+        """Makes the full blocks of a request's first `tokens` tokens findable."""
+        if self.caching:
+            for group in self.groups:
+                group.publish(request, tokens)
+
+    def withdraw(self, request: Request, tokens: int) -> None:
+        """Makes its blocks after the first `tokens` tokens unfindable: no finished step computed them."""
+        for group in self.groups:
+            group.withdraw(request, tokens)
+
+    def release(self, request: Request) -> None:
+        """Gives back every block of a request. Freed content stays findable until its block is taken."""
+        for group in self.groups:
+            group.release(request)
+
+    def evict(self, blocks: int) -> int:
+        """Forgets the content of the next `blocks` free blocks (all there are, at most) in eviction order.
+
+        They stay free, ahead of all others. Returns how many that were.
+        """
+        blocks = min(blocks, self.pool.free_blocks)
+        if blocks:
+            self.pool.empty(blocks)
+        return blocks
+
+    # ---- quiet time
+
+    def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
+        """For how many of `ticks` decode ticks of `count` requests the free blocks are enough."""
+        per_crossing = len(self.groups)
+        free = self.pool.free_blocks // per_crossing
+        if (ticks // self.block_size + 1) * count <= free:
+            return ticks
+        return min(ticks, decodes.ticks_within(tick, free))
+
+    # ---- figures
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds, with cached content or without."""
+        return self.pool.free_blocks
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that some request holds."""
+        return self.num_blocks - self.pool.free_blocks
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks with findable content that were taken for other content so far."""
+        return self.pool.evicted_blocks
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens in blocks of other requests' tables, counted once for each table but one."""
+        return sum(group.shared_blocks for group in self.groups) * self.block_size
+
+    @property
+    def crossing_blocks(self) -> int:
+        """Blocks that a decoding request needs when it begins a new block."""
+        return len(self.groups)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request holds any block."""
+        return request in self._first.holdings
+
+    def blocks(self, request: Request, group: int = 0) -> list[int]:
+        """A request's block table in one group: block numbers in sequence order."""
+        holding = self.groups[group].holdings.get(request)
+        return [] if holding is None else holding.blocks()
+
+    def last_block(self, request: Request, group: int = 0) -> int:
+        """The newest block of a generating request's table. O(1)."""
+        return self.groups[group].holdings[request].last_block
+
+    def findable_blocks(self) -> set[int]:
+        """Every block whose content can be found. Linear in what is cached; for displays."""
+        return self.pool.index.blocks()

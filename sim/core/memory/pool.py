@@ -1,0 +1,224 @@
+"""Block pool: which blocks are free, and which content is evicted when a block is taken.
+
+Freed blocks keep their content until their space is needed: eviction happens when a block is taken, in the
+order that `Eviction` says. Only KV groups call the pool.
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.memory.eviction import Eviction
+from pagecast.sim.core.memory.index import PrefixIndex
+from pagecast.sim.core.memory.run import FreePiece, Run
+
+
+class BlockPool:
+    """`num_blocks` blocks, numbered from 0, and the index of the content that free and held blocks have."""
+
+    def __init__(self, num_blocks: int, eviction: Eviction, log: EventLog) -> None:
+        self.num_blocks = num_blocks
+        self.free_blocks = 0
+        self.evicted_blocks = 0
+        self.eviction = eviction
+        self.index = PrefixIndex()
+        self.log = log
+        self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
+        # Pieces are taken from their high end, so the first block to be taken stands last.
+        self._free(Run(None, 0, list(range(num_blocks - 1, -1, -1))), 0, num_blocks)
+        self.freed = []
+
+    # ---- taking
+
+    def take(self, n: int) -> list[int]:
+        """Takes `n` blocks in eviction order and evicts what they held.
+
+        The caller has checked that `n` are free. O(pieces touched), plus one slice per piece.
+        """
+        eviction = self.eviction
+        self.free_blocks -= n
+        taken: list[int] = []
+        while n:
+            piece = eviction.next()
+            run = piece.run
+            most = piece.high - piece.low if eviction.leaves_first else piece.evictable()
+            count = n if n < most else most
+            n -= count
+            # A run's deepest free piece is always taken first, so these blocks are the run's end.
+            piece.high -= count
+            blocks = run.blocks[piece.high :]
+            del run.blocks[piece.high :]
+            blocks.reverse()
+            if taken:
+                taken += blocks
+            else:
+                taken = blocks
+            if piece.high == piece.low:
+                eviction.remove(piece)
+                assert run.free is not None
+                run.free.remove(piece)
+            if run.published:
+                self._evict(run, blocks)
+        return taken
+
+    def _evict(self, run: Run, blocks: list[int]) -> None:
+        left = len(run.blocks)
+        self.evicted_blocks += run.published - left
+        run.published = left
+        if not left:
+            self._forget(run)
+        if self.log.events is not None:
+            self.log.add(EventKind.EVICTED, "", blocks)
+
+    def _forget(self, run: Run) -> None:
+        """Removes a run without findable blocks from the index and the tree."""
+        self.index.remove(run)
+        run.leave_tree()
+
+    def unpublish(self, run: Run, published: int) -> None:
+        """Makes the blocks of a run after the first `published` unfindable; their holders keep them."""
+        run.published = published
+        if not published:
+            self.index.remove(run)
+
+    # ---- holding and giving back
+
+    def hold(self, run: Run, length: int) -> int:
+        """Adds a reader of the run's first `length` blocks. Returns how many of them were free."""
+        top = run.owned()
+        woken = 0
+        if length > top:
+            woken = length - top
+            pieces = run.free
+            assert pieces is not None
+            self.free_blocks -= woken
+            while pieces and pieces[-1].low < length:
+                piece = pieces[-1]
+                if piece.high <= length:
+                    pieces.pop()
+                    self.eviction.remove(piece)
+                else:
+                    piece.low = length
+        run.uses += 1
+        if run.held is None:
+            run.held = {length: 1}
+        else:
+            run.held[length] = run.held.get(length, 0) + 1
+        return woken
+
+    def drop(self, run: Run, length: int) -> None:
+        """Removes a reader of `length` blocks; the blocks that nobody else holds become free."""
+        held = run.held
+        assert held is not None
+        if held[length] > 1:
+            held[length] -= 1
+            return
+        top = run.owned()
+        del held[length]
+        if length < top or run.writer is not None:
+            return
+        self._free(run, max(held) if held else 0, length)
+
+    def give_back(self, run: Run) -> Run | None:
+        """The writer lets go of a run: what readers hold stays, the rest becomes free, the last block first.
+
+        Returns blocks without content that go ahead of all others: the caller passes them to `free_first`.
+        """
+        first: Run | None = None
+        run.writer = None
+        published = run.published
+        blocks = run.blocks
+        n = len(blocks)
+        if published < n:
+            blank = run
+            if published:
+                blank = Run(None, 0, blocks[published:])
+                del blocks[published:]
+            if self.eviction.blanks_first:
+                first = blank
+            else:
+                self._free(blank, 0, n - published)
+        if published:
+            left = max(run.held) if run.held else 0
+            if left < published:
+                self._free(run, left, published)
+        else:
+            if run.indexed:
+                self.index.remove(run)
+            run.leave_tree()
+        return first
+
+    def free_first(self, runs: list[Run]) -> None:
+        """Frees whole runs ahead of all other blocks, the first of them foremost."""
+        for run in reversed(runs):
+            piece = FreePiece(run, 0, len(run.blocks))
+            run.free = [piece]
+            self.eviction.add_first(piece)
+            self.free_blocks += piece.high
+        if self.log.events is not None:
+            self.freed = [block for run in runs for block in reversed(run.blocks)] + self.freed
+
+    def _free(self, run: Run, low: int, high: int) -> None:
+        piece = FreePiece(run, low, high)
+        if run.free is None:
+            run.free = [piece]
+        else:
+            run.free.append(piece)
+        self.eviction.add(piece)
+        self.free_blocks += high - low
+        if self.log.events is not None:
+            self.freed += run.blocks[low:high][::-1]
+
+    def empty(self, blocks: int) -> None:
+        """Evicts the next `blocks` free blocks; they stay free, ahead of all others."""
+        taken = self.take(blocks)
+        taken.reverse()
+        run = Run(None, 0, taken)
+        run.free = [FreePiece(run, 0, blocks)]
+        self.eviction.add_first(run.free[0])
+        self.free_blocks += blocks
+
+    # ---- splitting
+
+    def split(self, run: Run, at: int) -> Run:
+        """Cuts a run in two at block `at` and returns the second part, which may then be held by itself.
+
+        Needed only where two runs of one key overlap and a reader takes the first part from one and the
+        second from the other.
+        """
+        rest = Run(run.key, run.start + at, run.blocks[at:], run.writer)
+        del run.blocks[at:]
+        rest.published = max(run.published - at, 0)
+        run.published = min(run.published, at)
+        rest.uses = run.uses
+        rest.rest, run.rest = run.rest, rest
+        rest.indexed, rest.next, run.next = run.indexed, run.next, rest
+        run.move_children(rest)
+        rest.follow(run)
+        if run.writer is not None:
+            run.writer.replace(run, rest)
+        if run.held:
+            longer = {length: n for length, n in run.held.items() if length > at}
+            if longer:
+                rest.held = {length - at: n for length, n in longer.items()}
+                for length in longer:
+                    del run.held[length]
+                run.held[at] = run.held.get(at, 0) + sum(longer.values())
+        self._split_pieces(run, rest, at)
+        return rest
+
+    def _split_pieces(self, run: Run, rest: Run, at: int) -> None:
+        pieces = run.free or []
+        run.free = None
+        for piece in pieces:
+            if piece.low >= at:
+                piece.run = rest
+                piece.low -= at
+                piece.high -= at
+                rest.free = [*(rest.free or []), piece]
+                continue
+            if piece.high > at:
+                part = FreePiece(rest, 0, piece.high - at)
+                rest.free = [*(rest.free or []), part]
+                self.eviction.add_beside(part, piece)
+                piece.high = at
+            run.free = [*(run.free or []), piece]

@@ -1,0 +1,65 @@
+"""Pipeline: the plans in flight of the one loop, oldest first.
+
+    while work:
+        if pipeline.has_room: plan, launch, `add` what was launched
+        if pipeline.is_full: wait for the oldest, then `commit` it
+
+Simulation, engine and the validation of recorded runs differ in what a launch is and how they wait. What
+they share is here: how many plans may be in flight, and that they are committed in the order they were made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from pagecast.sim.core.plan import DONE, Outcome, StepPlan
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.scheduler import Scheduler
+
+Flight = TypeVar("Flight")
+
+
+class Pipeline(Generic[Flight]):
+    """Plans under way on a backend, each with what the backend knows of it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._depth = scheduler.limits.pipeline_depth
+        self._flights: deque[tuple[StepPlan, Flight]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another step may be planned before the oldest is committed."""
+        return len(self._flights) <= self._depth
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the oldest step must be committed before another is planned."""
+        return len(self._flights) > self._depth
+
+    @property
+    def oldest(self) -> tuple[StepPlan, Flight]:
+        """The plan to be committed next. Errors: IndexError where none is in flight."""
+        return self._flights[0]
+
+    @property
+    def newest(self) -> tuple[StepPlan, Flight]:
+        """The plan made last. Errors: IndexError where none is in flight."""
+        return self._flights[-1]
+
+    def add(self, plan: StepPlan, flight: Flight) -> None:
+        """Adds a plan that was just launched."""
+        self._flights.append((plan, flight))
+
+    def replace_newest(self, plan: StepPlan) -> None:
+        """Puts a shortened plan in the place of the one made last."""
+        self._flights[-1] = (plan, self._flights[-1][1])
+
+    def commit(self, outcome: Outcome = DONE, now: int = 0) -> list[Request]:
+        """Commits the oldest plan. Returns the requests that ended with it."""
+        plan = self._flights.popleft()[0]
+        return self.scheduler.commit(plan, outcome, now)

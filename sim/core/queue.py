@@ -1,0 +1,94 @@
+"""Waiting queue: the requests that are not running, in the order that `Order` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from pagecast.sim.core.forks import Forks
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.request import Request
+
+
+class Order(Protocol):
+    """Order in which waiting requests are admitted.
+
+    `stable`: the first stays first until a request comes or goes. Where it is False (the order depends on
+    what is cached), every step asks again.
+    """
+
+    stable: bool
+
+    def __iter__(self) -> Iterator[Request]:
+        """The waiting requests in order."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Adds an arrival."""
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Adds requests that go ahead of later arrivals: a preempted one, or forks in their order."""
+
+    def first(self, memory: KvMemory) -> Request | None:
+        """The request to be admitted next; None where nobody waits."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out, wherever it stands."""
+
+
+class Queue:
+    """The waiting requests of a replica, and the forks that are held back until their prompt is computed.
+
+    `size` counts those in order. `blocked`: nobody can be admitted until a request comes or goes.
+    """
+
+    def __init__(self, order: Order, memory: KvMemory) -> None:
+        self.order = order
+        self.forks = Forks()
+        self.size = 0
+        self.blocked = False
+        self._memory = memory
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return self.size + len(self.forks)
+
+    def add(self, request: Request) -> None:
+        """Adds an arrival, or holds it back where it is a fork of a prompt still to be computed."""
+        if self.forks.hold(request):
+            return
+        self.order.add(request)
+        self.size += 1
+        if self.blocked and self.order.first(self._memory) is request:
+            self.blocked = False
+
+    def put_back(self, request: Request) -> None:
+        """Adds a preempted request."""
+        self.order.put_back((request,))
+        self.size += 1
+        self.blocked = False
+
+    def first(self) -> Request | None:
+        """The request to be admitted next; None where nobody waits."""
+        return self.order.first(self._memory) if self.size else None
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out."""
+        if not self.forks.drop(request):
+            self.order.remove(request)
+            self.size -= 1
+
+    def release_forks(self, parent: Request) -> None:
+        """Queues the forks of a request, whose prompt is computed or never will be, ahead of arrivals."""
+        forks = self.forks.release(parent)
+        if forks:
+            self.order.put_back(forks)
+            self.size += len(forks)
+            self.blocked = False
+
+    def quiet(self) -> bool:
+        """Whether nobody will be admitted while the running requests only generate."""
+        return not self.size or (self.blocked and self.order.stable)

@@ -1,0 +1,20 @@
+"""Admission rules."""
+
+from __future__ import annotations
+
+from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.step import Step
+
+
+class WholeSequence:
+    """Admits a request whose whole known sequence fits in free blocks now (vLLM, nano-vLLM).
+
+    It is a check, not a reservation: nothing is kept for the output, so running out of blocks later is
+    possible and ends in a preemption.
+    """
+
+    def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
+        """Whether the blocks of all known tokens are free."""
+        return memory.fits(request, hit, request.known)

@@ -1,0 +1,69 @@
+"""nano-vLLM's step: prompts or decodes, never both, and prompts first.
+
+A prompt's blocks are taken whole at admission. Only the first prompt of a step may be chunked, and it keeps
+its place at the head of the queue until it is done. Blocks are published when a step is committed.
+
+Source: nano-vLLM, nanovllm/engine/scheduler.py and block_manager.py (bb823b3).
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.rules.rules import Admission, Victim
+from pagecast.sim.core.step import Step
+
+
+class NanoVllmMix:
+    """A step prefills or decodes."""
+
+    def __init__(self, admission: Admission, victim: Victim) -> None:
+        self.admission = admission
+        self.victim = victim
+
+    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Prefills what can be prefilled; decodes only where there is nothing of that kind."""
+        self._prefill(step, memory, queue)
+        if not step.chunks:
+            step.lifecycle.unpark()
+            self._make_room(step, memory, queue)
+            step.decode_all()
+            step.end_decodes()
+
+    def _prefill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Prefills the prompt in progress, if any, then waiting ones in order, whole but for the first."""
+        limits = step.limits
+        left = limits.max_num_batched_tokens
+        queue.blocked = False
+        while len(step.chunks) < limits.max_num_seqs and left > 0:
+            started = next(iter(step.running.chunked), None)
+            request = started or queue.first()
+            if request is None:
+                return
+            forked = 0
+            if started is None:
+                hit = memory.find(request)
+                if not self.admission.admits(step, memory, queue, request, hit):
+                    step.refuse(request, hit)
+                    return
+                forked = memory.fork_tokens(request, hit)
+                missing = request.known - hit.tokens - forked
+                if left < missing and step.chunks:
+                    return
+                step.admit(request, hit, forked)
+                memory.grow(request, request.known)
+            else:
+                missing = request.known - request.computed
+                if left < missing and step.chunks:
+                    return
+            tokens = min(missing, left)
+            left -= tokens
+            if tokens == missing:
+                step.run(request)
+            step.compute(request, tokens, forked)
+
+    def _make_room(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Preempts from the newest running request down until this step's blocks are there."""
+        while len(step.crossing()) * memory.crossing_blocks > memory.free_blocks:
+            step.failed_allocations += 1
+            step.preempt(self.victim.choose(step, memory, queue))

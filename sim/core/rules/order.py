@@ -1,0 +1,97 @@
+"""Orders of the waiting queue: first come first served, and by priority."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.request import Request
+
+
+class FirstComeFirstServed:
+    """Arrival order; preempted requests and forks go to the front. O(1)."""
+
+    stable: bool
+
+    def __init__(self) -> None:
+        self.stable = True
+        self._queue: deque[Request] = deque()
+        self._gone: set[Request] = set()
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for request in self._queue if request not in self._gone)
+
+    def add(self, request: Request) -> None:
+        """Adds an arrival at the end."""
+        if self._gone:
+            self._forget(request)
+        self._queue.append(request)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Adds requests at the front, in their order."""
+        for request in reversed(requests):
+            if self._gone:
+                self._forget(request)
+            self._queue.appendleft(request)
+
+    def first(self, memory: KvMemory) -> Request | None:
+        """The request at the front."""
+        queue = self._queue
+        while self._gone and queue and queue[0] in self._gone:
+            self._gone.discard(queue.popleft())
+        return queue[0] if queue else None
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out: at once from the front, lazily from the middle."""
+        if self._queue and self._queue[0] is request:
+            self._queue.popleft()
+        else:
+            self._gone.add(request)
+
+    def _forget(self, request: Request) -> None:
+        # A request removed lazily and queued again must not be taken for the one that left.
+        if request in self._gone:
+            self._gone.discard(request)
+            self._queue.remove(request)
+
+
+class ByPriority:
+    """Lowest priority number first, then arrival time, then the id as a text (vLLM's `priority`).
+
+    Adding and taking the first are O(log n); taking out another is O(n).
+    """
+
+    stable: bool
+
+    def __init__(self) -> None:
+        self.stable = True
+        self._heap: list[tuple[int, int, str, int, Request]] = []
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry[-1] for entry in sorted(self._heap))
+
+    def add(self, request: Request) -> None:
+        """Adds an arrival."""
+        self._count += 1
+        entry = (request.priority, request.arrival_ns, request.id, self._count, request)
+        heapq.heappush(self._heap, entry)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Adds requests where their priority puts them."""
+        for request in requests:
+            self.add(request)
+
+    def first(self, memory: KvMemory) -> Request | None:
+        """The most urgent request."""
+        return self._heap[0][-1] if self._heap else None
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out."""
+        if self._heap and self._heap[0][-1] is request:
+            heapq.heappop(self._heap)
+        else:
+            self._heap = [entry for entry in self._heap if entry[-1] is not request]
+            heapq.heapify(self._heap)

@@ -1,0 +1,68 @@
+"""The profiles there are, by name."""
+
+from __future__ import annotations
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
+from pagecast.sim.core.queue import Order
+from pagecast.sim.core.rules.admission import WholeSequence
+from pagecast.sim.core.rules.nano_vllm import NanoVllmMix
+from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
+from pagecast.sim.core.rules.rules import Mix, Profile, Victim
+from pagecast.sim.core.rules.victim import LeastUrgent, Newest
+from pagecast.sim.core.rules.vllm import VllmMix
+
+
+def _order(limits: Limits) -> Order:
+    return ByPriority() if limits.policy == "priority" else FirstComeFirstServed()
+
+
+def _victim(limits: Limits) -> Victim:
+    return LeastUrgent() if limits.policy == "priority" else Newest()
+
+
+def _vllm_mix(limits: Limits) -> Mix:
+    return VllmMix(WholeSequence(), _victim(limits))
+
+
+def _nano_vllm_mix(limits: Limits) -> Mix:
+    return NanoVllmMix(WholeSequence(), Newest())
+
+
+def _vllm_eviction(limits: Limits) -> Eviction:
+    return LeastRecentlyUsed(blanks_first=limits.caching)
+
+
+def _nano_vllm_eviction(limits: Limits) -> Eviction:
+    return LeastRecentlyUsed(blanks_first=False)
+
+
+VLLM = Profile(
+    name="vllm",
+    summary="vLLM v1 (0.24 to 0.33): chunked prefill in mixed batches, running requests first, "
+    "preemption by recompute, newest first",
+    order=_order,
+    mix=_vllm_mix,
+    eviction=_vllm_eviction,
+    pipelined=True,
+)
+NANO_VLLM = Profile(
+    name="nano-vllm",
+    summary="nano-vLLM: a step prefills or decodes; waiting prompts go first; blocks are published "
+    "when their step is committed",
+    order=_order,
+    mix=_nano_vllm_mix,
+    eviction=_nano_vllm_eviction,
+    publish_at_commit=True,
+    whole_prompt=True,
+)
+PROFILES = {profile.name: profile for profile in (VLLM, NANO_VLLM)}
+
+
+def profile(name: str) -> Profile:
+    """The profile of that name. Errors: BadInput, with the names there are."""
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise BadInput(f"profile {name!r} is not known; choose one of {', '.join(PROFILES)}") from None

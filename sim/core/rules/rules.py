@@ -1,0 +1,62 @@
+"""Rules and profiles: what an engine decides, as small objects.
+
+A step is filled by four rules. `Order` says who is first in the queue, `Admission` whether the first may
+come in, `Victim` who must go when blocks run out, and `Mix` who shares a step: it calls the others. Rules
+get `(step, memory, queue)` and nothing else, so an engine's behaviour is a file in this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction import Eviction
+from pagecast.sim.core.memory.kv_memory import Hit, KvMemory, MakeGroups, one_full_group
+from pagecast.sim.core.queue import Order, Queue
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.step import Step
+
+
+class Admission(Protocol):
+    """Whether a waiting request may run."""
+
+    def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
+        """Whether `request`, for which `hit` was found, may be admitted in this step."""
+        ...
+
+
+class Victim(Protocol):
+    """Who loses its blocks when a running request finds none free."""
+
+    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+        """One of `step.running.requests`, of which there is at least one."""
+        ...
+
+
+class Mix(Protocol):
+    """Who computes in a step."""
+
+    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Lets requests compute, admits and preempts, by calling the step's methods."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One engine's rules. Each field makes a rule for a replica with given limits.
+
+    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
+    already from its plan. `whole_prompt`: admission takes the blocks of the whole known sequence at once.
+    `depth`: the engine's own default of planning ahead.
+    """
+
+    name: str
+    summary: str
+    order: Callable[[Limits], Order]
+    mix: Callable[[Limits], Mix]
+    eviction: Callable[[Limits], Eviction]
+    groups: MakeGroups = one_full_group
+    publish_at_commit: bool = False
+    whole_prompt: bool = False
+    pipelined: bool = False

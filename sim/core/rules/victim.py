@@ -1,0 +1,28 @@
+"""Victim rules: who is preempted when blocks run out."""
+
+from __future__ import annotations
+
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.step import Step
+
+
+class Newest:
+    """The request admitted last."""
+
+    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+        """The last of the running requests."""
+        return next(reversed(step.running.requests))
+
+
+class LeastUrgent:
+    """The request with the highest priority number, and of these the latest to arrive (vLLM's `priority`)."""
+
+    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+        """The least urgent running request; of equals, the one admitted first."""
+        return max(step.running.requests, key=_urgency)
+
+
+def _urgency(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival_ns

@@ -1,0 +1,141 @@
+"""vLLM v1's step: running requests first, in admission order, then waiting ones, under one token budget.
+
+There are no phases: every request's computed tokens catch up with its known tokens, and a long prompt takes
+what the budget leaves. Out of blocks, a victim is preempted, and nobody is admitted in that step.
+
+Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24 to 0.33).
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.rules import Admission, Victim
+from pagecast.sim.core.step import Step
+
+
+class VllmMix:
+    """Prompts and decodes share a step (chunked prefill)."""
+
+    def __init__(self, admission: Admission, victim: Victim) -> None:
+        self.admission = admission
+        self.victim = victim
+
+    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Schedules the running requests, and waiting ones if nobody was preempted."""
+        if not step.running.chunked and _enough_for_decodes(step, memory):
+            step.decode_all()
+        else:
+            self._schedule_running(step, memory, queue)
+        step.end_decodes()
+        if not step.preempted:
+            self._schedule_waiting(step, memory, queue)
+
+    # ---- running requests
+
+    def _schedule_running(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Gives running requests tokens and blocks in admission order, preempting where blocks run out."""
+        running = step.running
+        if _enough_for_all(step, memory):
+            step.decode_all()
+            wanting = list(running.chunked)
+        else:
+            # A request that fills a block needs none, but publishes it in its turn.
+            decoding = {**step.crossing(), **step.filling()}
+            wanting = sorted([*decoding, *running.chunked], key=admission_order)
+        for request in wanting:
+            if request.state is State.WAITING or request in step.left_out:
+                continue
+            if request in running.chunked:
+                scheduled = self._schedule_chunk(step, memory, queue, request)
+            else:
+                scheduled = self._schedule_decode(step, memory, queue, request)
+            if not scheduled:
+                # It had to preempt itself: those behind it are left out of this step.
+                step.leave_out([other for other in running.decoders.requests if other.order > request.order])
+                return
+
+    def _schedule_chunk(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
+        tokens = step.next_chunk(request)
+        blocks = memory.missing(request, request.computed + tokens)
+        if not self._make_room(step, memory, queue, request, blocks):
+            return False
+        if tokens:
+            step.compute(request, tokens)
+        return True
+
+    def _schedule_decode(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
+        begins = request in step.crossing()
+        fills = request in step.filling()
+        blocks = memory.crossing_blocks if begins else 0
+        if not self._make_room(step, memory, queue, request, blocks):
+            return False
+        if request.state is State.DECODE:
+            step.decode(request, begins=begins, fills=fills)
+        return True
+
+    def _make_room(
+        self, step: Step, memory: KvMemory, queue: Queue, request: Request, blocks: int
+    ) -> bool:
+        """Preempts until `blocks` are free. False: the request itself had to go.
+
+        vLLM walks the running list by index. Where it preempts a request before that index that had no
+        tokens in this step (all its tokens are in flight already), it does not step back, and so passes
+        over whoever is next.
+        """
+        passed_over = 0
+        while memory.free_blocks < blocks:
+            step.failed_allocations += 1
+            victim = self.victim.choose(step, memory, queue)
+            before = victim.order < request.order
+            idle = victim.state is State.DRAINING or victim in step.left_out
+            passed_over += before and idle
+            step.preempt(victim, served=before and not idle)
+            if victim is request:
+                return False
+        if passed_over:
+            behind = [other for other in step.running.requests if other.order > request.order]
+            step.leave_out(behind[:passed_over])
+        return True
+
+    # ---- waiting requests
+
+    def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Admits waiting requests in order until the batch, the budget or the blocks are used up.
+
+        Admission looks at the whole known sequence; only the first chunk's blocks are taken.
+        """
+        queue.blocked = False
+        budget = step.budget()
+        while budget > 0:
+            request = queue.first()
+            if request is None:
+                return
+            if len(step.running.requests) >= step.limits.max_num_seqs:
+                queue.blocked = True
+                return
+            hit = memory.find(request)
+            if not self.admission.admits(step, memory, queue, request, hit):
+                step.refuse(request, hit)
+                return
+            forked = memory.fork_tokens(request, hit)
+            tokens = min(request.known - hit.tokens - forked, budget)
+            budget -= tokens
+            step.admit(request, hit, forked)
+            step.run(request)
+            step.compute(request, tokens, forked)
+
+
+def _enough_for_decodes(step: Step, memory: KvMemory) -> bool:
+    return len(step.crossing()) * memory.crossing_blocks <= memory.free_blocks
+
+
+def _enough_for_all(step: Step, memory: KvMemory) -> bool:
+    """Whether nobody will be preempted and every chunk comes after all decodes: nearly always."""
+    running = step.running
+    needed = len(step.crossing()) * memory.crossing_blocks
+    for request in running.chunked:
+        needed += memory.missing(request, request.computed + step.next_chunk(request))
+    return needed <= memory.free_blocks and next(reversed(running.requests)) in running.chunked

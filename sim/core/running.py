@@ -1,0 +1,97 @@
+"""Running requests by what they do, and how far each of them is."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pagecast.sim.core.decoders import Decoders
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.request import Request, State
+
+
+class Running:
+    """The requests that are admitted and have not ended, and the plans in flight.
+
+    Each request in `requests` (admission order) is in one of these: `chunked` (its next tokens come in
+    chunks: of a prompt, or drafts to verify), `joining` (the plan being made completes its prompt),
+    `decoders` (one token per tick), `parked` (generating, but the batch is full; phased profiles) or
+    `draining` (its last token is planned: by the step that computes it).
+
+    `tick` counts the steps in which decoding requests compute a token: see `Decoders`. `late` is how many
+    steps after its computation generated content is published: 1 where the plan that computes it cannot
+    know it (pipelining), or where nothing is published before its commit (`at_commit`). `left_out` are the
+    decoding requests that the newest plan leaves out.
+    """
+
+    def __init__(self, block_size: int, *, pipeline_depth: int, at_commit: bool) -> None:
+        self.requests: dict[Request, None] = {}
+        self.chunked: dict[Request, None] = {}
+        self.joining: dict[Request, None] = {}
+        self.decoders = Decoders(block_size)
+        self.parked: dict[Request, None] = {}
+        self.draining: dict[int, list[Request]] = {}
+        self.in_flight: deque[StepPlan] = deque()
+        self.left_out: frozenset[Request] = frozenset()
+        self.tick = 0
+        self.at_commit = at_commit
+        self.late = 1 if at_commit else pipeline_depth
+
+    def knows(self, request: Request) -> bool:
+        """Whether the token that a request decodes next is known: no plan in flight yields it."""
+        return not self.in_flight or request in self.left_out
+
+    def publishes_at_once(self, request: Request) -> bool:
+        """Whether a block that the step being planned fills is published by its plan."""
+        return not self.late or (not self.at_commit and self.knows(request))
+
+    def planned(self, request: Request) -> int:
+        """Tokens of a request that plans so far compute."""
+        if request.state is State.DECODE and request in self.decoders.requests:
+            return self.tick - request.lag
+        return request.computed
+
+    def committed(self, request: Request) -> int:
+        """Tokens whose KV is certainly there: those that no plan in flight still computes."""
+        flying = 0
+        for plan in self.in_flight:
+            for chunk in plan.chunks:
+                if chunk.request is request:
+                    return chunk.start
+            flying += request in plan.decodes
+        return self.planned(request) - flying
+
+    def findable(self, request: Request) -> int:
+        """Tokens of a running request whose blocks may be published now."""
+        if self.at_commit:
+            return self.committed(request)
+        if request in self.chunked:
+            return min(request.computed, request.known)
+        late = self.late if request.state in (State.DECODE, State.DRAINING) else 0
+        return self.planned(request) - late
+
+    def emitted(self, request: Request) -> int:
+        """Output tokens that the plans committed so far have yielded."""
+        if request.state in (State.DECODE, State.DRAINING) and request not in self.chunked:
+            return self.committed(request) + 1 - request.prompt_tokens
+        return request.known - request.prompt_tokens
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out of what it does and notes how far it is."""
+        self.requests.pop(request, None)
+        if request in self.chunked:
+            del self.chunked[request]
+        elif request.state is State.DECODE:
+            request.computed = self.planned(request)
+            request.known = request.computed + 1
+            if request in self.parked:
+                del self.parked[request]
+            else:
+                self.decoders.remove(request)
+        else:
+            self.joining.pop(request, None)
+
+    def forget_end(self, request: Request) -> None:
+        """A request has ended otherwise than by its last token."""
+        for ending in self.draining.values():
+            if request in ending:
+                ending.remove(request)

@@ -1,0 +1,254 @@
+"""Step: one step in the making, and the only place that makes a plan of it.
+
+Rules fill a step: they let running requests compute, admit waiting ones and preempt. `seal` makes the plan.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.lifecycle import Lifecycle
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.plan import Chunk, StepPlan, counts_as_decode
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.running import Running
+
+
+class Drafter(Protocol):
+    """Speculation as the scheduler sees it."""
+
+    def draft(self, request: Request) -> int:
+        """How many guessed tokens a request verifies in its next step, beside its next token."""
+        ...
+
+
+class Step:
+    """The step being planned. One object serves all steps of a scheduler: `begin` clears it.
+
+    Rules read `running`, `limits`, `now`, `preempted` and `left_out`, and call the methods below. Within a
+    step the decoding requests come first: `end_decodes` closes their part, and admissions follow.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, memory: KvMemory, drafter: Drafter | None) -> None:
+        self.lifecycle = lifecycle
+        self.limits: Limits = lifecycle.limits
+        self.running: Running = lifecycle.running
+        self.now = 0
+        self.chunks: list[Chunk] = []
+        self.preempted: list[Request] = []
+        self.left_out: set[Request] = set()
+        self.failed_allocations = 0
+        self._memory = memory
+        self._queue: Queue = lifecycle.queue
+        self._log: EventLog = lifecycle.log
+        self._drafter = drafter
+        self._tick = 0
+        self._decodes: tuple[Request, ...] = ()
+        self._context = 0
+        self._longest = 0
+
+    def begin(self, now: int) -> None:
+        """Starts the next step."""
+        self.now = now
+        self.chunks = []
+        self.preempted = []
+        self.left_out = set()
+        self._tick = self.running.tick
+        self._decodes = ()
+        self._context = 0
+        self._longest = 0
+
+    # ---- tokens
+
+    def budget(self) -> int:
+        """Tokens that are left for admissions once `end_decodes` has closed the decoding requests' part."""
+        chunked = sum([chunk.tokens for chunk in self.chunks])
+        return self.limits.max_num_batched_tokens - len(self._decodes) - chunked
+
+    def next_chunk(self, request: Request) -> int:
+        """Tokens that a running request with chunks to come computes now; 0 where the budget is used up."""
+        taken = self.running.decoders.count + sum([chunk.tokens for chunk in self.chunks])
+        left = self.limits.max_num_batched_tokens - taken
+        return max(min(request.known - request.computed + self._drafts(request), left), 0)
+
+    def _drafts(self, request: Request) -> int:
+        if self._drafter is None or request.state is not State.DECODE:
+            return 0
+        if request.computed >= request.known:
+            return 0  # its last chunk is in flight
+        return max(min(self._drafter.draft(request), request.total_tokens - request.known - 1), 0)
+
+    def compute(self, request: Request, tokens: int, forked: int = 0) -> None:
+        """Lets a request compute its next `tokens` tokens; the caller checked that their blocks are free."""
+        reached = request.computed + tokens
+        self._memory.grow(request, reached)
+        drafts = max(reached - request.known, 0)
+        self.chunks.append(self.lifecycle.compute(request, tokens, forked=forked, drafts=drafts))
+
+    # ---- decoding requests
+
+    def crossing(self) -> dict[Request, None]:
+        """The decoding requests that need a block in this step, in admission order."""
+        return self.running.decoders.crossing(self.running.tick)
+
+    def filling(self) -> dict[Request, None]:
+        """The decoding requests that fill a block in this step, in admission order."""
+        return self.running.decoders.filling(self.running.tick)
+
+    def decode_all(self) -> None:
+        """Gives every decoding request its token, and a block to those that need one: there are enough."""
+        crossing = self.crossing()
+        running = self.running
+        if not running.decoders.explicit and self._log.events is None:
+            if crossing:
+                self._memory.grow_many(list(crossing), len(crossing))
+        else:
+            filling = {} if running.late else self.filling()
+            if crossing or filling:
+                for request in sorted({**crossing, **filling}, key=admission_order):
+                    self.decode(request, begins=request in crossing, fills=request in filling)
+        if running.late and not running.at_commit and (running.left_out or not running.in_flight):
+            self.publish_known()
+
+    def publish_known(self) -> None:
+        """Publishes the blocks that this step fills and whose last token is known, although plans overlap."""
+        running = self.running
+        for request in self.filling():
+            if running.knows(request):
+                self._memory.publish(request, running.planned(request) + 1)
+
+    def decode(self, request: Request, *, begins: bool, fills: bool) -> None:
+        """Gives one decoding request its token, which may begin a block, and may fill one."""
+        running = self.running
+        computed = running.planned(request)
+        if begins:
+            taken = self._memory.grow_one(request)
+            self._log.add(EventKind.ALLOCATED, request.id, taken)
+            if running.late and (self._log.events is not None or request.keys.explicit):
+                self._memory.publish(request, computed)
+        if fills and running.publishes_at_once(request):
+            self._memory.publish(request, computed + 1)
+
+    def leave_out(self, requests: list[Request]) -> None:
+        """Lets decoding requests sit this step out."""
+        self.left_out.update(requests)
+
+    def end_decodes(self) -> None:
+        """Closes the decoding requests' part of the step: all that were not left out compute a token."""
+        running = self.running
+        decoders = running.decoders
+        tick = running.tick
+        if self.left_out:
+            on_time = [request for request in decoders.requests if request not in self.left_out]
+            if not on_time and not self.chunks:
+                return
+            contexts = [running.planned(request) for request in on_time]
+            self._decodes = tuple(on_time)
+            self._context = sum(contexts)
+            self._longest = max(contexts, default=0)
+            for request in self.left_out:
+                if request.state is State.DECODE and request in decoders.requests:
+                    decoders.delay(request)
+        else:
+            self._decodes = decoders.snapshot()
+            self._context = decoders.context(tick)
+            self._longest = decoders.longest(tick)
+        running.tick = tick + 1
+
+    # ---- requests come and go
+
+    def admit(self, request: Request, hit: Hit, forked: int = 0) -> None:
+        """Admits a waiting request with its cached prefix and `forked` tokens to be copied."""
+        self.lifecycle.admit(request, hit, self.now, forked)
+
+    def run(self, request: Request) -> None:
+        """Moves an admitted request from the queue to the running ones."""
+        self._queue.remove(request)
+        self.running.requests[request] = None
+
+    def refuse(self, request: Request, hit: Hit) -> None:
+        """Takes note that the first waiting request can't be admitted now."""
+        self.failed_allocations += 1
+        coming = bool(self.running.joining)
+        self._queue.blocked = not self._memory.may_find_more(request, hit, coming=coming)
+
+    def preempt(self, request: Request, *, served: bool = False) -> None:
+        """Takes a running request's blocks and queues it again.
+
+        `served`: it had its token, or its chunk, in this step already, and gives it back.
+        """
+        self.lifecycle.preempt(request, served=served)
+        self.left_out.discard(request)
+        self.preempted.append(request)
+        self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
+
+    # ---- the plan
+
+    def seal(self) -> StepPlan | None:
+        """Makes the plan of what the rules decided; None where nobody computes anything."""
+        n = len(self._decodes)
+        chunks = self.chunks
+        if not n and not chunks:
+            return None
+        context = self._context
+        longest = self._longest
+        prefill = []
+        for chunk in chunks:
+            if counts_as_decode(chunk.tokens):
+                n += 1
+                context += chunk.start
+                longest = max(longest, chunk.start)
+            else:
+                prefill.append((chunk.tokens, chunk.start))
+        lifecycle = self.lifecycle
+        running = self.running
+        plan = StepPlan(
+            lifecycle.step,
+            1,
+            self._tick,
+            n,
+            context,
+            longest,
+            tuple(prefill),
+            len(running.requests),
+            self._queue.size,
+            self._memory.used_blocks,
+            tuple(chunks),
+            self._decodes,
+            tuple(self.preempted),
+        )
+        left_out = [request for request in self.left_out if request.state is State.DECODE]
+        running.left_out = frozenset(left_out)
+        lifecycle.advance(1)
+        lifecycle.drain(plan.step)
+        if running.joining:
+            for request in running.joining:
+                lifecycle.begin_decode(request)
+            running.joining.clear()
+        running.in_flight.append(plan)
+        return plan
+
+    def seal_stretch(self, steps: int, crossings: int) -> StepPlan:
+        """Makes the plan of `steps` decode steps in a row, which will take `crossings` blocks."""
+        running = self.running
+        decoders = running.decoders
+        tick = running.tick
+        plan = StepPlan(
+            self.lifecycle.step,
+            steps,
+            tick,
+            decoders.count,
+            decoders.context(tick),
+            decoders.longest(tick),
+            (),
+            len(running.requests),
+            self._queue.size,
+            self._memory.used_blocks + crossings,
+            (),
+            decoders.snapshot(),
+        )
+        return plan

@@ -1,0 +1,105 @@
+"""Stride: many decode steps planned as one, while nobody has anything to decide.
+
+Each part of the scheduler says for how many steps it is quiet: decoding requests until the next of them
+ends, memory until free blocks run short, the queue while nobody can be admitted. The stride is the least
+of these. It is planned at once, but takes its blocks only when it is over or cut short: so somebody may
+look in at any instant, and finds just what the steps begun by then have done.
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.lifecycle import Lifecycle
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.running import Running
+from pagecast.sim.core.step import Step
+
+
+class Stride:
+    """Plans stretches of decode steps. `open` is the stretch whose blocks are still to be taken."""
+
+    def __init__(self, lifecycle: Lifecycle, memory: KvMemory, step: Step) -> None:
+        self.open: StepPlan | None = None
+        self._lifecycle = lifecycle
+        self._memory = memory
+        self._queue: Queue = lifecycle.queue
+        self._running: Running = lifecycle.running
+        self._step = step
+        self._order: list[Request] = []  # who begins a block within the open stretch
+        self._crossings = 0
+
+    def quiet(self) -> int:
+        """How many steps from now on are decode steps in which nothing has to be decided.
+
+        No arrival, cancellation or early stop may come in between: that is for the caller to know. The last
+        of them may be one with which requests end. 0: the next step is not of this kind.
+        """
+        running = self._running
+        decoders = running.decoders
+        count = decoders.count
+        if not count or running.chunked or not self._queue.quiet():
+            return 0
+        if running.parked and count < self._lifecycle.limits.max_num_seqs:
+            return 0
+        tick = running.tick
+        steps = self._memory.quiet(decoders, tick, count, decoders.quiet(tick))
+        if steps > 1 and running.in_flight and not self._silent(running.in_flight[-1]):
+            return 1
+        return steps
+
+    def _silent(self, plan: StepPlan) -> bool:
+        """Whether the commit of a plan in flight changes nothing that a later plan could see."""
+        running = self._running
+        return plan.last not in running.draining and not (running.at_commit and plan.chunks)
+
+    def plan(self, steps: int) -> StepPlan:
+        """Plans `steps` decode steps, of those that `quiet` counted. Nothing changes before `settle`."""
+        running = self._running
+        self._order, self._crossings = running.decoders.crossings(running.tick, steps)
+        plan = self.open = self._step.seal_stretch(steps, self._crossings)
+        if steps == 1:
+            # A step that has begun can't be cut.
+            self.settle()
+        running.left_out = frozenset()
+        running.in_flight.append(plan)
+        return plan
+
+    def settle(self) -> None:
+        """Does what the open stretch planned: its blocks are taken, its requests are that much further."""
+        plan = self.open
+        if plan is None:
+            return
+        self.open = None
+        running = self._running
+        lifecycle = self._lifecycle
+        if running.decoders.explicit or lifecycle.log.events is not None:
+            for _ in range(plan.steps):
+                self._step.decode_all()
+                running.tick += 1
+                lifecycle.advance(1)
+        else:
+            if plan.steps == 1:
+                self._step.decode_all()
+            elif self._crossings:
+                self._memory.grow_many(self._order, self._crossings)
+            running.tick += plan.steps
+            lifecycle.advance(plan.steps)
+        lifecycle.drain(plan.last)
+
+    def cut(self, plan: StepPlan, steps: int) -> StepPlan:
+        """Shortens the open stretch to its first `steps` steps and settles it. Returns the plan as it is now.
+
+        A plan that is not the open stretch is returned as it is: all its steps have begun.
+        """
+        if plan is not self.open:
+            return plan
+        if steps < plan.steps:
+            running = self._running
+            self._order, self._crossings = running.decoders.crossings(running.tick, steps)
+            used = self._memory.used_blocks + self._crossings
+            plan = self.open = plan._replace(steps=steps, used_blocks=used)
+            running.in_flight[-1] = plan
+        self.settle()
+        return plan
