@@ -1,0 +1,135 @@
+"""Decisions of a scheduler as numbers, and the compressed file they are kept in.
+
+A step is what it computed and what it left: see `Step`. A file holds a line for each seed: the checksum of
+its specification, a column of numbers for each field of its steps, and one for each figure of its requests.
+Columns hold the difference to what is likely (the step before, or the context that decoding leads to), so
+most numbers are 0 and compress well.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Step(NamedTuple):
+    """What one call of the scheduler decided; times in microseconds.
+
+    `decode_n` requests compute one token each over `decode_ctx` tokens of context together, the longest
+    `decode_max`; `prefill` are the chunks of several tokens as (tokens, tokens already there), sorted.
+    `running`, `waiting` and `used_blocks` are counted after the decision. A step without any of the first
+    four preempted somebody and computed nothing.
+    """
+
+    start_us: int
+    end_us: int
+    decode_n: int
+    decode_ctx: int
+    decode_max: int
+    prefill: tuple[tuple[int, int], ...]
+    running: int
+    waiting: int
+    used_blocks: int
+
+
+class Served(NamedTuple):
+    """One request's story; times in microseconds."""
+
+    submitted_us: int
+    first_token_us: int
+    finish_us: int
+    cached_tokens: int
+    tokens_out: int
+    preemptions: int
+
+
+class Decisions(NamedTuple):
+    """All that was decided for one specification."""
+
+    seed: int
+    checksum: str
+    steps: list[Step]
+    served: list[Served]
+
+
+def write(path: Path, runs: Iterable[Decisions]) -> None:
+    """Writes a file of decisions; the same runs give the same bytes."""
+    lines = [json.dumps(_packed(run), separators=(",", ":")) for run in runs]
+    text = "\n".join(lines) + "\n"
+    path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def read(path: Path) -> Iterator[Decisions]:
+    """The runs of a file."""
+    for line in lzma.decompress(path.read_bytes()).splitlines():
+        yield _unpacked(json.loads(line))
+
+
+def to_line(run: Decisions) -> str:
+    """One run as a line of text."""
+    return json.dumps(_packed(run), separators=(",", ":"))
+
+
+def from_line(line: str) -> Decisions:
+    """The run of a line of text."""
+    return _unpacked(json.loads(line))
+
+
+def _packed(run: Decisions) -> dict[str, Any]:
+    columns: dict[str, list[Any]] = {name: [] for name in Step._fields}
+    before = Step(0, 0, 0, 0, 0, (), 0, 0, 0)
+    for step in run.steps:
+        likely = _likely(before)
+        for name, column in columns.items():
+            value = getattr(step, name)
+            column.append(list(value) if name == "prefill" else value - likely[name])
+        columns["end_us"][-1] = step.end_us - step.start_us
+        before = step
+    served = [list(column) for column in zip(*run.served, strict=True)]
+    return {"seed": run.seed, "checksum": run.checksum, "steps": columns, "served": served}
+
+
+def _unpacked(line: dict[str, Any]) -> Decisions:
+    columns = line["steps"]
+    steps: list[Step] = []
+    before = Step(0, 0, 0, 0, 0, (), 0, 0, 0)
+    for row in zip(*(columns[name] for name in Step._fields), strict=True):
+        likely = _likely(before)
+        fields: dict[str, Any] = {}
+        for name, value in zip(Step._fields, row, strict=True):
+            if name == "prefill":
+                fields[name] = tuple((tokens, there) for tokens, there in value)
+            else:
+                fields[name] = value + likely[name]
+        fields["end_us"] = row[1] + fields["start_us"]
+        before = Step(**fields)
+        steps.append(before)
+    served = [Served(*row) for row in zip(*line["served"], strict=True)]
+    return Decisions(line["seed"], line["checksum"], steps, served)
+
+
+def _likely(before: Step) -> dict[str, int]:
+    """What the step after one would be if everybody went on decoding."""
+    return {
+        "start_us": before.end_us,
+        "end_us": 0,
+        "decode_n": before.decode_n,
+        "decode_ctx": before.decode_ctx + before.decode_n,
+        "decode_max": before.decode_max + 1,
+        "running": before.running,
+        "waiting": before.waiting,
+        "used_blocks": before.used_blocks,
+    }
+
+
+def main() -> None:
+    """Packs the lines on standard input into the file named: `python decisions.py FILE < lines`."""
+    write(Path(sys.argv[1]), [from_line(line) for line in sys.stdin])
+
+
+if __name__ == "__main__":
+    main()

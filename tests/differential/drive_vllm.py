@@ -1,0 +1,317 @@
+"""A driver of vLLM's own scheduler in virtual time, without a GPU: prints what it decided, a line per seed.
+
+    python drive_vllm.py FIRST LAST
+
+runs with the interpreter that has vLLM (see README.md). The scheduler and KV cache manager are vLLM's; this
+script takes the engine's part: it hands requests in, pretends to compute steps for as long as the
+specification's cost says, and answers with a token for each request whose known tokens are all computed.
+
+The clock counts microseconds. Requests are handed in before a plan, at the time that stands in
+`submitted_us`; the plan is made one microsecond later, so the order of events can be told from their times.
+With asynchronous scheduling one plan is made while another is being computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from decisions import Decisions, Served, Step, to_line
+from specifications import checksum, specification
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+Row = dict[str, Any]
+
+STOP = 0  # the token that ends an output early
+PRIVATE_PROMPT = 1_000_000  # content ids of what a specification gives no name
+PRIVATE_OUTPUT = 2_000_000
+TOKENS_PER_CONTENT = 1 << 20
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "intermediate_size": 64,
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+}
+
+
+class Computing(NamedTuple):
+    """A plan in flight: when it will be computed, and the requests that it yields a token for."""
+
+    output: SchedulerOutput
+    end_us: int
+    sampling: frozenset[str]
+
+
+class Story:
+    """What happened to one request so far."""
+
+    def __init__(self, submitted_us: int) -> None:
+        self.submitted_us = submitted_us
+        self.first_token_us = -1
+        self.finish_us = -1
+        self.cached_tokens = -1
+        self.tokens_out = 0
+
+
+def token(content: int, offset: int) -> int:
+    """The token at a place of a text: no two places have the same."""
+    return 1 + content * TOKENS_PER_CONTENT + offset
+
+
+def prompt(number: int, row: Row) -> list[int]:
+    """The token ids of a request's prompt."""
+    spans = row.get("spans") or [[PRIVATE_PROMPT + number, 0, row["input_tokens"]]]
+    return [token(content, offset + i) for content, offset, length in spans for i in range(length)]
+
+
+def make_scheduler(config: Row, folder: Path) -> Scheduler:
+    """vLLM's scheduler for a specification's configuration."""
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    model = ModelConfig(
+        model=str(folder),
+        dtype="float16",
+        skip_tokenizer_init=True,
+        max_model_len=config["max_model_len"],
+        enforce_eager=True,
+    )
+    scheduling = SchedulerConfig(
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        max_model_len=config["max_model_len"],
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+        async_scheduling=config["async_scheduling"],
+        policy=config["scheduling_policy"],
+    )
+    cache = CacheConfig(
+        block_size=config["block_size"],
+        gpu_memory_utilization=0.9,
+        cache_dtype="auto",
+        enable_prefix_caching=config["enable_prefix_caching"],
+    )
+    whole = VllmConfig(
+        scheduler_config=scheduling,
+        model_config=model,
+        cache_config=cache,
+        device_config=DeviceConfig(device="cpu"),
+    )
+    attention = FullAttentionSpec(
+        block_size=config["block_size"],
+        num_kv_heads=1,
+        head_size=1,
+        dtype=torch.float32,
+    )
+    blocks = config["usable_blocks"] + 1  # vLLM keeps one for itself
+    cache.num_gpu_blocks = blocks
+    kind = AsyncScheduler if config["async_scheduling"] else Scheduler
+    return kind(
+        vllm_config=whole,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
+        ),
+        structured_output_manager=StructuredOutputManager(whole),
+        block_size=config["block_size"],
+        log_stats=False,
+    )
+
+
+class Engine:
+    """One specification being served."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.spec = specification(seed)
+        self.rows: list[Row] = self.spec["requests"]
+        self.depth = int(self.spec["config"]["async_scheduling"])
+        self.scheduler = make_scheduler(self.spec["config"], folder)
+        hasher = get_request_block_hasher(self.spec["config"]["block_size"], sha256)
+        self.requests = [self._request(number, row, hasher) for number, row in enumerate(self.rows)]
+        self.stories: dict[str, Story] = {}
+        self.steps: list[Step] = []
+        self.flying: deque[Computing] = deque()
+        self.now_us = 0
+        self.device_free_us = 0
+
+    def _request(self, number: int, row: Row, hasher: Any) -> Request:
+        sampling = SamplingParams(
+            max_tokens=row["output_tokens"],
+            temperature=0.0,
+            ignore_eos=True,
+            stop_token_ids=[STOP],
+        )
+        return Request(
+            request_id=str(number),
+            prompt_token_ids=prompt(number, row),
+            sampling_params=sampling,
+            pooling_params=None,
+            arrival_time=row["arrival_us"] / 1e6,
+            priority=row.get("priority", 0),
+            cache_salt=row.get("salt"),
+            block_hasher=hasher,
+        )
+
+    def run(self) -> Decisions:
+        """Serves every request to its end."""
+        while len(self.stories) < len(self.rows) or self.scheduler.has_unfinished_requests() or self.flying:
+            self._take_in()
+            if self.scheduler.has_unfinished_requests():
+                self._plan()
+            elif self.flying:
+                self._commit()
+            else:
+                self.now_us = self.rows[len(self.stories)]["arrival_us"]
+        served = [self._served(number) for number in range(len(self.rows))]
+        return Decisions(self.seed, checksum(self.spec), self.steps, served)
+
+    def _take_in(self) -> None:
+        """Hands the scheduler what has arrived by now."""
+        for number in range(len(self.stories), len(self.rows)):
+            if self.rows[number]["arrival_us"] > self.now_us:
+                return
+            self.stories[str(number)] = Story(self.now_us)
+            self.scheduler.add_request(self.requests[number])
+
+    def _plan(self) -> None:
+        """Lets the scheduler decide, and computes the oldest plan where no further one may be in flight."""
+        self.now_us += 1
+        output = self.scheduler.schedule()
+        if not output.total_num_scheduled_tokens:
+            if output.preempted_req_ids:
+                self.steps.append(self._step([], self.now_us))
+            elif not self.flying:
+                raise RuntimeError(f"seed {self.seed}: nothing was scheduled and nothing is in flight")
+            if self.flying:
+                self._commit()
+            return
+        chunks = self._chunks(output)
+        end_us = max(self.now_us, self.device_free_us) + self._cost_us(chunks)
+        self.device_free_us = end_us
+        self.steps.append(self._step(chunks, end_us))
+        ids = output.num_scheduled_tokens
+        sampling = frozenset(id for id in ids if not self.scheduler.requests[id].is_prefill_chunk)
+        self.flying.append(Computing(output, end_us, sampling))
+        if len(self.flying) > self.depth:
+            self._commit()
+
+    def _chunks(self, output: SchedulerOutput) -> list[tuple[int, int]]:
+        """(tokens, tokens already there) of each request in a plan; takes note of prefix hits."""
+        chunks = []
+        for new in output.scheduled_new_reqs:
+            chunks.append((output.num_scheduled_tokens[new.req_id], new.num_computed_tokens))
+            story = self.stories[new.req_id]
+            if story.cached_tokens < 0:
+                story.cached_tokens = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for id, there in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            chunks.append((output.num_scheduled_tokens[id], there))
+        return chunks
+
+    def _cost_us(self, chunks: list[tuple[int, int]]) -> int:
+        cost = self.spec["cost"]
+        tokens = sum(tokens for tokens, _ in chunks)
+        context = sum(tokens + there for tokens, there in chunks)
+        return int(cost["step_us"] + cost["token_us"] * tokens + cost["context_ns"] * context // 1000)
+
+    def _step(self, chunks: list[tuple[int, int]], end_us: int) -> Step:
+        decodes = [there for tokens, there in chunks if tokens == 1]
+        scheduler = self.scheduler
+        pool = scheduler.kv_cache_manager.block_pool
+        return Step(
+            start_us=self.now_us,
+            end_us=end_us,
+            decode_n=len(decodes),
+            decode_ctx=sum(decodes),
+            decode_max=max(decodes, default=0),
+            prefill=tuple(sorted(chunk for chunk in chunks if chunk[0] > 1)),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(scheduler.skipped_waiting),
+            used_blocks=self.spec["config"]["usable_blocks"] - pool.get_num_free_blocks(),
+        )
+
+    def _commit(self) -> None:
+        """Tells the scheduler what the oldest plan in flight has yielded."""
+        output, end_us, sampling = self.flying.popleft()
+        self.now_us = max(self.now_us, end_us)
+        ids = list(output.num_scheduled_tokens)
+        answer = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={id: index for index, id in enumerate(ids)},
+            sampled_token_ids=[self._sampled(id) if id in sampling else [] for id in ids],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        for told in self.scheduler.update_from_output(output, answer).values():
+            for one in told.outputs:
+                story = self.stories[one.request_id]
+                if one.new_token_ids and not story.tokens_out:
+                    story.first_token_us = self.now_us
+                story.tokens_out += len(one.new_token_ids)
+                if one.finished:
+                    story.finish_us = self.now_us
+
+    def _sampled(self, id: str) -> list[int]:
+        number = int(id)
+        row = self.rows[number]
+        done = self.stories[id].tokens_out
+        if row.get("stop_after") == done + 1:
+            return [STOP]
+        return [token(row.get("output_content", PRIVATE_OUTPUT + number), done)]
+
+    def _served(self, number: int) -> Served:
+        story = self.stories[str(number)]
+        return Served(
+            submitted_us=story.submitted_us,
+            first_token_us=story.first_token_us,
+            finish_us=story.finish_us,
+            cached_tokens=story.cached_tokens,
+            tokens_out=story.tokens_out,
+            preemptions=self.requests[number].num_preemptions,
+        )
+
+
+def main() -> None:
+    first, last = (int(text) for text in sys.argv[1:3])
+    init_none_hash(sha256)
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(first, last + 1):
+            run = Engine(seed, Path(folder)).run()
+            print(to_line(run), flush=True)
+            preemptions = sum(served.preemptions for served in run.served)
+            print(f"seed {seed}: {len(run.steps)} steps, {preemptions} preemptions", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""vLLM's own scheduler as the golden answer: random scenarios, every decision the same.
+
+A seed that fails is repeated by its test's name: `pytest "tests/differential/test_differential.py::NAME"`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from decisions import Decisions, Step, from_line, read, to_line, write
+from recordings import compare
+from specifications import checksum, specification
+
+HERE = Path(__file__).parent
+FEW = range(60)
+MANY = range(60, 500)
+FRESH = range(500, 560)
+INTERPRETER = "PAGECAST_VLLM_PYTHON"
+
+
+@cache
+def recorded(seeds: range) -> dict[int, Decisions]:
+    """The committed decisions of these seeds."""
+    file = HERE / "recorded" / f"seeds-{seeds.start}-{seeds.stop - 1}.jsonl.xz"
+    return {run.seed: run for run in read(file)}
+
+
+def seed_name(seed: int) -> str:
+    return f"seed-{seed}"
+
+
+def check(run: Decisions, folder: Path) -> None:
+    """Fails with the first difference between a run's decisions and the core's."""
+    spec = specification(run.seed)
+    assert checksum(spec) == run.checksum, "the specifications have changed: record the decisions again"
+    difference = compare(spec, run, folder / "run")
+    assert not difference, f"seed {run.seed}: {difference}"
+
+
+@pytest.mark.parametrize("seed", FEW, ids=seed_name)
+def test_every_decision_of_a_random_scenario_is_vllms(seed, tmp_path):
+    check(recorded(FEW)[seed], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MANY, ids=seed_name)
+def test_every_decision_of_many_random_scenarios_is_vllms(seed, tmp_path):
+    check(recorded(MANY)[seed], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def vllm_python() -> str:
+    """The interpreter that has vLLM; skips where none is named."""
+    interpreter = os.environ.get(INTERPRETER)
+    if not interpreter:
+        pytest.skip(f"{INTERPRETER} names no interpreter with vLLM (see tests/differential/README.md)")
+    return interpreter
+
+
+def drive(interpreter: str, seeds: range) -> list[Decisions]:
+    """What vLLM's scheduler decides now."""
+    command = [interpreter, str(HERE / "drive_vllm.py"), str(seeds.start), str(seeds.stop - 1)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [from_line(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [FEW, MANY], ids=["few", "many"])
+def test_vllm_decides_now_what_was_recorded(vllm_python, seeds):
+    for run in drive(vllm_python, seeds):
+        assert run == recorded(seeds)[run.seed], f"seed {run.seed}"
+
+
+@pytest.mark.slow
+def test_decisions_vllm_takes_now_are_the_same(vllm_python, tmp_path):
+    for run in drive(vllm_python, FRESH):
+        check(run, tmp_path / str(run.seed))
+
+
+def test_equal_seeds_give_equal_specifications_and_others_others():
+    sums = {checksum(specification(seed)) for seed in range(200)}
+    assert len(sums) == 200
+    assert sums == {checksum(specification(seed)) for seed in range(200)}
+
+
+def test_the_scenarios_are_rough():
+    """Whatever has been told apart by a scenario once must go on being asked."""
+    found = Counter()
+    for seed, run in recorded(FEW).items():
+        spec = specification(seed)
+        config, requests = spec["config"], spec["requests"]
+        found["asynchronous"] += config["async_scheduling"]
+        found["synchronous"] += not config["async_scheduling"]
+        found["by priority"] += config["scheduling_policy"] == "priority"
+        found["without caching"] += not config["enable_prefix_caching"]
+        found["one at a time"] += config["max_num_seqs"] == 1
+        found["tiny budget"] += config["max_num_batched_tokens"] < 40
+        found["salts"] += any("salt" in request for request in requests)
+        found["early stops"] += any("stop_after" in request for request in requests)
+        found["prompts of one token"] += any(request["input_tokens"] == 1 for request in requests)
+        found["outputs of one token"] += any(request["output_tokens"] == 1 for request in requests)
+        found["ties"] += len({request["arrival_us"] for request in requests}) < len(requests) // 2
+        found["prefix hits"] += any(served.cached_tokens for served in run.served)
+        found["preemptions"] += any(served.preemptions for served in run.served)
+        found["preempted and computed nothing"] += any(is_idle(step) for step in run.steps)
+    assert min(found.values()) >= 2, found
+
+
+def is_idle(step: Step) -> bool:
+    return not step.decode_n and not step.prefill
+
+
+def test_decisions_survive_packing(tmp_path):
+    runs = [recorded(FEW)[seed] for seed in (3, 9)]
+    write(tmp_path / "packed", runs)
+    assert list(read(tmp_path / "packed")) == runs
+    assert from_line(to_line(runs[0])) == runs[0]
+    assert json.loads(to_line(runs[0]))["seed"] == 3
+
+
+@pytest.mark.parametrize("field", ["decode_n", "decode_ctx", "decode_max", "running", "waiting"])
+def test_a_decision_that_differs_is_named(field, tmp_path):
+    run = recorded(FEW)[3]
+    number = next(i for i, step in enumerate(run.steps) if step.decode_n and i > 20)
+    ours = getattr(run.steps[number], field)
+    steps = list(run.steps)
+    steps[number] = steps[number]._replace(**{field: ours + 1})
+    difference = compare(specification(3), run._replace(steps=steps), tmp_path)
+    assert difference.steps.startswith(f"step {number} ")
+    assert f"{field} is {ours}, the engine's {ours + 1}" in difference.steps
+
+
+def test_a_hit_and_a_preemption_that_differ_are_named(tmp_path):
+    run = recorded(FEW)[3]
+    served = [one._replace(cached_tokens=one.cached_tokens + 1, preemptions=9) for one in run.served]
+    difference = compare(specification(3), run._replace(served=served), tmp_path)
+    assert difference.steps.startswith("request 0: cached_tokens is ")
+    assert difference.preemptions.startswith("request 0: preempted ")
