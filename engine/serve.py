@@ -85,12 +85,13 @@ class TraceServer:
     def _take_in(self) -> None:
         loop, arrivals = self.engine.loop, self._arrivals
         while (due := arrivals.take(loop.clock.now())) is not None:
-            if due.arrival_ns is None:
-                loop.cancel(str(due.row))
+            row, arrival_ns = due
+            if arrival_ns is None:
+                loop.cancel(str(row))
                 continue
-            sequence = self._sequence(due.row, due.arrival_ns)
-            self._sequences[due.row] = sequence
-            self._submitted_ns[due.row] = loop.clock.now()
+            sequence = self._sequence(row, arrival_ns)
+            self._sequences[row] = sequence
+            self._submitted_ns[row] = loop.clock.now()
             loop.submit(sequence)
 
     def _sequence(self, row: int, arrival_ns: int) -> Sequence:

@@ -1,5 +1,20 @@
-"""Decides: requests, blocks, prefix reuse, eviction, admission, scheduling.
+"""Decisions of one replica: requests, blocks, prefix reuse, eviction, admission, scheduling.
 
-The same code drives the simulator and the GPU engine. It imports the standard library, numpy and
-xxhash, and has no clock, randomness or I/O: `now` is always passed in, in integer nanoseconds.
+Start at `scheduler.py`. Simulator, engine and validation all run one loop around it, and `pipeline.py`
+keeps the plans of that loop that are in flight:
+
+    plan = scheduler.plan(now); outcome = backend.execute(plan); scheduler.commit(plan, outcome, now)
+
+    request.py, limits.py, plan.py    what goes in (a request, a replica's limits), what comes out (a plan)
+    rules/         what differs between engines; read `rules.py` (the protocols), then `vllm.py` (one step)
+    step.py        one step in the making: what rules may call, and `seal`, which makes the plan
+    lifecycle.py   the states of a request, and all that changes from one to the next
+    queue.py, forks.py, running.py, decoders.py    the requests that wait; those that run, by what they do
+    stride.py      stretches: many decode steps planned as one while nothing has to be decided
+    memory/        KV blocks behind `kv_memory.py`: groups, the pool, the tree of cached runs, eviction
+    identity/      which tokens are equal: content spans, block keys, sharing scopes
+    events.py, check.py, errors.py    the event log, the invariants, errors a user can act on
+
+The core imports the standard library, numpy and xxhash. It has no clock, randomness or I/O: `now` is
+always passed in, in integer nanoseconds. `docs/extending.md` shows how to add to it.
 """

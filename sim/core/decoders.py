@@ -1,9 +1,10 @@
 """Decoding requests, kept so that a step need not touch each of them.
 
-A request that computes one token per tick is described by two numbers that do not change: its `lag` (at
-tick t it computes position t - lag) and its last tick. It needs a new block at tick t where its lag is
-congruent to t modulo the block size. So requests stand in one bucket per remainder, and a step costs what
-it allocates, not what it decodes.
+A tick is a step in which requests may decode. A request that computes one token per tick is described by two
+numbers that do not change: its `lag` (at tick t it computes position t - lag) and its last tick. It needs a
+new block at tick t where its lag is congruent to t modulo the block size. So requests stand in one bucket
+per remainder, and a step costs what it allocates, not what it decodes. A request that sits a tick out has a
+greater lag from then on.
 """
 
 from __future__ import annotations
@@ -99,17 +100,14 @@ class Decoders:
 
     # ---- context
 
-    def context(self, tick: int) -> int:
-        """Tokens of context of all requests at a tick, without those being computed."""
-        return tick * self.count - self._lag_sum
-
-    def longest(self, tick: int) -> int:
-        """The longest context at a tick; 0 where nothing decodes."""
-        if not self.requests:
-            return 0
-        if self._least_lag is None:
-            self._least_lag = min([request.lag for request in self.requests])
-        return tick - self._least_lag
+    def contexts(self, tick: int) -> tuple[int, int]:
+        """Tokens of context at a tick, without those being computed: of all requests, and of the longest."""
+        if not self.count:
+            return 0, 0
+        least = self._least_lag
+        if least is None:
+            least = self._least_lag = min([request.lag for request in self.requests])
+        return tick * self.count - self._lag_sum, tick - least
 
     # ---- ends
 

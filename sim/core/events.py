@@ -50,7 +50,7 @@ class EventLog:
 
     def __init__(self, *, enabled: bool) -> None:
         self.events: list[Event] | None = [] if enabled else None
-        self.step = 0  # the number that new events carry
+        self.step = 0  # the number of the next plan, which new events carry
 
     def add(self, kind: EventKind, request: str, blocks: list[int] | None = None, detail: str = "") -> None:
         """Adds one event, where a log is kept."""

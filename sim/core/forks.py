@@ -15,10 +15,10 @@ class Forks:
 
     def __init__(self) -> None:
         self._held: dict[Request, list[Request]] = {}
-        self._count = 0
+        self.count = 0  # of all
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def hold(self, request: Request) -> bool:
         """Keeps a request back if its parent's prompt is still to be computed."""
@@ -26,7 +26,7 @@ class Forks:
         if parent is None or parent.state not in (State.WAITING, State.PREFILL):
             return False
         self._held.setdefault(parent, []).append(request)
-        self._count += 1
+        self.count += 1
         return True
 
     def drop(self, request: Request) -> bool:
@@ -35,11 +35,11 @@ class Forks:
         if request not in held:
             return False
         held.remove(request)
-        self._count -= 1
+        self.count -= 1
         return True
 
     def release(self, parent: Request) -> list[Request]:
         """Takes out the forks of a request: its prompt is computed, or never will be."""
         held = self._held.pop(parent, [])
-        self._count -= len(held)
+        self.count -= len(held)
         return held

@@ -15,13 +15,18 @@ from pagecast.sim.core.running import Running
 
 
 class Lifecycle:
-    """Moves requests from state to state. `requests` are the live ones by id; `step` numbers the next plan.
+    """Moves requests from state to state. `requests` are the live ones by id.
 
     The states and who moves a request on:
 
         WAITING --admit--> PREFILL --begin_decode--> DECODE --drain--> DRAINING --finish--> FINISHED
            ^                  |                         |                  |
            +-----preempt------+-------------------------+------------------+      cancel, fail: from any
+
+    A request leaves PREFILL with the plan that computes the last of its prompt, which also yields its first
+    token; where that is its only one, it goes to DRAINING at once. DRAINING: its last token is planned, but
+    not committed. With a drafter a request finishes from DECODE instead, since only a commit tells how far
+    it is. A failed request ends as a cancelled one, with a `reason`.
     """
 
     def __init__(
@@ -33,15 +38,9 @@ class Lifecycle:
         self.running = running
         self.log = log
         self.requests: dict[str, Request] = {}
-        self.step = 0
         self.preemptions = 0
         self.drafting = False  # whether requests that generate go on in chunks, with drafts
         self._admissions = 0
-
-    def advance(self, steps: int) -> None:
-        """Takes note that so many steps were planned."""
-        self.step += steps
-        self.log.step = self.step
 
     # ---- coming
 
@@ -51,7 +50,9 @@ class Lifecycle:
             raise ValueError(f"request {request.id}: prompt and output must have at least one token")
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
-        reason = self.limits.refusal(request.prompt_tokens, request.output_tokens)
+        reason = self.limits.refusal(
+            request.prompt_tokens, request.output_tokens, self.memory.crossing_blocks
+        )
         if reason:
             request.state = State.REJECTED
             request.reason = reason
@@ -112,15 +113,19 @@ class Lifecycle:
         return copied
 
     def begin_decode(self, request: Request) -> None:
-        """Lets a request generate whose prompt the plan just made completes."""
+        """Moves a request on to decode: the plan just made computes the last of its prompt.
+
+        That plan yields the first token of what is left, and the last token is never computed, so the
+        request decodes for one tick less than it has tokens to generate.
+        """
         running = self.running
-        if self.queue.forks:
+        if self.queue.forks.count:
             self.queue.release_forks(request)
         known = request.known
-        ticks = request.total_tokens - known - 1
+        ticks = request.prompt_tokens + request.output_tokens - known - 1
         if not ticks:
             request.state = State.DRAINING
-            running.draining.setdefault(self.step - 1, []).append(request)
+            running.draining.setdefault(self.log.step - 1, []).append(request)
             return
         request.state = State.DECODE
         self.memory.generate(request)
@@ -135,7 +140,7 @@ class Lifecycle:
             running.parked[request] = None
 
     def unpark(self) -> None:
-        """Lets parked requests decode where the batch has room again."""
+        """Lets parked requests decode where the batch has room again; ticks they missed add to their lag."""
         running = self.running
         while running.parked and running.decoders.count < self.limits.max_num_seqs:
             request = next(iter(running.parked))
@@ -145,15 +150,12 @@ class Lifecycle:
             request.last_tick += delay
             running.decoders.add(request)
 
-    def drain(self, last_step: int) -> None:
-        """Takes out the decoding requests whose last token was planned; they end with that step's commit."""
-        running = self.running
-        ended = running.decoders.pop_ended(running.tick - 1)
-        if ended:
-            for request in ended:
-                request.state = State.DRAINING
-                request.computed = request.total_tokens - 1
-            running.draining[last_step] = ended
+    def drain(self, ended: list[Request], last_step: int) -> None:
+        """Moves decoding requests on whose last token is planned: they end with that step's commit."""
+        for request in ended:
+            request.state = State.DRAINING
+            request.computed = request.prompt_tokens + request.output_tokens - 1
+        self.running.draining[last_step] = ended
 
     # ---- going back
 
@@ -167,7 +169,9 @@ class Lifecycle:
         running = self.running
         computed = running.planned(request)
         if request.state is not State.PREFILL:
-            # Of its output, whatever was known by now may still be found: not what is still in flight.
+            # It publishes in its own turns, and what it published stays findable. With a decode in flight
+            # that is one token short of `computed`: the token was not known when its step was planned.
+            # Being served in this step made up for it.
             late = not served and self.limits.pipeline_depth > 0 and self._flies(request)
             self.memory.publish(request, computed - late)
             self.memory.withdraw(request, computed)
@@ -189,13 +193,12 @@ class Lifecycle:
     # ---- ending
 
     def commit(self, plan: StepPlan, outcome: Outcome, now: int) -> list[Request]:
-        """Applies what came of the oldest plan in flight. Returns the requests that ended, in order."""
+        """Applies what came of a plan that has just landed. Returns the requests that ended, in order."""
         running = self.running
-        ended = self._fail(outcome, now) if outcome.failed else []
-        running.in_flight.popleft()
+        ended: list[Request] = []
         if plan.chunks:
             ended += self._commit_chunks(plan.chunks, outcome, now)
-        finished = running.draining.pop(plan.last, [])
+        finished = running.draining.pop(plan.step + plan.steps - 1, [])
         if outcome.stopped:
             early = [request for request in self._live(outcome.stopped) if request not in finished]
             for request in early:
@@ -228,9 +231,10 @@ class Lifecycle:
 
     def finish(self, request: Request, now: int) -> None:
         """Ends a request that has all its output; what it computed stays findable."""
-        self.memory.publish(request, request.total_tokens - 1)
+        total = request.prompt_tokens + request.output_tokens
+        self.memory.publish(request, total - 1)
         self._leave(request)
-        request.known = request.total_tokens
+        request.known = total
         self._end(request, State.FINISHED, EventKind.FINISHED, now)
 
     def cancel(self, id: str, now: int) -> bool:
@@ -247,7 +251,7 @@ class Lifecycle:
         self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
         return True
 
-    def _fail(self, outcome: Outcome, now: int) -> list[Request]:
+    def fail(self, outcome: Outcome, now: int) -> list[Request]:
         """Ends what failed in the plan that is about to be committed, whose blocks count as not computed.
 
         The newest goes first: it may hold blocks that an older one was to fill.
@@ -269,7 +273,7 @@ class Lifecycle:
         running = self.running
         if request not in running.requests:
             self.queue.remove(request)
-        # Phased profiles keep a prompt at the head of the queue until it is computed.
+        # In `nano-vllm` a prompt in chunks is in the queue and in `running.chunked` at once.
         running.remove(request)
         if running.draining:
             running.forget_end(request)
@@ -281,6 +285,7 @@ class Lifecycle:
         request.parent = None
         del self.requests[request.id]
         self.queue.blocked = False
-        self.log.add(kind, request.id, detail=request.reason)
-        if self.queue.forks:
+        if self.log.events is not None:
+            self.log.add(kind, request.id, detail=request.reason)
+        if self.queue.forks.count:
             self.queue.release_forks(request)

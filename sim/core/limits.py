@@ -11,7 +11,11 @@ MOST_BLOCKS = 20_000_000
 
 @dataclass(frozen=True)
 class Limits:
-    """What a replica may do at once. `max_model_len` None: bounded by the pool alone."""
+    """What a replica may do at once, in vLLM's names. `max_model_len` None: bounded by the pool alone.
+
+    `pipeline_depth`: how many plans may be in flight when another is made, 0 or 1 (asynchronous scheduling).
+    `policy`: the order of the queue, and who is preempted (see `rules/profiles.py`). `caching`: prefix reuse.
+    """
 
     num_blocks: int
     block_size: int = 16
@@ -39,15 +43,18 @@ class Limits:
         if self.pipeline_depth not in (0, 1):
             raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
 
-    def refusal(self, prompt_tokens: int, output_tokens: int) -> str:
-        """Why a request of these lengths can never be served; empty where it can."""
+    def refusal(self, prompt_tokens: int, output_tokens: int, groups: int = 1) -> str:
+        """Why a request of these lengths can never be served; empty where it can.
+
+        `groups`: how many KV groups need blocks for its tokens.
+        """
         total = prompt_tokens + output_tokens
         if self.max_model_len is not None and total > self.max_model_len:
             return (
                 f"{prompt_tokens} prompt + {output_tokens} output tokens exceed "
                 f"max_model_len {self.max_model_len}"
             )
-        needed = -(-(total - 1) // self.block_size)  # the last token is never computed
+        needed = -(-(total - 1) // self.block_size) * groups  # the last token is never computed
         if needed > self.num_blocks:
             return f"needs {needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
         return ""

@@ -21,45 +21,48 @@ Flight = TypeVar("Flight")
 
 
 class Pipeline(Generic[Flight]):
-    """Plans under way on a backend, each with what the backend knows of it."""
+    """Plans under way on a backend, each with what the backend knows of it.
+
+    `flights` holds them, oldest first; at most `depth` + 1 are under way.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._depth = scheduler.limits.pipeline_depth
-        self._flights: deque[tuple[StepPlan, Flight]] = deque()
+        self.depth = scheduler.limits.pipeline_depth
+        self.flights: deque[tuple[StepPlan, Flight]] = deque()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self.flights)
 
     @property
     def has_room(self) -> bool:
         """Whether another step may be planned before the oldest is committed."""
-        return len(self._flights) <= self._depth
+        return len(self.flights) <= self.depth
 
     @property
     def is_full(self) -> bool:
         """Whether the oldest step must be committed before another is planned."""
-        return len(self._flights) > self._depth
+        return len(self.flights) > self.depth
 
     @property
     def oldest(self) -> tuple[StepPlan, Flight]:
         """The plan to be committed next. Errors: IndexError where none is in flight."""
-        return self._flights[0]
+        return self.flights[0]
 
     @property
     def newest(self) -> tuple[StepPlan, Flight]:
         """The plan made last. Errors: IndexError where none is in flight."""
-        return self._flights[-1]
+        return self.flights[-1]
 
     def add(self, plan: StepPlan, flight: Flight) -> None:
         """Adds a plan that was just launched."""
-        self._flights.append((plan, flight))
+        self.flights.append((plan, flight))
 
-    def replace_newest(self, plan: StepPlan) -> None:
+    def replace_newest(self, plan: StepPlan, flight: Flight) -> None:
         """Puts a shortened plan in the place of the one made last."""
-        self._flights[-1] = (plan, self._flights[-1][1])
+        self.flights[-1] = (plan, flight)
 
     def commit(self, outcome: Outcome = DONE, now: int = 0) -> list[Request]:
         """Commits the oldest plan. Returns the requests that ended with it."""
-        plan = self._flights.popleft()[0]
+        plan = self.flights.popleft()[0]
         return self.scheduler.commit(plan, outcome, now)

@@ -42,17 +42,20 @@ class Transfer(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Step number `step`; or `steps` decode steps in a row that differ only in context length.
+    """Step number `step`; or a stretch, `steps` decode steps in a row that differ only in context length.
 
-    Cost: `decode_n` requests compute one token each, over `decode_ctx` tokens of context together (the
-    longest has `decode_max`), the tokens being computed not counted. `prefill` holds the chunks of more
-    than one token as `(tokens, tokens already there)`. A chunk of one token counts as a decode.
+    Cost (of a stretch: of its first step): `decode_n` requests compute one token each, over `decode_ctx`
+    tokens of context together (the longest has `decode_max`), the tokens being computed not counted.
+    `prefill` holds the chunks of more than one token as `(tokens, tokens already there)`. A chunk of one
+    token counts as a decode.
 
     Work: `decodes` are the generating requests that compute one token each, in admission order, at
-    `positions()`; `chunks` are all others. `preempted` lost their blocks. `loads` and `stores` move blocks
-    from and to a lower tier.
+    `positions()`; `chunks` are all others. `preempted` lost their blocks. `tick` is the decoding requests'
+    clock (see `Decoders`). `loads` and `stores` would move blocks from and to a lower tier; no rule uses them
+    yet.
 
-    `running`, `waiting` and `used_blocks` are counted after scheduling (of several steps, the last).
+    `running`, `waiting` and `used_blocks` are counted after scheduling (of a stretch, after its last step;
+    the requests that end with it are still counted).
     """
 
     step: int

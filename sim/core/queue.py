@@ -40,7 +40,8 @@ class Order(Protocol):
 class Queue:
     """The waiting requests of a replica, and the forks that are held back until their prompt is computed.
 
-    `size` counts those in order. `blocked`: nobody can be admitted until a request comes or goes.
+    `size` counts those in order, without the forks held back. `blocked`: nobody can be admitted until a
+    request comes or goes. While it is set, steps in which requests only decode are planned without asking.
     """
 
     def __init__(self, order: Order, memory: KvMemory) -> None:
@@ -58,7 +59,7 @@ class Queue:
 
     def add(self, request: Request) -> None:
         """Adds an arrival, or holds it back where it is a fork of a prompt still to be computed."""
-        if self.forks.hold(request):
+        if request.parent is not None and self.forks.hold(request):
             return
         self.order.add(request)
         self.size += 1
@@ -77,9 +78,10 @@ class Queue:
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
-        if not self.forks.drop(request):
-            self.order.remove(request)
-            self.size -= 1
+        if self.forks.count and self.forks.drop(request):
+            return
+        self.order.remove(request)
+        self.size -= 1
 
     def release_forks(self, parent: Request) -> None:
         """Queues the forks of a request, whose prompt is computed or never will be, ahead of arrivals."""

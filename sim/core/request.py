@@ -18,7 +18,7 @@ class State(Enum):
     DECODE = "decode"  # running, generating
     DRAINING = "draining"  # running, its last token planned, not yet committed
     FINISHED = "finished"
-    CANCELLED = "cancelled"
+    CANCELLED = "cancelled"  # or failed: then `reason` says why
     REJECTED = "rejected"
 
 
@@ -80,7 +80,8 @@ class Request:
         self.priority = priority
         self.parent = parent  # whose prompt it shares: it is queued when that prompt is computed
         self.state = State.NEW
-        self.known = prompt_tokens  # tokens whose content is decided: prompt, and output so far
+        # Tokens whose content is decided: prompt, and output so far. Not updated while decoding.
+        self.known = prompt_tokens
         self.computed = 0  # tokens whose KV is planned or there; not updated while decoding
         self.lag = 0
         self.last_tick = NEVER

@@ -1,4 +1,8 @@
-"""Running requests by what they do, and how far each of them is."""
+"""Running requests by what they do, and how far each of them is.
+
+Three counts of a request's tokens differ while plans are in flight: `planned` has the tokens of all plans,
+`committed` only those of committed ones, and `findable` those whose full blocks others may reuse by now.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,15 @@ class Running:
 
     Each request in `requests` (admission order) is in one of these: `chunked` (its next tokens come in
     chunks: of a prompt, or drafts to verify), `joining` (the plan being made completes its prompt),
-    `decoders` (one token per tick), `parked` (generating, but the batch is full; phased profiles) or
-    `draining` (its last token is planned: by the step that computes it).
+    `decoders` (one token per tick), `parked` (generating, but the batch is full: only in `nano-vllm`, where
+    `max_num_seqs` bounds a step, not the running requests) or `draining` (its last token is planned; here
+    requests are listed under the number of the step that computes it).
 
-    `tick` counts the steps in which decoding requests compute a token: see `Decoders`. `late` is how many
-    steps after its computation generated content is published: 1 where the plan that computes it cannot
-    know it (pipelining), or where nothing is published before its commit (`at_commit`). `left_out` are the
-    decoding requests that the newest plan leaves out.
+    `tick` is the clock of the decoding requests (see `Decoders`): it stands still in steps that are not for
+    them, as `nano-vllm`'s steps of prompts. `late` is by how many steps generated content is published later
+    than the plan that computes it: 1 where that plan cannot know the token yet (pipelining), or where nothing
+    is published before its commit (`at_commit`). `left_out` are the decoding requests that the newest plan
+    leaves out.
     """
 
     def __init__(self, block_size: int, *, pipeline_depth: int, at_commit: bool) -> None:
@@ -39,6 +45,12 @@ class Running:
     def knows(self, request: Request) -> bool:
         """Whether the token that a request decodes next is known: no plan in flight yields it."""
         return not self.in_flight or request in self.left_out
+
+    def knows_ahead(self) -> bool:
+        """Whether plans may overlap, and yet some request's next token is known now."""
+        if not self.late or self.at_commit:
+            return False
+        return not self.in_flight or bool(self.left_out)
 
     def publishes_at_once(self, request: Request) -> bool:
         """Whether a block that the step being planned fills is published by its plan."""

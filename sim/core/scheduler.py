@@ -29,7 +29,8 @@ class Scheduler:
     """One replica's decisions. Requests are submitted at any time; plans are made and committed in order.
 
     `log`: keep events in `events` (whoever reads them empties the list). `drafter`: the requests speculate.
-    `memory` may be read at any time (`cut` an open stretch first); only the scheduler changes it.
+    `memory` may be read at any time (`cut` an open stretch first); only the scheduler changes it. `stride`
+    plans many decode steps as one.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Scheduler:
         self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log)
         self.lifecycle.drafting = drafter is not None
         self._step = Step(self.lifecycle, self.memory, drafter)
-        self._stride = Stride(self.lifecycle, self.memory, self._step)
+        self.stride = Stride(self.lifecycle, self.memory, self._step)
         self._mix = profile.mix(limits)
 
     # ---- requests come and go
@@ -70,17 +71,18 @@ class Scheduler:
 
         Errors: ValueError where a live request has the same id, or a length is below 1.
         """
-        self._stride.settle()
+        if self.stride.open is not None:
+            self.stride.settle()
         return self.lifecycle.submit(request)
 
     def cancel(self, id: str, now: int) -> bool:
         """Ends a request in any state and gives its blocks back. False: no such live request."""
-        self._stride.settle()
+        self.stride.settle()
         return self.lifecycle.cancel(id, now)
 
     def preempt(self, request: Request) -> None:
         """Takes a running request's blocks away and queues it again, between steps."""
-        self._stride.settle()
+        self.stride.settle()
         self.lifecycle.preempt(request)
 
     def evict(self, blocks: int) -> int:
@@ -88,7 +90,7 @@ class Scheduler:
 
         Returns how many blocks that were; they stay free.
         """
-        self._stride.settle()
+        self.stride.settle()
         self.queue.blocked = False
         return self.memory.evict(blocks)
 
@@ -100,13 +102,14 @@ class Scheduler:
         `once`: do not decide again where all that could run was preempted. An engine plans in a loop, and
         what arrives in between has its place there.
         """
-        if self.quiet():
-            return self.stride(1)
+        if self.stride.quiet():
+            return self.stride.plan(1)
         return self.decide(now, once=once)
 
     def decide(self, now: int, *, once: bool = False) -> StepPlan | None:
-        """The same by the profile's full rule, for when `quiet` is 0."""
-        self._stride.settle()
+        """Decides the next step by the profile's full rule, which `plan` skips where the stride is not 0."""
+        if self.stride.open is not None:
+            self.stride.settle()
         step = self._step
         while True:
             step.begin(now)
@@ -116,22 +119,13 @@ class Scheduler:
                 return plan
             # All that could run was preempted and its blocks are free now, so somebody can run.
 
-    def quiet(self) -> int:
-        """For how many steps from now on nothing has to be decided (see `Stride.quiet`)."""
-        self._stride.settle()
-        return self._stride.quiet()
-
-    def stride(self, steps: int) -> StepPlan:
-        """Plans `steps` decode steps as one, of those that `quiet` counted."""
-        return self._stride.plan(steps)
-
     def cut(self, plan: StepPlan, steps: int) -> StepPlan:
-        """Shortens a stretch in flight to its first `steps` steps, those that have begun.
+        """Shortens a stretch in flight to its first `steps` steps, those that have begun by now.
 
-        Returns the plan to be committed in its place. From then on the scheduler is as if no more steps had
-        ever been planned.
+        For whoever must decide or look before the stretch is over. Returns the plan to be committed in its
+        place. From then on the scheduler is as if no more steps had ever been planned.
         """
-        return self._stride.cut(plan, steps)
+        return self.stride.cut(plan, steps)
 
     # ---- committing
 
@@ -143,9 +137,17 @@ class Scheduler:
         in_flight = self.running.in_flight
         if not in_flight or in_flight[0] is not plan:
             raise ValueError(f"step {plan.step} is not the oldest plan in flight")
-        if len(in_flight) == 1 or outcome is not DONE:
-            self._stride.settle()
-        return self.lifecycle.commit(plan, outcome, now)
+        # The newest plan may be an open stretch. It is settled where it is the plan committed here, or where
+        # the outcome may change something. Otherwise it stays open: `Stride.quiet` made sure that this
+        # commit changes nothing it could see.
+        if self.stride.open is plan or outcome is not DONE:
+            self.stride.settle()
+        failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
+        in_flight.popleft()
+        last = plan.step + plan.steps - 1
+        if outcome is DONE and not plan.chunks and last not in self.running.draining:
+            return []
+        return failed + self.lifecycle.commit(plan, outcome, now)
 
     # ---- figures
 
@@ -162,7 +164,7 @@ class Scheduler:
     @property
     def step(self) -> int:
         """The number of the next plan."""
-        return self.lifecycle.step
+        return self.log.step
 
     @property
     def preemptions(self) -> int:
@@ -173,12 +175,6 @@ class Scheduler:
     def failed_allocations(self) -> int:
         """How often blocks were asked for in vain so far."""
         return self._step.failed_allocations
-
-    def decode_load(self) -> tuple[int, int, int]:
-        """The next decode step: requests, tokens of context of all, and of the longest."""
-        decoders = self.running.decoders
-        tick = self.running.tick
-        return decoders.count, decoders.context(tick), decoders.longest(tick)
 
     def tokens_of(self, request: Request) -> int:
         """Tokens whose KV a running request has, those of plans in flight included."""

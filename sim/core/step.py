@@ -29,8 +29,13 @@ class Drafter(Protocol):
 class Step:
     """The step being planned. One object serves all steps of a scheduler: `begin` clears it.
 
-    Rules read `running`, `limits`, `now`, `preempted` and `left_out`, and call the methods below. Within a
-    step the decoding requests come first: `end_decodes` closes their part, and admissions follow.
+    Rules read `running`, `limits`, `now`, `preempted` and `left_out`, and call the methods below. Running
+    requests come first: those that decode get their token from `decode_all` or `decode`, those with chunks
+    to come from `compute`. Then `end_decodes` closes the decoding requests' part, and admissions follow
+    (`admit`, `run`, `compute`).
+
+    A decoding request computes one token unless it is left out or preempted, whether or not a rule names it:
+    `decode` has to be called only for those that begin or fill a block.
     """
 
     def __init__(self, lifecycle: Lifecycle, memory: KvMemory, drafter: Drafter | None) -> None:
@@ -66,8 +71,10 @@ class Step:
 
     def budget(self) -> int:
         """Tokens that are left for admissions once `end_decodes` has closed the decoding requests' part."""
-        chunked = sum([chunk.tokens for chunk in self.chunks])
-        return self.limits.max_num_batched_tokens - len(self._decodes) - chunked
+        budget = self.limits.max_num_batched_tokens - len(self._decodes)
+        for chunk in self.chunks:
+            budget -= chunk.tokens
+        return budget
 
     def next_chunk(self, request: Request) -> int:
         """Tokens that a running request with chunks to come computes now; 0 where the budget is used up."""
@@ -99,10 +106,15 @@ class Step:
         """The decoding requests that fill a block in this step, in admission order."""
         return self.running.decoders.filling(self.running.tick)
 
-    def decode_all(self) -> None:
-        """Gives every decoding request its token, and a block to those that need one: there are enough."""
-        crossing = self.crossing()
+    def decode_all(self) -> bool:
+        """Gives every decoding request its token, and a block to those that begin one.
+
+        False: there are not enough free blocks, and nothing was done.
+        """
         running = self.running
+        crossing = running.decoders.crossing(running.tick)
+        if crossing and not self._memory.room(len(crossing) * self._memory.crossing_blocks):
+            return False
         if not running.decoders.explicit and self._log.events is None:
             if crossing:
                 self._memory.grow_many(list(crossing), len(crossing))
@@ -111,11 +123,16 @@ class Step:
             if crossing or filling:
                 for request in sorted({**crossing, **filling}, key=admission_order):
                     self.decode(request, begins=request in crossing, fills=request in filling)
-        if running.late and not running.at_commit and (running.left_out or not running.in_flight):
+        if running.knows_ahead():
             self.publish_known()
+        return True
 
     def publish_known(self) -> None:
-        """Publishes the blocks that this step fills and whose last token is known, although plans overlap."""
+        """Publishes the blocks that this step fills, of requests whose last token is known already.
+
+        With plans in flight a block is published a step after it is filled, for its last token is known only
+        then. Requests without a token in flight (left out of the last plan, or nothing flies) need not wait.
+        """
         running = self.running
         for request in self.filling():
             if running.knows(request):
@@ -128,13 +145,15 @@ class Step:
         if begins:
             taken = self._memory.grow_one(request)
             self._log.add(EventKind.ALLOCATED, request.id, taken)
+            # The block before is full since the last step. Only a log or keys per block need it published on
+            # the spot: otherwise that is made up for when somebody looks (`FullGroup.find`).
             if running.late and (self._log.events is not None or request.keys.explicit):
                 self._memory.publish(request, computed)
         if fills and running.publishes_at_once(request):
             self._memory.publish(request, computed + 1)
 
     def leave_out(self, requests: list[Request]) -> None:
-        """Lets decoding requests sit this step out."""
+        """Lets decoding requests sit this step out: they stay running and keep their blocks."""
         self.left_out.update(requests)
 
     def end_decodes(self) -> None:
@@ -155,8 +174,7 @@ class Step:
                     decoders.delay(request)
         else:
             self._decodes = decoders.snapshot()
-            self._context = decoders.context(tick)
-            self._longest = decoders.longest(tick)
+            self._context, self._longest = decoders.contexts(tick)
         running.tick = tick + 1
 
     # ---- requests come and go
@@ -171,7 +189,10 @@ class Step:
         self.running.requests[request] = None
 
     def refuse(self, request: Request, hit: Hit) -> None:
-        """Takes note that the first waiting request can't be admitted now."""
+        """Takes note that the first waiting request can't be admitted now.
+
+        Unless its hit may grow, the queue is blocked: nobody asks again until a request comes or goes.
+        """
         self.failed_allocations += 1
         coming = bool(self.running.joining)
         self._queue.blocked = not self._memory.may_find_more(request, hit, coming=coming)
@@ -207,7 +228,7 @@ class Step:
         lifecycle = self.lifecycle
         running = self.running
         plan = StepPlan(
-            lifecycle.step,
+            self._log.step,
             1,
             self._tick,
             n,
@@ -221,10 +242,13 @@ class Step:
             self._decodes,
             tuple(self.preempted),
         )
-        left_out = [request for request in self.left_out if request.state is State.DECODE]
-        running.left_out = frozenset(left_out)
-        lifecycle.advance(1)
-        lifecycle.drain(plan.step)
+        if self.left_out or running.left_out:
+            left_out = [request for request in self.left_out if request.state is State.DECODE]
+            running.left_out = frozenset(left_out)
+        self._log.step += 1
+        ended = running.decoders.pop_ended(running.tick - 1)
+        if ended:
+            lifecycle.drain(ended, plan.step)
         if running.joining:
             for request in running.joining:
                 lifecycle.begin_decode(request)
@@ -232,23 +256,25 @@ class Step:
         running.in_flight.append(plan)
         return plan
 
-    def seal_stretch(self, steps: int, crossings: int) -> StepPlan:
-        """Makes the plan of `steps` decode steps in a row, which will take `crossings` blocks."""
+    def seal_stretch(self, steps: int, count: int, context: int, longest: int, crossings: int) -> StepPlan:
+        """Makes the plan of `steps` decode steps in a row.
+
+        `count` requests have `context` tokens of context at the first step, the longest of them `longest`.
+        The stretch will take `crossings` blocks. Unlike `seal` it changes nothing: that is left to
+        `Stride.settle`.
+        """
         running = self.running
-        decoders = running.decoders
-        tick = running.tick
-        plan = StepPlan(
-            self.lifecycle.step,
+        return StepPlan(
+            self._log.step,
             steps,
-            tick,
-            decoders.count,
-            decoders.context(tick),
-            decoders.longest(tick),
+            running.tick,
+            count,
+            context,
+            longest,
             (),
             len(running.requests),
             self._queue.size,
             self._memory.used_blocks + crossings,
             (),
-            decoders.snapshot(),
+            running.decoders.snapshot(),
         )
-        return plan

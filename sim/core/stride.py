@@ -1,9 +1,14 @@
 """Stride: many decode steps planned as one, while nobody has anything to decide.
 
-Each part of the scheduler says for how many steps it is quiet: decoding requests until the next of them
-ends, memory until free blocks run short, the queue while nobody can be admitted. The stride is the least
-of these. It is planned at once, but takes its blocks only when it is over or cut short: so somebody may
-look in at any instant, and finds just what the steps begun by then have done.
+Such a plan is a stretch. In each of its steps the same requests decode one token each, and nobody is
+admitted or preempted; requests may end with its last step. Each part of the scheduler says for how many
+steps it is quiet: decoding requests until the next of them ends, memory until free blocks run short, the
+queue while nobody can be admitted. A stretch is at most the least of these long.
+
+A stretch is open from its plan until it is settled. While it is open its blocks are not taken and its
+requests have not moved, so it can still be cut to the steps that have begun. The next call that changes or
+decides anything settles it. Whoever wants to read the scheduler at some instant cuts it first, and finds
+just what the steps begun by then have done.
 """
 
 from __future__ import annotations
@@ -18,10 +23,17 @@ from pagecast.sim.core.step import Step
 
 
 class Stride:
-    """Plans stretches of decode steps. `open` is the stretch whose blocks are still to be taken."""
+    """Plans stretches of decode steps. `open` is the stretch whose blocks are still to be taken.
+
+    `quiet` sets `count`, `context` and `longest`: the requests of the next decode step, the tokens of
+    context of all of them, and of the longest.
+    """
 
     def __init__(self, lifecycle: Lifecycle, memory: KvMemory, step: Step) -> None:
         self.open: StepPlan | None = None
+        self.count = 0
+        self.context = 0
+        self.longest = 0
         self._lifecycle = lifecycle
         self._memory = memory
         self._queue: Queue = lifecycle.queue
@@ -33,9 +45,12 @@ class Stride:
     def quiet(self) -> int:
         """How many steps from now on are decode steps in which nothing has to be decided.
 
-        No arrival, cancellation or early stop may come in between: that is for the caller to know. The last
-        of them may be one with which requests end. 0: the next step is not of this kind.
+        No arrival, cancellation or early stop may come in between: that is for the caller to know, who plans
+        fewer steps or cuts the stretch. Requests may end with the last of these steps. 0: the next step is
+        not of this kind.
         """
+        if self.open is not None:
+            self.settle()
         running = self._running
         decoders = running.decoders
         count = decoders.count
@@ -44,6 +59,8 @@ class Stride:
         if running.parked and count < self._lifecycle.limits.max_num_seqs:
             return 0
         tick = running.tick
+        self.count = count
+        self.context, self.longest = decoders.contexts(tick)
         steps = self._memory.quiet(decoders, tick, count, decoders.quiet(tick))
         if steps > 1 and running.in_flight and not self._silent(running.in_flight[-1]):
             return 1
@@ -52,13 +69,19 @@ class Stride:
     def _silent(self, plan: StepPlan) -> bool:
         """Whether the commit of a plan in flight changes nothing that a later plan could see."""
         running = self._running
-        return plan.last not in running.draining and not (running.at_commit and plan.chunks)
+        last = plan.step + plan.steps - 1
+        return last not in running.draining and not (running.at_commit and plan.chunks)
 
     def plan(self, steps: int) -> StepPlan:
-        """Plans `steps` decode steps, of those that `quiet` counted. Nothing changes before `settle`."""
+        """Plans `steps` decode steps, at most as many as `quiet` has just counted.
+
+        The plan is in flight at once; blocks, positions and the step's number change with `settle`.
+        """
         running = self._running
         self._order, self._crossings = running.decoders.crossings(running.tick, steps)
-        plan = self.open = self._step.seal_stretch(steps, self._crossings)
+        plan = self.open = self._step.seal_stretch(
+            steps, self.count, self.context, self.longest, self._crossings
+        )
         if steps == 1:
             # A step that has begun can't be cut.
             self.settle()
@@ -78,15 +101,17 @@ class Stride:
             for _ in range(plan.steps):
                 self._step.decode_all()
                 running.tick += 1
-                lifecycle.advance(1)
+                lifecycle.log.step += 1
         else:
-            if plan.steps == 1:
-                self._step.decode_all()
-            elif self._crossings:
+            if self._crossings:
                 self._memory.grow_many(self._order, self._crossings)
+            if plan.steps == 1 and running.knows_ahead():
+                self._step.publish_known()
             running.tick += plan.steps
-            lifecycle.advance(plan.steps)
-        lifecycle.drain(plan.last)
+            lifecycle.log.step += plan.steps
+        ended = running.decoders.pop_ended(running.tick - 1)
+        if ended:
+            lifecycle.drain(ended, plan.last)
 
     def cut(self, plan: StepPlan, steps: int) -> StepPlan:
         """Shortens the open stretch to its first `steps` steps and settles it. Returns the plan as it is now.

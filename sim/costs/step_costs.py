@@ -43,15 +43,17 @@ class DecodeLine(NamedTuple):
     per_ctx: int
     per_max: int
 
-    def _potential(self, ctx: int, mx: int) -> int:
-        # P(ctx + n, mx + 1) - P(ctx, mx) is one step's time, before rounding; doubled to stay integer.
-        n = self.n
-        twice = 2 * self.base * ctx + self.per_ctx * ctx * (ctx - n) + self.per_max * n * mx * (mx - 1)
-        return twice // (2 * n * FEMTO)
-
     def ns(self, ctx: int, mx: int, steps: int = 1) -> int:
         """Nanoseconds of `steps` consecutive decode steps, the first at context `ctx` (longest `mx`)."""
-        return self._potential(ctx + steps * self.n, mx + steps) - self._potential(ctx, mx)
+        # P(ctx + n, mx + 1) - P(ctx, mx) is one step's time, before rounding; doubled to stay integer.
+        n, base, per_ctx, per_max = self
+        base += base
+        per_max *= n
+        unit = 2 * n * FEMTO
+        begun = (base * ctx + per_ctx * ctx * (ctx - n) + per_max * mx * (mx - 1)) // unit
+        ctx += steps * n
+        mx += steps
+        return (base * ctx + per_ctx * ctx * (ctx - n) + per_max * mx * (mx - 1)) // unit - begun
 
     def steps_begun(self, ctx: int, mx: int, within_ns: int, most: int, extra_ns: int = 0) -> int:
         """How many of `most` steps begin before `within_ns` has passed; at least one.
@@ -59,32 +61,42 @@ class DecodeLine(NamedTuple):
         Each step takes `extra_ns` more than its device time. A step that would begin exactly at
         `within_ns` does not count: what happens at that time comes before it.
         """
-        low, high = 1, most
         if within_ns <= 0 or most <= 1:
             return 1 if most >= 1 else 0
-        if self.ns(ctx, mx, most - 1) + extra_ns * (most - 1) < within_ns:
+        # The time before step k + 1 is a quadratic in k, rounded as in `ns`.
+        n, base, per_ctx, per_max = self
+        square = per_ctx * n + per_max
+        linear = 2 * base + per_ctx * (2 * ctx - n) + per_max * (2 * mx - 1)
+        start = 2 * base * ctx + per_ctx * ctx * (ctx - n) + per_max * n * mx * (mx - 1)
+        unit = 2 * n * FEMTO
+        limit = within_ns + start // unit
+        last = most - 1
+        if (start + n * last * (square * last + linear)) // unit + extra_ns * last < limit:
             return most
-        # Solve the quadratic for a first guess, then settle it exactly.
-        slope = self.per_ctx * self.n + self.per_max
-        first = self.base + self.per_ctx * ctx + self.per_max * mx + extra_ns * FEMTO
+        # Solve it for a first guess, then settle it exactly.
+        first = linear - square + 2 * extra_ns * FEMTO
         target = within_ns * FEMTO
-        if slope > 0:
-            b = 2 * first - slope
-            guess = (isqrt(b * b + 8 * slope * target) - b) // (2 * slope)
+        if square > 0:
+            b = first + square
+            guess = (isqrt(b * b + 8 * square * target) - b) // (2 * square)
         else:
-            guess = target // max(first, 1)
+            guess = 2 * target // max(first, 1)
         # A window of one step on either side almost always holds the answer; otherwise bisect.
         # Invariant: step `low` begins in time, step `high` does not (steps counted from 1).
+        low = 1
+        high = most
         for probe in (guess, guess + 1, guess + 2):
             if low < probe <= high:
-                if self.ns(ctx, mx, probe - 1) + extra_ns * (probe - 1) < within_ns:
+                k = probe - 1
+                if (start + n * k * (square * k + linear)) // unit + extra_ns * k < limit:
                     low = probe
                 else:
                     high = probe
                     break
         while high - low > 1:
             middle = (low + high) // 2
-            if self.ns(ctx, mx, middle - 1) + extra_ns * (middle - 1) < within_ns:
+            k = middle - 1
+            if (start + n * k * (square * k + linear)) // unit + extra_ns * k < limit:
                 low = middle
             else:
                 high = middle

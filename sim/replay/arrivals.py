@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,13 +17,6 @@ from pagecast.traces.schema import Ints, Trace
 
 NS = 1_000_000_000
 NEVER_NS = 1 << 62
-
-
-class Due(NamedTuple):
-    """Something that happens to the request of a trace's row: it arrives, or (None) its client gives up."""
-
-    row: int
-    arrival_ns: int | None
 
 
 class Arrivals:
@@ -66,13 +58,18 @@ class Arrivals:
             due = self._cancels[0][0]
         self.next_ns = due
 
-    def take(self, now: int) -> Due | None:
-        """Takes what is due by `now`: a client that has given up, else the next arrival; None: nothing is."""
-        gone = self.due_cancel(now)
-        if gone is not None:
-            return Due(gone, None)
-        arrival = self.due(now)
-        return None if arrival is None else Due(*arrival)
+    def take(self, now: int) -> tuple[int, int | None] | None:
+        """Takes what is due by `now`, as a row and its arrival time; None: nothing is.
+
+        Without an arrival time, it is a client that has given up.
+        """
+        if self.next_ns > now:
+            return None
+        if self._cancels:
+            gone = self.due_cancel(now)
+            if gone is not None:
+                return gone, None
+        return self.due(now)
 
     def due(self, now: int) -> tuple[int, int] | None:
         """Takes the next arrival that has come by `now`, as `(row, arrival_ns)`."""

@@ -21,11 +21,14 @@ from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.core.stride import Stride
+from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 from pagecast.sim.replay.arrivals import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
-from pagecast.sim.replay.flight import Flight, Stretch
 from pagecast.sim.replay.recorder import Recorder
+
+Flight = tuple[int, int, int]
+"""A plan under way: planned at, host free to plan the next step at, done at. In nanoseconds."""
 
 _COMMITS_PER_EVENT = 1024
 """A lone replica runs ahead of the environment's clock; so often it lets the environment catch up."""
@@ -60,8 +63,8 @@ class Replica:
         self.after_step = after_step
         self._pipeline: Pipeline[Flight] = Pipeline(scheduler)
         self._device_free = 0
+        self._base = 0  # when the first step of the newest stretch begins
         self._prompt_tokens = 0  # tokens of the last step planned, if it had prompts
-        self._unseen = 0  # commits since the environment's clock was last moved
         self.process = env.process(self._run())
 
     def cut(self, now: int) -> None:
@@ -70,67 +73,78 @@ class Replica:
         To be called by another process of the environment, at its time. What the replica does afterwards is
         the same as without.
         """
-        if not len(self._pipeline):
+        plan = self.scheduler.stride.open
+        if plan is None:
             return
-        plan, flight = self._pipeline.newest
-        if not isinstance(flight, Stretch):
-            return
-        steps = flight.begun(now, plan.steps)
+        start_ns, _, _ = self._pipeline.newest[1]
+        n = plan.decode_n
+        line = self.costs.decode_line(n)
+        host = self.costs.host_ns(n)
+        gap = -self._saved(n)
+        if not self._pipeline.depth:
+            gap += host
+            steps = line.steps_begun(plan.decode_ctx, plan.decode_max, now - self._base, plan.steps, gap)
+        elif now > self._base and plan.steps > 1:
+            within = now - self._base
+            steps = 1 + line.steps_begun(plan.decode_ctx, plan.decode_max, within, plan.steps - 1, gap)
+        else:
+            steps = 1
         shorter = self.scheduler.cut(plan, steps)
         if shorter is not plan:
-            flight.set_steps(steps)
-            self._device_free = flight.end_ns
-            self._pipeline.replace_newest(shorter)
+            self._pipeline.replace_newest(shorter, self._times(shorter, line, start_ns, start_ns + host, gap))
             self.process.interrupt()
 
     # ---- the loop
 
     def _run(self) -> Generator[Any, Any, None]:
+        env = self.env
+        others = env._queue  # what other processes have to do; `env.peek` is slow where it is empty
         pipeline = self._pipeline
+        flights = pipeline.flights
+        depth = pipeline.depth
         arrivals = self.arrivals
-        now = int(self.env.now)  # the host's clock: ahead of the environment's while nobody else is due
-        stalled = False  # whether nothing can be planned before the next commit
+        now = int(env.now)  # the host's clock: ahead of the environment's while nobody else is due
+        unseen = 0  # commits since the environment's clock was moved
         while True:
-            landing = stalled or pipeline.is_full
-            if landing:
-                goal = pipeline.oldest[1].end_ns
-            elif len(pipeline):
-                goal = pipeline.newest[1].free_ns
-            else:
-                goal = now
-            if goal > now:
-                if self._others_are_due(goal) and (yield from self._cut_short(goal)):
+            if len(flights) <= depth:
+                goal = flights[-1][1][1] if flights else now
+                if goal > now:
+                    if others and others[0][0] <= goal and (yield from self._cut_short(goal)):
+                        continue
+                    now = goal
+                if arrivals.next_ns <= now:
+                    now = self._take_in(now)
+                launched = self._plan(now)
+                if launched is not None:
+                    now = launched
+                    if len(flights) <= depth:
+                        continue
+                elif not flights:
+                    goal = arrivals.next_ns
+                    if goal == NEVER_NS:
+                        break
+                    if not (others and others[0][0] <= goal and (yield from self._cut_short(goal))):
+                        now = goal
                     continue
-                now = goal
-            if landing:
-                self._commit(now)
-                stalled = False
-                continue
-            if arrivals.next_ns <= now:
-                now = self._take_in(now)
-            flight = self._plan(now)
-            if flight is not None:
-                now = flight.launched_ns
-            elif len(pipeline):
-                stalled = True
-            elif arrivals.next_ns == NEVER_NS:
-                break
-            else:
-                goal = arrivals.next_ns
-                if self._others_are_due(goal) and (yield from self._cut_short(goal)):
-                    continue
-                now = goal
-        if now > self.env.now:
-            yield self.env.timeout(now - self.env.now)
-
-    def _others_are_due(self, goal: int) -> bool:
-        """Whether another process has something to do before `goal`, or the clock should be moved anyway."""
-        queue = self.env._queue  # `peek` raises and catches an error where it is empty
-        return bool(queue and queue[0][0] <= goal) or self._unseen >= _COMMITS_PER_EVENT
+            plan, (start_ns, _, end_ns) = flights[0]
+            if end_ns > now:
+                if (others and others[0][0] <= end_ns) or unseen > _COMMITS_PER_EVENT:
+                    unseen = 0
+                    if (yield from self._cut_short(end_ns)):
+                        continue
+                now = end_ns
+            unseen += 1
+            ended = pipeline.commit(DONE, now)
+            self.recorder.step(plan, start_ns, end_ns)
+            for request in ended:
+                self._ended(request, now)
+            if self.after_step is not None:
+                self.after_step()
+        if now > env.now:
+            yield env.timeout(now - env.now)
 
     def _cut_short(self, goal: int) -> Generator[Any, Any, bool]:
         """Waits until `goal`. True: a flight was cut meanwhile, and its times are others now."""
-        self._unseen = 0
         try:
             yield self.env.timeout(goal - self.env.now)
         except simpy.Interrupt:
@@ -142,12 +156,13 @@ class Replica:
         arrivals = self.arrivals
         scheduler = self.scheduler
         while (due := arrivals.take(now)) is not None:
-            if due.arrival_ns is None:
-                gone = scheduler.requests.get(str(due.row))
+            row, arrival_ns = due
+            if arrival_ns is None:
+                gone = scheduler.requests.get(str(row))
                 if gone is not None and scheduler.cancel(gone.id, now):
                     self._ended(gone, now)
                 continue
-            request = self.feed.request(due.row, due.arrival_ns)
+            request = self.feed.request(row, arrival_ns)
             now += self.costs.arrival_ns(request.prompt_tokens)
             if not scheduler.submit(request):
                 request.finished_ns = now
@@ -156,85 +171,101 @@ class Replica:
 
     # ---- planning
 
-    def _plan(self, now: int) -> Flight | None:
-        """Plans at `now` and launches. None: nothing can be planned."""
-        scheduler = self.scheduler
+    def _plan(self, now: int) -> int | None:
+        """Plans at `now` and launches. Returns when that is done; None: nothing can be planned."""
+        stride = self.scheduler.stride
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
-        quiet = scheduler.quiet() if self.fast_forward and not warm else 0
-        if quiet:
-            return self._plan_stretch(now, quiet)
-        plan = scheduler.decide(now) if self.fast_forward and not warm else scheduler.plan(now)
+        if self.fast_forward and not warm:
+            quiet = stride.quiet()
+            if quiet:
+                return self._plan_stretch(stride, now, quiet)
+            plan = self.scheduler.decide(now)
+        else:
+            plan = self.scheduler.plan(now)
         if plan is None:
             return None
         return self._launch(plan, now, warm)
 
-    def _launch(self, plan: StepPlan, now: int, warm: int) -> Flight:
+    def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
         """Times one step. It ends no sooner than its last kernel is launched."""
+        costs = self.costs
         n = plan.decode_n
-        host = now + self.costs.host_ns(len(plan.decodes) + len(plan.chunks))
-        launched = host
+        launched = host = now + costs.host_ns(len(plan.decodes) + len(plan.chunks))
         saved = self._saved(n)
         if plan.prefill:
             batch = Batch(n, plan.decode_ctx, plan.decode_max, plan.prefill, self._prompt_tokens)
-            # Prompts share blocks too, but do not read them together.
-            saved = min(saved, self.costs.shared_ns(plan.decode_ctx, n))
-            duration = self.costs.device_ns(batch) - saved
-            launched += self.costs.launch_ns(batch)
-            self._prompt_tokens = n + sum([chunk[0] for chunk in plan.prefill])
+            if saved:
+                # Prompts share blocks too, but do not read them together.
+                saved = min(saved, costs.shared_ns(plan.decode_ctx, n))
+            duration = costs.device_ns(batch) - saved
+            launched += costs.launch_ns(batch)
+            tokens = n
+            for chunk in plan.prefill:
+                tokens += chunk[0]
+            self._prompt_tokens = tokens
         else:
-            duration = self.costs.decode_line(n).ns(plan.decode_ctx, plan.decode_max) + warm - saved
+            duration = costs.decode_line(n).ns(plan.decode_ctx, plan.decode_max) + warm - saved
             self._prompt_tokens = 0
-        end = max(max(self._device_free, host) + duration, launched)
-        return self._fly(plan, Flight(now, launched, end))
+        free = self._device_free
+        end = (free if free > host else host) + duration
+        self._device_free = end = end if end > launched else launched
+        self._pipeline.flights.append((plan, (now, launched, end)))
+        return launched
 
-    def _plan_stretch(self, now: int, quiet: int) -> Flight:
+    def _plan_stretch(self, stride: Stride, now: int, quiet: int) -> int:
         """Plans as many steps as begin before the next arrival, of `quiet` without decisions."""
-        scheduler = self.scheduler
-        n, context, longest = scheduler.decode_load()
+        n = stride.count
+        context = stride.context
+        longest = stride.longest
         line = self.costs.decode_line(n)
         host = self.costs.host_ns(n)
-        saved = self._saved(n)
+        gap = -self._saved(n)
         due = self.arrivals.next_ns
         self._prompt_tokens = 0
-        if not scheduler.limits.pipeline_depth:
-            stretch = Stretch(now, host, now, line, context, longest, host - saved, ahead=False)
+        if not self._pipeline.depth:
+            self._base = now
+            gap += host
+            plan = stride.plan(line.steps_begun(context, longest, due - now, quiet, gap))
         else:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
-            busy = self._device_free
-            first = line.ns(context, longest) - saved
-            if quiet == 1 or not len(self._pipeline) or first < host or busy < now + host or busy >= due:
-                plan = scheduler.stride(1)
-                return self._fly(plan, Flight(now, now + host, max(busy, now + host) + first))
-            stretch = Stretch(now, host, busy, line, context, longest, -saved, ahead=True)
-        steps = stretch.begun(due, quiet)
-        stretch.set_steps(steps)
-        return self._fly(scheduler.stride(steps), stretch)
+            self._base = busy = self._device_free
+            steps = 1
+            if quiet > 1 and self._pipeline.flights and busy >= now + host and busy < due:
+                if line.ns(context, longest) + gap >= host:
+                    steps += line.steps_begun(context, longest, due - busy, quiet - 1, gap)
+            elif busy < now + host:
+                self._base = now + host
+            plan = stride.plan(steps)
+        flight = self._times(plan, line, now, now + host, gap)
+        self._pipeline.flights.append((plan, flight))
+        return now + host
+
+    def _times(
+        self, plan: StepPlan, line: DecodeLine, start: int, launched: int, gap: int
+    ) -> tuple[int, int, int]:
+        """The flight of a stretch: its start, when the host may plan the next step, and its end.
+
+        The first step begins at `_base`, and each takes `gap` more than its device time: the host's time
+        (at depth 0), less what requests save one another by sharing blocks. At depth 1 the first step is
+        planned before `_base`, and each other one when the step before its predecessor ends.
+        """
+        steps = plan.steps
+        context = plan.decode_ctx
+        longest = plan.decode_max
+        self._device_free = end = self._base + line.ns(context, longest, steps) + gap * steps
+        free = launched
+        if steps > 1 and self._pipeline.depth:
+            free = self._base + line.ns(context, longest, steps - 1) + gap * (steps - 1)
+        return start, free, end
 
     def _saved(self, requests: int) -> int:
         """Device time that decoding requests of a step save one another by sharing blocks.
 
         What they share changes only when one of them comes or goes.
         """
-        shared = self.scheduler.memory.shared_tokens
+        shared = self.scheduler.memory.shared_tokens()
         return self.costs.shared_ns(shared, requests) if shared else 0
-
-    def _fly(self, plan: StepPlan, flight: Flight) -> Flight:
-        self._device_free = flight.end_ns
-        self._pipeline.add(plan, flight)
-        return flight
-
-    # ---- ends
-
-    def _commit(self, now: int) -> None:
-        plan, flight = self._pipeline.oldest
-        ended = self._pipeline.commit(DONE, now)
-        self.recorder.step(plan, flight.start_ns, flight.end_ns)
-        self._unseen += 1
-        for request in ended:
-            self._ended(request, now)
-        if self.after_step is not None:
-            self.after_step()
 
     def _ended(self, request: Request, now: int) -> None:
         self.arrivals.ended(request.index, now)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
-from pagecast.sim.core.memory.holding import Holding
+from pagecast.sim.core.memory.holding import Holding, split_parts
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.run import Run, Writer
 from pagecast.sim.core.request import Request
@@ -30,7 +30,10 @@ NOTHING = GroupHit([], 0, 0)
 
 
 class Group(Protocol):
-    """What `KvMemory` asks of a group. All groups of a replica take their blocks from one pool."""
+    """What `KvMemory` asks of a group. All groups of a replica take their blocks from one pool.
+
+    `KvMemory` counts on one block per `block_size` tokens in each group (`fits`, `quiet`, `crossing_blocks`).
+    """
 
     holdings: dict[Request, Holding]
     shared_blocks: int
@@ -84,15 +87,18 @@ class FullGroup:
         self._progress = progress
         self._requests: dict[Writer, Request] = {}  # those that generate, by what they hold
         self._mark = bytes([index]) if index else b""
+        self._rooted = not pool.eviction.leaves_first  # whether the eviction order needs the tree
 
-    def _key(self, digest: bytes) -> bytes:
-        return digest + self._mark if self._mark else digest
+    def _parent(self, holding: Holding) -> Run | None:
+        """The run that a new run of the holding follows, where the tree is kept."""
+        return holding.last_run if self._rooted else None
 
     # ---- finding
 
     def find(self, request: Request, most_blocks: int) -> GroupHit:
         """The longest cached prefix of at most `most_blocks` blocks. O(segments), not O(blocks)."""
         first_of = self.pool.index.first
+        mark = self._mark
         keys = request.keys
         pieces: list[tuple[Run, int, int]] = []
         position = 0
@@ -101,7 +107,7 @@ class FullGroup:
             end = min(keys.ends[segment], most_blocks)
             if position >= most_blocks:
                 break
-            first = first_of.get(digest + self._mark if self._mark else digest)
+            first = first_of.get(digest + mark)
             while position < end:
                 run = first
                 cover = 0
@@ -113,7 +119,7 @@ class FullGroup:
                         break
                     run = run.next
                 if run is None:
-                    return GroupHit(pieces, position, idle)
+                    return GroupHit(pieces, position, idle) if position else NOTHING
                 low = position - run.start
                 high = min(cover, end) - run.start
                 pieces.append((run, low, high))
@@ -132,7 +138,8 @@ class FullGroup:
         if keys.explicit:
             return bool(self._requests)
         segment = next(i for i, end in enumerate(keys.ends) if hit.blocks < end)
-        return any(run.writer is not None for run in self.pool.index.chain(self._key(keys.digests[segment])))
+        key = keys.digests[segment] + self._mark
+        return any(run.writer is not None for run in self.pool.index.chain(key))
 
     # ---- claiming and growing
 
@@ -167,33 +174,37 @@ class FullGroup:
         holding = self.holdings.get(request)
         if holding is None:
             holding = self.holdings[request] = Holding(request.keys)
-        needed = -(-tokens // self.block_size) - holding.end
+        tail = holding.tail
+        held = holding.prefix_blocks if tail is None else tail.start + len(tail.blocks)
+        needed = -(-tokens // self.block_size) - held
         if needed <= 0:
             return []
         taken = self.pool.take(needed)
         if self.log.events is not None:
             self.log.add(EventKind.ALLOCATED, request.id, taken)
-        self._place(holding, taken)
+        self._place(holding, held, taken)
         return taken
 
-    def _place(self, holding: Holding, taken: list[int]) -> None:
+    def _place(self, holding: Holding, position: int, taken: list[int]) -> None:
         """Puts blocks at the end of a holding, in one run for each segment they reach into."""
         keys = holding.keys
-        position = holding.end
+        mark = self._mark
         last = position + len(taken)
         used = 0
         while position < last:
             segment = holding.segment
             known = segment < len(keys.ends)
             end = position + 1 if keys.explicit else min(keys.ends[segment], last)
-            key = self._key(keys.digests[segment]) if known else None
+            key = keys.digests[segment] + mark if known else None
             part = taken[used : used + end - position]
             used += end - position
             tail = holding.tail
             if key is not None and tail is not None and tail.key == key and tail.end == position:
                 tail.blocks += part
             else:
-                holding.append_run(Run(key, position, part, holding, holding.last_run))
+                tail = Run(key, position, part, holding, holding.last_run if self._rooted else None)
+                holding.own.append(tail)
+                holding.tail = tail
             position = end
             if known and end == keys.ends[segment]:
                 holding.segment = segment + 1
@@ -204,8 +215,8 @@ class FullGroup:
         keys = holding.keys
         if keys.explicit:
             number = holding.end
-            key = self._key(keys.digests[number]) if number < len(keys.digests) else None
-            holding.append_run(Run(key, number, [block], holding, holding.last_run))
+            key = keys.digests[number] + self._mark if number < len(keys.digests) else None
+            holding.append_run(Run(key, number, [block], holding, self._parent(holding)))
         else:
             assert holding.tail is not None
             holding.tail.blocks.append(block)
@@ -222,9 +233,9 @@ class FullGroup:
         if keys.explicit:
             return
         tail = holding.tail
-        key = self._key(keys.digests[-1])
+        key = keys.digests[-1] + self._mark
         if tail is None or tail.key != key:
-            tail = Run(key, holding.end, [], holding, holding.last_run)
+            tail = Run(key, holding.end, [], holding, self._parent(holding))
             holding.append_run(tail)
         if self.caching and not tail.indexed:
             self.pool.index.add(tail)
@@ -241,36 +252,36 @@ class FullGroup:
         if not self.caching or holding is None:
             return
         full = tokens // self.block_size
-        fresh: list[Run] = []
         own = holding.own
-        for at in range(len(own) - 1, -1, -1):
+        first = at = len(own)
+        while at:
+            at -= 1
             run = own[at]
-            if min(full - run.start, len(run.blocks)) > run.published:
-                fresh.append(run)
+            if full > run.start + run.published < run.start + len(run.blocks):
+                first = at
             elif run.published:
                 break
-        for run in reversed(fresh):
-            self._publish_run(holding, run, full, request)
-
-    def _publish_run(self, holding: Holding, run: Run, full: int, request: Request) -> None:
-        key = run.key
-        if key is None:
-            key = run.key = self._key(holding.keys.digests[run.start])
-        before = run.published
-        run.published = min(full - run.start, len(run.blocks))
         index = self.pool.index
-        if not run.indexed:
-            index.add(run)
-        if run.next is not None or index.first[key] is not run:
-            self._overtake(run)
-        if self.log.events is not None:
-            self.log.add(EventKind.STORED, request.id, run.blocks[before : run.published])
+        for run in own[first:]:
+            if full <= run.start:
+                break
+            if run.key is None:
+                run.key = holding.keys.digests[run.start] + self._mark
+            before = run.published
+            run.published = min(full - run.start, len(run.blocks))
+            if not run.indexed:
+                index.add(run)
+            if run.next is not None or index.first[run.key] is not run:
+                self._overtake(run)
+            if self.log.events is not None:
+                self.log.add(EventKind.STORED, request.id, run.blocks[before : run.published])
 
     def _overtake(self, run: Run) -> None:
         """Moves what others still have to fill under this key behind what `run` has just published.
 
-        Of equal blocks the one published first is found, and a writer's last run is in the index before
-        its blocks are full.
+        Several requests may write blocks of equal content, and of these the one published first must be
+        found. But a generating request's last run is in the index before its blocks are full, so it may
+        stand ahead of `run` with blocks that it will publish only later: that part goes to the end.
         """
         assert run.key is not None
         index = self.pool.index
@@ -318,8 +329,12 @@ class FullGroup:
                 blanks.append(blank)
         if holding.prefix:
             held += holding.prefix_blocks
-            for part, count in reversed(list(holding.prefix_parts())):
-                pool.drop(part, count)
+            for run, length in reversed(holding.prefix):
+                if length <= len(run.blocks):
+                    pool.drop(run, length)
+                    continue
+                for part, count in reversed(list(split_parts(run, length))):
+                    pool.drop(part, count)
         if blanks:
             pool.free_first(blanks)
         if pool.freed:

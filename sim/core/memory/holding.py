@@ -18,7 +18,9 @@ class Holding(Writer):
     __slots__ = ("keys", "prefix", "prefix_blocks", "segment")
 
     def __init__(self, keys: BlockKeys) -> None:
-        super().__init__()
+        self.own: list[Run] = []
+        self.tail: Run | None = None
+        self.generating = False
         self.keys = keys
         self.prefix: list[tuple[Run, int]] = []
         self.prefix_blocks = 0
@@ -47,16 +49,9 @@ class Holding(Writer):
         return self.tail.blocks[-1]
 
     def prefix_parts(self) -> Iterator[tuple[Run, int]]:
-        """The runs of its cached prefix in order, each with the number of blocks held of it.
-
-        A run may have been split since it was claimed: then its parts come one by one.
-        """
+        """The runs of its cached prefix in order, each with the number of blocks held of it."""
         for run, length in self.prefix:
-            end = run.start + length
-            part: Run | None = run
-            while part is not None and part.start < end:
-                yield part, min(end, part.end) - part.start
-                part = part.rest
+            yield from split_parts(run, length)
 
     def parts(self) -> Iterator[tuple[Run, int]]:
         """All its runs in order, each with the number of blocks held of it."""
@@ -75,3 +70,12 @@ class Holding(Writer):
         """Adds a run that it writes from now on."""
         self.own.append(run)
         self.tail = run
+
+
+def split_parts(run: Run, length: int) -> Iterator[tuple[Run, int]]:
+    """The parts of a run whose first `length` blocks are held, if it was split since it was claimed."""
+    end = run.start + length
+    part: Run | None = run
+    while part is not None and part.start < end:
+        yield part, min(end, part.end) - part.start
+        part = part.rest

@@ -69,17 +69,21 @@ class KvMemory:
         self.groups: tuple[Group, ...] = tuple(groups(self.pool, block_size, caching, progress))
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
+        self._no_hit = Hit(0, 0, 0, (NOTHING,) * len(self.groups))
+        self.crossing_blocks = len(self.groups)  # that a decoding request takes when it begins a block
 
     # ---- finding
 
     def find(self, request: Request) -> Hit:
         """The longest cached prefix that all groups have; the last known token is always left to compute."""
         if not self.caching:
-            return self._no_hit()
+            return self._no_hit
         size = self.block_size
         most = (request.known - 1) // size
         if self._single:
             found = self._first.find(request, most)
+            if not found.blocks:
+                return self._no_hit
             return Hit(found.blocks * size, found.blocks, found.idle, (found,))
         return self._find_in_all(request, most)
 
@@ -97,17 +101,14 @@ class KvMemory:
                 blocks = sum(hit.blocks for hit in hits)
                 idle = sum(hit.idle for hit in hits)
                 return Hit(most * self.block_size, blocks, idle, tuple(hits))
-        return self._no_hit()
-
-    def _no_hit(self) -> Hit:
-        return Hit(0, 0, 0, (NOTHING,) * len(self.groups))
+        return self._no_hit
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
 
         `reserved` free blocks are kept for others. Cached blocks that nobody holds count as needed.
         """
-        needed = -(-tokens // self.block_size) * len(self.groups) - hit.blocks + hit.idle
+        needed = -(-tokens // self.block_size) * self.crossing_blocks - hit.blocks + hit.idle
         return needed + reserved <= self.pool.free_blocks
 
     def missing(self, request: Request, tokens: int) -> int:
@@ -159,7 +160,8 @@ class KvMemory:
     def grow_many(self, requests: list[Request], crossings: int) -> None:
         """Takes `crossings` blocks for generating requests that need them in this order, over and over.
 
-        For requests whose keys cover their whole output (spans), and where no log is kept.
+        The k-th block taken goes to request k modulo their number. For requests whose keys cover their whole
+        output (spans), and where no log is kept.
         """
         if not self._single:
             for crossing in range(crossings):
@@ -212,8 +214,7 @@ class KvMemory:
 
     def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
         """For how many of `ticks` decode ticks of `count` requests the free blocks are enough."""
-        per_crossing = len(self.groups)
-        free = self.pool.free_blocks // per_crossing
+        free = self.pool.free_blocks // self.crossing_blocks
         if (ticks // self.block_size + 1) * count <= free:
             return ticks
         return min(ticks, decodes.ticks_within(tick, free))
@@ -230,20 +231,20 @@ class KvMemory:
         """Blocks that some request holds."""
         return self.num_blocks - self.pool.free_blocks
 
+    def room(self, blocks: int) -> bool:
+        """Whether so many blocks are free."""
+        return blocks <= self.pool.free_blocks
+
     @property
     def evicted_blocks(self) -> int:
         """Blocks with findable content that were taken for other content so far."""
         return self.pool.evicted_blocks
 
-    @property
     def shared_tokens(self) -> int:
-        """Tokens in blocks of other requests' tables, counted once for each table but one."""
+        """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""
+        if self._single:
+            return self._first.shared_blocks * self.block_size
         return sum(group.shared_blocks for group in self.groups) * self.block_size
-
-    @property
-    def crossing_blocks(self) -> int:
-        """Blocks that a decoding request needs when it begins a new block."""
-        return len(self.groups)
 
     def holds(self, request: Request) -> bool:
         """Whether a request holds any block."""

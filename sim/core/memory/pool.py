@@ -36,29 +36,40 @@ class BlockPool:
         """
         eviction = self.eviction
         self.free_blocks -= n
+        if n and eviction.leaves_first:
+            piece = eviction.next()
+            if piece.high - piece.low > n:
+                # The common case: one piece has enough.
+                piece.high -= n
+                return self._cut_off(piece.run, piece.high)
         taken: list[int] = []
+        leaves_first = eviction.leaves_first
         while n:
             piece = eviction.next()
             run = piece.run
-            most = piece.high - piece.low if eviction.leaves_first else piece.evictable()
-            count = n if n < most else most
-            n -= count
-            # A run's deepest free piece is always taken first, so these blocks are the run's end.
-            piece.high -= count
-            blocks = run.blocks[piece.high :]
-            del run.blocks[piece.high :]
-            blocks.reverse()
-            if taken:
-                taken += blocks
-            else:
-                taken = blocks
-            if piece.high == piece.low:
+            most = piece.high - piece.low if leaves_first else piece.evictable()
+            if n < most:
+                most = n
+            n -= most
+            length = piece.high = piece.high - most
+            if length == piece.low:
                 eviction.remove(piece)
                 assert run.free is not None
                 run.free.remove(piece)
-            if run.published:
-                self._evict(run, blocks)
+            taken += self._cut_off(run, length)
         return taken
+
+    def _cut_off(self, run: Run, length: int) -> list[int]:
+        """Takes a run's blocks after the first `length`, the last first, and evicts their content.
+
+        They are its end: of its free pieces the deepest goes first.
+        """
+        blocks = run.blocks[length:]
+        del run.blocks[length:]
+        blocks.reverse()
+        if run.published:
+            self._evict(run, blocks)
+        return blocks
 
     def _evict(self, run: Run, blocks: list[int]) -> None:
         left = len(run.blocks)

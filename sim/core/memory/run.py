@@ -76,7 +76,7 @@ class Run:
         return self.start + len(self.blocks)
 
     def owned(self) -> int:
-        """How many blocks, from the start, somebody holds."""
+        """How many blocks, from the start, somebody holds: the writer all, or else the longest reader."""
         if self.writer is not None:
             return len(self.blocks)
         return max(self.held) if self.held else 0
@@ -114,7 +114,8 @@ class Run:
 class Writer:
     """Whoever fills runs: `tail` is the run being filled, `own` are all of them in order.
 
-    `generating`: it decodes, so its runs are published late, when somebody looks (see `FullGroup.find`).
+    `generating`: it decodes. Its full blocks are not published step by step, but made up for when somebody
+    looks for them (see `FullGroup.find`).
     """
 
     __slots__ = ("generating", "own", "tail")
@@ -132,7 +133,11 @@ class Writer:
 
 
 class FreePiece:
-    """Blocks `low` to `high` of a run, freed together; `before` and `after` are for the eviction order."""
+    """Blocks `low` to `high` of a run, freed together; `before` and `after` are for the eviction order.
+
+    It shrinks while it stands in the order: blocks are taken from its high end and held again from its low
+    end. A split gives it another run. So an order must not sort by what a piece was when it was added.
+    """
 
     __slots__ = ("after", "before", "high", "low", "run")
 
@@ -144,9 +149,10 @@ class FreePiece:
         self.after: FreePiece = self
 
     def evictable(self) -> int:
-        """How many blocks, from the high end, no cached block depends on: none follows them in the tree.
+        """How many blocks, from the high end, can be taken without cutting off cached blocks that follow.
 
-        Blocks that somebody holds depend on none: their holder has all that precedes them.
+        A free block that follows in the tree could never be found again. Blocks that somebody holds do not
+        count: their holder holds all that precedes them as well.
         """
         run = self.run
         if self.high < len(run.blocks):

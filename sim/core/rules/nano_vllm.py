@@ -1,4 +1,4 @@
-"""nano-vLLM's step: prompts or decodes, never both, and prompts first.
+"""nano-vLLM's step, in phases: prompts or decodes, never both, and prompts first.
 
 A prompt's blocks are taken whole at admission. Only the first prompt of a step may be chunked, and it keeps
 its place at the head of the queue until it is done. Blocks are published when a step is committed.
@@ -22,12 +22,16 @@ class NanoVllmMix:
         self.victim = victim
 
     def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        """Prefills what can be prefilled; decodes only where there is nothing of that kind."""
+        """Prefills what can be prefilled; only where there is nothing of that kind, decodes.
+
+        Where blocks run out, running requests are preempted, the newest first.
+        """
         self._prefill(step, memory, queue)
         if not step.chunks:
             step.lifecycle.unpark()
-            self._make_room(step, memory, queue)
-            step.decode_all()
+            while not step.decode_all():
+                step.failed_allocations += 1
+                step.preempt(self.victim.choose(step, memory, queue))
             step.end_decodes()
 
     def _prefill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
@@ -61,9 +65,3 @@ class NanoVllmMix:
             if tokens == missing:
                 step.run(request)
             step.compute(request, tokens, forked)
-
-    def _make_room(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        """Preempts from the newest running request down until this step's blocks are there."""
-        while len(step.crossing()) * memory.crossing_blocks > memory.free_blocks:
-            step.failed_allocations += 1
-            step.preempt(self.victim.choose(step, memory, queue))

@@ -20,7 +20,11 @@ from pagecast.sim.core.step import Step
 
 
 class Admission(Protocol):
-    """Whether a waiting request may run."""
+    """Whether a waiting request may run.
+
+    A refusal must stand while the running requests only decode: the rule may not be asked again before a
+    request comes or goes (`Queue.blocked`). So it must not depend on `step.now`.
+    """
 
     def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether `request`, for which `hit` was found, may be admitted in this step."""
@@ -28,7 +32,11 @@ class Admission(Protocol):
 
 
 class Victim(Protocol):
-    """Who loses its blocks when a running request finds none free."""
+    """Who loses its blocks when a running request finds none free.
+
+    It is asked again until there are enough, and may choose the very request that needs them. It has to
+    spare somebody: where requests preempt one another in turn, nobody is ever done.
+    """
 
     def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
         """One of `step.running.requests`, of which there is at least one."""
@@ -48,7 +56,7 @@ class Profile:
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan. `whole_prompt`: admission takes the blocks of the whole known sequence at once.
-    `depth`: the engine's own default of planning ahead.
+    `pipelined`: whether the engine plans ahead unless told otherwise.
     """
 
     name: str

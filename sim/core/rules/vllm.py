@@ -25,9 +25,7 @@ class VllmMix:
 
     def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
         """Schedules the running requests, and waiting ones if nobody was preempted."""
-        if not step.running.chunked and _enough_for_decodes(step, memory):
-            step.decode_all()
-        else:
+        if step.running.chunked or not step.decode_all():
             self._schedule_running(step, memory, queue)
         step.end_decodes()
         if not step.preempted:
@@ -36,7 +34,10 @@ class VllmMix:
     # ---- running requests
 
     def _schedule_running(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        """Gives running requests tokens and blocks in admission order, preempting where blocks run out."""
+        """Gives running requests tokens and blocks in admission order, preempting where blocks run out.
+
+        Of the decoding requests only those that begin or fill a block are visited: see `Step`.
+        """
         running = step.running
         if _enough_for_all(step, memory):
             step.decode_all()
@@ -76,9 +77,7 @@ class VllmMix:
             step.decode(request, begins=begins, fills=fills)
         return True
 
-    def _make_room(
-        self, step: Step, memory: KvMemory, queue: Queue, request: Request, blocks: int
-    ) -> bool:
+    def _make_room(self, step: Step, memory: KvMemory, queue: Queue, request: Request, blocks: int) -> bool:
         """Preempts until `blocks` are free. False: the request itself had to go.
 
         vLLM walks the running list by index. Where it preempts a request before that index that had no
@@ -109,7 +108,7 @@ class VllmMix:
         """
         queue.blocked = False
         budget = step.budget()
-        while budget > 0:
+        while budget > 0 and queue.size:
             request = queue.first()
             if request is None:
                 return
@@ -120,16 +119,12 @@ class VllmMix:
             if not self.admission.admits(step, memory, queue, request, hit):
                 step.refuse(request, hit)
                 return
-            forked = memory.fork_tokens(request, hit)
+            forked = memory.fork_tokens(request, hit) if request.parent is not None else 0
             tokens = min(request.known - hit.tokens - forked, budget)
             budget -= tokens
             step.admit(request, hit, forked)
             step.run(request)
             step.compute(request, tokens, forked)
-
-
-def _enough_for_decodes(step: Step, memory: KvMemory) -> bool:
-    return len(step.crossing()) * memory.crossing_blocks <= memory.free_blocks
 
 
 def _enough_for_all(step: Step, memory: KvMemory) -> bool:

@@ -197,7 +197,7 @@ def _shared(run: RecordedRun, shape: Shape) -> Floats:
     memory = replay.scheduler.memory
     for number in range(len(run.steps)):
         replay.step(number)
-        found[number] = memory.shared_tokens
+        found[number] = memory.shared_tokens()
     return np.minimum(found, run.steps.decode_ctx)
 
 

@@ -225,6 +225,12 @@ def test_two_groups_take_twice_the_blocks_and_share_hits() -> None:
     assert again.cached_tokens == 8
 
 
+def test_a_request_that_never_fits_in_all_groups_is_rejected() -> None:
+    s = scheduler(replace(VLLM, groups=two_groups), blocks=12)
+    assert not s.submit(request("0", 1, 30, 3))
+    assert s.submit(request("1", 1, 20, 4))
+
+
 @settings(max_examples=60, deadline=None)
 @given(lives=LIVES, blocks=st.integers(16, 40), depth=st.integers(0, 1))
 def test_two_groups_never_lose_a_block(lives: list[tuple[int, int, int]], blocks: int, depth: int) -> None:
