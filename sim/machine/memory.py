@@ -16,6 +16,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine import activations
 from pagecast.sim.machine.block_layout import BlockLayout, block_layout
 from pagecast.sim.machine.gpus import GIB, Gpu
+from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.weights import MIB, loaded_weight_bytes
 
@@ -244,7 +245,7 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tup
              f"peak of a step of {tokens} tokens"),
         Item("libraries", LIBRARY_BYTES, "kernels loaded on first use"),
         Item("compilation", 0 if eager else COMPILE_BYTES, "none to 0.9 GiB; most on a first start"),
-        Item("CUDA graphs", graphs, f"{len(activations.capture_sizes(seqs))} batch sizes", counted=not lean),
+        Item("CUDA graphs", graphs, f"{len(capture_sizes(seqs))} batch sizes", counted=not lean),
         Item("sampler", state, "token counts for penalties", counted=False),
         Item("CUDA context", CONTEXT_BYTES, "the driver's", counted=False),
         Item("communication", NCCL_BYTES if tp > 1 else 0, "NCCL and all-reduce buffers", counted=False),

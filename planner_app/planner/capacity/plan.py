@@ -36,9 +36,9 @@ from pagecast.planner_app.planner.execution.executor import Executor, Serial
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.windows import blocks_per_block
 from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.replay.resample import resample
+from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
