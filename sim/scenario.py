@@ -1,25 +1,25 @@
 """A scenario: the model, the GPU and the engine's options. One form for the command line, YAML and Python.
 
-Options carry vLLM's names and defaults where vLLM has them.
+Options carry vLLM's names and defaults where vLLM has them. Reading a scenario loads neither the
+scheduler nor a cost model: those are imported where they are used.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.profile import PROFILES
-from pagecast.sim.core.profile import profile as find_profile
-from pagecast.sim.costs.calibration.choose import choose
-from pagecast.sim.costs.calibration.target import Target
-from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import HbmBudget, hbm_budget
 from pagecast.sim.machine.models import model as find_model
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+if TYPE_CHECKING:
+    from pagecast.sim.costs.calibration.target import Target
+    from pagecast.sim.costs.step_costs import StepCosts
 
 
 class _OneOfEach(yaml.SafeLoader):
@@ -64,7 +64,7 @@ class Scenario(BaseModel):
 
     model: str = Field("Qwen/Qwen3-8B", description="a known model, or a folder with config.json")
     gpu: str = Field("H200", description="GPU type")
-    profile: str = Field("vllm", description=f"engine whose rules are followed: {', '.join(PROFILES)}")
+    profile: str = Field("vllm", description="engine whose rules are followed")
     costs: str = Field(
         "auto",
         description="step costs: roofline, a shipped calibration's name, a file, or auto (what fits best)",
@@ -149,7 +149,9 @@ class Scenario(BaseModel):
 
         `blocks_per_block`: how many of the engine's blocks one block of a sequence takes (`windows.py`).
         """
-        find_profile(self.profile)
+        from pagecast.sim.core.profile import profile
+
+        profile(self.profile)
         limits = Limits(
             num_blocks=max(int(self.blocks() / blocks_per_block), 1),
             block_size=self.block_size,
@@ -180,11 +182,19 @@ class Scenario(BaseModel):
 
     def step_costs(self) -> StepCosts:
         """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""
+        from pagecast.sim.costs.calibration.choose import choose
+
         return choose(self.costs, self.target(), transfer=self.transfer_costs)
 
     def target(self) -> Target:
         """What step costs are wanted for: those of `engine`, or of the engine a profile is named after."""
+        from pagecast.sim.costs.calibration.target import Target
+
         return Target(
-            find_model(self.model), find_gpu(self.gpu), self.tensor_parallel_size, self.kv_cache_dtype,
-            int(self.pipelined), self.engine or self.profile,
-        )  # fmt: skip
+            model=find_model(self.model),
+            gpu=find_gpu(self.gpu),
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+            pipeline_depth=int(self.pipelined),
+            engine=self.engine or self.profile,
+        )

@@ -25,9 +25,9 @@ from pagecast.planner_app.commands.engine import (
 )
 from pagecast.planner_app.reports import page
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.build import REPLICATES, Source, calibrate
-from pagecast.sim.costs.calibration.features import TERMS
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
+from pagecast.sim.costs.calibration.terms import TERMS
+from pagecast.sim.fitting.build import REPLICATES, Source, calibrate
 from rich.table import Table
 
 Opt = typer.Option

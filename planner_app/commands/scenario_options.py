@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pagecast.planner_app.commands.trace_view import read_with_progress
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.profile import PROFILES
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import sample_names
 from pagecast.traces.operations import scale
@@ -32,6 +33,7 @@ TraceArgument = Annotated[
     str, typer.Argument(help="trace file of any known format, a sample's name, or a folder of replay --out")
 ]
 _MORE: dict[str, str] = {  # what a user of the command line needs to know beyond the field's description
+    "profile": f": {', '.join(PROFILES)}",
     "gpu_memory_utilization": "; newer vLLM: 0.92",
     "kv_tokens": "; of the three limits the lesser wins",
     "num_gpu_blocks": "; vLLM's own number counts its null block too: give one less",
