@@ -7,15 +7,17 @@ scheduler nor a cost model: those are imported where they are used.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.memory import HbmBudget, hbm_budget
+from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
     from pagecast.sim.costs.calibration.target import Target
@@ -126,23 +128,14 @@ class Scenario(BaseModel):
 
     # ---- what follows from the fields
 
-    def budget(self) -> HbmBudget | None:
-        """The itemised HBM budget; None where `num_gpu_blocks` replaces it."""
+    def budget(self, **more: Any) -> HbmBudget | None:
+        """The itemised HBM budget; None where `num_gpu_blocks` replaces it.
+
+        `more`: options of `hbm_budget` that no field says.
+        """
         if self.num_gpu_blocks is not None:
             return None
-        return hbm_budget(
-            find_model(self.model),
-            find_gpu(self.gpu),
-            tensor_parallel_size=self.tensor_parallel_size,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            free_gpu_memory_fraction=self.free_gpu_memory_fraction,
-            kv_tokens=self.kv_tokens,
-            block_size=self.block_size,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            kv_cache_dtype=self.kv_cache_dtype,
-        )
+        return hbm_budget(find_model(self.model), find_gpu(self.gpu), **options_of(self), **more)
 
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
         """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.
@@ -198,3 +191,13 @@ class Scenario(BaseModel):
             pipeline_depth=int(self.pipelined),
             engine=self.engine or self.profile,
         )
+
+
+def value_type(field: FieldInfo) -> type:
+    """The type of a field's values: `str` for a choice of texts, `int` for an optional number."""
+    annotation: Any = field.annotation
+    if get_origin(annotation) is Literal:
+        return type(get_args(annotation)[0])
+    types = [kind for kind in get_args(annotation) if kind is not NoneType]
+    kind: type = types[0] if types else annotation
+    return kind

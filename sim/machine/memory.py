@@ -9,8 +9,9 @@ fraction, and what it leaves to the margin.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine import activations
@@ -141,6 +142,14 @@ def hbm_budget(
         raise BadInput(_no_room(model, gpu, fixed, limit, limits[limit]))
     return _budget(model, gpu, tensor_parallel_size, fixed, limit, blocks, layout,
                    max_model_len or model.max_position, sequence_tokens, kv_cache_dtype)  # fmt: skip
+
+
+_KEYWORDS = [one.name for one in signature(hbm_budget).parameters.values() if one.kind is one.KEYWORD_ONLY]
+
+
+def options_of(source: object) -> dict[str, Any]:
+    """The options of `hbm_budget` among the attributes of a scenario, or of a replica's limits."""
+    return {name: getattr(source, name) for name in _KEYWORDS if hasattr(source, name)}
 
 
 def _check(fractions: dict[str, float | None], sizes: dict[str, int | None]) -> None:

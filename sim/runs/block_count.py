@@ -13,7 +13,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.graphs import engine_graphs, graph_reserve
-from pagecast.sim.machine.memory import HbmBudget, hbm_budget
+from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import limits_of
 
@@ -66,10 +66,7 @@ def _budget(run: RecordedRun) -> HbmBudget:
         find_gpu(str(run.meta.get("gpu"))),
         tensor_parallel_size=int(config.get("tensor_parallel_size", 1)),
         gpu_memory_utilization=None if share is None else float(share),
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
+        **options_of(limits),
         kv_cache_dtype=str(config.get("kv_cache_dtype") or "auto"),
         # Our own engine compiles nothing, and its graphs are counted apart.
         enforce_eager=own or bool(config.get("enforce_eager", False)),
