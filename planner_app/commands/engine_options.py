@@ -50,7 +50,7 @@ def with_engine(
     `without`: fields that the command does not take; `defaults` replace the engine's own.
     """
     given = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": True, **(defaults or {})}
-    alone = [_alone(name, given[name]) for name in _ALONE]
+    alone = [_alone(name, given[name]) for name in _ALONE if name not in engine_fields()]
     shared = [_shared(name, given[name]) for name in engine_fields() if name not in without]
     return gathering("engine", [*alone, *shared], _named)
 
