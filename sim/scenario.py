@@ -140,7 +140,7 @@ class Scenario(BaseModel):
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
         """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.
 
-        `blocks_per_block`: how many of the engine's blocks one block of a sequence takes (`windows.py`).
+        `blocks_per_block`: how many of the engine's blocks one block of a sequence takes (`replay.windows`).
         """
         from pagecast.sim.core.profile import profile
 
