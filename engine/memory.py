@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from pagecast.engine.options import Options
+from pagecast.engine.prompt_graphs import engine_prompt_graphs
 from pagecast.engine.spec import ModelSpec
 from pagecast.sim.core.errors import BadInput, CannotRunHere
-from pagecast.sim.machine.block_count import engine_graphs, engine_prompt_graphs
-from pagecast.sim.machine.block_count import graph_reserve as reserve_of
 from pagecast.sim.machine.gpus import GIB, gpu
+from pagecast.sim.machine.graphs import engine_graphs
+from pagecast.sim.machine.graphs import graph_reserve as reserve_of
 from pagecast.sim.machine.memory import hbm_budget
 
 # Left free beside everything that was measured: the allocator's rounding, and what loads late.

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.scenario_options import load_trace
-from pagecast.planner_app.planner.execution.executor import Executor, executor
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.gate import baseline as baselines
 from pagecast.planner_app.planner.gate import judge
 from pagecast.planner_app.planner.gate.baseline import Baseline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -73,6 +72,8 @@ app = _typer(
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         console.out.print(f"pagecast {version('pagecast')}")
         raise typer.Exit
 

@@ -12,9 +12,9 @@ from pagecast.planner_app import console
 from pagecast.planner_app.reports.page import ready, write
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
-from pagecast.sim.machine.block_count import block_count
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.accuracy import blocks_sentence, sentences
+from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions

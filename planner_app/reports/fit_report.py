@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.page import Card, Section, Table, page
 from pagecast.planner_app.reports.style import chart, marker
-from pagecast.sim.costs.calibration.build import Source
-from pagecast.sim.costs.calibration.features import step_table
 from pagecast.sim.costs.calibration.file import Calibration
-from pagecast.sim.costs.calibration.fit import Fit
+from pagecast.sim.fitting.build import Source
+from pagecast.sim.fitting.features import step_table
+from pagecast.sim.fitting.fit import Fit
 
 Floats = npt.NDArray[np.float64]
 

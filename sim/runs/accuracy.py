@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from pagecast.sim.machine.block_count import BlockCount
+from pagecast.sim.runs.block_count import BlockCount
 from pagecast.sim.runs.forecast import Forecast, Row
 
 _BULK, _TAIL = ("mean", "p50", "p90"), ("p99",)

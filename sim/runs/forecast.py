@@ -15,11 +15,11 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import model_of
-from pagecast.sim.costs.calibration.trust import in_sample
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.block_count import BlockCount, block_count
 from pagecast.sim.replay.replicates import Progress, Study, rough
 from pagecast.sim.replay.simulation import Result, replay
+from pagecast.sim.runs.block_count import BlockCount, block_count
+from pagecast.sim.runs.in_sample import in_sample
 from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import limits_of

@@ -17,11 +17,11 @@ import simpy
 from pagecast.sim.core.events import Event, EventKind, run_length
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.machine.windows import blocks_per_block
 from pagecast.sim.replay.arrivals import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from pagecast.planner_app.planner.capacity.bisection import Question
 from pagecast.planner_app.planner.capacity.users import Load, Served
-from pagecast.planner_app.planner.execution.executor import Executor
+from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.slo import Judged
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario

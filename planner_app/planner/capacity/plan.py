@@ -32,13 +32,14 @@ from pagecast.planner_app.planner.capacity.bisection import (
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
 from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
 from pagecast.planner_app.planner.capacity.users import Kind, Load, requests_per_s, shortened
-from pagecast.planner_app.planner.execution.executor import Executor, Serial
+from pagecast.planner_app.planner.execution.executor import Serial
+from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.windows import blocks_per_block
 from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.replay.resample import resample
+from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import xxhash
-from pagecast.planner_app.planner.execution.executor import Answer, Executor, Item
+from pagecast.planner_app.planner.execution.interface import Answer, Executor, Item
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 CONNECT_S = 3.0  # until a scheduler counts as unreachable

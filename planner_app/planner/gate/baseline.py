@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from pagecast.planner_app.planner.execution.executor import Executor, Progress
+from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.gate.check_file import CheckFile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import AUTO

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.scenario import Scenario
+from pagecast.sim.scenario import Scenario, value_type
 
 Value = str | int | float | bool | None
 Point = dict[str, Value]
@@ -129,8 +129,7 @@ def _knob(text: str, base: Scenario) -> Knob:
 
 def is_number(name: str) -> bool:
     """Whether a field of the scenario holds numbers."""
-    annotation = Scenario.model_fields[name].annotation
-    return bool({int, float} & {annotation, *get_args(annotation)})
+    return value_type(Scenario.model_fields[name]) in (int, float)
 
 
 def _between(name: str, text: str, part: str, base: Scenario) -> Knob:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pagecast.planner_app.planner.execution.executor import Executor, Progress, executor
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.sweep.pareto import front, sensitivity
 from pagecast.planner_app.planner.sweep.question import Question
 from pagecast.planner_app.planner.sweep.space import Point

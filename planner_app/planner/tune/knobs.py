@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.planner.execution.executor import Progress, executor
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.interface import Progress
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import Value, parse_space, shown
 from pagecast.planner_app.planner.tune.setting import Setting, Tuning

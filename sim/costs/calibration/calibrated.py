@@ -7,9 +7,9 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration import attention, trust
-from pagecast.sim.costs.calibration.features import COOLING_STEPS, curve_weights, padded
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.line import UnevenLine
+from pagecast.sim.costs.calibration.terms import COOLING_STEPS, curve_weights, padded
 from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.features import TERMS
 from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.terms import TERMS
 
 FORMAT = 1
 KIND = "pagecast step costs"

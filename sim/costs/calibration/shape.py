@@ -7,6 +7,7 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_config import model_from_config
 from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.models import known_models
@@ -124,17 +125,11 @@ def identity(facts: ModelFacts) -> dict[str, Any]:
 
 
 def graph_sizes(meta: dict[str, Any]) -> tuple[int, ...]:
-    """Token counts a step is padded to: as recorded in `config.cuda_graph_sizes`, or vLLM's defaults.
-
-    vLLM's: 1, 2, 4, then multiples of 8 below 256 and of 16 up to twice `max_num_seqs`, at most 512
-    (`vllm/config/vllm.py`, `_set_cudagraph_sizes`, 0.11 and later).
-    """
+    """Token counts a step is padded to: as recorded in `config.cuda_graph_sizes`, or vLLM's defaults."""
     config = meta.get("config", {})
     listed = config.get("cuda_graph_sizes")
     if isinstance(listed, list):
         return tuple(sorted(int(size) for size in listed))
     if meta.get("engine") != "vllm" or config.get("cuda_graphs") in (None, "none"):
         return ()
-    most = min(2 * int(config.get("max_num_seqs", 256)), 512)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
-    return tuple(size for size in sizes if size <= most)
+    return tuple(capture_sizes(int(config.get("max_num_seqs", 256))))

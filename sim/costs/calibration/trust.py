@@ -1,12 +1,10 @@
-"""How far to trust a calibration, in sentences: on runs left out, beyond what was fitted, on its own runs."""
+"""How far to trust a calibration, in sentences: on runs left out and beyond what was fitted."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pagecast.sim.costs.calibration.features import fitted_steps
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT, Calibration
-from pagecast.sim.runs.recorded import RecordedRun
 
 # Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
 SATURATION = "near saturation 1% of step time can move TTFT by 20%"
@@ -14,7 +12,6 @@ _WINDOWS = " Layers with a sliding window are charged for the whole context, whi
 MEASURED_TRANSFER = (
     "measured once, from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT 12% and mean TTFT 24% too long"
 )
-_SAME_S = 0.002  # a run's seconds are kept to the millisecond
 
 
 def expected_error(calibration: Calibration) -> str:
@@ -75,21 +72,3 @@ def outside(
     if not found:
         return ""
     return f"Beyond what these step costs were fitted to, where their error is unknown: {', '.join(found)}."
-
-
-def in_sample(calibration: Calibration, run: RecordedRun) -> str:
-    """One sentence where the calibration was fitted to this run or a part of it, else "".
-
-    A run is known by how many steps of it were used and how long they took, whatever its name is now.
-    """
-    for source in calibration.provenance.get("runs", []):
-        steps, took_ns = fitted_steps(run, source["part"])
-        seconds = float(took_ns.sum()) / 1e9
-        if len(steps) == source["steps"] and abs(seconds - source["seconds"]) < _SAME_S:
-            whole = source["part"] == 1
-            part = "" if whole else f"the first {100 * source['part']:.0f}% of "
-            return (
-                f"{calibration.name} was fitted to {part}this run ({source['run']}): "
-                f"{'this' if whole else 'that part'} checks the fit, forecasts nothing; judge it by others."
-            )
-    return ""

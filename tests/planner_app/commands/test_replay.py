@@ -196,7 +196,7 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
 def test_a_command_imports_no_other_commands_modules():
     script = (
         "import sys; from pagecast.planner_app.cli import run; run(sys.argv[1:]); "
-        "heavy = {'scipy', 'pandas', 'pagecast.sim.costs.calibration.fit'}; "
+        "heavy = {'scipy', 'pandas', 'pagecast.sim.fitting.fit'}; "
         "print(*sorted(heavy.intersection(sys.modules)))"
     )
 

@@ -98,6 +98,16 @@ def test_the_url_gives_the_side_bar():
     assert said(test)["Prefix reuse"] == "0.0%"
 
 
+def test_the_url_gives_fields_that_are_empty_at_first():
+    test = app(**_SMALL)
+    assert test.number_input(key="kv_tokens").value is None
+    assert test.selectbox(key="async_scheduling").value is None
+    test = app(**_SMALL, kv_tokens=20_000, async_scheduling="off")
+    assert test.number_input(key="kv_tokens").value == 20_000
+    assert test.selectbox(key="async_scheduling").value is False
+    assert not test.exception and not test.error
+
+
 def test_intervals_come_in_when_the_sliders_rest():
     test = app(**_SMALL, seed=3)
     assert not any("to" in caption.value and caption.value.startswith("90% interval:")
@@ -163,6 +173,8 @@ _VIEWS = [
     {"trace": "chat", "rate": 2.0, "block_size": 32, "max_num_seqs": 64, "enable_prefix_caching": False},
     {"trace": GENERATED, "g_rate": 7.5, "g_cv": 2.0, "g_output": 50, "gpu": "A100 80GB", "seed": 5},
     {"trace": GENERATED, "g_turns": 3, "g_system": 500, "rate": 1.5, "profile": "nano-vllm"},
+    {"trace": "chat", "free_gpu_memory_fraction": 0.95, "async_scheduling": False, "max_model_len": 6000},
+    {"trace": "chat", "num_gpu_blocks": 900},
 ]
 
 
@@ -206,6 +218,7 @@ def test_exports_hold_the_replay(tmp_path):
     "block_size": st.integers(1, 512), "rate": st.floats(0.1, 8).map(lambda value: round(value, 1)),
     "g_cv": st.floats(0.2, 5).map(lambda value: round(value, 1)), "sort": st.booleans(),
     "enable_prefix_caching": st.booleans(), "slo": st.text(max_size=30), "upload": st.text(max_size=10),
+    "kv_tokens": st.none() | st.integers(1, 10**9), "async_scheduling": st.none() | st.booleans(),
     "requests": st.integers(1, 100_000), "model": st.text(min_size=1, max_size=30),
 }))  # fmt: skip
 def test_a_view_comes_back_from_its_link(parameters):

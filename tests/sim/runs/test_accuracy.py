@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from pagecast.planner_app.cli import run as pagecast
-from pagecast.sim.machine.block_count import BlockCount, block_count
 from pagecast.sim.runs.accuracy import blocks_sentence, sentences
+from pagecast.sim.runs.block_count import BlockCount, block_count
 from pagecast.sim.runs.forecast import Forecast, Row, forecast
 from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, Timeline
 from pagecast.sim.runs.recorded import RecordedRun

@@ -6,15 +6,15 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.build import Source, calibrate
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.choose import choose
-from pagecast.sim.costs.calibration.features import step_table
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
-from pagecast.sim.costs.calibration.fit import Fit
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.calibration.transfer import costs_for, difference
 from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.fitting.build import Source, calibrate
+from pagecast.sim.fitting.features import step_table
+from pagecast.sim.fitting.fit import Fit
 from pagecast.sim.machine.gpus import gpu
 from pagecast.sim.machine.models import model
 from pagecast.sim.runs.recorded import RecordedRun

@@ -1,11 +1,4 @@
-"""The physical terms a step's time is made of, as columns: one row a recorded step, one column a term.
-
-    time = matrix work (a curve over the step's tokens) + terms x their coefficients
-
-The curve is piecewise linear over `knots`; its value at a token count is the cost of everything that each
-token passes through, weights included, with the fixed cost of a step. Tokens are padded to CUDA graph
-sizes where graphs exist. All other terms are counts, with coefficients in nanoseconds.
-"""
+"""The physical terms of a step's time as columns: one row per recorded step, one column per term."""
 
 from __future__ import annotations
 
@@ -16,36 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration import attention
 from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.terms import COOLING, padded
+from pagecast.sim.runs.busy_steps import busy_steps
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.runs.validate import DecisionReplay
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-TERMS: dict[str, str] = {
-    "request": "a request in the step: scheduling, sampling, handing out its token",
-    "prompt_step": "a step with prompt chunks, of which no full CUDA graph runs from sampling to sampling",
-    "ungraphed_step": "a step with more tokens than any CUDA graph",
-    "prompt_chunk": "a prompt chunk",
-    "request_beside_prompt": "a decoding request in a step with prompt chunks",
-    "token_after_prompts": "a token in a step with prompts right after another: a GPU run hot",
-    "decode_after_prompts": "a decode step soon after prompts: root of their tokens, fading step by step",
-    "kv_token": "a context token read by decode attention, with the time of SMs left idle",
-    "first_kv_token": "a context token among a step's first, until memory streams",
-    "shared_token": "a context token that another decoding request reads too: less, by what a cache spares",
-    "short_shared_token": "the same of a prefix short enough to stay in the cache: less again",
-    "prompt_tile": "a tile x key block of prompt attention, as many as an SM takes",
-    "light_prompt_tile": "the same of a step with few tokens, which leaves a GPU its clocks",
-    "prompt_kv_token": "a context token that a prompt chunk reads, for all its tiles together",
-    "longest_prompt_tile": "a key block of the longest prompt tile",
-    "launch_floor": "launching a step with prompts, which its device time can't go below",
-    "arrival": "a request that arrived since the last step",
-    "arriving_token": "a prompt token of those",
-}
-# A GPU that has just done much arithmetic runs at lower clocks: what is left of that a decode step later, as
-# seen after prompts of 256 to 8,192 tokens on an H200, and how many steps a replay charges to the first.
-COOLING = 0.75
-COOLING_STEPS = (1 - COOLING**4) / (1 - COOLING)
 # Host time that neither hides device time nor is hidden by it where steps are not planned ahead.
 HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
 # What only engines whose decode attention splits work evenly have terms for.
@@ -128,29 +99,12 @@ class StepTable:
         return StepTable(run=first.run, segments=first.segments, **columns)
 
 
-def fitted_steps(run: RecordedRun, upto: float = 1.0) -> tuple[Ints, Floats]:
-    """The steps of a run that had work after them, of its first part `upto` (a share of the steps), and the
-    nanoseconds from the start of each to the next start."""
-    keep, following, _, _ = _kept(run, upto)
-    return keep, (following - run.steps.start_ns).astype(np.float64)[keep]
-
-
-def _kept(run: RecordedRun, upto: float) -> tuple[Ints, Ints, Floats, Floats]:
-    """Numbers of the steps to fit, and of every step: the next start, and see `_requests_around`."""
-    steps = run.steps
-    last = np.append(steps.section[1:] != steps.section[:-1], True)
-    following = np.append(steps.start_ns[1:], steps.start_ns[-1])
-    arrivals, arrived, busy = _requests_around(run, following)
-    keep = np.flatnonzero(~last & busy & (np.arange(len(steps)) < upto * len(steps)))
-    return keep, following, arrivals, arrived
-
-
 def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
     """The steps of a run that had work after them, of its first part `upto` (a share of the steps)."""
     steps = run.steps if shape.prompt_graphs else single_tokens_decoding(run.steps)
     size, context = steps.prefill_tokens.astype(np.float64), steps.prefill_ctx.astype(np.float64)
     start = steps.start_ns
-    keep, following, arrivals, arrived = _kept(run, upto)
+    keep, following, arrivals, arrived = busy_steps(run, upto)
     tokens = steps.decode_n + _per_step(steps, size).astype(np.int64)
     swept = "sweep" in run.meta
     columns: dict[str, npt.NDArray[Any]] = {
@@ -199,23 +153,6 @@ def _shared(run: RecordedRun, shape: Shape) -> Floats:
         replay.step(number)
         found[number] = memory.shared_tokens
     return np.minimum(found, run.steps.decode_ctx)
-
-
-def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Per step: arrivals before the next start, their tokens, and whether work was left at its end."""
-    steps = run.steps
-    size = len(steps)
-    if not len(run.requests):
-        return np.zeros(size), np.zeros(size), np.ones(size, dtype=bool)
-    submitted = run.submitted_ns
-    during = np.searchsorted(steps.start_ns, submitted, side="right") - 1
-    known = during >= 0
-    tokens = run.requests["input_tokens"].to_numpy(np.float64)
-    arrivals = np.bincount(during[known], minlength=size).astype(np.float64)
-    arrived = np.bincount(during[known], weights=tokens[known], minlength=size).astype(np.float64)
-    finished = np.sort(run.requests["finish_s"].to_numpy(np.float64) * 1e9)
-    live = np.searchsorted(np.sort(submitted), steps.end_ns) - np.searchsorted(finished, following)
-    return arrivals, arrived, live > 0
 
 
 def single_tokens_decoding(steps: Steps) -> Steps:
@@ -282,15 +219,6 @@ def launched_singly(table: StepTable, shape: Shape) -> npt.NDArray[np.bool_]:
     return table.mixed & (not shape.prompt_graphs) & (table.tokens > most)
 
 
-def padded(tokens: Ints, sizes: tuple[int, ...]) -> Floats:
-    """Tokens up to the next CUDA graph size where there is one."""
-    if not sizes:
-        return tokens.astype(np.float64)
-    table = np.array(sizes)
-    slot = np.minimum(np.searchsorted(table, tokens), len(table) - 1)
-    return np.where(tokens <= table[-1], table[slot], tokens).astype(np.float64)
-
-
 def choose_knots(tokens: Floats, sizes: tuple[int, ...] = (), least: int = 4) -> tuple[int, ...]:
     """Knots of the curve that the data can place: each with `least` steps nearer to it than to the next.
 
@@ -307,22 +235,6 @@ def choose_knots(tokens: Floats, sizes: tuple[int, ...] = (), least: int = 4) ->
             break
         knots.pop(min(thin, key=lambda i: counts[i]))
     return tuple(knots)
-
-
-def curve_weights(tokens: Floats, knots: tuple[int, ...]) -> Floats:
-    """Weight of each knot's value at the given tokens; beyond the last knot the last slope goes on."""
-    table = np.array(knots, np.float64)
-    weights = np.zeros((len(tokens), len(table)))
-    if len(table) == 1:
-        weights[:, 0] = 1.0
-        return weights
-    inside = np.maximum(tokens, table[0])
-    left = np.clip(np.searchsorted(table, inside, side="right") - 1, 0, len(table) - 2)
-    share = (inside - table[left]) / (table[left + 1] - table[left])
-    rows = np.arange(len(tokens))
-    weights[rows, left] = 1.0 - share
-    weights[rows, left + 1] = share
-    return weights
 
 
 def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:

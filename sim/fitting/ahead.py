@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration.features import StepTable, launched_singly
 from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.fitting.features import StepTable, launched_singly
 from pagecast.sim.runs.recorded import RecordedRun
 
 Floats = npt.NDArray[np.float64]

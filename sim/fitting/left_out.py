@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.ahead import Ahead, load_of
-from pagecast.sim.costs.calibration.features import StepTable
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT
-from pagecast.sim.costs.calibration.fit import Fit, fit
 from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.fitting.ahead import Ahead, load_of
+from pagecast.sim.fitting.features import StepTable
+from pagecast.sim.fitting.fit import Fit, fit
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,21 +13,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.ahead import Ahead
-from pagecast.sim.costs.calibration.features import (
+from pagecast.sim.costs.calibration.file import FITTED, Host
+from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.terms import TERMS, curve_weights
+from pagecast.sim.fitting.ahead import Ahead
+from pagecast.sim.fitting.features import (
     HOST_TERMS,
     LAUNCH,
     OF_EVEN_SPLITS,
     OF_GRAPHS,
-    TERMS,
     StepTable,
     choose_knots,
     computed_rows,
-    curve_weights,
     term_columns,
 )
-from pagecast.sim.costs.calibration.file import FITTED, Host
-from pagecast.sim.costs.calibration.shape import Shape
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

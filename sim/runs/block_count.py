@@ -11,21 +11,12 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.shape import model_of
-from pagecast.sim.machine.activations import capture_sizes
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.memory import HbmBudget, hbm_budget
+from pagecast.sim.machine.graphs import engine_graphs, graph_reserve
+from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import limits_of
 
-# Of our own engine: what a captured step keeps on the device, and all of them together.
-GRAPH_BYTES = 2 << 20
-GRAPH_POOL_BYTES = 160 << 20
-# Launching a step kernel by kernel takes as long as this much matrix work: larger steps need no graph.
-_LAUNCH_FLOPS = 8e12
-_PROMPT_SIZES = (
-    16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
-    2048, 2560, 3072, 3584, 4096,
-)  # fmt: skip
 # No start loses half of what fits: such a run had its blocks set by hand, whether it says so or not.
 _SET_BY_HAND = 0.5
 _FIXED = ("num_gpu_blocks_override", "num_blocks")  # what a run's configuration may call it
@@ -75,10 +66,7 @@ def _budget(run: RecordedRun) -> HbmBudget:
         find_gpu(str(run.meta.get("gpu"))),
         tensor_parallel_size=int(config.get("tensor_parallel_size", 1)),
         gpu_memory_utilization=None if share is None else float(share),
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
+        **options_of(limits),
         kv_cache_dtype=str(config.get("kv_cache_dtype") or "auto"),
         # Our own engine compiles nothing, and its graphs are counted apart.
         enforce_eager=own or bool(config.get("enforce_eager", False)),
@@ -93,20 +81,3 @@ def _graphs(run: RecordedRun) -> int:
     if isinstance(listed, list):
         return len(listed) + len(config.get("prompt_graph_sizes") or ())
     return 0 if config.get("enforce_eager") else len(engine_graphs(limits_of(run).max_num_seqs))
-
-
-def engine_graphs(max_num_seqs: int) -> list[int]:
-    """Batch sizes of the decode steps that our own engine captures, up to `max_num_seqs` itself."""
-    return [*(size for size in capture_sizes(max_num_seqs) if size < max_num_seqs), max_num_seqs]
-
-
-def engine_prompt_graphs(max_num_batched_tokens: int, flops_per_token: int) -> list[int]:
-    """Token counts of the steps with prompts that our own engine captures, for a model whose layers' matrix
-    products take so many FLOPs a token: those that would end before all their kernels were launched."""
-    most = min(max_num_batched_tokens, _LAUNCH_FLOPS / flops_per_token)
-    return [size for size in _PROMPT_SIZES if size <= most]
-
-
-def graph_reserve(graphs: int) -> int:
-    """Bytes that our own engine keeps for its graphs, which are captured when the KV tensor is there."""
-    return graphs * GRAPH_BYTES + GRAPH_POOL_BYTES if graphs else 0

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration.features import StepTable
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT, Noise
-from pagecast.sim.costs.calibration.fit import Fit
-from pagecast.sim.costs.calibration.left_out import LeftOut, error_summary
 from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.fitting.features import StepTable
+from pagecast.sim.fitting.fit import Fit
+from pagecast.sim.fitting.left_out import LeftOut, error_summary
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration import attention
-from pagecast.sim.costs.calibration.ahead import ahead_of
-from pagecast.sim.costs.calibration.build import Source, calibrate
 from pagecast.sim.costs.calibration.calibrated import Calibrated
-from pagecast.sim.costs.calibration.features import launched_singly, step_table
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
-from pagecast.sim.costs.calibration.fit import Fit, fit
 from pagecast.sim.costs.calibration.shape import shape_of
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.calibration.transfer import costs_for
 from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.fitting.ahead import ahead_of
+from pagecast.sim.fitting.build import Source, calibrate
+from pagecast.sim.fitting.features import launched_singly, step_table
+from pagecast.sim.fitting.fit import Fit, fit
 from pagecast.sim.machine.gpus import gpu
 from pagecast.sim.machine.models import model
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 
-RECORDED = Path(__file__).parents[3] / "engine" / "recorded"
+RECORDED = Path(__file__).parents[2] / "engine" / "recorded"
 META = {
     "engine": "pagecast", "engine_version": "0.1.0", "gpu": "NVIDIA H200", "usable_blocks": 1000,
     "model": {

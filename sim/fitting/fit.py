@@ -16,20 +16,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration.ahead import Ahead
-from pagecast.sim.costs.calibration.design import Design, design
-from pagecast.sim.costs.calibration.features import (
+from pagecast.sim.costs.calibration.file import Calibration, Host
+from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.terms import TERMS, curve_weights
+from pagecast.sim.fitting.ahead import Ahead
+from pagecast.sim.fitting.design import Design, design
+from pagecast.sim.fitting.features import (
     EXPENDABLE,
     HOST_TERMS,
     LAUNCH,
-    TERMS,
     StepTable,
     computed_rows,
-    curve_weights,
     term_columns,
 )
-from pagecast.sim.costs.calibration.file import Calibration, Host
-from pagecast.sim.costs.calibration.shape import Shape
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.ahead import Ahead, ahead_of
-from pagecast.sim.costs.calibration.design import design
-from pagecast.sim.costs.calibration.features import StepTable, step_table
 from pagecast.sim.costs.calibration.file import Calibration, Host
-from pagecast.sim.costs.calibration.fit import Fit, fit, solve
-from pagecast.sim.costs.calibration.left_out import left_out, names_of
-from pagecast.sim.costs.calibration.noise import noise_of, region_errors
-from pagecast.sim.costs.calibration.overlap import fitted_host, measured_host
 from pagecast.sim.costs.calibration.shape import Shape, identity, model_of, shape_of
-from pagecast.sim.costs.calibration.sweep import is_sweep, load_sweep
+from pagecast.sim.fitting.ahead import Ahead, ahead_of
+from pagecast.sim.fitting.design import design
+from pagecast.sim.fitting.features import StepTable, step_table
+from pagecast.sim.fitting.fit import Fit, fit, solve
+from pagecast.sim.fitting.left_out import left_out, names_of
+from pagecast.sim.fitting.noise import noise_of, region_errors
+from pagecast.sim.fitting.overlap import fitted_host, measured_host
+from pagecast.sim.fitting.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
 
 REPLICATES = 32

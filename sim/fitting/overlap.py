@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration.features import StepTable
 from pagecast.sim.costs.calibration.file import FITTED, MEASURED, Host
-from pagecast.sim.costs.calibration.fit import Fit
 from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.fitting.features import StepTable
+from pagecast.sim.fitting.fit import Fit
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]

@@ -7,17 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration import features
-from pagecast.sim.costs.calibration.build import Source, calibrate
 from pagecast.sim.costs.calibration.draw import Drawn
-from pagecast.sim.costs.calibration.features import step_table
 from pagecast.sim.costs.calibration.file import Calibration, Noise
-from pagecast.sim.costs.calibration.fit import Fit, fit
-from pagecast.sim.costs.calibration.left_out import left_out
-from pagecast.sim.costs.calibration.noise import noise_of
 from pagecast.sim.costs.calibration.shape import shape_of
-from pagecast.sim.costs.calibration.sweep import joined
+from pagecast.sim.costs.calibration.terms import curve_weights
 from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.fitting import features
+from pagecast.sim.fitting.build import Source, calibrate
+from pagecast.sim.fitting.features import step_table
+from pagecast.sim.fitting.fit import Fit, fit
+from pagecast.sim.fitting.left_out import left_out
+from pagecast.sim.fitting.noise import noise_of
+from pagecast.sim.fitting.sweep import joined
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 
 META = {
@@ -232,6 +233,6 @@ def test_runs_of_different_set_ups_are_not_mixed():
 
 
 def test_the_curve_is_exact_at_knots_and_goes_on_straight_beyond_the_last():
-    weights = features.curve_weights(np.array([1.0, 128.5, 256.0, 16128.0]), (1, 256, 8192))
+    weights = curve_weights(np.array([1.0, 128.5, 256.0, 16128.0]), (1, 256, 8192))
     values = weights @ np.array([5.0, 10.0, 50.0])
     assert values == pytest.approx([5.0, 7.5, 10.0, 90.0])
