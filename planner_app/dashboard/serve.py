@@ -89,8 +89,8 @@ def _free_port(host: str, port: int | None) -> int:
     for candidate in [port] if port is not None else range(PORT, PORT + _TRIED):
         try:
             _bind(host, candidate)
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:  # UnicodeError: what can't be a host's name
+            reason = getattr(error, "strerror", None) or "no host has such a name"
         else:
             return candidate
     where = f"port {port}" if port is not None else f"a port from {PORT} to {PORT + _TRIED - 1}"
