@@ -49,7 +49,9 @@ def replay_command(
     if report is not None:
         ready("--report", report)
     if perfetto is not None:
-        console.check_place("--perfetto", perfetto)
+        from pagecast.planner_app.reports import perfetto as perfetto_trace
+
+        perfetto_trace.ready("--perfetto", perfetto)
     work, chosen = load(trace, given)
     keep = report is not None or perfetto is not None
     with console.progress("replaying", len(work)) as update:

@@ -46,7 +46,11 @@ def serve(host: str, port: int | None, *, browser: bool) -> None:
     threading.Thread(target=_warm, daemon=True).start()
     flags = options(host, port, browser=browser)
     bootstrap.load_config_options(flags)
-    bootstrap.run(__file__, False, [], flags)
+    try:
+        bootstrap.run(__file__, False, [], flags)
+    except SystemExit as end:
+        if end.code:  # another process took the port since
+            raise BadInput(f"can't listen on port {port} of {host}; give another --port or --host") from None
 
 
 def options(host: str, port: int, *, browser: bool) -> dict[str, Any]:

@@ -64,3 +64,20 @@ def test_an_integer_beyond_64_bits_is_one_line_that_names_the_option(command, op
 def test_replicates_have_a_bound_that_ends_in_a_lifetime(count, capsys):
     assert run(["replay", "chat", "--limit", "5", "--replicates", str(count)]) == 2
     assert "--replicates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["validate", "folder", "--costs", "auto", "--max-error", "nan"],
+        ["replay", "chat", "--speedup", "nan"],
+        ["replay", "chat", "--gpu-memory-utilization", "nan"],
+        ["plan", "chat", "--slo", "ttft_p99<1s", "--think-time", "nan"],
+        ["trace", "convert", "chat", "out.jsonl", "--scale", "nan"],
+    ],
+)
+def test_nan_is_no_number(arguments, capsys):
+    assert run(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert arguments[-2] in said
