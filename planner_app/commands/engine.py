@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.traces.operations import scale, select
 from pagecast.traces.read import read
@@ -42,6 +43,7 @@ Ahead = Annotated[
     bool, Opt("--async-scheduling/--no-async-scheduling", help="plan a step while the last runs")
 ]
 Eager = Annotated[bool, Opt("--enforce-eager", help="no CUDA graphs")]
+MOST_BENCH_TOKENS = 100_000_000
 Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
 
 
@@ -74,13 +76,14 @@ def generate_command(
     json: Json = False,
 ) -> None:
     """Generates text with a model on this machine. One text is streamed as it comes."""
-    options = engine_options(locals())
-    with open_engine(model, options) as engine:
-        from pagecast.engine.params import SamplingParams
+    from pagecast.engine.params import SamplingParams
 
+    options = engine_options(locals())
+    params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
+    params.check()
+    with open_engine(model, options) as engine:
         if memory:
             console.err.print(memory_table(engine.loaded.memory))
-        params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
         asked = [_chat(engine, prompt) for prompt in prompts] if chat else prompts
         if len(asked) == 1 and n == 1 and not json:
             for piece in engine.stream(asked[0], params):
@@ -101,7 +104,7 @@ def record_command(
     model: ModelName,
     out: Annotated[Path, Opt(help="folder to write the recorded run to")],
     rate: Annotated[float, Opt(help="send requests this many times as fast as the trace")] = 1.0,
-    requests: Annotated[int | None, Opt(help="serve only the first so many requests [all]")] = None,
+    requests: Annotated[int | None, Opt(min=1, help="serve only the first so many requests [all]")] = None,
     temperature: Annotated[float, Opt(help="0 takes the likeliest token")] = 0.0,
     random_weights: RandomWeights = False,
     device: Device = "auto",
@@ -126,6 +129,7 @@ def record_command(
     Prompts are made from the trace's content; outputs have the trace's lengths.
     """
     options = engine_options(locals())
+    _check_sampling(temperature=temperature)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; give a new folder")
     source = read(trace)
@@ -157,12 +161,12 @@ def record_command(
 
 def bench_command(
     model: ModelName = "Qwen/Qwen3-0.6B",
-    requests: Annotated[int, Opt(help="requests, all sent at once")] = 256,
-    shortest: Annotated[int, Opt(help="fewest prompt tokens, and fewest output tokens")] = 100,
-    longest: Annotated[int, Opt(help="most prompt tokens, and most output tokens")] = 1024,
+    requests: Annotated[int, Opt(min=1, help="requests, all sent at once")] = 256,
+    shortest: Annotated[int, Opt(min=1, help="fewest prompt tokens, and fewest output tokens")] = 100,
+    longest: Annotated[int, Opt(min=1, help="most prompt tokens, and most output tokens")] = 1024,
     seed: Annotated[int, Opt(help="of lengths, prompts and draws")] = 0,
     temperature: Annotated[float, Opt(help="of the draws")] = 0.6,
-    repeat: Annotated[int, Opt(min=1, help="runs, one after another")] = 1,
+    repeat: Annotated[int, Opt(min=1, max=MOST_REPLICATES, help="runs, one after another")] = 1,
     random_weights: Annotated[
         bool, Opt("--random-weights/--no-random-weights", help="need no download, and time the same")
     ] = True,
@@ -190,6 +194,8 @@ def bench_command(
         _kernel_tables()
         return
     options = engine_options(locals())
+    _check_bench(requests, shortest, longest, max_model_len)
+    _check_sampling(temperature=temperature)
     with open_engine(model, options) as engine:
         from pagecast.engine.bench import bench
 
@@ -209,6 +215,26 @@ def bench_command(
             {**asdict(r), "tokens_per_s": r.tokens_per_s, "share_of_floor": r.share_of_floor} for r in results
         ]
         console.print_json({"model": model, "options": options, "runs": rows})
+
+
+def _check_bench(requests: int, shortest: int, longest: int, max_model_len: int | None) -> None:
+    """Before the engine starts. Errors: BadInput."""
+    if shortest > longest:
+        raise BadInput(f"--shortest {shortest} is more than --longest {longest}; lower it")
+    if requests * longest > MOST_BENCH_TOKENS:
+        raise BadInput(
+            f"--requests {requests} x --longest {longest} is {requests * longest:,} tokens; the benchmark "
+            f"takes at most {MOST_BENCH_TOKENS:,}"
+        )
+    if max_model_len is not None and max_model_len < 2 * longest:
+        raise BadInput(f"--max-model-len is {max_model_len}; the benchmark needs {2 * longest}")
+
+
+def _check_sampling(**params: Any) -> None:
+    """Before the engine starts. Errors: BadInput naming the parameter."""
+    from pagecast.engine.params import SamplingParams
+
+    SamplingParams(**params).check()
 
 
 def _kernel_tables() -> None:
