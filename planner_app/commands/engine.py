@@ -6,6 +6,7 @@ torch is imported when a command runs, never before.
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pagecast.engine.bench import BenchResult
     from pagecast.engine.engine import Engine
     from pagecast.engine.memory import MemoryReport
+    from pagecast.sim.runs.recorded import RecordedRun
 
 Opt = typer.Option
 
@@ -130,6 +132,7 @@ def record_command(
     """
     options = engine_options(locals())
     _check_sampling(temperature=temperature)
+    console.check_folder("--out", out)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; give a new folder")
     source = read(trace)
@@ -138,13 +141,15 @@ def record_command(
     if rate != 1:
         source = scale(source, rate)
     with open_engine(model, options, log_events=True) as engine:
+        from pagecast.engine.described import described
         from pagecast.engine.serve import TraceServer
 
         if not json:
             console.err.print(memory_table(engine.loaded.memory))
         engine.warm_up()
+        described(engine)  # what can't be told of this machine comes to light before the run, not after it
         run = TraceServer(engine, source, temperature=temperature).run()
-        run.write(out)
+    _keep(run, out)
     table = run.requests
     done = table["finish_s"].notna()
     figures = {
@@ -157,6 +162,18 @@ def record_command(
     else:
         words = [f"{value:,.6g} {key}" for key, value in figures.items() if not isinstance(value, str)]
         console.out.print(f"{out}: {', '.join(words)}", soft_wrap=True, markup=False)
+
+
+def _keep(run: RecordedRun, out: Path) -> None:
+    """Writes the run; where its folder can't take it, to a temporary one. Errors: BadInput naming that."""
+    try:
+        run.write(out)
+    except OSError as error:
+        rescue = Path(tempfile.mkdtemp(prefix="pagecast-run-"))
+        run.write(rescue)
+        raise BadInput(
+            f"--out {out}: can't be written ({error.strerror or error}); the run is in {rescue}"
+        ) from None
 
 
 def bench_command(
