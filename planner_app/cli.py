@@ -13,6 +13,7 @@ first one, it comes again, and after as long once more the process ends.
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from types import FrameType
 
 from pagecast.planner_app.stderr import complain
 
+CANNOT_RUN_HERE = 3
 INTERRUPTED = 130
 _PATIENCE_S = 3.0
 _LOST_S = 5.0
@@ -101,14 +103,41 @@ def run(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
+    except MemoryError:
+        return _out_of_memory()
+    except ImportError as error:
+        if not _for_want_of_memory(error):
+            raise
+        return _out_of_memory()
     except BrokenPipeError:  # the reader of our output has gone (`| head`): nothing left to say
         _drop_stdout()
         return 0
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _out_of_memory()
         _drop_stdout()
         where = f"{error.filename}: " if error.filename else "can't write the output: "
         complain(f"{where}{error.strerror or error}")
         return 2
+
+
+def _out_of_memory() -> int:
+    _drop_stdout()
+    complain(
+        "out of memory; serve fewer requests (--limit, --requests), use fewer --workers, or a machine that "
+        "has more"
+    )
+    return CANNOT_RUN_HERE
+
+
+def _for_want_of_memory(error: BaseException | None) -> bool:
+    """Whether a library could not be loaded because there was no room for it."""
+    while error is not None:
+        words = str(error)
+        if isinstance(error, MemoryError) or "failed to map segment" in words or "allocate memory" in words:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _drop_stdout() -> None:
