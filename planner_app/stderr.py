@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 
 _LONGEST_WORD, _KEPT_OF_WORD = 300, 60  # longer than the paths that people have
-_KEPT = 600
+_LONGEST, _KEPT = 1000, 300
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
@@ -25,7 +25,7 @@ def cut(text: str) -> str:
     with what to do: both stay.
     """
     words = _LONG_WORD.sub(lambda word: _middle(word[0], _KEPT_OF_WORD), text)
-    return _middle(words, _KEPT) if len(words) > 2 * _KEPT else words
+    return _middle(words, _KEPT) if len(words) > _LONGEST else words
 
 
 def _middle(text: str, kept: int) -> str:

@@ -76,6 +76,11 @@ def _problem(what: str, mark: Any) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(problem=what, problem_mark=mark)
 
 
+def parse_yaml(text: str) -> Any:
+    """The value that a text stands for. Errors: yaml.YAMLError, also for what is beyond the bounds."""
+    return yaml.load(text, Loader=_Loader)
+
+
 def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:
     """The fields of a document that is one mapping of texts to values; {} for an empty one.
 
@@ -83,13 +88,11 @@ def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:
     """
     text = read_text(path, _MOST_BYTES, remedy)
     try:
-        data = yaml.load(text, Loader=_Loader)
+        data = parse_yaml(text)
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         what = getattr(error, "problem", None) or "not YAML"
         raise BadInput(f"{path} line {line}: {what}; write `field: value` lines") from None
-    except RecursionError:
-        raise BadInput(f"{path}: nested too deeply; {remedy}") from None
     if data is None:
         data = {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
