@@ -134,9 +134,9 @@ cli.main([])
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, message = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == (SAID if times == 1 else "pagecast: stopping...\n")
+    assert message == (SAID if times == 1 else "pagecast: stopping...\n")
 
 
 def test_a_plan_ends_in_the_middle_of_a_search():

@@ -34,9 +34,9 @@ def test_an_option_of_200000_characters_is_quoted_in_a_line(
     arguments: list[str], value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([argument.format(value) for argument in arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert len(said) < 1100
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert len(message) < 1100
 
 
 def test_a_field_of_200000_characters_is_quoted_in_a_line(
@@ -45,10 +45,10 @@ def test_a_field_of_200000_characters_is_quoted_in_a_line(
     path = tmp_path / "scenario.yaml"
     path.write_text(f"block_size: {LONG}\n")
     assert run(["replay", "chat", "--scenario", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert str(path) in said
-    assert "(200,003 characters)" in said
-    assert said.rstrip().endswith("Input should be a valid integer")
+    message = capsys.readouterr().err
+    assert str(path) in message
+    assert "(200,003 characters)" in message
+    assert message.rstrip().endswith("Input should be a valid integer")
 
 
 def test_what_is_not_long_stays_as_it_is() -> None:

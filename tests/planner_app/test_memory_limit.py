@@ -54,6 +54,6 @@ def test_every_form_of_it_is_one_line(
     monkeypatch.setattr(registry, "execute", execute)
     monkeypatch.setattr("pagecast.planner_app.cli._drop_stdout", lambda: None)
     assert run(["replay"]) == 3
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert "out of memory" in said
+    message = capfd.readouterr().err
+    assert message.count("\n") == 1
+    assert "out of memory" in message

@@ -26,9 +26,9 @@ def check_file(folder: Path, check: str) -> str:
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert run(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
 
 
 @needs_full
@@ -46,8 +46,8 @@ def test_a_gate_onto_a_full_device_fails(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = check_file(tmp_path, "  slo: ttft_p99<100s\n")
-    said = refused(["check", "--scenario", file, option, "/dev/full"], capsys)
-    assert "/dev/full: can't be written" in said
+    message = refused(["check", "--scenario", file, option, "/dev/full"], capsys)
+    assert "/dev/full: can't be written" in message
 
 
 def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_disk_that_is_full_only_at_the_end_keeps_the_old_file(
 def test_an_ending_that_perfetto_does_not_know_is_refused_before_the_replay(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(["replay", "nowhere", "--perfetto", str(tmp_path / name)], capsys)
-    assert "the ending is not known; name a file .json or .json.gz" in said
+    message = refused(["replay", "nowhere", "--perfetto", str(tmp_path / name)], capsys)
+    assert "the ending is not known; name a file .json or .json.gz" in message
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf"])
@@ -90,6 +90,6 @@ def test_a_limit_that_is_no_number_is_bad_input(
 ) -> None:
     file = check_file(tmp_path, f"  {field % value}\n")
     assert yaml.safe_load(Path(file).read_text())["check"]
-    said = refused(["check", "--scenario", file], capsys)
-    assert "ttft_s.p99" in said
-    assert "finite number" in said
+    message = refused(["check", "--scenario", file], capsys)
+    assert "ttft_s.p99" in message
+    assert "finite number" in message

@@ -42,9 +42,9 @@ YAML = {
 def refused(read: Callable[[], object]) -> str:
     with pytest.raises(BadInput) as caught:
         read()
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.timeout(20)

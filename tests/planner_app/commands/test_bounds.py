@@ -55,9 +55,9 @@ def integers() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("value", [BEYOND, -BEYOND])
 def test_an_integer_beyond_64_bits_is_one_line_that_names_the_option(command, option, value, capsys):
     assert run([*command.split(), *NEEDED.get(command, []), f"{option}={value}"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert option.removesuffix("-override") in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert option.removesuffix("-override") in message
 
 
 @pytest.mark.parametrize("count", [10_001, 99_999_999_999_999_999_999])
@@ -78,6 +78,6 @@ def test_replicates_have_a_bound_that_ends_in_a_lifetime(count, capsys):
 )
 def test_nan_is_no_number(arguments, capsys):
     assert run(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert arguments[-2] in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert arguments[-2] in message

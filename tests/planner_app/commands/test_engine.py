@@ -43,9 +43,9 @@ def test_bench_checks_its_options_before_anything_is_loaded(options, words, caps
 
     monkeypatch.setattr(engine, "open_engine", None)
     assert run(["bench", "--device", "cpu", *options]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert words in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert words in message
 
 
 def test_generate_checks_how_it_draws_before_anything_is_loaded(capsys, monkeypatch):

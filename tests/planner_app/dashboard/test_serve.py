@@ -16,9 +16,9 @@ from streamlit.web import bootstrap
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert run(["dashboard", "--no-browser", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
 
 
 @pytest.mark.timeout(30)

@@ -77,11 +77,11 @@ def refused_alone(arguments: list[str]) -> str:
     """The one line of a command that fails, of whose processes none is left."""
     program = [sys.executable, "-m", "pagecast.planner_app", *arguments]
     process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 2, said
-    assert said.count("\n") == 1
+    _, message = process.communicate(timeout=100)
+    assert process.returncode == 2, message
+    assert message.count("\n") == 1
     end = time.monotonic() + 10
     while left := session_members(process.pid):
         assert time.monotonic() < end, left
         time.sleep(0.1)
-    return said
+    return message
