@@ -75,6 +75,7 @@ class Table:
 
     def whole(self, field: str, least: int = 1, default: int | None = None) -> Ints:
         """Whole numbers of at least `least`; an empty field is `default`."""
+        self._check_thousands(field)
         values = self.numbers(field, default, None)
         bad = np.flatnonzero((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
         if len(bad):
@@ -86,6 +87,18 @@ class Table:
             row = int(np.flatnonzero(low)[0])
             raise self.fail(row, field, f"{values[row]:g} is less than {least}; correct or remove the row")
         return values.astype(np.int64)
+
+    def _check_thousands(self, field: str) -> None:
+        """Where fields are not separated by commas, "1.000" is a thousand to some. Errors: BadInput."""
+        if header(self.source.head)[1] == ",":
+            return
+        column = pc.utf8_trim_whitespace(self.columns[field])
+        grouped = pc.match_substring_regex(column, r"^[0-9]{1,3}(\.[0-9]{3})+$")
+        rows = np.flatnonzero(np.asarray(grouped.to_numpy(), dtype=bool))
+        if len(rows):
+            row = int(rows[0])
+            text = column[row].as_py()
+            raise self.fail(row, field, f"{text[:40]!r} may be a thousand or one; write it without the point")
 
     def _cast(self, field: str, column: pa.ChunkedArray) -> Floats:
         try:

@@ -343,3 +343,17 @@ def test_decimal_commas_are_answered_with_what_to_write(tmp_path: Path) -> None:
     data = CSV.replace(b",", b";").replace(b"1;20", b"1,5;20")
     message = refusal(tmp_path, data)
     assert "line 4, field arrival_s: '1,5' is no number; write decimals with a point" in message
+
+
+@pytest.mark.parametrize("mark", [b";", b"\t"])
+@pytest.mark.parametrize("number", [b"1.000", b"20.000", b"1.234.567"])
+def test_a_point_between_thousands_is_refused(tmp_path: Path, mark: bytes, number: bytes) -> None:
+    data = CSV.replace(b",", mark).replace(b"20", number)
+    message = refusal(tmp_path, data)
+    assert f"line 4, field input_tokens: '{number.decode()}' may be a thousand or one" in message
+
+
+def test_a_form_of_prompt_that_is_empty_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({**OWN, "spans": None, "token_ids": [1] * 10}) + "\n")
+    assert read(path).token_ids is not None

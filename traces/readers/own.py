@@ -90,10 +90,10 @@ class _Prompts:
 
     def add(self, record: Record, input_tokens: int) -> None:
         """Adds a line's prompt; without one of the forms it is unique."""
-        forms = [name for name in FORMS if name in record.values]
-        if len(forms) > 1:
-            raise record.fail(forms[1], f"stands beside {forms[0]}; a prompt has one of them")
-        form = forms[0] if forms else None
+        filled = [name for name in FORMS if record.values.get(name) is not None]
+        if len(filled) > 1:
+            raise record.fail(filled[1], f"stands beside {filled[0]}; a prompt has one of them")
+        form = next((name for name in (*filled, *FORMS) if name in record.values), None)
         if form is None:
             self._unique += self._made is None
             if self._made is not None:
