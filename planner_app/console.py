@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,6 +128,15 @@ def check_place(option: str, path: Path) -> None:
     """Errors: BadInput where the folder that `path` is to be written into is missing: before any work."""
     if not path.parent.is_dir():
         raise BadInput(f"{option} {path}: there is no folder {path.parent}; make it first")
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Errors: BadInput where the folder `path` can't be made or written into: before any work."""
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"{option} {path}: is a file; name a folder")
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise BadInput(f"{option} {path}: can't be written into {nearest}; name another folder")
 
 
 def size(value: float) -> str:

@@ -16,6 +16,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.yaml_documents import read_mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -23,40 +24,12 @@ if TYPE_CHECKING:
     from pagecast.sim.costs.calibration.target import Target
     from pagecast.sim.costs.step_costs import StepCosts
 
-
-class _OneOfEach(yaml.SafeLoader):
-    """YAML in which a field given twice is an error, not the last one's victory."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """As the parent's, after a look at the keys."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"field {key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
 CHECK = "check"  # the section of a scenario file that holds what `pagecast check` asks of it
 
 
 def read_fields(path: str | Path) -> dict[str, Any]:
     """The fields of a YAML file, not yet checked. Errors: BadInput naming file and line."""
-    try:
-        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_OneOfEach)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: can't be read ({error}); give a YAML file of scenario fields") from None
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-        what = getattr(error, "problem", None) or "not YAML"
-        raise BadInput(f"{path} line {line}: {what}; write `field: value` lines") from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise BadInput(f"{path}: must hold `field: value` lines")
-    return data
+    return read_mapping(path, "give a YAML file of scenario fields")
 
 
 class Scenario(BaseModel):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.engine import memory_table, open_engine
 from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
 from pagecast.planner_app.reports import page
@@ -46,7 +47,9 @@ def calibrate_command(
     out: Annotated[Path | None, Opt(help="file to write; a sweep's steps go to a folder beside it")] = None,
     name: Annotated[str | None, Opt(help="name of the calibration [the file's]")] = None,
     plot: Annotated[Path | None, Opt(help="HTML file to write, of fit against measurement")] = None,
-    replicates: Annotated[int, Opt(min=0, help="resampled fits to keep, for intervals")] = REPLICATES,
+    replicates: Annotated[
+        int, Opt(min=0, max=MOST_REPLICATES, help="resampled fits to keep, for intervals")
+    ] = REPLICATES,
     seed: Annotated[int, Opt(help="of the resampling")] = 0,
     engine: EngineOptions = ENGINE,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import load_trace
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor
@@ -36,7 +37,9 @@ def check_command(
     write_baseline: Annotated[Path | None, Opt(help="folder to write this scenario's figures to")] = None,
     junit: Annotated[Path | None, Opt(help="JUnit XML file to write")] = None,
     markdown: Annotated[Path | None, Opt(help="Markdown file to write")] = None,
-    workers: Annotated[int | None, Opt(min=1, help="processes to replay in [one a core]")] = None,
+    workers: Annotated[
+        int | None, Opt(min=1, max=MOST_WORKERS, help="processes to replay in [one per core]")
+    ] = None,
     cluster: Annotated[str | None, Opt(help="Dask scheduler to replay on, as tcp://host:8786")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:

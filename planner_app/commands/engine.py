@@ -6,6 +6,7 @@ torch is imported when a command runs, never before.
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.traces.operations import scale, select
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
     from pagecast.engine.bench import BenchResult
     from pagecast.engine.engine import Engine
     from pagecast.engine.memory import MemoryReport
+    from pagecast.sim.runs.recorded import RecordedRun
 
 Opt = typer.Option
 
 ModelName = Annotated[str, Opt(help="transformers folder; with --random-weights also a known model's name")]
+MOST_BENCH_TOKENS = 100_000_000
 Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
 
 
@@ -51,12 +55,13 @@ def generate_command(
     json: Json = False,
 ) -> None:
     """Generates text with a model on this machine. One text is streamed as it comes."""
-    with open_engine(model, engine) as running:
-        from pagecast.engine.params import SamplingParams
+    from pagecast.engine.params import SamplingParams
 
+    params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
+    params.check()
+    with open_engine(model, engine) as running:
         if memory:
             console.err.print(memory_table(running.loaded.memory))
-        params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
         asked = [_chat(running, prompt) for prompt in prompts] if chat else prompts
         if len(asked) == 1 and n == 1 and not json:
             for piece in running.stream(asked[0], params):
@@ -78,7 +83,7 @@ def record_command(
     model: ModelName,
     out: Annotated[Path, Opt(help="folder to write the recorded run to")],
     rate: Annotated[float, Opt(help="send requests this many times as fast as the trace")] = 1.0,
-    requests: Annotated[int | None, Opt(help="serve only the first so many requests [all]")] = None,
+    requests: Annotated[int | None, Opt(min=1, help="serve only the first so many requests [all]")] = None,
     temperature: Annotated[float, Opt(help="0 takes the likeliest token")] = 0.0,
     engine: EngineOptions = ENGINE,
     json: Json = False,
@@ -87,6 +92,8 @@ def record_command(
 
     Prompts are made from the trace's content; outputs have the trace's lengths.
     """
+    _check_sampling(temperature=temperature)
+    console.check_folder("--out", out)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; give a new folder")
     source = read(trace)
@@ -95,13 +102,15 @@ def record_command(
     if rate != 1:
         source = scale(source, rate)
     with open_engine(model, engine, log_events=True) as running:
+        from pagecast.engine.described import described
         from pagecast.engine.serve import TraceServer
 
         if not json:
             console.err.print(memory_table(running.loaded.memory))
         running.warm_up()
+        described(running)  # what can't be told of this machine comes to light before the run, not after it
         run = TraceServer(running, source, temperature=temperature).run()
-        run.write(out)
+    _keep(run, out)
     table = run.requests
     done = table["finish_s"].notna()
     figures = {
@@ -116,18 +125,30 @@ def record_command(
         console.out.print(f"{out}: {', '.join(words)}", soft_wrap=True, markup=False)
 
 
+def _keep(run: RecordedRun, out: Path) -> None:
+    """Writes the run; where its folder can't take it, to a temporary one. Errors: BadInput naming that."""
+    try:
+        run.write(out)
+    except OSError as error:
+        rescue = Path(tempfile.mkdtemp(prefix="pagecast-run-"))
+        run.write(rescue)
+        raise BadInput(
+            f"--out {out}: can't be written ({error.strerror or error}); the run is in {rescue}"
+        ) from None
+
+
 @with_engine(
     without=("scheduling_policy", "enable_prefix_caching"),
     defaults={"random_weights": True, "max_num_batched_tokens": 16384, "max_model_len": 4096},
 )
 def bench_command(
     model: ModelName = "Qwen/Qwen3-0.6B",
-    requests: Annotated[int, Opt(help="requests, all sent at once")] = 256,
-    shortest: Annotated[int, Opt(help="fewest prompt tokens, and fewest output tokens")] = 100,
-    longest: Annotated[int, Opt(help="most prompt tokens, and most output tokens")] = 1024,
+    requests: Annotated[int, Opt(min=1, help="requests, all sent at once")] = 256,
+    shortest: Annotated[int, Opt(min=1, help="fewest prompt tokens, and fewest output tokens")] = 100,
+    longest: Annotated[int, Opt(min=1, help="most prompt tokens, and most output tokens")] = 1024,
     seed: Annotated[int, Opt(help="of lengths, prompts and draws")] = 0,
     temperature: Annotated[float, Opt(help="of the draws")] = 0.6,
-    repeat: Annotated[int, Opt(min=1, help="runs, one after another")] = 1,
+    repeat: Annotated[int, Opt(min=1, max=MOST_REPLICATES, help="runs, one after another")] = 1,
     engine: EngineOptions = ENGINE,
     kernels: Annotated[
         bool, Opt("--kernels", help="measure the kernels alone, and print their tables instead")
@@ -141,6 +162,8 @@ def bench_command(
     if kernels:
         _kernel_tables()
         return
+    _check_bench(requests, shortest, longest, engine["max_model_len"])
+    _check_sampling(temperature=temperature)
     with open_engine(model, engine) as running:
         from pagecast.engine.bench import bench
 
@@ -160,6 +183,26 @@ def bench_command(
             {**asdict(r), "tokens_per_s": r.tokens_per_s, "share_of_floor": r.share_of_floor} for r in results
         ]
         console.print_json({"model": model, "options": engine, "runs": rows})
+
+
+def _check_bench(requests: int, shortest: int, longest: int, max_model_len: int | None) -> None:
+    """Before the engine starts. Errors: BadInput."""
+    if shortest > longest:
+        raise BadInput(f"--shortest {shortest} is more than --longest {longest}; lower it")
+    if requests * longest > MOST_BENCH_TOKENS:
+        raise BadInput(
+            f"--requests {requests} x --longest {longest} is {requests * longest:,} tokens; the benchmark "
+            f"takes at most {MOST_BENCH_TOKENS:,}"
+        )
+    if max_model_len is not None and max_model_len < 2 * longest:
+        raise BadInput(f"--max-model-len is {max_model_len}; the benchmark needs {2 * longest}")
+
+
+def _check_sampling(**params: Any) -> None:
+    """Before the engine starts. Errors: BadInput naming the parameter."""
+    from pagecast.engine.params import SamplingParams
+
+    SamplingParams(**params).check()
 
 
 def _kernel_tables() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import bound_numbers
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import PagecastError
 from typer.core import TyperGroup
@@ -55,7 +56,7 @@ def load(name: str) -> Any:
         alone = _typer()
         alone.command(name)(target)
         target = alone
-    return get_command(target)
+    return bound_numbers(get_command(target))
 
 
 def _typer(**options: Any) -> typer.Typer:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
 from pagecast.planner_app.reports.page import ready, write
 from pagecast.sim.replay import Result, replay
@@ -27,7 +28,12 @@ def replay_command(
     trace: TraceArgument,
     given: Given,
     replicates: Annotated[
-        int, Opt(min=0, help="replays behind 90% intervals: costs, noise and workload drawn again [0: none]")
+        int,
+        Opt(
+            min=0,
+            max=MOST_REPLICATES,
+            help="replays behind 90% intervals: costs, noise and workload drawn again [0: none]",
+        ),
     ] = 0,
     fixed_workload: Annotated[
         bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
@@ -43,7 +49,9 @@ def replay_command(
     if report is not None:
         ready("--report", report)
     if perfetto is not None:
-        console.check_place("--perfetto", perfetto)
+        from pagecast.planner_app.reports import perfetto as perfetto_trace
+
+        perfetto_trace.ready("--perfetto", perfetto)
     work, chosen = load(trace, given)
     keep = report is not None or perfetto is not None
     with console.progress("replaying", len(work)) as update:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.reports.page import ready, write
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
@@ -33,7 +34,10 @@ def validate_command(
         str | None, Opt(help="engine whose rules are followed, with recorded costs [vllm]")
     ] = None,
     replicates: Annotated[
-        int | None, Opt(min=0, help=f"draws of the costs behind each 90% interval [{REPLICATES}]")
+        int | None,
+        Opt(
+            min=0, max=MOST_REPLICATES, help=f"draws of the costs behind each 90% interval [{REPLICATES}]"
+        ),
     ] = None,
     transfer: Annotated[
         bool,

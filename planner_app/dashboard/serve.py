@@ -46,7 +46,11 @@ def serve(host: str, port: int | None, *, browser: bool) -> None:
     threading.Thread(target=_warm, daemon=True).start()
     flags = options(host, port, browser=browser)
     bootstrap.load_config_options(flags)
-    bootstrap.run(__file__, False, [], flags)
+    try:
+        bootstrap.run(__file__, False, [], flags)
+    except SystemExit as end:
+        if end.code:  # another process took the port since
+            raise BadInput(f"can't listen on port {port} of {host}; give another --port or --host") from None
 
 
 def options(host: str, port: int, *, browser: bool) -> dict[str, Any]:
@@ -89,8 +93,8 @@ def _free_port(host: str, port: int | None) -> int:
     for candidate in [port] if port is not None else range(PORT, PORT + _TRIED):
         try:
             _bind(host, candidate)
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:  # UnicodeError: what can't be a host's name
+            reason = getattr(error, "strerror", None) or "no host has such a name"
         else:
             return candidate
     where = f"port {port}" if port is not None else f"a port from {PORT} to {PORT + _TRIED - 1}"

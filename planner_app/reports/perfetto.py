@@ -19,15 +19,27 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.planner_app import console
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 from pagecast.traces.write import replacing
 
 REPLICA, REQUESTS = 1, 2  # processes of the trace
+_ENDINGS = (".json", ".json.gz")
 _STEPS = 1  # the thread of steps
 _CHUNK = 1 << 15  # rows turned into Python objects at a time
 
 Event = dict[str, Any]
 Row = dict[Any, Any]  # of a table, by column
+
+
+def ready(option: str, path: Path) -> None:
+    """Before any work: Errors: BadInput where the trace can't be written, or its ending is not known."""
+    console.check_place(option, path)
+    if path.is_dir():
+        raise BadInput(f"{option} {path}: is a folder; name a file")
+    if not path.name.endswith(_ENDINGS) and not (path.exists() and not path.is_file()):
+        raise BadInput(f"{option} {path}: the ending is not known; name a file {' or '.join(_ENDINGS)}")
 
 
 def write_perfetto(result: Result, path: Path) -> int:

@@ -128,6 +128,8 @@ class Processes(Executor):
         self._pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
+        for worker in workers:
+            worker.join(_PATIENCE_S)
         if thread is not None:
             thread.join(_PATIENCE_S)  # not for ever: a worker may have died amid an answer it waits for
 

@@ -20,6 +20,7 @@ from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario, value_type
+from pagecast.sim.yaml_documents import parse_yaml
 
 Value = str | int | float | bool | None
 Point = dict[str, Value]
@@ -161,7 +162,7 @@ def _value(name: str, text: str, written: str, base: Scenario) -> Value:
     if not written:
         raise BadInput(f"--set {text}: a value is missing between commas")
     try:
-        value: Any = None if written.lower() == "none" else yaml.safe_load(written)
+        value: Any = None if written.lower() == "none" else parse_yaml(written)
     except yaml.YAMLError:
         value = written
     changed = Scenario.make({**base.model_dump(), name: value}, f"--set {text}")

@@ -179,3 +179,13 @@ def test_summed_step_times_are_within_the_stated_error(shared, run, decode, mixe
     for with_chunks, bound in ((False, decode), (True, mixed)):
         predicted, measured = totals[with_chunks]
         assert predicted / measured - 1 == pytest.approx(0, abs=bound)
+
+
+def test_the_error_of_a_mixture_of_experts_is_the_one_that_was_measured():
+    mixture = Roofline(model("Qwen/Qwen3-30B-A3B"), gpu("H200")).expected_error()
+    assert "-38%" in mixture
+    assert "-74%" in mixture
+    assert "25%" not in mixture
+    dense = Roofline(model("Qwen/Qwen3-8B"), gpu("H200")).expected_error()
+    assert "allow 25%" in dense
+    assert "mixture" not in dense.lower()

@@ -41,7 +41,7 @@ def test_written_and_read_again_a_calibration_is_the_same(calibration, tmp_path)
         ({"knots": [1, 2]}, "'knots' and 'curve_ns' don't fit together"),
         ({"host": {"step_ns": 1.0}}, "field missing or of the wrong kind"),
         ({"terms_ns": {"kv_token": float("nan")}, "replicates": []}, "NaN"),
-        ({"terms_ns": {"kv_token": -1.0}, "replicates": []}, "negative cost"),
+        ({"terms_ns": {"kv_token": -1.0}, "replicates": []}, "term kv_token is -1, must be from 0"),
         ({"terms_ns": {"magic": 1.0}, "replicates": []}, "'magic' is not known"),
         ({"replicates": [[1.0]]}, "'replicates' need"),
     ],
@@ -58,7 +58,7 @@ def test_a_name_that_is_no_calibration_is_answered_with_those_there_are(tmp_path
     with pytest.raises(BadInput, match=VLLM):
         load("vllm-9")
     (tmp_path / "text.json").write_text("{")
-    with pytest.raises(BadInput, match="can't be read as JSON"):
+    with pytest.raises(BadInput, match="not valid JSON"):
         load(str(tmp_path / "text.json"))
 
 
