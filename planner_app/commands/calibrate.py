@@ -25,7 +25,7 @@ from pagecast.planner_app.commands.engine import (
 )
 from pagecast.planner_app.reports import page
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.build import REPLICATES, Source, calibrate
+from pagecast.sim.costs.calibration.build import REPLICATES, CalibrationRun, calibrate
 from pagecast.sim.costs.calibration.features import TERMS
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from rich.table import Table
@@ -88,7 +88,7 @@ def calibrate_command(
     if plot is not None:
         page.ready("--plot", plot)
     folders = from_run or [str(_sweep(model or "", _engine(locals()), out, json))]
-    sources = [source for folder in folders for source in Source.all(folder)]
+    sources = [source for folder in folders for source in CalibrationRun.all(folder)]
     made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
     made.save(out)
     if plot is not None:

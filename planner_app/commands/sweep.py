@@ -52,7 +52,7 @@ def sweep_command(
     a sweep goes on where it stopped, in whichever way that was. Exit code 1 where no scenario serves every
     request and keeps --slo.
     """
-    from pagecast.planner_app.planner.sweep.question import Question
+    from pagecast.planner_app.planner.sweep.question import SweepQuestion
     from pagecast.planner_app.planner.sweep.space import parse_space
     from pagecast.planner_app.planner.sweep.study import sweep
 
@@ -61,7 +61,7 @@ def sweep_command(
     work, scenario = load(trace, given)
     space = parse_space(settings, scenario)
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
-    question = Question(work, scenario, space, slo, prices(price or []), objectives, search, generation)
+    question = SweepQuestion(work, scenario, space, slo, prices(price or []), objectives, search, generation)
     with console.progress("trials", question.count) as update:
         found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
     if report is not None:

@@ -26,7 +26,7 @@ STEP_TIMES = (0.99, 0.9925, 0.995, 0.9975, 1.0025, 1.005, 1.0075, 1.01)
 
 Progress = Callable[[int], None]
 Workload = Callable[[Trace, int], Trace]
-Figures = Callable[[Result], dict[str, float]]
+FiguresOf = Callable[[Result], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _number(value: object) -> float:
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplicateJob:
     """One replay: draw number `index` of the costs, or with all steps `factor` times as long."""
 
     index: int
@@ -110,9 +110,9 @@ class Study:
     scenario: Scenario
     seed: int = 0
     workload: Workload | None = None
-    figures: Figures = summary_figures
+    figures: FiguresOf = summary_figures
 
-    def run(self, job: Job) -> dict[str, float]:
+    def run(self, job: ReplicateJob) -> dict[str, float]:
         """The figures of one replay."""
         trace, plain = self.trace, self.scenario.step_costs()
         if job.factor is not None:
@@ -136,7 +136,7 @@ class Study:
         Without replicates there are no intervals; of fewer than `LEAST` they are `rough`.
         """
         factors = STEP_TIMES if point is not None else ()
-        jobs = [*(Job(0, factor) for factor in factors), *(Job(i) for i in range(count))]
+        jobs = [*(ReplicateJob(0, factor) for factor in factors), *(ReplicateJob(i) for i in range(count))]
         found = list(_watched(self._all(jobs, workers), progress))
         near, draws = found[: len(factors)], found[len(factors) :]
         low, high, middle = {}, {}, {}
@@ -149,7 +149,7 @@ class Study:
                 middle[name] = float(np.median(values))
         return Spread(low, high, *_sensitivity(point or {}, near), middle)
 
-    def _all(self, jobs: list[Job], workers: int | None) -> Iterable[dict[str, float]]:
+    def _all(self, jobs: list[ReplicateJob], workers: int | None) -> Iterable[dict[str, float]]:
         count = min(workers or os.cpu_count() or 1, len(jobs))
         if count <= 1:
             yield from map(self.run, jobs)
@@ -175,7 +175,7 @@ def _begin(study: Study) -> None:
     _study = study
 
 
-def _job(job: Job) -> dict[str, float]:
+def _job(job: ReplicateJob) -> dict[str, float]:
     assert _study is not None
     return _study.run(job)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from pagecast.sim.machine.block_count import BlockCount
-from pagecast.sim.runs.forecast import Forecast, Row
+from pagecast.sim.runs.forecast import Forecast, ForecastRow
 
 _BULK, _TAIL = ("mean", "p50", "p90"), ("p99",)
 _LEAST_COVERED = 0.8  # of measurements, for intervals to be believed
@@ -68,7 +68,7 @@ def _coverage(found: Forecast) -> str:
 
 
 def _steep(found: Forecast) -> str:
-    def reach(row: Row) -> float:
+    def reach(row: ForecastRow) -> float:
         return max(map(abs, row.range_percent or (0.0,)))
 
     latencies = [row for row in found.rows if row.name.startswith(("ttft_s.", "e2e_s.", "tpot_s."))]

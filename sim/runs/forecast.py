@@ -20,7 +20,7 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.block_count import BlockCount, block_count
 from pagecast.sim.replay.replicates import Progress, Study, rough
 from pagecast.sim.replay.simulation import Result, replay
-from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
+from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, RunFigures, measured, simulated
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import limits_of
 from pagecast.sim.scenario import Scenario
@@ -30,7 +30,7 @@ REPLICATES = 80
 
 
 @dataclass(frozen=True)
-class Row:
+class ForecastRow:
     """One figure: forecast, measurement, signed error in percent, and its 90% interval where there is one.
 
     `sensitivity` is the percent that 1% of step time changes the forecast by in the mean, `range_percent` the
@@ -81,9 +81,9 @@ class Forecast:
     costs: str
     expected_error: str
     in_sample: bool
-    rows: tuple[Row, ...]
-    predicted: Outcome
-    measured: Outcome
+    rows: tuple[ForecastRow, ...]
+    predicted: RunFigures
+    measured: RunFigures
     blocks: BlockCount | None = None
 
     @property
@@ -164,7 +164,7 @@ def forecast(
     spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
     spread = spread.around(figures)
     rows = tuple(
-        Row(
+        ForecastRow(
             name, value, actual[name],
             spread.low.get(name), spread.high.get(name), spread.sensitivity.get(name), spread.reach.get(name),
         )

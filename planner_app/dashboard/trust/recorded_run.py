@@ -19,7 +19,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.replay.replicates import STEP_TIMES
-from pagecast.sim.runs.forecast import REPLICATES, Forecast, Row, forecast
+from pagecast.sim.runs.forecast import REPLICATES, Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReport, compare_decisions
 
@@ -109,17 +109,32 @@ def _show(found: Compared) -> None:
     if told.in_sample:
         st.warning("These costs were fitted to this very run: it checks the fit, and forecasts nothing.")
     by_name = {row.name: row for row in told.rows}
-    cards = [("Steps decided alike", f"{decided.steps_matched:,} of {decided.steps_recorded:,}",
-              decided.first_mismatch or "batch, context, queue and cache use, step by step")]
+    cards = [
+        (
+            "Steps decided alike",
+            f"{decided.steps_matched:,} of {decided.steps_recorded:,}",
+            decided.first_mismatch or "batch, context, queue and cache use, step by step",
+        )
+    ]
     for name, said in _CARDS.items():
         row = by_name.get(name)
         if row is not None and row.error_percent == row.error_percent:
-            cards.append((f"{said} error", f"{row.error_percent:+.1f}%",
-                          f"{shown(name, row.predicted)} forecast, {shown(name, row.measured)} measured"))
+            cards.append(
+                (
+                    f"{said} error",
+                    f"{row.error_percent:+.1f}%",
+                    f"{shown(name, row.predicted)} forecast, {shown(name, row.measured)} measured",
+                )
+            )
     coverage = told.coverage()
     if coverage["figures"]:
-        cards.append(("Inside their 90% interval", f"{coverage['inside']} of {coverage['figures']}",
-                      f"median half-width {coverage['median_half_width_percent']:.1f}% of the measured"))
+        cards.append(
+            (
+                "Inside their 90% interval",
+                f"{coverage['inside']} of {coverage['figures']}",
+                f"median half-width {coverage['median_half_width_percent']:.1f}% of the measured",
+            )
+        )
     for first in range(0, len(cards), _IN_A_ROW):
         part = cards[first : first + _IN_A_ROW]
         for column, (head, value, help) in zip(st.columns(_IN_A_ROW), part, strict=False):
@@ -131,7 +146,7 @@ def _show(found: Compared) -> None:
     st.caption(plain(told.expected_error))
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: ForecastRow) -> dict[str, str]:
     bounds = ""
     if row.low is not None and row.high is not None:
         bounds = f"{shown(row.name, row.low)} to {shown(row.name, row.high)}"

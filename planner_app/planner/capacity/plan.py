@@ -22,8 +22,8 @@ from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
     MOST_USERS,
     Ask,
-    Outcome,
-    Question,
+    CapacityQuestion,
+    LoadTrial,
     Searched,
     amount,
     interval,
@@ -31,7 +31,7 @@ from pagecast.planner_app.planner.capacity.bisection import (
 )  # fmt: skip
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
 from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
-from pagecast.planner_app.planner.capacity.users import Kind, Load, requests_per_s, shortened
+from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Executor, Serial
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.sim.core.errors import BadInput
@@ -60,16 +60,16 @@ class Answer:
     those of the forecast's search that tell, by load; `replays` counts those of the `draws` as well.
     """
 
-    kind: Kind
+    kind: LoadKind
     value: float | None
     low: float | None
     high: float | None
     at_limit: bool
-    at: Outcome | None
-    beyond: Outcome | None
+    at: LoadTrial | None
+    beyond: LoadTrial | None
     binding: Binding | None
     replays: int
-    tried: tuple[Outcome, ...]
+    tried: tuple[LoadTrial, ...]
     draws: int = 0
 
     @property
@@ -108,7 +108,7 @@ class Plan:
     costs: str
     slo: Slo
     envelope: Envelope
-    answers: dict[Kind, Answer]
+    answers: dict[LoadKind, Answer]
     replicas: Replicas | None
     notes: tuple[str, ...]
     wall_s: float
@@ -150,7 +150,7 @@ def plan(
     scenario: Scenario,
     slo: Slo,
     *,
-    kinds: Sequence[Kind] | None = None,
+    kinds: Sequence[LoadKind] | None = None,
     think_s: float | None = None,
     replicas_for: float | None = None,
     max_preemption_rate: float = MAX_PREEMPTION_RATE,
@@ -181,7 +181,7 @@ def plan(
         most_users = min(_WAITING * scenario.max_num_seqs, MOST_USERS)
     work = shortened(trace, max(most_requests, 1))
     kinds, rate, notes = _kinds(work, kinds, think_s)
-    question = Question(
+    question = CapacityQuestion(
         work, scenario, slo, rate or 1.0, think_s or 0.0, max_preemption_rate, most_users, most_requests,
         scenario.seed, costs, draw_costs, workload,
     )  # fmt: skip
@@ -224,10 +224,10 @@ class _Counter:
 
 
 def _kinds(
-    trace: Trace, kinds: Sequence[Kind] | None, think_s: float | None
-) -> tuple[list[Kind], float | None, list[str]]:
+    trace: Trace, kinds: Sequence[LoadKind] | None, think_s: float | None
+) -> tuple[list[LoadKind], float | None, list[str]]:
     """What to plan for, the trace's own rate, and what was left out because there is none."""
-    asked: list[Kind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
+    asked: list[LoadKind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
     if kinds is None and think_s is not None:
         asked.append("users")
     try:
@@ -244,7 +244,7 @@ def _replicas(answer: Answer | None, rate: float | None, scenario: Scenario) -> 
     return replicas(rate, answer.value, (answer.low, answer.high), scenario.tensor_parallel_size)
 
 
-def _check(question: Question, replicates: int, replicas_for: float | None) -> None:
+def _check(question: CapacityQuestion, replicates: int, replicas_for: float | None) -> None:
     """Errors: BadInput for what can't be planned with."""
     if replicas_for is not None and not 0 < replicas_for < float("inf"):
         raise BadInput(f"the rate to tell replicas for is {replicas_for}; it must be above 0")
@@ -259,7 +259,7 @@ def _check(question: Question, replicates: int, replicas_for: float | None) -> N
     question.scenario.limits()
 
 
-def _first_ask(kind: Kind, fits: Envelope, most_users: int) -> Ask:
+def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
     """Where to begin: with users at the static envelope, with rates at the trace's own."""
     if kind == "rate":  # twice as much, or half; long loads settle the rest
         return Ask(kind, start=0, step=70, resolution=_NEAR, verify=False)
@@ -276,7 +276,7 @@ class _Spread:
 
 
 def _spreads(
-    question: Question, kinds: Sequence[Kind], points: Sequence[Searched], count: int,
+    question: CapacityQuestion, kinds: Sequence[LoadKind], points: Sequence[Searched], count: int,
     run: Executor, progress: Progress,
 ) -> list[_Spread]:  # fmt: skip
     """The searches of each kind that begin at the forecast's answer."""
@@ -300,7 +300,7 @@ def _spreads(
 
 
 def _answer(
-    question: Question, kind: Kind, point: Searched, spread: _Spread, run: Executor | None
+    question: CapacityQuestion, kind: LoadKind, point: Searched, spread: _Spread, run: Executor | None
 ) -> Answer:
     sure, draws = spread.lasting or point, spread.draws
     searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
@@ -326,7 +326,7 @@ def _answer(
     )
 
 
-def _agreeing(short: Searched, long: Searched) -> tuple[Outcome, ...]:
+def _agreeing(short: Searched, long: Searched) -> tuple[LoadTrial, ...]:
     """All long loads, and the short ones that hold up to the answer: beyond it they hide what breaks."""
     most = long.at.amount if long.at is not None else 0.0
     known = {outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most}
@@ -334,7 +334,7 @@ def _agreeing(short: Searched, long: Searched) -> tuple[Outcome, ...]:
     return tuple(known[amount] for amount in sorted(known))
 
 
-def _amount(kind: Kind, step: int | None) -> float:
+def _amount(kind: LoadKind, step: int | None) -> float:
     return 0.0 if step is None else amount(kind, step)
 
 
@@ -352,7 +352,7 @@ def _rejected(trace: Trace, scenario: Scenario) -> int:
 
 
 def _notes(
-    trace: Trace, work: Trace, question: Question, answers: dict[Kind, Answer], replicates: int
+    trace: Trace, work: Trace, question: CapacityQuestion, answers: dict[LoadKind, Answer], replicates: int
 ) -> list[str]:
     said = [*trace.notes]
     if len(work) < len(trace):
@@ -390,14 +390,14 @@ def said(term: Judged) -> str:
     return f"{name} is {console.seconds(term.value)}"
 
 
-def shown(kind: Kind, value: float) -> str:
+def shown(kind: LoadKind, value: float) -> str:
     """An amount of load as people read it."""
     if kind == "rate":
         return f"{value:.3g} requests/s"
     return f"{value:,.0f} user" + ("s" if value != 1 else "")
 
 
-def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
+def _outcome(outcome: LoadTrial | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
     return {

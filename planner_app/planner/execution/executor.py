@@ -29,8 +29,8 @@ import xxhash
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 _PATIENCE_S = 2.0
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT")
 Progress = Callable[[int], None]  # told how many items are done
 
 
@@ -42,15 +42,15 @@ class Executor(ABC):
 
     @abstractmethod
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """Yields `(index of the item, answer)` as answers come; closing it drops what has not begun."""
 
     def map(
-        self, function: Callable[[Item], Answer], items: Sequence[Item], progress: Progress | None = None
-    ) -> list[Answer]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT], progress: Progress | None = None
+    ) -> list[AnswerT]:
         """The answers in the order of `items`; `progress` is told how many are there."""
-        found: dict[int, Answer] = {}
+        found: dict[int, AnswerT] = {}
         for index, answer in self.stream(function, items):
             found[index] = answer
             if progress is not None:
@@ -101,8 +101,8 @@ class Serial(Executor):
     """One after another, here."""
 
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """In the order of the items."""
         for index, item in enumerate(items):
             yield index, function(item)
@@ -120,14 +120,14 @@ class Processes(Executor):
         self._abandoned = False
 
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """As answers come; a single item is computed here."""
         if len(items) == 1:
             yield 0, function(items[0])
             return
         path = self._ship(function)
-        futures: dict[Future[Answer], int] = {}
+        futures: dict[Future[AnswerT], int] = {}
         try:
             with _uninterrupted():
                 for index, item in enumerate(items):

@@ -30,7 +30,7 @@ HIGHER_IS_BETTER = frozenset(
         "reused_prefix_tokens", "eligible_prefix_tokens", "token_hit_rate", "num_gpu_blocks", "requests",
     }
 )  # fmt: skip
-Draws = dict[str, list[float | None]]
+FigureDraws = dict[str, list[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _off(value: float, bound: float) -> str:
     return f"{_percent(100 * (value / bound - 1))}%" if bound else ""
 
 
-def regressions(file: CheckFile, before: Draws, after: Draws) -> list[Finding]:
+def regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> list[Finding]:
     """Every figure that may not get worse, against the baseline's. Errors: BadInput for one it lacks."""
     found = []
     for name, allowed in file.check.regression.items():

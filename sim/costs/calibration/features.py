@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration import attention
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.runs.validate import DecisionReplay
 
@@ -145,7 +145,7 @@ def _kept(run: RecordedRun, upto: float) -> tuple[Ints, Ints, Floats, Floats]:
     return keep, following, arrivals, arrived
 
 
-def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
+def step_table(run: RecordedRun, shape: TileShape, upto: float = 1.0) -> StepTable:
     """The steps of a run that had work after them, of its first part `upto` (a share of the steps)."""
     steps = run.steps if shape.prompt_graphs else single_tokens_decoding(run.steps)
     size, context = steps.prefill_tokens.astype(np.float64), steps.prefill_ctx.astype(np.float64)
@@ -175,7 +175,7 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
     return StepTable(run=run.name, segments=steps.sections if swept else (run.name,), **kept)
 
 
-def _warmth(steps: Steps, tokens: Ints, shape: Shape) -> Floats:
+def _warmth(steps: Steps, tokens: Ints, shape: TileShape) -> Floats:
     """See `StepTable.warm`; 0 for engines whose calibrations knew no such term."""
     number = np.arange(len(steps))
     mixed = np.diff(steps.prefill_start) > 0
@@ -185,7 +185,7 @@ def _warmth(steps: Steps, tokens: Ints, shape: Shape) -> Floats:
     return np.where(known, np.sqrt(tokens[last]) * COOLING ** (number - last - 1.0), 0.0)
 
 
-def _shared(run: RecordedRun, shape: Shape) -> Floats:
+def _shared(run: RecordedRun, shape: TileShape) -> Floats:
     """See `StepTable.shared`: the run's decisions replayed; 0 for every step where it has no requests, and
     for engines whose sequences wait for one another in attention's schedule."""
     if run.parts:
@@ -239,7 +239,7 @@ def single_tokens_decoding(steps: Steps) -> Steps:
     )
 
 
-def _spans(steps: Steps, shape: Shape) -> Floats:
+def _spans(steps: Steps, shape: TileShape) -> Floats:
     """See `StepTable.prompt_span`."""
     found = np.zeros(len(steps))
     if shape.prompt_graphs or shape.tile_schedule:
@@ -270,13 +270,13 @@ def _largest(steps: Steps, values: Ints) -> Ints:
     return largest
 
 
-def computed_rows(table: StepTable, shape: Shape) -> Floats:
+def computed_rows(table: StepTable, shape: TileShape) -> Floats:
     """Tokens as each step computes them: up to the next CUDA graph size where a graph is used."""
     decode = padded(table.tokens, shape.graph_sizes)
     return np.where(table.mixed, padded(table.tokens, shape.padded_prompts), decode)
 
 
-def launched_singly(table: StepTable, shape: Shape) -> npt.NDArray[np.bool_]:
+def launched_singly(table: StepTable, shape: TileShape) -> npt.NDArray[np.bool_]:
     """Which steps' kernels are launched one by one, so that a step lasts as long as that takes at least."""
     most = shape.prompt_sizes[-1] if shape.prompt_sizes else 0
     return table.mixed & (not shape.prompt_graphs) & (table.tokens > most)
@@ -325,7 +325,7 @@ def curve_weights(tokens: Floats, knots: tuple[int, ...]) -> Floats:
     return weights
 
 
-def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
+def term_columns(table: StepTable, shape: TileShape) -> dict[str, Floats]:
     """One column for each of `TERMS`, in the unit its name says."""
     columns = _all_columns(table, shape)
     if shape.tile_schedule:
@@ -336,7 +336,7 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     return columns
 
 
-def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
+def _all_columns(table: StepTable, shape: TileShape) -> dict[str, Floats]:
     mixed = table.mixed
     kv = table.ctx + attention.BLOCK / 2 * table.n
     if shape.tile_schedule:
@@ -372,7 +372,7 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     }
 
 
-def decode_kv_tokens(table: StepTable, shape: Shape) -> Floats:
+def decode_kv_tokens(table: StepTable, shape: TileShape) -> Floats:
     """Context tokens that decode attention reads in pure decode steps, idle SMs counted as reading."""
     n = np.maximum(table.n, 1.0)
     spread = table.ctx + attention.BLOCK / 2 * n
@@ -384,7 +384,7 @@ def decode_kv_tokens(table: StepTable, shape: Shape) -> Floats:
     return np.where(even, n * blocks * attention.BLOCK * factor, spread)
 
 
-def _outlasting(table: StepTable, shape: Shape, prompt: Floats) -> Floats:
+def _outlasting(table: StepTable, shape: TileShape, prompt: Floats) -> Floats:
     """Key blocks by which the longest tile outlasts all others' work, where it isn't split."""
     share = shape.kv_heads / shape.sms
     work = prompt + (table.ctx / attention.BLOCK + table.n / 2) * share

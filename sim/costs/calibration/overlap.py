@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pagecast.sim.costs.calibration.features import StepTable
 from pagecast.sim.costs.calibration.file import FITTED, MEASURED, Host
 from pagecast.sim.costs.calibration.fit import Fit
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ def measured_host(tables: list[StepTable]) -> Host:
     return Host(float(found[0]), float(found[1]), 0.0, 0.0, MEASURED)
 
 
-def fitted_host(tables: list[StepTable], found: Fit, shape: Shape) -> Host:
+def fitted_host(tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
     """What asynchronous runs save against `found`, the costs of synchronous ones, over windows of steps."""
     parts: list[Floats] = []
     for table in tables:

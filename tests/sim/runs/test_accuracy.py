@@ -8,8 +8,8 @@ import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.sim.machine.block_count import BlockCount, block_count
 from pagecast.sim.runs.accuracy import blocks_sentence, sentences
-from pagecast.sim.runs.forecast import Forecast, Row, forecast
-from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, Timeline
+from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
+from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, RunFigures, Timeline
 from pagecast.sim.runs.recorded import RecordedRun
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
@@ -87,10 +87,10 @@ def made(error: float, covered: float, slope: float, blocks: BlockCount | None =
     names = [f"{name}.{key}" for name in LATENCIES for key in STATISTICS] + list(SCALARS)
     held = round(covered * len(names))
     rows = tuple(
-        Row(name, 1 + error / 100, 1.0, 0.9 if i < held else 1.05, 1.1, slope, (-slope, slope / 2))
+        ForecastRow(name, 1 + error / 100, 1.0, 0.9 if i < held else 1.05, 1.1, slope, (-slope, slope / 2))
         for i, name in enumerate(names)
     )
-    none = Outcome({}, {}, Timeline(*(() for _ in range(3))))
+    none = RunFigures({}, {}, Timeline(*(() for _ in range(3))))
     return Forecast("made", "costs", "", False, rows, none, none, blocks)
 
 

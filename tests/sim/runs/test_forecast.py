@@ -12,8 +12,8 @@ from pagecast.sim.costs.calibration.file import load
 from pagecast.sim.costs.calibration.transfer import transferred
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.replicates import Job, Spread, Study
-from pagecast.sim.runs.forecast import Row, figures_of, forecast, scenario_of
+from pagecast.sim.replay.replicates import ReplicateJob, Spread, Study
+from pagecast.sim.runs.forecast import ForecastRow, figures_of, forecast, scenario_of
 from pagecast.sim.runs.outcome import measured
 from pagecast.sim.runs.recorded import RecordedRun
 
@@ -40,7 +40,7 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
     # TTFT likewise, or within what 1% of step time makes of it (near saturation it makes much).
     run = runs[name]
     study = Study(run.trace("arrival"), scenario_of(run, VLLM), figures=figures_of)
-    around = [study.run(Job(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
+    around = [study.run(ReplicateJob(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
     for statistic, bound in (("mean", 5), ("p50", 5), ("p90", 5), ("p99", 10)):
         row = rows[f"ttft_s.{statistic}"]
         reach = [figures[row.name] for figures in around]
@@ -164,9 +164,9 @@ def test_draws_are_repeatable_differ_and_spread_more_after_a_transfer():
 
 
 def test_errors_are_signed_and_nothing_against_nothing_is_none():
-    assert Row("x", 1.1, 1.0).error_percent == pytest.approx(10)
-    assert Row("x", 0.0, 0.0).error_percent == 0
-    assert math.isinf(Row("x", 1.0, 0.0).error_percent)
-    assert Row("x", 1.0, 1.0).covered is None
-    assert Row("x", 1.0, 1.0, 0.9, 1.1).covered is True
-    assert Row("x", 1.0, 2.0, 0.9, 1.1).covered is False
+    assert ForecastRow("x", 1.1, 1.0).error_percent == pytest.approx(10)
+    assert ForecastRow("x", 0.0, 0.0).error_percent == 0
+    assert math.isinf(ForecastRow("x", 1.0, 0.0).error_percent)
+    assert ForecastRow("x", 1.0, 1.0).covered is None
+    assert ForecastRow("x", 1.0, 1.0, 0.9, 1.1).covered is True
+    assert ForecastRow("x", 1.0, 2.0, 0.9, 1.1).covered is False

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.build import Source, calibrate
+from pagecast.sim.costs.calibration.build import CalibrationRun, calibrate
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.choose import choose
 from pagecast.sim.costs.calibration.features import step_table
@@ -225,7 +225,7 @@ def vllm_runs(shared) -> dict[str, RecordedRun]:
 
 
 def test_the_shipped_vllm_costs_are_fitted_from_two_runs_alone(vllm_runs, calibration):
-    sources = [Source(vllm_runs["sweep"]), Source(vllm_runs["azure_conv_repeat2"])]
+    sources = [CalibrationRun(vllm_runs["sweep"]), CalibrationRun(vllm_runs["azure_conv_repeat2"])]
     again = calibrate(sources, VLLM, replicates=0)
     assert again.curve_ns == pytest.approx(calibration.curve_ns, rel=1e-4)
     assert again.terms_ns == pytest.approx(calibration.terms_ns, rel=1e-4)
