@@ -23,7 +23,7 @@ from pagecast.planner_app.commands.engine import (
     memory_table,
     open_engine,
 )
-from pagecast.planner_app.reports import page
+from pagecast.planner_app.reports import html_page
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.build import REPLICATES, CalibrationRun, calibrate
 from pagecast.sim.costs.calibration.features import TERMS
@@ -86,7 +86,7 @@ def calibrate_command(
         raise BadInput("give --out FILE.json")
     console.check_place("--out", out)
     if plot is not None:
-        page.ready("--plot", plot)
+        html_page.ready("--plot", plot)
     folders = from_run or [str(_sweep(model or "", _engine(locals()), out, json))]
     sources = [source for folder in folders for source in CalibrationRun.all(folder)]
     made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
@@ -94,7 +94,7 @@ def calibrate_command(
     if plot is not None:
         from pagecast.planner_app.reports.fit_report import fit_page
 
-        page.write(plot, fit_page(made, sources))
+        html_page.write(plot, fit_page(made, sources))
     if json:
         console.print_json({
             "name": made.name, "made_for": made.made_for, "regions": made.regions,

@@ -23,7 +23,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pagecast.engine.bench import BenchResult
     from pagecast.engine.engine import Engine
-    from pagecast.engine.memory import MemoryReport
+    from pagecast.engine.memory_report import MemoryReport
 
 Opt = typer.Option
 

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.metrics import STATISTICS, telling
 from pagecast.sim.replay.replicates import Spread, Study, rough, summary_figures, with_intervals

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.machine.block_count import block_count

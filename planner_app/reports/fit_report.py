@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 from pagecast.planner_app import console
-from pagecast.planner_app.reports.page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.style import chart, marker
 from pagecast.sim.costs.calibration.build import CalibrationRun
 from pagecast.sim.costs.calibration.features import step_table

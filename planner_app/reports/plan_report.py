@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pagecast.planner_app.planner.capacity.bisection import LoadTrial
-from pagecast.planner_app.planner.capacity.plan import Answer, Plan, shown
+from pagecast.planner_app.planner.capacity.planning import Answer, Plan, shown
 from pagecast.planner_app.reports import plan_charts as charts
-from pagecast.planner_app.reports.page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.scenario_section import scenario_section
 from pagecast.planner_app.reports.words import shown as figure
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.reports import charts
-from pagecast.planner_app.reports.page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
 from pagecast.sim.replay.replicates import Spread

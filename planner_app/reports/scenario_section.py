@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagecast.planner_app.reports.page import HtmlTable, Section
+from pagecast.planner_app.reports.html_page import HtmlTable, Section
 from pagecast.sim.scenario import Scenario
 
 

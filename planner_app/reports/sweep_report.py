@@ -9,7 +9,7 @@ from pagecast.planner_app.planner.sweep.study import Swept
 from pagecast.planner_app.planner.sweep.study_view import answer, differ, effects, front, text, title
 from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, Used, notes, used
 from pagecast.planner_app.reports import sweep_charts as charts
-from pagecast.planner_app.reports.page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 
 MOST_ROWS = 300  # of the table of trials; the study's parquet file has them all
 

@@ -7,7 +7,7 @@ from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.tune.knobs import Tuned
 from pagecast.planner_app.planner.tune.tables import TITLES, admits, cannot_run, cell, tables
 from pagecast.planner_app.reports import sweep_charts as charts
-from pagecast.planner_app.reports.page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.scenario_section import scenario_section
 
 _CHARTS = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from pagecast.planner_app.reports import validate_charts as charts
-from pagecast.planner_app.reports.page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.words import shown, title
 from pagecast.sim.runs.accuracy import sentences
 from pagecast.sim.runs.forecast import Forecast, ForecastRow
-from pagecast.sim.runs.outcome import LATENCIES
+from pagecast.sim.runs.run_figures import LATENCIES
 
 
 def validate_report(found: Forecast) -> str:

@@ -21,7 +21,7 @@ from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.windows import blocks_per_block, bytes_per_sequence
-from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary, prefill_avoided_s, request_table

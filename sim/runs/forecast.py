@@ -20,8 +20,8 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.block_count import BlockCount, block_count
 from pagecast.sim.replay.replicates import Progress, Study, rough
 from pagecast.sim.replay.simulation import Result, replay
-from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, RunFigures, measured, simulated
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_figures import LATENCIES, SCALARS, STATISTICS, RunFigures, measured, simulated
 from pagecast.sim.runs.validate import limits_of
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace

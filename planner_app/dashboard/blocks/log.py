@@ -18,7 +18,7 @@ from pagecast.sim.core.events import Event, EventKind, run_length
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.machine.windows import blocks_per_block
-from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica

@@ -24,7 +24,7 @@ import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replay.arrivals import Arrivals, Chains, ClosedLoop
+from pagecast.sim.replay.clients import Arrivals, Chains, ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s, table

@@ -28,7 +28,7 @@ from pagecast.sim.core.profile import profile
 from pagecast.sim.core.request import State
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.scope import Scope
-from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica

@@ -21,7 +21,7 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import serve
+from pagecast.planner_app.dashboard import launch
 from pagecast.planner_app.dashboard.compare import exports
 from pagecast.planner_app.dashboard.compare.table import table
 from pagecast.planner_app.dashboard.shell import replays, workload
@@ -44,7 +44,7 @@ def _no_browser(monkeypatch):
 
 def app(**parameters: object) -> AppTest:
     """The app as a browser opens it with these parameters in the URL."""
-    test = AppTest.from_file(serve.__file__, default_timeout=60)
+    test = AppTest.from_file(launch.__file__, default_timeout=60)
     for name, value in parameters.items():
         test.query_params[name] = value if isinstance(value, list) else str(value)
     return test.run()

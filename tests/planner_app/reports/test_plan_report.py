@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from pagecast.planner_app.planner.capacity.bisection import LoadTrial
-from pagecast.planner_app.planner.capacity.plan import Answer, plan
+from pagecast.planner_app.planner.capacity.planning import Answer, plan
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.planner_app.reports import plan_charts as charts
-from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.plan_report import _answer, plan_report
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.scenario import Scenario

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.reports import charts
-from pagecast.planner_app.reports.page import HtmlTable, Section, SummaryCard, page, plain_figures
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page, plain_figures
 from pagecast.planner_app.reports.replay_report import replay_report
 from pagecast.planner_app.reports.style import caption_of, peaks, title_of
 from pagecast.sim.replay import replay

@@ -7,7 +7,7 @@ from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.reports import sweep_charts as charts
-from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.planner_app.reports.sweep_report import sweep_report
 from pagecast.planner_app.reports.words import axis, shown, title

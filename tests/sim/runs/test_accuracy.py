@@ -9,8 +9,8 @@ from pagecast.planner_app.cli import run as pagecast
 from pagecast.sim.machine.block_count import BlockCount, block_count
 from pagecast.sim.runs.accuracy import blocks_sentence, sentences
 from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
-from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, RunFigures, Timeline
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_figures import LATENCIES, SCALARS, STATISTICS, RunFigures, Timeline
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 VLLM = "vllm-0.24-h200-qwen3-8b"

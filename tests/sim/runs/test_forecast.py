@@ -14,8 +14,8 @@ from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.replicates import ReplicateJob, Spread, Study
 from pagecast.sim.runs.forecast import ForecastRow, figures_of, forecast, scenario_of
-from pagecast.sim.runs.outcome import measured
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_figures import measured
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 VLLM = "vllm-0.24-h200-qwen3-8b"

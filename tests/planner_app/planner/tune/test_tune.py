@@ -8,11 +8,11 @@ import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.planner.tune.knobs import recommend, tune_block_size, tune_hbm_budget
 from pagecast.planner_app.planner.tune.tables import admits, tables
-from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.tune_report import tune_report
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.arrivals import ClosedLoop
+from pagecast.sim.replay.clients import ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
 from pagecast.traces.read import read

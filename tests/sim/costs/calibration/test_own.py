@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration import attention
+from pagecast.sim.costs.calibration import attention_work
 from pagecast.sim.costs.calibration.ahead import ahead_of
 from pagecast.sim.costs.calibration.build import CalibrationRun, calibrate
 from pagecast.sim.costs.calibration.calibrated import Calibrated
@@ -166,12 +166,13 @@ def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
 def test_the_busiest_sm_is_that_of_the_kernels_own_pieces_dealt_out_in_turn(chunks):
     tokens, _ = zip(*chunks, strict=True)
     lens = [new + cached for new, cached in chunks]
-    rows = attention.BLOCK // SHAPE.group
+    rows = attention_work.BLOCK // SHAPE.group
     plan = plan_prefill(tokens, lens, rows, kv_heads=SHAPE.kv_heads, processors=SHAPE.sms)
-    work = [-(-(end - begin) // attention.BLOCK) for begin, end in plan[1 : plan[0, 0] + 1, 4:6].tolist()]
+    pieces = plan[1 : plan[0, 0] + 1, 4:6].tolist()
+    work = [-(-(end - begin) // attention_work.BLOCK) for begin, end in pieces]
     assert work == sorted(work, reverse=True)
     sms = [sum(np.repeat(work, SHAPE.kv_heads)[sm :: SHAPE.sms]) for sm in range(SHAPE.sms)]
-    assert attention.prompt_span(SHAPE, chunks) == max(sms)
+    assert attention_work.prompt_span(SHAPE, chunks) == max(sms)
 
 
 def test_a_prompt_chunk_of_one_token_costs_what_a_decode_does():
@@ -310,7 +311,7 @@ def test_what_a_steps_first_context_tokens_cost_more_is_in_both_kinds_of_step():
     truth = replace(TRUTH, terms={**TRUTH.terms, "first_kv_token": 8.0})
     made = calibrate([CalibrationRun(made_run(6000, 15, truth))], "own", replicates=0)
     assert made.terms_ns["first_kv_token"] == pytest.approx(8.0, rel=0.2)
-    first, costs = attention.first_tokens(SHAPE), Calibrated(made)
+    first, costs = attention_work.first_tokens(SHAPE), Calibrated(made)
     each = made.terms_ns["first_kv_token"]
 
     def decode(ctx: int) -> int:
@@ -336,7 +337,7 @@ def test_prompts_read_a_context_once_and_leave_a_light_step_its_clocks():
         near, far = (costs.device_ns(Batch(0, 0, 0, ((tokens, ctx),))) for ctx in (8192, 16_384))
         return far - near
 
-    spans = [[attention.prompt_span(SHAPE, [(n, ctx)]) for ctx in (8192, 16_384)] for n in (256, 8000)]
+    spans = [[attention_work.prompt_span(SHAPE, [(n, ctx)]) for ctx in (8192, 16_384)] for n in (256, 8000)]
     blocks = [far - near for near, far in spans]
     each = [(attention_ns(n) - 20 * 8192) / work for n, work in zip((256, 8000), blocks, strict=True)]
     assert each == pytest.approx([50_150, 59_400], rel=0.05)
