@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
-from pagecast.planner_app import console
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.style import chart, marker
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.costs.calibration.build import CalibrationRun
 from pagecast.sim.costs.calibration.features import step_table
 from pagecast.sim.costs.calibration.file import Calibration
@@ -95,7 +95,7 @@ def _times(steps: _Steps, prompts: bool) -> go.Figure:
     """Measured and fitted time of steps by what they compute."""
     mine = steps.where(steps.prompts == prompts)
     size, x = (mine.tokens, "tokens in the step (log)") if prompts else (mine.n, "decoding requests (log)")
-    slowest = console.seconds(float(mine.measured.max()) / 1e3) if len(size) else "-"
+    slowest = seconds(float(mine.measured.max()) / 1e3) if len(size) else "-"
     caption = f"The longest step took {slowest}. At one size, time grows with the context that is read."
     figure = chart("Time of a step", caption, x, "milliseconds (log)", xaxis_type="log", yaxis_type="log")
     for index, (name, values) in enumerate((("measured", mine.measured), ("fitted", mine.fitted))):

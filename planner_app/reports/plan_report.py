@@ -7,7 +7,7 @@ from pagecast.planner_app.planner.capacity.planning import Answer, Plan, shown
 from pagecast.planner_app.reports import plan_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.scenario_section import scenario_section
-from pagecast.planner_app.reports.words import shown as figure
+from pagecast.planner_app.wording.figures import shown as figure
 
 TITLES = {
     "concurrency": "Admissible concurrency", "rate": "Highest request rate", "users": "Users who think",

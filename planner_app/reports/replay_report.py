@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagecast.planner_app import console
 from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
 from pagecast.sim.replay.replicates import Spread
@@ -42,7 +42,7 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
 
     def both(name: str) -> tuple[str, str]:
         table = s[name]
-        return console.seconds(table["p50"]), f"p99 {console.seconds(table['p99'])}"
+        return seconds(table["p50"]), f"p99 {seconds(table['p99'])}"
 
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
     lost = ", ".join(f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
@@ -57,7 +57,7 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
         SummaryCard(
             "Prefix hits",
             f"{s['token_hit_rate']:.1%}",
-            f"of eligible prompt tokens; {console.seconds(s['prefill_avoided_s'])} of prefill avoided",
+            f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided",
         ),
         SummaryCard("KV cache at peak", f"{s['peak_kv_usage']:.1%}", f"of {s['num_gpu_blocks']:,} blocks"),
         SummaryCard(
@@ -71,10 +71,10 @@ def _latencies(s: dict[str, Any], spread: Spread | None) -> HtmlTable:
     for name, title in _LATENCIES.items():
         if s[name]["mean"] is None:
             continue
-        rows.append((title, *(console.seconds(s[name][key]) for key in STATISTICS)))
+        rows.append((title, *(seconds(s[name][key]) for key in STATISTICS)))
         for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
             marked.add(len(rows))
-            rows.append((f"  {side}", *(console.seconds(bounds.get(f"{name}.{key}")) for key in STATISTICS)))
+            rows.append((f"  {side}", *(seconds(bounds.get(f"{name}.{key}")) for key in STATISTICS)))
     said = "Queue, prefix lookup and prefill make TTFT; with decode, E2E. * at equal queue depth."
     if spread:
         said += " Low and high bound a 90% interval."

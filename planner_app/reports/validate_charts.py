@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.reports.style import (
     BLUE,
     GREY,
@@ -16,7 +15,8 @@ from pagecast.planner_app.reports.style import (
     peaks,
     quantiles,
 )
-from pagecast.planner_app.reports.words import title
+from pagecast.planner_app.wording.figures import title
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.runs.forecast import Forecast, ForecastRow
 
 _LEAST_S = 1e-6  # shorter times are drawn as this, for an axis of logarithms has no zero

@@ -6,7 +6,7 @@ import math
 
 from pagecast.planner_app.reports import validate_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
-from pagecast.planner_app.reports.words import shown, title
+from pagecast.planner_app.wording.figures import shown, title
 from pagecast.sim.runs.accuracy import sentences
 from pagecast.sim.runs.forecast import Forecast, ForecastRow
 from pagecast.sim.runs.run_figures import LATENCIES

@@ -14,7 +14,7 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain, show_chart, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.reports import validate_charts
-from pagecast.planner_app.reports.words import shown, title
+from pagecast.planner_app.wording.figures import shown, title
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
 from pagecast.sim.costs.calibration.file import shipped

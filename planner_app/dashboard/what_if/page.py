@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import streamlit as st
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard.shell.elements import plain, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.pins import pin_button
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
@@ -20,6 +19,7 @@ from pagecast.planner_app.reports.charts import (
     load_over_time,
     step_tokens,
 )
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 
 FIRST_LOOK_S = 0.7  # from a session's first figures to its first charts, whose code keeps its browser busy

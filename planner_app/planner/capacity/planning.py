@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagecast.planner_app import console
 from pagecast.planner_app.planner.capacity.binding import Binding, beyond, binding
 from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
@@ -34,6 +33,7 @@ from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Executor, Serial
 from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.windows import blocks_per_block
@@ -387,7 +387,7 @@ def said(term: Judged) -> str:
         return f"{term.value:.2g} preemptions a request"
     if name == "goodput":
         return f"goodput is {term.value:.4g}"
-    return f"{name} is {console.seconds(term.value)}"
+    return f"{name} is {seconds(term.value)}"
 
 
 def shown(kind: LoadKind, value: float) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.planner_app.planner.gate.check_file import Bound, CheckFile
-from pagecast.planner_app.reports.words import shown
+from pagecast.planner_app.wording.figures import shown
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.replicates import summary_figures

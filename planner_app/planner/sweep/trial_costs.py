@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
-from pagecast.planner_app.console import counted
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import Swept, record
 from pagecast.planner_app.planner.sweep.trial import at
+from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.core.errors import BadInput
 
 ONE_REPLICA = (

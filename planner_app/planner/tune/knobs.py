@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.planner.execution.executor import Progress, executor
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue, parse_space, shown
 from pagecast.planner_app.planner.tune.setting import Setting, Tuning
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace

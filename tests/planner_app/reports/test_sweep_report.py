@@ -10,7 +10,7 @@ from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.planner_app.reports.sweep_report import sweep_report
-from pagecast.planner_app.reports.words import axis, shown, title
+from pagecast.planner_app.wording.figures import axis, shown, title
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
