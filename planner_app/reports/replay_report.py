@@ -6,6 +6,7 @@ from typing import Any
 
 from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.wording.notes import sentences
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
@@ -34,7 +35,7 @@ def replay_report(result: Result, spread: Spread | None = None) -> str:
         Section("Reuse, load and the KV cache", figures[4:]),
         Section("Scenario", [_scenario(result)]),
     ]
-    return page(f"Forecast of {result.trace}", lead, cards(s), sections, result.notes)
+    return page(f"Forecast of {result.trace}", lead, cards(s), sections, sentences(result.notes))
 
 
 def cards(s: dict[str, Any]) -> list[SummaryCard]:

@@ -6,8 +6,8 @@ import math
 
 from pagecast.planner_app.reports import validate_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.wording.accuracy import accuracy_sentences, expected_error
 from pagecast.planner_app.wording.figures import shown, title
-from pagecast.sim.runs.accuracy import sentences
 from pagecast.sim.runs.forecast import Forecast, ForecastRow
 from pagecast.sim.runs.run_figures import LATENCIES
 
@@ -16,14 +16,14 @@ def validate_report(found: Forecast) -> str:
     """The page of a forecast beside its recorded run."""
     lead = f"Forecast with step costs {found.costs}, beside what was measured."
     if found.in_sample:
-        lead += " These costs were fitted to this very run: a check of the fit, not of the forecast."
+        lead += " The step costs were fitted to this run, so this checks the fit, not the forecast."
     sections = [
         Section("Errors", [charts.errors(found), _table(found.rows)]),
         Section("Latency", [charts.distribution(found, name) for name in LATENCIES]),
         Section("Load", [charts.load(found, key) for key in ("running", "waiting")]),
     ]
-    return page(f"{found.run}: forecast and measurement", lead, _cards(found), sections,
-                [*sentences(found), found.expected_error])  # fmt: skip
+    notes = [*accuracy_sentences(found), expected_error(found)]
+    return page(f"{found.run}: forecast and measurement", lead, _cards(found), sections, notes)
 
 
 def _cards(found: Forecast) -> list[SummaryCard]:

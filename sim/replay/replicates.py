@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.costs.calibration.draw import draw, scaled
+from pagecast.sim.note import Note
 from pagecast.sim.replay.simulation import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -159,12 +160,9 @@ class Study:
             yield from pool.map(_job, jobs, chunksize=max(1, len(jobs) // (4 * count)))
 
 
-def rough(count: int) -> str:
-    """One sentence where `count` replicates tell a 90% interval only roughly, else ""."""
-    if not 0 < count < LEAST:
-        return ""
-    draws = "1 draw" if count == 1 else f"{count} draws"
-    return f"Intervals of {draws} are rough: a 90% interval takes {LEAST} to leave one draw beyond each end."
+def few_draws(count: int) -> Note | None:
+    """A note where `count` replicates are too few for a 90% interval."""
+    return Note("few_draws", draws=count, enough=LEAST) if 0 < count < LEAST else None
 
 
 _study: Study | None = None

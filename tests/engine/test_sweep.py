@@ -13,7 +13,7 @@ from pagecast.engine.sweep_traces import segments
 from pagecast.planner_app.cli import run
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.calibration.file import Calibration
-from pagecast.sim.costs.calibration.recorded_sweep import load_sweep
+from pagecast.sim.costs.calibration.sweep import load_sweep
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario

@@ -14,6 +14,7 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain, show_chart, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.reports import validate_charts
+from pagecast.planner_app.wording.accuracy import expected_error
 from pagecast.planner_app.wording.figures import shown, title
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.profile import profile as find_profile
@@ -107,7 +108,7 @@ def _show(found: Compared) -> None:
     told, decided = found.forecast, found.decisions
     st.markdown(f"**{plain(told.run)}**, forecast with step costs {plain(told.costs)}")
     if told.in_sample:
-        st.warning("These costs were fitted to this very run: it checks the fit, and forecasts nothing.")
+        st.warning("The step costs were fitted to this run, so this checks the fit, not the forecast.")
     by_name = {row.name: row for row in told.rows}
     cards = [
         (
@@ -143,7 +144,7 @@ def _show(found: Compared) -> None:
     show_charts([validate_charts.distribution(told, name) for name in ("ttft_s", "tpot_s")], "trust-latency")
     show_charts([validate_charts.load(told, key) for key in ("running", "waiting")], "trust-load")
     st.dataframe(pd.DataFrame([_cells(row) for row in told.rows]), hide_index=True, height="content")
-    st.caption(plain(told.expected_error))
+    st.caption(plain(expected_error(told)))
 
 
 def _cells(row: ForecastRow) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pagecast.planner_app.reports.charts import (
     load_over_time,
     step_tokens,
 )
+from pagecast.planner_app.wording.notes import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 
@@ -46,9 +47,9 @@ def render() -> None:
         own.seen = True
         time.sleep(FIRST_LOOK_S)
     _charts(result)
-    with st.expander("What to know of these figures", expanded=True):
+    with st.expander("Notes on these figures", expanded=True):
         for note in result.notes:
-            st.markdown(f"- {plain(note)}")
+            st.markdown(f"- {plain(sentence(note))}")
 
 
 def _headline(result: Result) -> str:

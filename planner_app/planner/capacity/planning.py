@@ -33,6 +33,7 @@ from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Executor, Serial
 from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.wording.notes import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
@@ -199,7 +200,7 @@ def plan(
         tell(number)
     chosen = question.costs_of(None)
     taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
-    said = (*notes, *_notes(trace, work, question, answers, replicates), chosen.expected_error())
+    said = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
     return Plan(
         trace.name, len(work), rejected, rate, scenario, chosen.name, slo, fits, answers, taken, said,
         time.perf_counter() - started,

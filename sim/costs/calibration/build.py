@@ -19,8 +19,8 @@ from pagecast.sim.costs.calibration.fit import Fit, fit, solve
 from pagecast.sim.costs.calibration.left_out import left_out, names_of
 from pagecast.sim.costs.calibration.noise import noise_of, region_errors
 from pagecast.sim.costs.calibration.overlap import fitted_host, measured_host
-from pagecast.sim.costs.calibration.recorded_sweep import is_sweep, load_sweep
 from pagecast.sim.costs.calibration.shape import TileShape, identity, model_of, shape_of
+from pagecast.sim.costs.calibration.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
 
 REPLICATES = 32

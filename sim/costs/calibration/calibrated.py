@@ -12,14 +12,11 @@ from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.line import UnevenLine
 from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
+from pagecast.sim.note import Note
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-NOT_AHEAD = (
-    "No run with asynchronous scheduling was fitted, or too short a one: steps planned ahead are forecast "
-    "too long; calibrate with such a run as well (another --from-run), or set async_scheduling off."
-)
 _TABLE = 16384  # token counts whose matrix work is looked up
 
 
@@ -159,15 +156,15 @@ class Calibrated:
         """CPU time between steps for one arriving request."""
         return round(self._arrival + self._arriving * input_tokens)
 
-    def expected_error(self) -> str:
-        """On what it was fitted, and how far off it was on a run left out of the fit."""
-        said = trust.expected_error(self.calibration)
-        if self.pipeline_depth and self.calibration.host.source == MEASURED:
-            said += f" {NOT_AHEAD}"
-        return said
+    def expected_error(self) -> Note:
+        """What was fitted, and the error on a run left out of the fit."""
+        not_ahead = bool(self.pipeline_depth) and self.calibration.host.source == MEASURED
+        return trust.expected_error(self.calibration, not_ahead=not_ahead)
 
-    def outside(self, longest_context: int, most_tokens: int, most_requests: int, block_size: int) -> str:
-        """One sentence where a replay left what was fitted, else "".
+    def outside(
+        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
+    ) -> Note | None:
+        """Where a replay left what was fitted; None where it did not.
 
         What the replay had at most: `longest_context` tokens in a request, `most_tokens` computed in a step,
         `most_requests` decoding in a step; and its block size in tokens.

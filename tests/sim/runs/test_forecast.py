@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from pagecast.planner_app.wording.accuracy import expected_error
+from pagecast.planner_app.wording.notes import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.draw import Drawn, scaled
@@ -62,24 +64,25 @@ def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name, replicat
 def test_a_run_that_the_costs_were_fitted_to_is_said_to_prove_nothing(runs):
     fitted = forecast(runs["azure_conv_repeat2"], "auto", replicates=0)
     assert fitted.in_sample and fitted.as_dict()["in_sample"] is True
-    assert fitted.expected_error.startswith(f"{VLLM} was fitted to this run (azure_conv_r2)")
-    half = forecast(runs["azure_conv_async"], "auto", replicates=0).expected_error
-    assert "was fitted to the first 50% of this run" in half
+    assert expected_error(fitted).startswith(f"{VLLM} was fitted to this run (azure_conv_r2)")
+    half = forecast(runs["azure_conv_async"], "auto", replicates=0).notes[0]
+    assert half.figures["part"] == 0.5
+    assert "was fitted to the first 50% of this run" in sentence(half)
     fresh = forecast(runs["azure_conv"], "auto", replicates=0)
-    assert not fresh.in_sample and "was fitted to" not in fresh.expected_error
+    assert not fresh.in_sample and "was fitted to" not in expected_error(fresh)
     assert not forecast(runs["azure_conv_repeat2"], "roofline", replicates=0).in_sample
 
 
 def test_a_run_beyond_what_was_fitted_is_said_to_be(runs):
-    said = forecast(runs["mooncake_conv"], "auto", replicates=0).expected_error
-    assert "Beyond what these step costs were fitted to" in said
+    said = expected_error(forecast(runs["mooncake_conv"], "auto", replicates=0))
+    assert "Outside the range that the step costs were fitted to" in said
     assert "(fitted: 16,406 in decode" in said
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "of 1 draw are rough"), (3, "of 3 draws are rough")])
+@pytest.mark.parametrize(("count", "words"), [(1, "from 1 draw are rough"), (3, "from 3 draws are rough")])
 def test_few_draws_make_rough_intervals_that_are_said_to_be(runs, count, words):
     found = forecast(runs["mooncake_conv"], VLLM, replicates=count, workers=1)
-    assert words in found.expected_error
+    assert words in expected_error(found)
     assert all(row.low <= row.predicted <= row.high for row in found.rows)
     assert found.coverage()["figures"] == 25
     assert 0 < found.coverage()["inside"] <= 25

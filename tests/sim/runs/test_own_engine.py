@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from pagecast.planner_app.wording.accuracy import expected_error
 from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 
@@ -82,7 +83,7 @@ def test_costs_carried_over_to_another_model_are_worse_than_its_own_and_say_so()
     own = forecast_of("c-qwen3-0.6b-mooncake")
     carried = forecast(run, "pagecast-h200-qwen3-8b", replicates=0, workers=1, transfer=True)
     assert own.costs == "pagecast-h200-qwen3-0.6b"
-    assert "carried over from Qwen/Qwen3-8B" in carried.expected_error
+    assert "transferred from Qwen/Qwen3-8B" in expected_error(carried)
 
     def mean_tpot(found: Forecast) -> float:
         return next(abs(row.error_percent) for row in found.rows if row.name == "tpot_s.mean")

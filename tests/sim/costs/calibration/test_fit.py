@@ -15,8 +15,8 @@ from pagecast.sim.costs.calibration.file import Calibration, Noise
 from pagecast.sim.costs.calibration.fit import Fit, fit
 from pagecast.sim.costs.calibration.left_out import left_out
 from pagecast.sim.costs.calibration.noise import noise_of
-from pagecast.sim.costs.calibration.recorded_sweep import joined
 from pagecast.sim.costs.calibration.shape import shape_of
+from pagecast.sim.costs.calibration.sweep import joined
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 

@@ -82,8 +82,8 @@ def test_the_least_that_launching_a_step_takes_is_told_from_what_its_device_does
 
 def test_costs_without_an_asynchronous_run_say_so_where_steps_are_planned_ahead():
     made = calibrate([CalibrationRun(made_run(1000, 10))], "own", replicates=0)
-    assert "No run with asynchronous scheduling" in Calibrated(made, pipeline_depth=1).expected_error()
-    assert "asynchronous" not in Calibrated(made).expected_error()
+    assert Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
+    assert not Calibrated(made).expected_error().figures["not_ahead"]
 
 
 @pytest.mark.parametrize("config", [META["config"], PROMPT_GRAPHS], ids=["launched", "graphs"])
@@ -247,7 +247,7 @@ def test_a_few_steps_planned_ahead_tell_nothing():
         [CalibrationRun(made_run(2000, 7)), CalibrationRun(made_ahead(40, 12))], "own", replicates=0
     )
     assert made.host.source == MEASURED
-    assert "too short a one" in Calibrated(made, pipeline_depth=1).expected_error()
+    assert Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
 
 
 def test_a_device_that_is_slower_than_launching_does_not_show_how_long_that_takes():
@@ -264,7 +264,7 @@ def test_steps_planned_ahead_tell_what_the_device_takes_and_what_the_host_adds()
     assert made.host.request_ns == pytest.approx(10_000, rel=0.1)
     assert made.terms_ns["kv_token"] == pytest.approx(34.0, rel=0.01)
     assert len(made.hosts) == len(made.replicates) == 2
-    assert "No run with asynchronous" not in Calibrated(made, pipeline_depth=1).expected_error()
+    assert not Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
     fresh = made_ahead(800, 13)
     table = step_table(fresh, SHAPE)
     costs = Calibrated(made, pipeline_depth=1)
