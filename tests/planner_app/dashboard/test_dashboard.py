@@ -30,6 +30,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, View, command
 from pagecast.planner_app.dashboard.what_if import page as what_if_page
+from pagecast.planner_app.wording.notes import sentence
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
 from streamlit.testing.v1 import AppTest
@@ -182,6 +183,7 @@ def test_the_command_prints_the_views_figures(parameters, with_file, tmp_path, m
     printed = json.loads(capsys.readouterr().out)
     expected = json.loads(json.dumps(result.summary))
     printed.pop("wall_s"), expected.pop("wall_s")
+    expected["expected_error"] = sentence(result.summary["expected_error"])
     if with_file:  # which names its costs, where the view said auto
         printed.pop("expected_error"), expected.pop("expected_error")
     assert printed == expected
