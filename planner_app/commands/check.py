@@ -17,7 +17,7 @@ from pagecast.planner_app.planner.gate.baseline import Baseline
 from pagecast.planner_app.planner.gate.check_file import CheckFile, load_check
 from pagecast.planner_app.planner.gate.judge import Finding
 from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario

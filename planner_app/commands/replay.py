@@ -12,7 +12,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
 from pagecast.planner_app.reports.html_page import ready, write
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.metrics import STATISTICS, telling
 from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_figures, with_intervals

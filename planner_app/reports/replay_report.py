@@ -6,7 +6,7 @@ from typing import Any
 
 from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
-from pagecast.planner_app.wording.notes import sentences
+from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from pagecast.planner_app.wording.notes import sentences
+from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.sim.machine.block_count import BlockCount
 from pagecast.sim.runs.forecast import Forecast, ForecastRow
 

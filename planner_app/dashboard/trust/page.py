@@ -9,7 +9,7 @@ from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.dashboard.trust import charts, recorded_run
 from pagecast.planner_app.dashboard.trust.matching import candidates, in_force, nearest, origin, traits
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import PagecastError
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.step_costs import StepCosts

@@ -19,7 +19,7 @@ from pagecast.planner_app.reports.charts import (
     load_over_time,
     step_tokens,
 )
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 

@@ -33,7 +33,7 @@ from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Executor, Serial
 from pagecast.planner_app.planner.slo import Judged, Slo
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts

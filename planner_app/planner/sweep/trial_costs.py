@@ -13,7 +13,7 @@ import pandas as pd
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import Swept, record
 from pagecast.planner_app.planner.sweep.trial import at
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.core.errors import BadInput
 

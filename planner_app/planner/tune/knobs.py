@@ -20,7 +20,7 @@ from pagecast.planner_app.planner.execution.executor import Progress, executor
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue, parse_space, shown
 from pagecast.planner_app.planner.tune.setting import Setting, Tuning
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario

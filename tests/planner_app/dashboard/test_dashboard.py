@@ -21,7 +21,7 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import launch
+from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.compare import exports
 from pagecast.planner_app.dashboard.compare.table import table
 from pagecast.planner_app.dashboard.shell import replays, workload
@@ -30,7 +30,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, View, command
 from pagecast.planner_app.dashboard.what_if import page as what_if_page
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
 from streamlit.testing.v1 import AppTest
@@ -45,7 +45,7 @@ def _no_browser(monkeypatch):
 
 def app(**parameters: object) -> AppTest:
     """The app as a browser opens it with these parameters in the URL."""
-    test = AppTest.from_file(launch.__file__, default_timeout=60)
+    test = AppTest.from_file(server_start.__file__, default_timeout=60)
     for name, value in parameters.items():
         test.query_params[name] = value if isinstance(value, list) else str(value)
     return test.run()

@@ -12,7 +12,7 @@ from pagecast.planner_app.cli import run
 
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
-from pagecast.planner_app.dashboard import launch
+from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.shell import replays, workload
 from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
 from pagecast.planner_app.dashboard.shell.state import Session
@@ -120,7 +120,7 @@ def test_a_search_that_is_stopped_is_not_waited_for():
 
 
 def test_it_listens_here_only_and_tells_nobody():
-    flags = launch.options("127.0.0.1", 8501, browser=False)
+    flags = server_start.options("127.0.0.1", 8501, browser=False)
     assert flags["server_address"] == "127.0.0.1"
     assert flags["browser_gatherUsageStats"] is False
     assert flags["server_maxUploadSize"] == 200

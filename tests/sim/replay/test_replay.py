@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pagecast.planner_app.wording.notes import sentences
+from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import DecodeLine
 from pagecast.sim.replay import replay

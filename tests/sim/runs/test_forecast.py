@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from pagecast.planner_app.wording.accuracy import expected_error
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.draw import Drawn, scaled

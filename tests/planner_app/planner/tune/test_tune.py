@@ -10,7 +10,7 @@ from pagecast.planner_app.planner.tune.knobs import recommend, tune_block_size, 
 from pagecast.planner_app.planner.tune.tables import admits, tables
 from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.tune_report import tune_report
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.clients import ClosedLoop

@@ -1,7 +1,7 @@
 """Which step costs a scenario gets by its names, and what is said of them."""
 
 import pytest
-from pagecast.planner_app.wording.notes import sentence
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 from pagecast.planner_app.cli import run as pagecast
-from pagecast.planner_app.wording.notes import sentence, sentences
+from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.sim.note import Note
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
