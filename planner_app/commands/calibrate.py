@@ -10,11 +10,11 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.engine import memory_table, open_engine
 from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
-from pagecast.planner_app.reports import page
+from pagecast.planner_app.reports import html_page
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.terms import TERMS
-from pagecast.sim.fitting.build import REPLICATES, Source, calibrate
+from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
 from rich.table import Table
 
 Opt = typer.Option
@@ -66,15 +66,15 @@ def calibrate_command(
         raise BadInput("give --out FILE.json")
     console.check_place("--out", out)
     if plot is not None:
-        page.ready("--plot", plot)
+        html_page.ready("--plot", plot)
     folders = from_run or [str(_sweep(model or "", engine, out, json))]
-    sources = [source for folder in folders for source in Source.all(folder)]
+    sources = [source for folder in folders for source in CalibrationRun.all(folder)]
     made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
     made.save(out)
     if plot is not None:
         from pagecast.planner_app.reports.fit_report import fit_page
 
-        page.write(plot, fit_page(made, sources))
+        html_page.write(plot, fit_page(made, sources))
     if json:
         console.print_json({
             "name": made.name, "made_for": made.made_for, "regions": made.regions,

@@ -19,6 +19,7 @@ from pagecast.planner_app.planner.gate.baseline import Baseline
 from pagecast.planner_app.planner.gate.check_file import CheckFile, load_check
 from pagecast.planner_app.planner.gate.judge import Finding
 from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
@@ -116,7 +117,7 @@ def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
     return {
         "trace": trace.name, "requests": len(trace), "model": scenario.model, "gpu": scenario.gpu,
         "tensor_parallel_size": scenario.tensor_parallel_size, "profile": scenario.profile,
-        "costs": result.summary["costs"], "expected_error": result.summary["expected_error"],
+        "costs": result.summary["costs"], "expected_error": sentence(result.summary["expected_error"]),
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pagecast.engine.bench import BenchResult
     from pagecast.engine.engine import Engine
-    from pagecast.engine.memory import MemoryReport
+    from pagecast.engine.memory_report import MemoryReport
     from pagecast.sim.runs.recorded import RecordedRun
 
 Opt = typer.Option

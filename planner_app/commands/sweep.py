@@ -9,7 +9,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_TRIALS, MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.sim.core.errors import BadInput
 from rich.table import Table
 
@@ -56,7 +56,7 @@ def sweep_command(
     a sweep goes on where it stopped, in whichever way that was. Exit code 1 where no scenario serves every
     request and keeps --slo.
     """
-    from pagecast.planner_app.planner.sweep.question import Question
+    from pagecast.planner_app.planner.sweep.question import SweepQuestion
     from pagecast.planner_app.planner.sweep.space import parse_space
     from pagecast.planner_app.planner.sweep.study import sweep
 
@@ -65,7 +65,7 @@ def sweep_command(
     work, scenario = load(trace, given)
     space = parse_space(settings, scenario)
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
-    question = Question(work, scenario, space, slo, prices(price or []), objectives, search, generation)
+    question = SweepQuestion(work, scenario, space, slo, prices(price or []), objectives, search, generation)
     with console.progress("trials", question.count) as update:
         found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
     if report is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.fitting.features import StepTable, launched_singly
 from pagecast.sim.runs.recorded import RecordedRun
 
@@ -28,7 +28,7 @@ _CLEARLY = 1.2  # times as long as a light step takes, and launching shows
 
 
 @dataclass(frozen=True)
-class Ahead:
+class AheadSteps:
     """Steps planned ahead, of the recording number `recording`, in groups.
 
     `table` holds the steps, `group` the number of each one's group, `ns` every group's time from the end
@@ -54,13 +54,13 @@ class Ahead:
         np.maximum.at(found, self.group, values)
         return found
 
-    def without(self, load: str) -> Ahead:
+    def without(self, load: str) -> AheadSteps:
         """The groups of all segments but those of this load (see `load_of`)."""
         table = self.table
         gone = np.array([load_of(name) == load for name in table.segments])
         return self._of(~self.most(gone[table.segment].astype(np.int64)).astype(bool))
 
-    def _of(self, chosen: npt.NDArray[np.bool_]) -> Ahead:
+    def _of(self, chosen: npt.NDArray[np.bool_]) -> AheadSteps:
         steps = np.flatnonzero(chosen[self.group])
         number = np.cumsum(chosen) - 1
         return replace(
@@ -73,7 +73,7 @@ def load_of(segment: str) -> str:
     return segment.rpartition("-")[0] or segment
 
 
-def ahead_of(run: RecordedRun, table: StepTable, shape: Shape, recording: int) -> Ahead:
+def ahead_of(run: RecordedRun, table: StepTable, shape: TileShape, recording: int) -> AheadSteps:
     """The groups of an asynchronous run's steps whose times are known."""
     steps, size = run.steps, len(run.steps)
     known = np.zeros(size, bool)
@@ -92,7 +92,7 @@ def ahead_of(run: RecordedRun, table: StepTable, shape: Shape, recording: int) -
     # A step with prompts that is not known may have kept the host from hearing of the end before it.
     prompts = np.diff(steps.prefill_start) > 0
     sound &= (ns > 0) & ~np.append((ahead & prompts & ~known)[1:], False)[last]
-    whole = Ahead(recording, table, (np.cumsum(begins) - 1)[table.index], ns, launch_ns)
+    whole = AheadSteps(recording, table, (np.cumsum(begins) - 1)[table.index], ns, launch_ns)
     return whole._of(sound)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import Calibration, Host
-from pagecast.sim.costs.calibration.shape import Shape, identity, model_of, shape_of
-from pagecast.sim.fitting.ahead import Ahead, ahead_of
+from pagecast.sim.costs.calibration.shape import TileShape, identity, model_of, shape_of
+from pagecast.sim.fitting.ahead import AheadSteps, ahead_of
 from pagecast.sim.fitting.design import design
 from pagecast.sim.fitting.features import StepTable, step_table
 from pagecast.sim.fitting.fit import Fit, fit, solve
@@ -31,14 +31,14 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Source:
+class CalibrationRun:
     """A recorded run to learn from, or its first part `upto` (a share of its steps)."""
 
     run: RecordedRun
     upto: float = 1.0
 
     @classmethod
-    def parse(cls, text: str) -> Source:
+    def parse(cls, text: str) -> CalibrationRun:
         """`FOLDER`, or `FOLDER:0.5` for its first half. Errors: BadInput."""
         folder, colon, share = text.rpartition(":")
         if not colon or Path(text).is_dir():
@@ -52,14 +52,14 @@ class Source:
         return cls(RecordedRun.load(folder), upto)
 
     @classmethod
-    def all(cls, text: str) -> list[Source]:
+    def all(cls, text: str) -> list[CalibrationRun]:
         """What `text` names: a run (see `parse`), or the folder of a sweep, whose runs these are."""
         folder = Path(text)
         return [cls(run) for run in load_sweep(folder)] if is_sweep(folder) else [cls.parse(text)]
 
 
 def calibrate(
-    sources: list[Source],
+    sources: list[CalibrationRun],
     name: str,
     *,
     replicates: int = REPLICATES,
@@ -112,7 +112,7 @@ def calibrate(
     )
 
 
-def _one_shape(sources: list[Source]) -> Shape:
+def _one_shape(sources: list[CalibrationRun]) -> TileShape:
     """The set-up all runs share. Errors: BadInput naming the run and what differs."""
     first = sources[0].run
     where = f"{first.folder}/meta.json"
@@ -133,7 +133,7 @@ def _one_shape(sources: list[Source]) -> Shape:
     return shape
 
 
-def _timed(source: Source, shape: Shape) -> StepTable:
+def _timed(source: CalibrationRun, shape: TileShape) -> StepTable:
     """The steps of a synchronous run. Errors: BadInput naming the line of a step that takes no time."""
     table = step_table(source.run, shape, source.upto)
     still = np.flatnonzero(table.ns <= 0)
@@ -145,7 +145,7 @@ def _timed(source: Source, shape: Shape) -> StepTable:
     return table
 
 
-def _gpus(sources: list[Source]) -> int:
+def _gpus(sources: list[CalibrationRun]) -> int:
     """How many GPUs the runs are of; those that do not tell are of one."""
     return max(1, len({source.run.meta.get("gpu_id") for source in sources} - {None}))
 
@@ -162,7 +162,7 @@ def _made_for(run: RecordedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _provenance(sources: list[Source], tables: list[StepTable], found: Fit) -> dict[str, Any]:
+def _provenance(sources: list[CalibrationRun], tables: list[StepTable], found: Fit) -> dict[str, Any]:
     runs = []
     plain = [source for source in sources if not source.run.pipeline_depth]
     scales = [*found.scales[: len(plain)], *[None] * (len(tables) - len(plain))]
@@ -195,8 +195,8 @@ def _most_seen(tables: list[StepTable]) -> dict[str, int]:
 
 
 def _groups(
-    plain: list[Source], ahead: list[Source], late: list[StepTable], shape: Shape
-) -> list[Ahead]:
+    plain: list[CalibrationRun], ahead: list[CalibrationRun], late: list[StepTable], shape: TileShape
+) -> list[AheadSteps]:
     """What asynchronous runs of engines tell whose prompts run in graphs of their own: the device's times.
 
     Runs of one folder, as those of a sweep, are one recording.
@@ -212,13 +212,13 @@ def _groups(
     return found
 
 
-def _host(late: list[StepTable], tables: list[StepTable], found: Fit, shape: Shape) -> Host:
+def _host(late: list[StepTable], tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
     """What planning ahead hides, where the fit itself doesn't tell."""
     return fitted_host(late, found, shape) if late and shape.prompt_graphs else measured_host(tables)
 
 
 def _bootstrap(
-    tables: list[StepTable], groups: list[Ahead], found: Fit, shape: Shape, count: int, seed: int
+    tables: list[StepTable], groups: list[AheadSteps], found: Fit, shape: TileShape, count: int, seed: int
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[Host, ...]]:
     """Coefficients fitted to runs resampled by blocks of consecutive steps, and the host's share with each
     where the fit tells it."""
@@ -238,7 +238,7 @@ def _bootstrap(
 
 
 def _hosts(
-    late: list[StepTable], found: Fit, copies: tuple[tuple[float, ...], ...], shape: Shape
+    late: list[StepTable], found: Fit, copies: tuple[tuple[float, ...], ...], shape: TileShape
 ) -> tuple[Host, ...]:
     """What planning ahead hides, fitted to asynchronous runs with each copy of the coefficients.
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import FITTED, Host
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.costs.calibration.terms import TERMS, curve_weights
-from pagecast.sim.fitting.ahead import Ahead
+from pagecast.sim.fitting.ahead import AheadSteps
 from pagecast.sim.fitting.features import (
     HOST_TERMS,
     LAUNCH,
@@ -119,7 +119,7 @@ class Design:
 
 
 def design(
-    tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead] = ()
+    tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps] = ()
 ) -> tuple[Design, tuple[str, ...]]:
     """The matrix with every term that occurs, and the names of those that don't. Errors: BadInput.
 
@@ -147,7 +147,7 @@ def design(
     return _joined(knots, present, matrix, tables, early), _absent(present, shape)
 
 
-def _absent(present: tuple[str, ...], shape: Shape) -> tuple[str, ...]:
+def _absent(present: tuple[str, ...], shape: TileShape) -> tuple[str, ...]:
     """Terms that never occur, but for those that other engines have."""
     of_others = {LAUNCH} if shape.prompt_graphs else {*OF_GRAPHS}
     of_others |= {*OF_EVEN_SPLITS} if shape.tile_schedule else set()
@@ -159,7 +159,7 @@ def _joined(
     names: tuple[str, ...],
     matrix: Floats,
     tables: list[StepTable],
-    early: list[Ahead],
+    early: list[AheadSteps],
 ) -> Design:
     run = [np.full(len(table), i) for i, table in enumerate(tables)]
     run += [np.full(len(groups.ns), groups.recording) for groups in early]
@@ -178,14 +178,18 @@ def _joined(
 
 
 def _rows(
-    table: StepTable, shape: Shape, knots: tuple[int, ...], columns: dict[str, Floats], names: tuple[str, ...]
+    table: StepTable,
+    shape: TileShape,
+    knots: tuple[int, ...],
+    columns: dict[str, Floats],
+    names: tuple[str, ...],
 ) -> Floats:
     """A row of the matrix for each step."""
     terms = (columns[name][:, None] for name in names)
     return np.hstack([curve_weights(computed_rows(table, shape), knots), *terms])
 
 
-def _ahead_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
+def _ahead_columns(table: StepTable, shape: TileShape) -> dict[str, Floats]:
     """As `term_columns`, of steps planned ahead: a request's host time is hidden wholly, arrivals' and
     launches' too."""
     columns = term_columns(table, shape)
@@ -193,7 +197,7 @@ def _ahead_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     return columns | {name: np.zeros(len(table)) for name in ("arrival", "arriving_token", LAUNCH)}
 
 
-def _beside(plain: Design, tables: list[StepTable], early: list[Ahead]) -> Design:
+def _beside(plain: Design, tables: list[StepTable], early: list[AheadSteps]) -> Design:
     """The design with columns for what the host adds to synchronous steps and what is hidden of others."""
     size, steps = len(plain.ns), sum(map(len, tables))
     kinds = [_kinds(table) for table in tables]

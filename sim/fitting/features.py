@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration import attention
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration import attention_work
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.costs.calibration.terms import COOLING, padded
 from pagecast.sim.runs.busy_steps import busy_steps
 from pagecast.sim.runs.recorded import RecordedRun, Steps
@@ -99,7 +99,7 @@ class StepTable:
         return StepTable(run=first.run, segments=first.segments, **columns)
 
 
-def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
+def step_table(run: RecordedRun, shape: TileShape, upto: float = 1.0) -> StepTable:
     """The steps of a run that had work after them, of its first part `upto` (a share of the steps)."""
     steps = run.steps if shape.prompt_graphs else single_tokens_decoding(run.steps)
     size, context = steps.prefill_tokens.astype(np.float64), steps.prefill_ctx.astype(np.float64)
@@ -116,7 +116,7 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
         "longest": steps.decode_max.astype(np.float64),
         "chunks": np.diff(steps.prefill_start).astype(np.float64),
         "tokens": tokens, "after": _after(steps, tokens),
-        "prompt_tiles": _per_step(steps, attention.chunk_tiles(shape, size, context)),
+        "prompt_tiles": _per_step(steps, attention_work.chunk_tiles(shape, size, context)),
         "prompt_span": _spans(steps, shape),
         "prompt_ctx": _per_step(steps, context),
         "longest_prompt": _largest(steps, steps.prefill_tokens + steps.prefill_ctx).astype(np.float64),
@@ -129,7 +129,7 @@ def step_table(run: RecordedRun, shape: Shape, upto: float = 1.0) -> StepTable:
     return StepTable(run=run.name, segments=steps.sections if swept else (run.name,), **kept)
 
 
-def _warmth(steps: Steps, tokens: Ints, shape: Shape) -> Floats:
+def _warmth(steps: Steps, tokens: Ints, shape: TileShape) -> Floats:
     """See `StepTable.warm`; 0 for engines whose calibrations knew no such term."""
     number = np.arange(len(steps))
     mixed = np.diff(steps.prefill_start) > 0
@@ -139,7 +139,7 @@ def _warmth(steps: Steps, tokens: Ints, shape: Shape) -> Floats:
     return np.where(known, np.sqrt(tokens[last]) * COOLING ** (number - last - 1.0), 0.0)
 
 
-def _shared(run: RecordedRun, shape: Shape) -> Floats:
+def _shared(run: RecordedRun, shape: TileShape) -> Floats:
     """See `StepTable.shared`: the run's decisions replayed; 0 for every step where it has no requests, and
     for engines whose sequences wait for one another in attention's schedule."""
     if run.parts:
@@ -176,7 +176,7 @@ def single_tokens_decoding(steps: Steps) -> Steps:
     )
 
 
-def _spans(steps: Steps, shape: Shape) -> Floats:
+def _spans(steps: Steps, shape: TileShape) -> Floats:
     """See `StepTable.prompt_span`."""
     found = np.zeros(len(steps))
     if shape.prompt_graphs or shape.tile_schedule:
@@ -184,7 +184,7 @@ def _spans(steps: Steps, shape: Shape) -> Floats:
     chunks = list(zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True))
     for i in np.flatnonzero(np.diff(steps.prefill_start)):
         begin, end = steps.prefill_start[i : i + 2]
-        found[i] = attention.prompt_span(shape, chunks[begin:end])
+        found[i] = attention_work.prompt_span(shape, chunks[begin:end])
     return found
 
 
@@ -207,13 +207,13 @@ def _largest(steps: Steps, values: Ints) -> Ints:
     return largest
 
 
-def computed_rows(table: StepTable, shape: Shape) -> Floats:
+def computed_rows(table: StepTable, shape: TileShape) -> Floats:
     """Tokens as each step computes them: up to the next CUDA graph size where a graph is used."""
     decode = padded(table.tokens, shape.graph_sizes)
     return np.where(table.mixed, padded(table.tokens, shape.padded_prompts), decode)
 
 
-def launched_singly(table: StepTable, shape: Shape) -> npt.NDArray[np.bool_]:
+def launched_singly(table: StepTable, shape: TileShape) -> npt.NDArray[np.bool_]:
     """Which steps' kernels are launched one by one, so that a step lasts as long as that takes at least."""
     most = shape.prompt_sizes[-1] if shape.prompt_sizes else 0
     return table.mixed & (not shape.prompt_graphs) & (table.tokens > most)
@@ -237,7 +237,7 @@ def choose_knots(tokens: Floats, sizes: tuple[int, ...] = (), least: int = 4) ->
     return tuple(knots)
 
 
-def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
+def term_columns(table: StepTable, shape: TileShape) -> dict[str, Floats]:
     """One column for each of `TERMS`, in the unit its name says."""
     columns = _all_columns(table, shape)
     if shape.tile_schedule:
@@ -248,11 +248,11 @@ def term_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
     return columns
 
 
-def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
+def _all_columns(table: StepTable, shape: TileShape) -> dict[str, Floats]:
     mixed = table.mixed
-    kv = table.ctx + attention.BLOCK / 2 * table.n
+    kv = table.ctx + attention_work.BLOCK / 2 * table.n
     if shape.tile_schedule:
-        kv = kv + np.where(mixed, attention.spread_tokens(shape, table.n, table.ctx, table.longest), 0.0)
+        kv = kv + np.where(mixed, attention_work.spread_tokens(shape, table.n, table.ctx, table.longest), 0.0)
         kv = np.where(mixed, kv, decode_kv_tokens(table, shape))
     share = shape.kv_heads / shape.sms
     prompt = table.prompt_tiles * share
@@ -260,7 +260,8 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         prompt = prompt + _outlasting(table, shape, prompt)
     elif not shape.prompt_graphs:
         prompt = table.prompt_span
-    light = prompt * (0 if shape.prompt_graphs else attention.light_share(table.tokens.astype(np.float64)))
+    tokens = table.tokens.astype(np.float64)
+    light = prompt * (0 if shape.prompt_graphs else attention_work.light_share(tokens))
     most = shape.graph_sizes[-1] if shape.graph_sizes and shape.prompt_graphs else 0
     return {
         "request": table.n + table.chunks,
@@ -271,35 +272,35 @@ def _all_columns(table: StepTable, shape: Shape) -> dict[str, Floats]:
         "token_after_prompts": np.where(mixed, np.minimum(table.tokens, table.after), 0).astype(np.float64),
         "kv_token": kv,
         "decode_after_prompts": table.warm,
-        "first_kv_token": np.minimum(table.ctx, attention.first_tokens(shape)),
+        "first_kv_token": np.minimum(table.ctx, attention_work.first_tokens(shape)),
         "shared_token": -table.shared,
-        "short_shared_token": -table.shared * attention.short_share(shape, table.shared, table.n),
+        "short_shared_token": -table.shared * attention_work.short_share(shape, table.shared, table.n),
         "prompt_tile": prompt - light,
         "light_prompt_tile": light,
         "prompt_kv_token": table.prompt_ctx * (not shape.prompt_graphs),
-        "longest_prompt_tile": table.longest_prompt / attention.BLOCK,
+        "longest_prompt_tile": table.longest_prompt / attention_work.BLOCK,
         LAUNCH: launched_singly(table, shape).astype(np.float64),
         "arrival": table.arrivals,
         "arriving_token": table.arrived_tokens,
     }
 
 
-def decode_kv_tokens(table: StepTable, shape: Shape) -> Floats:
+def decode_kv_tokens(table: StepTable, shape: TileShape) -> Floats:
     """Context tokens that decode attention reads in pure decode steps, idle SMs counted as reading."""
     n = np.maximum(table.n, 1.0)
-    spread = table.ctx + attention.BLOCK / 2 * n
-    spread = spread + attention.spread_tokens(shape, n, table.ctx, table.longest)
-    even = table.longest - table.ctx / n < attention.EVEN_TOKENS
-    blocks = np.ceil((table.longest + 1) / attention.BLOCK)
-    waves = {size: attention.even_waves(shape, int(size)) for size in np.unique(n)}
+    spread = table.ctx + attention_work.BLOCK / 2 * n
+    spread = spread + attention_work.spread_tokens(shape, n, table.ctx, table.longest)
+    even = table.longest - table.ctx / n < attention_work.EVEN_TOKENS
+    blocks = np.ceil((table.longest + 1) / attention_work.BLOCK)
+    waves = {size: attention_work.even_waves(shape, int(size)) for size in np.unique(n)}
     factor = np.array([waves[size] for size in n])
-    return np.where(even, n * blocks * attention.BLOCK * factor, spread)
+    return np.where(even, n * blocks * attention_work.BLOCK * factor, spread)
 
 
-def _outlasting(table: StepTable, shape: Shape, prompt: Floats) -> Floats:
+def _outlasting(table: StepTable, shape: TileShape, prompt: Floats) -> Floats:
     """Key blocks by which the longest tile outlasts all others' work, where it isn't split."""
     share = shape.kv_heads / shape.sms
-    work = prompt + (table.ctx / attention.BLOCK + table.n / 2) * share
-    longest = np.maximum(table.longest, table.longest_prompt) / attention.BLOCK
-    whole = ~attention.splits_beside(shape, table.largest_chunk)
+    work = prompt + (table.ctx / attention_work.BLOCK + table.n / 2) * share
+    longest = np.maximum(table.longest, table.longest_prompt) / attention_work.BLOCK
+    whole = ~attention_work.splits_beside(shape, table.largest_chunk)
     return np.where(table.mixed & whole, np.maximum(0.0, longest - work), 0.0)

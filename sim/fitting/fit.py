@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration.file import Calibration, Host
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.costs.calibration.terms import TERMS, curve_weights
-from pagecast.sim.fitting.ahead import Ahead
+from pagecast.sim.fitting.ahead import AheadSteps
 from pagecast.sim.fitting.design import Design, design
 from pagecast.sim.fitting.features import (
     EXPENDABLE,
@@ -69,12 +69,12 @@ class Fit:
         curve = np.array(made.curve_ns)
         return cls(made.knots, curve, made.terms_ns, (), (), (), float(made.provenance.get("step_sd", 0.0)))
 
-    def predict(self, table: StepTable, shape: Shape) -> Floats:
+    def predict(self, table: StepTable, shape: TileShape) -> Floats:
         """Nanoseconds of each step, from start to start."""
         host, device, launching = self.sides(table, shape)
         return host + np.maximum(device, launching)
 
-    def sides(self, table: StepTable, shape: Shape) -> tuple[Floats, Floats, Floats]:
+    def sides(self, table: StepTable, shape: TileShape) -> tuple[Floats, Floats, Floats]:
         """Of each step: what the host adds, what the device takes, and what launching takes at least."""
         device = curve_weights(computed_rows(table, shape), self.knots) @ self.curve
         columns = term_columns(table, shape)
@@ -87,7 +87,7 @@ class Fit:
         return host, device, self.terms.get(LAUNCH, 0.0) * columns[LAUNCH]
 
 
-def fit(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead] = ()) -> Fit:
+def fit(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps] = ()) -> Fit:
     """Fits all terms to the steps of several runs, `tables` of synchronous ones; `ahead` numbers them as
     recordings. Errors: BadInput for too few steps."""
     full, absent = design(tables, shape, ahead)

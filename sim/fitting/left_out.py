@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT
-from pagecast.sim.costs.calibration.shape import Shape
-from pagecast.sim.fitting.ahead import Ahead, load_of
+from pagecast.sim.costs.calibration.shape import TileShape
+from pagecast.sim.fitting.ahead import AheadSteps, load_of
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit, fit
 
@@ -51,12 +51,10 @@ class LeftOut:
 def names_of(tables: list[StepTable]) -> list[str]:
     """A name for each recording that no other has: its run's, numbered where several are equal."""
     runs = [table.run for table in tables]
-    return [
-        f"{run} {runs[: i + 1].count(run)}" if runs.count(run) > 1 else run for i, run in enumerate(runs)
-    ]
+    return [f"{run} {runs[: i + 1].count(run)}" if runs.count(run) > 1 else run for i, run in enumerate(runs)]
 
 
-def left_out(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead] = ()) -> list[LeftOut]:
+def left_out(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps] = ()) -> list[LeftOut]:
     """Each recording where there are several, then each segment; but what leaves too few steps to fit.
 
     Steps planned ahead (`ahead`) leave the fit with the synchronous ones of their recording or load.
@@ -64,7 +62,7 @@ def left_out(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead] = ())
     return [*_recordings(tables, shape, ahead), *_segments(tables, shape, ahead)]
 
 
-def _recordings(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -> list[LeftOut]:
+def _recordings(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps]) -> list[LeftOut]:
     found = []
     for i, (name, table) in enumerate(zip(names_of(tables), tables, strict=True)):
         early = [
@@ -78,7 +76,7 @@ def _recordings(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -
     return found
 
 
-def _segments(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -> list[LeftOut]:
+def _segments(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps]) -> list[LeftOut]:
     parts = [{table.segments[int(part.segment[0])]: part for part in table.parts()} for table in tables]
     if all(len(mine) < 2 for mine in parts):
         return []
@@ -97,7 +95,7 @@ def _segments(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -> 
     return found
 
 
-def _fitted(tables: list[StepTable], shape: Shape, ahead: Sequence[Ahead]) -> Fit | None:
+def _fitted(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps]) -> Fit | None:
     try:
         return fit(tables, shape, ahead) if tables else None
     except BadInput:

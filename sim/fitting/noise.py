@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT, Noise
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit
 from pagecast.sim.fitting.left_out import LeftOut, error_summary
@@ -54,7 +54,7 @@ class _Stray:
 def noise_of(
     tables: list[StepTable],
     found: Fit,
-    shape: Shape,
+    shape: TileShape,
     parts: list[LeftOut],
     engine: str | None = None,
     gpus: int = 1,
@@ -92,7 +92,7 @@ def noise_of(
     )
 
 
-def _strays(parts: list[LeftOut], found: Fit, shape: Shape) -> tuple[list[_Stray], list[_Stray]]:
+def _strays(parts: list[LeftOut], found: Fit, shape: TileShape) -> tuple[list[_Stray], list[_Stray]]:
     """Those of recordings, and those of segments beyond what their recording strays by."""
     recordings = [stray for part in parts if part.what == RECORDING for stray in _of(part, found, shape)]
     level: dict[int, list[StepTable]] = {}
@@ -109,7 +109,7 @@ def _strays(parts: list[LeftOut], found: Fit, shape: Shape) -> tuple[list[_Stray
     return recordings, loads
 
 
-def _of(part: LeftOut, found: Fit, shape: Shape) -> list[_Stray]:
+def _of(part: LeftOut, found: Fit, shape: TileShape) -> list[_Stray]:
     """How a part's total strays, and, where it has both, its prompt steps against its decode steps."""
     near = found.predict(part.table, shape)
     pairs = zip(_errors(part.table, near), _errors(part.table, part.expected), strict=True)
@@ -178,7 +178,9 @@ def _robust_sd(values: Floats) -> float:
     return float(1.4826 * np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
 
 
-def region_errors(tables: list[StepTable], found: Fit, shape: Shape) -> list[dict[str, float | str | int]]:
+def region_errors(
+    tables: list[StepTable], found: Fit, shape: TileShape
+) -> list[dict[str, float | str | int]]:
     """The fit's error by region of batch shape: steps, share of the time, signed total, spread (percent)."""
     ns = np.concatenate([table.ns for table in tables])
     expected = np.concatenate([found.predict(table, shape) for table in tables])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration.file import FITTED, MEASURED, Host
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit
 from scipy.optimize import nnls
@@ -32,7 +32,7 @@ def measured_host(tables: list[StepTable]) -> Host:
     return Host(float(found[0]), float(found[1]), 0.0, 0.0, MEASURED)
 
 
-def fitted_host(tables: list[StepTable], found: Fit, shape: Shape) -> Host:
+def fitted_host(tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
     """What asynchronous runs save against `found`, the costs of synchronous ones, over windows of steps."""
     parts: list[Floats] = []
     for table in tables:

@@ -18,8 +18,8 @@ from pagecast.sim.machine import activations
 from pagecast.sim.machine.block_layout import BlockLayout, block_layout
 from pagecast.sim.machine.gpus import GIB, Gpu
 from pagecast.sim.machine.graphs import capture_sizes
+from pagecast.sim.machine.loaded_weights import MIB, loaded_weight_bytes
 from pagecast.sim.machine.model_facts import ModelFacts
-from pagecast.sim.machine.weights import MIB, loaded_weight_bytes
 
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 # The driver's context on one GPU, made before an engine measures anything. Measured: H200, CUDA 13.

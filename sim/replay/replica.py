@@ -22,7 +22,7 @@ from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import Batch, StepCosts
-from pagecast.sim.replay.arrivals import NEVER_NS, Arrivals
+from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.flight import Flight, Stretch
 from pagecast.sim.replay.recorder import Recorder

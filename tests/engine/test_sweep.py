@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pagecast.engine.sweep import segments
+from pagecast.engine.sweep_traces import segments
 from pagecast.planner_app.cli import run
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.calibration.file import Calibration

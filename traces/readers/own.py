@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.building import BlockSpans, RequestRows
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import (
     COLUMNS,
@@ -46,7 +46,7 @@ _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0}
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
     names = list(REQUIRED)
-    rows, prompts = Rows(source, names), _Prompts()
+    rows, prompts = RequestRows(source, names), _Prompts()
     recipe = None
     known = {*names, *FORMS, "block_ids_tokens", RECIPE}
     for record in records(source, limit):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pagecast.planner_app.planner.slo import Latency, Slo
 from pagecast.sim.costs.step_costs import Batch, StepCosts
-from pagecast.sim.replay.arrivals import Chains
+from pagecast.sim.replay.clients import Chains
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.hits import hits

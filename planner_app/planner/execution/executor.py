@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from pagecast.planner_app.planner.execution.interface import Answer, Executor, Item
+from pagecast.planner_app.planner.execution.interface import AnswerT, Executor, ItemT
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 _PATIENCE_S = 2.0
@@ -66,8 +66,8 @@ class Serial(Executor):
     """One after another, here."""
 
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """In the order of the items."""
         for index, item in enumerate(items):
             yield index, function(item)
@@ -85,14 +85,14 @@ class Processes(Executor):
         self._abandoned = False
 
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """As answers come; a single item is computed here."""
         if len(items) == 1:
             yield 0, function(items[0])
             return
         path = self._ship(function)
-        futures: dict[Future[Answer], int] = {}
+        futures: dict[Future[AnswerT], int] = {}
         try:
             with _uninterrupted():
                 for index, item in enumerate(items):

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT")
 Progress = Callable[[int], None]  # told how many items are done
 
 
@@ -19,15 +19,15 @@ class Executor(ABC):
 
     @abstractmethod
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """Yields `(index of the item, answer)` as answers come; closing it drops what has not begun."""
 
     def map(
-        self, function: Callable[[Item], Answer], items: Sequence[Item], progress: Progress | None = None
-    ) -> list[Answer]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT], progress: Progress | None = None
+    ) -> list[AnswerT]:
         """The answers in the order of `items`; `progress` is told how many are there."""
-        found: dict[int, Answer] = {}
+        found: dict[int, AnswerT] = {}
         for index, answer in self.stream(function, items):
             found[index] = answer
             if progress is not None:

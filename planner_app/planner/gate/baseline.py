@@ -21,7 +21,7 @@ from pagecast.planner_app.planner.gate.check_file import CheckFile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import AUTO
 from pagecast.sim.documents import read_text
-from pagecast.sim.replay.replicates import Job, Study
+from pagecast.sim.replay.replicates import ReplicateJob, Study
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -84,7 +84,7 @@ def draws(
 ) -> dict[str, list[float | None]]:
     """All figures of `count` replays, each with costs and a workload drawn anew; equal seeds, equal draws."""
     study = Study(trace, scenario, scenario.seed, resample)
-    rows = run.map(study.run, [Job(index) for index in range(count)], progress)
+    rows = run.map(study.run, [ReplicateJob(index) for index in range(count)], progress)
     return {name: [_known(row[name]) for row in rows] for name in rows[0]}
 
 

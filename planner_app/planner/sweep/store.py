@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 from pagecast.planner_app.planner.slo import Judged
 from pagecast.planner_app.planner.sweep.space import Point
-from pagecast.planner_app.planner.sweep.trial import Outcome
+from pagecast.planner_app.planner.sweep.trial import TrialResult
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.write import replacing
 
@@ -37,7 +37,7 @@ class Trial:
 
     number: int
     point: Point
-    outcome: Outcome
+    outcome: TrialResult
 
 
 class Store:
@@ -122,7 +122,7 @@ class Store:
 
 def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs: str) -> Trial:
     reached = tuple(Judged(*term) for term in json.loads(terms))
-    return Trial(number, json.loads(point), Outcome(json.loads(figures), reached, reason, costs))
+    return Trial(number, json.loads(point), TrialResult(json.loads(figures), reached, reason, costs))
 
 
 def _renew(database: sqlite3.Connection) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.costs.calibration.terms import TERMS
 from pagecast.sim.documents import read_json
 
@@ -98,7 +98,7 @@ class Calibration:
 
     name: str
     made_for: dict[str, Any]
-    shape: Shape
+    shape: TileShape
     knots: tuple[int, ...]
     curve_ns: tuple[float, ...]
     terms_ns: dict[str, float]
@@ -153,7 +153,7 @@ class Calibration:
         return cls(
             name=str(body["name"]),
             made_for=dict(body["made_for"]),
-            shape=Shape.from_dict(body["shape"]),
+            shape=TileShape.from_dict(body["shape"]),
             knots=tuple(int(knot) for knot in body["knots"]),
             curve_ns=tuple(float(value) for value in body["curve_ns"]),
             terms_ns={str(name): float(value) for name, value in body["terms_ns"].items()},

@@ -18,7 +18,7 @@ CPU = "CPU"  # the "GPU" of a run that was recorded without one
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TileShape:
     """How work is cut into tiles.
 
     `kv_heads` and `group` (query heads to one KV head) are of one GPU; `sms` its multiprocessors;
@@ -43,7 +43,7 @@ class Shape:
         return {**asdict(self), **sizes}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Shape:
+    def from_dict(cls, fields: dict[str, Any]) -> TileShape:
         """The opposite of `as_dict`."""
         sizes = {name: tuple(fields.get(name, ())) for name in ("graph_sizes", "prompt_sizes")}
         return cls(**{**fields, **sizes})
@@ -63,7 +63,7 @@ class Shape:
                 raise BadInput(f"{where}: {name} is {value!r}, must be a whole number of at least 1")
 
 
-def shape_of(meta: dict[str, Any], where: str) -> Shape:
+def shape_of(meta: dict[str, Any], where: str) -> TileShape:
     """The shape that a run's `meta.json` describes. Errors: BadInput naming what it lacks."""
     facts = model_of(meta, where)
     config = meta.get("config", {})
@@ -74,7 +74,7 @@ def shape_of(meta: dict[str, Any], where: str) -> Shape:
     except BadInput as error:
         raise BadInput(f"{where}: config: {error}") from None
     heads = max(1, facts.attention.heads // tp)
-    return Shape(
+    return TileShape(
         kv_heads=kv_heads,
         group=max(1, heads // kv_heads),
         sms=_sms(meta, where),

@@ -21,7 +21,7 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import serve
+from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.compare import exports
 from pagecast.planner_app.dashboard.compare.table import table
 from pagecast.planner_app.dashboard.shell import replays, workload
@@ -30,6 +30,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, View, command
 from pagecast.planner_app.dashboard.what_if import page as what_if_page
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
 from streamlit.testing.v1 import AppTest
@@ -44,7 +45,7 @@ def _no_browser(monkeypatch):
 
 def app(**parameters: object) -> AppTest:
     """The app as a browser opens it with these parameters in the URL."""
-    test = AppTest.from_file(serve.__file__, default_timeout=60)
+    test = AppTest.from_file(server_start.__file__, default_timeout=60)
     for name, value in parameters.items():
         test.query_params[name] = value if isinstance(value, list) else str(value)
     return test.run()
@@ -194,6 +195,7 @@ def test_the_command_prints_the_views_figures(parameters, with_file, tmp_path, m
     printed = json.loads(capsys.readouterr().out)
     expected = json.loads(json.dumps(result.summary))
     printed.pop("wall_s"), expected.pop("wall_s")
+    expected["expected_error"] = sentence(result.summary["expected_error"])
     if with_file:  # which names its costs, where the view said auto
         printed.pop("expected_error"), expected.pop("expected_error")
     assert printed == expected

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.dashboard import serve
+from pagecast.planner_app.dashboard import server_start
 from streamlit.web import bootstrap
 
 
@@ -44,5 +44,5 @@ def test_a_port_that_is_taken_meanwhile_is_refused(
         raise SystemExit(1)
 
     monkeypatch.setattr(bootstrap, "run", taken)
-    monkeypatch.setattr(serve, "_warm", lambda: None)
+    monkeypatch.setattr(server_start, "_warm", lambda: None)
     assert "can't listen on port" in refused(capsys)

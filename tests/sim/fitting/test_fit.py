@@ -13,7 +13,7 @@ from pagecast.sim.costs.calibration.shape import shape_of
 from pagecast.sim.costs.calibration.terms import curve_weights
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fitting import features
-from pagecast.sim.fitting.build import Source, calibrate
+from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.features import step_table
 from pagecast.sim.fitting.fit import Fit, fit
 from pagecast.sim.fitting.left_out import left_out
@@ -114,7 +114,7 @@ def test_too_few_steps_for_the_terms_is_one_line():
 
 
 def test_calibrating_reports_noise_regions_and_cross_validation():
-    sources = [Source(made_run(1500, seed, 0.03)) for seed in (9, 10)]
+    sources = [CalibrationRun(made_run(1500, seed, 0.03)) for seed in (9, 10)]
     made = calibrate(sources, "made", replicates=4)
     assert made.noise.decode_sd == pytest.approx(0.03, rel=0.2)
     assert {row["region"] for row in made.regions} >= {"all steps", "pure decode", "with prompts"}
@@ -148,13 +148,13 @@ def test_equal_names_are_told_apart_and_twins_of_a_segment_leave_the_fit_with_it
     # Segment c is slow in two recordings. Left out of both, neither foretells the other.
     slow = next(row for row in rows["c of sweep 2", "segment"] if row["steps of"] == "with prompts")
     assert slow["error_percent"] == pytest.approx(100 / 1.5 - 100, abs=2)
-    made = calibrate([Source(first), Source(second)], "made", replicates=0)
+    made = calibrate([CalibrationRun(first), CalibrationRun(second)], "made", replicates=0)
     assert [run["run"] for run in made.provenance["runs"]] == ["sweep 1", "sweep 2"]
     assert {row["left out"] for row in made.cross_validation} == {"recording", "segment"}
 
 
 def noise_of_runs(*runs: RecordedRun) -> Noise:
-    return calibrate([Source(run) for run in runs], "made", replicates=0).noise
+    return calibrate([CalibrationRun(run) for run in runs], "made", replicates=0).noise
 
 
 def test_noise_between_runs_is_that_of_whole_runs_and_of_their_kinds_of_step():
@@ -187,7 +187,7 @@ def test_a_load_that_the_terms_do_not_explain_widens_what_is_expected_of_another
 
 
 def test_few_runs_make_heavy_tails_and_a_total_like_the_fitted_is_split_between_kinds():
-    made = calibrate([Source(made_run(1500, 22, 0.02))], "made", replicates=0)
+    made = calibrate([CalibrationRun(made_run(1500, 22, 0.02))], "made", replicates=0)
     many = replace(made, noise=replace(made.noise, freedom=1e9))
 
     def spread(source: Calibration) -> np.ndarray:
@@ -214,7 +214,7 @@ def test_steps_with_prompts_stray_like_those_before_them_in_draws_as_in_runs():
     noisy = replace(table, ns=ns)
     noise = noise_of([noisy], fit([noisy], SHAPE), SHAPE, [])
     assert noise.correlation == pytest.approx(like, abs=0.1)
-    made = calibrate([Source(made_run(1500, 24))], "made", replicates=0)
+    made = calibrate([CalibrationRun(made_run(1500, 24))], "made", replicates=0)
     drawn = Drawn(replace(made, noise=replace(noise, run_sd=0.0, level_sd=0.0, kind_sd=0.0)), 1)
     batch = Batch(0, 0, 0, ((4096, 0),))
     steps = np.log([drawn.device_ns(batch) for _ in range(5000)])
@@ -226,10 +226,10 @@ def test_runs_of_different_set_ups_are_not_mixed():
     run = made_run(600, 11)
     other = replace(run, meta={**META, "gpu": "NVIDIA A100 80GB"})
     with pytest.raises(BadInput, match="gpu is 'NVIDIA A100 80GB'"):
-        calibrate([Source(run), Source(other)], "x")
+        calibrate([CalibrationRun(run), CalibrationRun(other)], "x")
     ahead = replace(run, meta={**META, "config": {**META["config"], "async_scheduling": True}})
     with pytest.raises(BadInput, match="no run with synchronous scheduling"):
-        calibrate([Source(ahead)], "x")
+        calibrate([CalibrationRun(ahead)], "x")
 
 
 def test_the_curve_is_exact_at_knots_and_goes_on_straight_beyond_the_last():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration import attention
+from pagecast.sim.costs.calibration import attention_work
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.shape import shape_of
@@ -18,7 +18,7 @@ from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.calibration.transfer import costs_for
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fitting.ahead import ahead_of
-from pagecast.sim.fitting.build import Source, calibrate
+from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.features import launched_singly, step_table
 from pagecast.sim.fitting.fit import Fit, fit
 from pagecast.sim.machine.gpus import gpu
@@ -81,16 +81,16 @@ def test_the_least_that_launching_a_step_takes_is_told_from_what_its_device_does
 
 
 def test_costs_without_an_asynchronous_run_say_so_where_steps_are_planned_ahead():
-    made = calibrate([Source(made_run(1000, 10))], "own", replicates=0)
-    assert "No run with asynchronous scheduling" in Calibrated(made, pipeline_depth=1).expected_error()
-    assert "asynchronous" not in Calibrated(made).expected_error()
+    made = calibrate([CalibrationRun(made_run(1000, 10))], "own", replicates=0)
+    assert Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
+    assert not Calibrated(made).expected_error().figures["not_ahead"]
 
 
 @pytest.mark.parametrize("config", [META["config"], PROMPT_GRAPHS], ids=["launched", "graphs"])
 def test_costs_are_what_was_fitted(config):
     truth = replace(TRUTH, terms={**TRUTH.terms, "prompt_step": 0.7e6})
     run = made_run(2000, 3, truth, config=config)
-    made = calibrate([Source(run)], "own", replicates=2)
+    made = calibrate([CalibrationRun(run)], "own", replicates=2)
     table = step_table(run, made.shape)
     fitted = Fit.of(made).predict(table, made.shape)
     costs = Calibrated(made)
@@ -106,7 +106,7 @@ def test_costs_are_what_was_fitted(config):
 
 def test_steps_with_prompts_are_padded_to_graphs_of_their_own_and_wait_for_no_launches(tmp_path):
     truth = replace(TRUTH, terms={**TRUTH.terms, "prompt_step": 0.7e6, "launch_floor": 30e6})
-    made = calibrate([Source(made_run(3000, 8, truth, config=PROMPT_GRAPHS))], "own", replicates=0)
+    made = calibrate([CalibrationRun(made_run(3000, 8, truth, config=PROMPT_GRAPHS))], "own", replicates=0)
     assert made.terms_ns["prompt_step"] == pytest.approx(0.7e6, rel=0.15)
     made.save(tmp_path / "made.json")
     costs = Calibrated(Calibration.load(tmp_path / "made.json"))
@@ -119,7 +119,7 @@ def test_steps_with_prompts_are_padded_to_graphs_of_their_own_and_wait_for_no_la
 def test_decode_steps_right_after_prompts_cost_more_and_fade():
     truth = replace(TRUTH, terms={**TRUTH.terms, "decode_after_prompts": 11_000.0})
     table = step_table(made_run(4000, 11, truth), SHAPE)
-    made = calibrate([Source(made_run(4000, 11, truth))], "own", replicates=0)
+    made = calibrate([CalibrationRun(made_run(4000, 11, truth))], "own", replicates=0)
     assert made.terms_ns["decode_after_prompts"] == pytest.approx(11_000.0, rel=0.15)
     first = np.flatnonzero((table.warm > 0) & np.append(False, table.mixed[:-1]))
     assert table.warm[first] == pytest.approx(np.sqrt(table.tokens[first - 1]), rel=0.001)
@@ -148,14 +148,14 @@ def test_shared_context_is_counted_from_the_runs_own_decisions():
 
 
 def test_decode_is_padded_to_a_graph_and_a_step_with_prompts_is_not():
-    costs = Calibrated(calibrate([Source(made_run(2000, 4))], "own", replicates=2))
+    costs = Calibrated(calibrate([CalibrationRun(made_run(2000, 4))], "own", replicates=2))
     padded = [costs.decode_line(n).ns(n * 1000, 1000) for n in (65, 128)]
     request_ns = costs.calibration.terms_ns["request"]
     assert padded[1] - padded[0] < 63 * (request_ns + 1100 * costs.calibration.terms_ns["kv_token"])
 
 
 def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
-    made = calibrate([Source(made_run(2000, 5, gpu="CPU"))], "own", replicates=0)
+    made = calibrate([CalibrationRun(made_run(2000, 5, gpu="CPU"))], "own", replicates=0)
     target = Target(model("Qwen/Qwen3-8B"), gpu("H200"))
     for transfer in (False, True):
         with pytest.raises(BadInput, match="for a CPU, not H200"):
@@ -166,16 +166,17 @@ def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
 def test_the_busiest_sm_is_that_of_the_kernels_own_pieces_dealt_out_in_turn(chunks):
     tokens, _ = zip(*chunks, strict=True)
     lens = [new + cached for new, cached in chunks]
-    rows = attention.BLOCK // SHAPE.group
+    rows = attention_work.BLOCK // SHAPE.group
     plan = plan_prefill(tokens, lens, rows, kv_heads=SHAPE.kv_heads, processors=SHAPE.sms)
-    work = [-(-(end - begin) // attention.BLOCK) for begin, end in plan[1 : plan[0, 0] + 1, 4:6].tolist()]
+    pieces = plan[1 : plan[0, 0] + 1, 4:6].tolist()
+    work = [-(-(end - begin) // attention_work.BLOCK) for begin, end in pieces]
     assert work == sorted(work, reverse=True)
     sms = [sum(np.repeat(work, SHAPE.kv_heads)[sm :: SHAPE.sms]) for sm in range(SHAPE.sms)]
-    assert attention.prompt_span(SHAPE, chunks) == max(sms)
+    assert attention_work.prompt_span(SHAPE, chunks) == max(sms)
 
 
 def test_a_prompt_chunk_of_one_token_costs_what_a_decode_does():
-    costs = Calibrated(calibrate([Source(made_run(2000, 6))], "own", replicates=0))
+    costs = Calibrated(calibrate([CalibrationRun(made_run(2000, 6))], "own", replicates=0))
     alone = Batch(3, 3000, 1500, ((1, 2000),))
     line = costs.decode_line(4)
     assert costs.launch_ns(alone) == 0
@@ -220,7 +221,7 @@ def test_launches_that_graphs_hide_are_told_from_the_steps_planned_ahead():
     truth = replace(TRUTH, terms={**TRUTH.terms, "prompt_step": 0.9e6})
     plain = made_run(4000, 7, truth, config=PROMPT_GRAPHS)
     ahead = made_ahead(4000, 12, truth, hidden_ns=0.4e6, config=PROMPT_GRAPHS)
-    made = calibrate([Source(plain), Source(ahead)], "own", replicates=0)
+    made = calibrate([CalibrationRun(plain), CalibrationRun(ahead)], "own", replicates=0)
     assert made.host.launch_ns == pytest.approx(0.4e6, rel=0.15)
     table, steps = step_table(ahead, made.shape), ahead.steps
     costs = Calibrated(made, pipeline_depth=1)
@@ -235,14 +236,18 @@ def test_launches_that_graphs_hide_are_told_from_the_steps_planned_ahead():
 def test_synchronous_steps_that_last_as_long_as_their_launches_are_foretold_with_the_host():
     truth = replace(TRUTH, terms={**TRUTH.terms, "launch_floor": 30e6})
     plain = made_run(4000, 7, truth)
-    made = calibrate([Source(plain), Source(made_ahead(3000, 12, truth))], "own", replicates=0)
+    made = calibrate(
+        [CalibrationRun(plain), CalibrationRun(made_ahead(3000, 12, truth))], "own", replicates=0
+    )
     assert made.terms_ns["launch_floor"] == pytest.approx(30e6, rel=0.006)
 
 
 def test_a_few_steps_planned_ahead_tell_nothing():
-    made = calibrate([Source(made_run(2000, 7)), Source(made_ahead(40, 12))], "own", replicates=0)
+    made = calibrate(
+        [CalibrationRun(made_run(2000, 7)), CalibrationRun(made_ahead(40, 12))], "own", replicates=0
+    )
     assert made.host.source == MEASURED
-    assert "too short a one" in Calibrated(made, pipeline_depth=1).expected_error()
+    assert Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
 
 
 def test_a_device_that_is_slower_than_launching_does_not_show_how_long_that_takes():
@@ -252,12 +257,14 @@ def test_a_device_that_is_slower_than_launching_does_not_show_how_long_that_take
 
 
 def test_steps_planned_ahead_tell_what_the_device_takes_and_what_the_host_adds():
-    made = calibrate([Source(made_run(3000, 7)), Source(made_ahead(3000, 12))], "own", replicates=2)
+    made = calibrate(
+        [CalibrationRun(made_run(3000, 7)), CalibrationRun(made_ahead(3000, 12))], "own", replicates=2
+    )
     assert made.host.step_ns == pytest.approx(STEP_NS, rel=0.15)
     assert made.host.request_ns == pytest.approx(10_000, rel=0.1)
     assert made.terms_ns["kv_token"] == pytest.approx(34.0, rel=0.01)
     assert len(made.hosts) == len(made.replicates) == 2
-    assert "No run with asynchronous" not in Calibrated(made, pipeline_depth=1).expected_error()
+    assert not Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
     fresh = made_ahead(800, 13)
     table = step_table(fresh, SHAPE)
     costs = Calibrated(made, pipeline_depth=1)
@@ -271,7 +278,11 @@ def test_steps_planned_ahead_tell_what_the_device_takes_and_what_the_host_adds()
 
 def test_a_host_that_is_slow_for_a_while_is_no_slow_gpu():
     slow = replace(TRUTH, curve=TRUTH.curve + 0.4e6)
-    runs = [Source(made_run(2000, 7)), Source(made_run(2000, 8, slow)), Source(made_ahead(3000, 12))]
+    runs = [
+        CalibrationRun(made_run(2000, 7)),
+        CalibrationRun(made_run(2000, 8, slow)),
+        CalibrationRun(made_ahead(3000, 12)),
+    ]
     plain = calibrate([runs[0], runs[2]], "own", replicates=0)
     both = calibrate(runs, "own", replicates=0)
     lines = [Calibrated(made, pipeline_depth=1).decode_line(64).ns(64_000, 1000) for made in (plain, both)]
@@ -290,7 +301,7 @@ def test_ends_heard_of_late_are_grouped_and_tell_how_long_launching_takes():
     assert np.abs(found.summed(device) / found.ns - 1).mean() < 0.005
     step_by_step = np.diff(run.steps.end_ns)[table.index[1:] - 1] / TRUTH.sides(table, SHAPE)[1][1:]
     assert np.abs(step_by_step - 1).mean() > 0.1
-    made = calibrate([Source(made_run(3000, 7)), Source(run)], "own", replicates=0)
+    made = calibrate([CalibrationRun(made_run(3000, 7)), CalibrationRun(run)], "own", replicates=0)
     assert made.host.single_ns == pytest.approx(15e6, rel=0.01)
     chunk = Batch(0, 0, 0, ((2000, 0),))
     assert Calibrated(made, pipeline_depth=1).launch_ns(chunk) == pytest.approx(15e6, rel=0.05)
@@ -298,9 +309,9 @@ def test_ends_heard_of_late_are_grouped_and_tell_how_long_launching_takes():
 
 def test_what_a_steps_first_context_tokens_cost_more_is_in_both_kinds_of_step():
     truth = replace(TRUTH, terms={**TRUTH.terms, "first_kv_token": 8.0})
-    made = calibrate([Source(made_run(6000, 15, truth))], "own", replicates=0)
+    made = calibrate([CalibrationRun(made_run(6000, 15, truth))], "own", replicates=0)
     assert made.terms_ns["first_kv_token"] == pytest.approx(8.0, rel=0.2)
-    first, costs = attention.first_tokens(SHAPE), Calibrated(made)
+    first, costs = attention_work.first_tokens(SHAPE), Calibrated(made)
     each = made.terms_ns["first_kv_token"]
 
     def decode(ctx: int) -> int:
@@ -316,7 +327,7 @@ def test_what_a_steps_first_context_tokens_cost_more_is_in_both_kinds_of_step():
 
 def test_prompts_read_a_context_once_and_leave_a_light_step_its_clocks():
     truth = replace(TRUTH, terms={**TRUTH.terms, "light_prompt_tile": 50_000.0, "prompt_kv_token": 20.0})
-    made = calibrate([Source(made_run(6000, 19, truth))], "own", replicates=0)
+    made = calibrate([CalibrationRun(made_run(6000, 19, truth))], "own", replicates=0)
     assert made.terms_ns["light_prompt_tile"] == pytest.approx(50_000, rel=0.05)
     assert made.terms_ns["prompt_tile"] == pytest.approx(60_000, rel=0.02)
     assert made.terms_ns["prompt_kv_token"] == pytest.approx(20, rel=0.15)
@@ -326,14 +337,14 @@ def test_prompts_read_a_context_once_and_leave_a_light_step_its_clocks():
         near, far = (costs.device_ns(Batch(0, 0, 0, ((tokens, ctx),))) for ctx in (8192, 16_384))
         return far - near
 
-    spans = [[attention.prompt_span(SHAPE, [(n, ctx)]) for ctx in (8192, 16_384)] for n in (256, 8000)]
+    spans = [[attention_work.prompt_span(SHAPE, [(n, ctx)]) for ctx in (8192, 16_384)] for n in (256, 8000)]
     blocks = [far - near for near, far in spans]
     each = [(attention_ns(n) - 20 * 8192) / work for n, work in zip((256, 8000), blocks, strict=True)]
     assert each == pytest.approx([50_150, 59_400], rel=0.05)
 
 
 def test_sharing_a_short_prefix_spares_more_of_each_token_and_never_all_of_it():
-    made = calibrate([Source(made_run(2000, 16))], "own", replicates=0)
+    made = calibrate([CalibrationRun(made_run(2000, 16))], "own", replicates=0)
     terms = {**made.terms_ns, "shared_token": 8.0, "short_shared_token": 10.0}
     costs = Calibrated(replace(made, terms_ns=terms))
     each = [costs.shared_ns(prefix * 15, 16) / (prefix * 15) for prefix in (64, 1024, 32_768)]
@@ -344,10 +355,10 @@ def test_sharing_a_short_prefix_spares_more_of_each_token_and_never_all_of_it():
 
 def test_costs_fitted_to_one_gpu_are_less_sure_of_another():
     run = made_run(2000, 17)
-    one = calibrate([Source(run), Source(made_run(2000, 18))], "own", replicates=0).noise
+    one = calibrate([CalibrationRun(run), CalibrationRun(made_run(2000, 18))], "own", replicates=0).noise
     again = made_run(2000, 18)
     runs = [replace(r, meta={**r.meta, "gpu_id": gpu}) for r, gpu in ((run, "0247579e"), (again, "39c6fbf4"))]
-    two = calibrate([Source(each) for each in runs], "own", replicates=0).noise
-    same = calibrate([Source(run), Source(runs[1])], "own", replicates=0).noise
+    two = calibrate([CalibrationRun(each) for each in runs], "own", replicates=0).noise
+    same = calibrate([CalibrationRun(run), CalibrationRun(runs[1])], "own", replicates=0).noise
     assert one.gpu_sd == same.gpu_sd > two.gpu_sd > 0.006
     assert one.total_sd > two.total_sd

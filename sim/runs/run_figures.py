@@ -34,7 +34,7 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunFigures:
     """Latencies in seconds, one a request that has them (in no order that matters), totals, and load."""
 
     latencies: dict[str, Floats]
@@ -51,7 +51,7 @@ class Outcome:
         return found | self.scalars
 
 
-def measured(run: RecordedRun) -> Outcome:
+def measured(run: RecordedRun) -> RunFigures:
     """A recorded run's figures. Admissions and preemptions, which it does not log, are those of the core
     on the run's own clock. Errors: BadInput for a run without requests."""
     if not len(run.requests):
@@ -70,7 +70,7 @@ def measured(run: RecordedRun) -> Outcome:
     done = np.isfinite(last)
     makespan = float(np.nanmax(last) - arrival.min())
     tpot = np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan)
-    return Outcome(
+    return RunFigures(
         latencies={
             "ttft_s": _known(first - arrival), "tpot_s": _known(tpot), "e2e_s": _known(last - arrival),
             "queue_s": _known(queue),
@@ -86,13 +86,13 @@ def measured(run: RecordedRun) -> Outcome:
     )  # fmt: skip
 
 
-def simulated(result: Result) -> Outcome:
+def simulated(result: Result) -> RunFigures:
     """A replay's figures."""
     table, summary = result.requests, result.summary
     latencies = {name: _known(table[name].to_numpy(np.float64)) for name in ("ttft_s", "tpot_s", "e2e_s")}
     queue = table["admitted_s"].to_numpy(np.float64) - table["arrival_s"].to_numpy(np.float64)
     steps = result.steps
-    return Outcome(
+    return RunFigures(
         {**latencies, "queue_s": _known(queue)},
         {name: float(summary[name]) for name in SCALARS},
         _timeline(*(steps[name].to_numpy() for name in ("start_ns", "running", "waiting"))),

@@ -31,7 +31,7 @@ _POLICY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class SummaryCard:
     """A figure of the summary: what it is, its value, and a word on it."""
 
     title: str
@@ -40,7 +40,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class HtmlTable:
     """Rows of text under a header; `marked` rows stand out. The first column is text, the rest numbers."""
 
     title: str
@@ -55,7 +55,7 @@ class Section:
     """Charts or tables that belong together, under a heading."""
 
     title: str
-    parts: Sequence[go.Figure | Table]
+    parts: Sequence[go.Figure | HtmlTable]
 
 
 def ready(option: str, path: Path) -> None:
@@ -72,7 +72,7 @@ def ready(option: str, path: Path) -> None:
 def page(
     title: str,
     lead: str,
-    cards: Iterable[Card],
+    cards: Iterable[SummaryCard],
     sections: Iterable[Section],
     notes: Iterable[str] = (),
 ) -> str:
@@ -105,12 +105,12 @@ def write(path: Path, text: str) -> None:
 
 def _section(section: Section, drawn: list[str]) -> str:
     parts = "".join(
-        _table(part) if isinstance(part, Table) else _chart(part, drawn) for part in section.parts
+        _table(part) if isinstance(part, HtmlTable) else _chart(part, drawn) for part in section.parts
     )
     return f"<section><h2>{escape(section.title)}</h2><div class=parts>{parts}</div></section>"
 
 
-def _table(table: Table) -> str:
+def _table(table: HtmlTable) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in table.header)
     rows = "".join(
         f"<tr{' class=marked' if number in table.marked else ''}>"
@@ -148,7 +148,7 @@ def _scripts(drawn: list[str]) -> str:
     data = ",".join(drawn).replace("<", "\\u003c")  # no string may end the script it stands in
     return (
         f'<script type="application/json" id="figures">[{data}]</script>'
-        '<!-- plotly.js, copyright Plotly, Inc., MIT licence: https colon //plotly.com/javascript -->'
+        "<!-- plotly.js, copyright Plotly, Inc., MIT licence: https colon //plotly.com/javascript -->"
         f'<script type="text/plain" id="plotly">{code}</script><script>{SCRIPT}</script>'
     )
 

@@ -1,4 +1,4 @@
-"""What a validation says in words: errors, intervals, saturation, and block counts."""
+"""Sentences of a validation: errors, intervals, saturation, and block counts."""
 
 import json
 from dataclasses import replace
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from pagecast.planner_app.cli import run as pagecast
-from pagecast.sim.runs.accuracy import blocks_sentence, sentences
+from pagecast.planner_app.wording.accuracy import accuracy_sentences, blocks_sentence
 from pagecast.sim.runs.block_count import BlockCount, block_count
-from pagecast.sim.runs.forecast import Forecast, Row, forecast
-from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, Timeline
+from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_figures import LATENCIES, SCALARS, STATISTICS, RunFigures, Timeline
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 VLLM = "vllm-0.24-h200-qwen3-8b"
@@ -36,7 +36,7 @@ def test_our_engines_block_count_is_foretold_within_a_percent():
 def test_blocks_that_were_set_by_hand_check_nothing(shared):
     tight = block_count(RecordedRun.load(shared / RUNS / "azure_priority_tight"))
     assert tight.set_by_hand and tight.error_percent is None
-    assert "this run's 2,999 were set by hand" in blocks_sentence(tight)
+    assert "the 2,999 of this run were set by hand" in blocks_sentence(tight)
     own = RecordedRun.load(OWN)
     told = replace(own, meta={**own.meta, "config": {**own.meta["config"], "num_blocks": 49_725}})
     assert block_count(told).set_by_hand
@@ -51,11 +51,11 @@ def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_int
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("mooncake_") and "measurements lie" in line]
     assert len(lines) == 1
-    assert "the median interval spans" in lines[0] and "half-width" in lines[0]
-    assert "carried over from Qwen/Qwen3-8B on NVIDIA H200 to Qwen/Qwen3-0.6B" in out
-    assert "measured once, from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT 12%" in out
-    assert "These costs are of vllm, this run is of pagecast" in out
-    assert "expected from model and GPU alone, 72,554 measured" in out
+    assert "The median interval is" in lines[0] and "half-width" in lines[0]
+    assert "transferred from Qwen/Qwen3-8B on NVIDIA H200 to Qwen/Qwen3-0.6B" in out
+    assert "from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT was 12% and mean TTFT 24% too long" in out
+    assert "The step costs were fitted to vllm, but this run is from pagecast" in out
+    assert "predicted from model and GPU alone, 72,554 measured" in out
     assert pagecast([*command[:-1], "0", "--transfer-costs", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["num_gpu_blocks"]["error_percent"] == pytest.approx(0.0, abs=0.5)
@@ -79,7 +79,7 @@ def test_decisions_come_with_the_block_count(capsys):
     assert pagecast(["validate", str(OWN), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_gpu_blocks"]["measured"] == 49_725
     assert pagecast(["validate", str(OWN)]) == 0
-    assert "KV blocks: 49,814 expected" in capsys.readouterr().out
+    assert "KV blocks: 49,814 predicted" in capsys.readouterr().out
 
 
 def made(error: float, covered: float, slope: float, blocks: BlockCount | None = None) -> Forecast:
@@ -87,20 +87,20 @@ def made(error: float, covered: float, slope: float, blocks: BlockCount | None =
     names = [f"{name}.{key}" for name in LATENCIES for key in STATISTICS] + list(SCALARS)
     held = round(covered * len(names))
     rows = tuple(
-        Row(name, 1 + error / 100, 1.0, 0.9 if i < held else 1.05, 1.1, slope, (-slope, slope / 2))
+        ForecastRow(name, 1 + error / 100, 1.0, 0.9 if i < held else 1.05, 1.1, slope, (-slope, slope / 2))
         for i, name in enumerate(names)
     )
-    none = Outcome({}, {}, Timeline(*(() for _ in range(3))))
-    return Forecast("made", "costs", "", False, rows, none, none, blocks)
+    none = RunFigures({}, {}, Timeline(*(() for _ in range(3))))
+    return Forecast("made", "costs", (), False, rows, none, none, blocks)
 
 
 def test_sentences_tell_what_is_near_and_what_is_not_to_be_trusted():
-    near = sentences(made(0.4, 1.0, 2.0))
+    near = accuracy_sentences(made(0.4, 1.0, 2.0))
     assert near[0].startswith("Forecast and measurement differ by up to 0.4% in TPOT and E2E")
     assert near[1].startswith("made: 100% of 25 measurements lie in their 90% interval")
-    assert not any("saturation" in sentence or "trust no" in sentence for sentence in near)
-    far = sentences(made(-30.0, 0.6, 25.0))
+    assert not any("saturation" in sentence or "do not rely" in sentence for sentence in near)
+    far = accuracy_sentences(made(-30.0, 0.6, 25.0))
     assert "30.0% in TTFT" in far[0]
-    assert far[1].endswith("trust no interval here.")
-    assert "step times within 1%" in far[2] and "move TTFT mean by -25 to +12%" in far[2]
-    assert sentences(made(1.0, 1.0, 0.0, BlockCount(99, 100, False)))[-1].endswith("(-1.0%).")
+    assert far[1].endswith("do not rely on the intervals of this run.")
+    assert "a change of up to 1% in step time changes TTFT mean by -25 to +12%" in far[2]
+    assert accuracy_sentences(made(1.0, 1.0, 0.0, BlockCount(99, 100, False)))[-1].endswith("(-1.0%).")

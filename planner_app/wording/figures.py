@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from pagecast.planner_app import console
+from pagecast.planner_app.wording.quantities import seconds
 
 _TITLES = {
     "ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "ttft_cached": "TTFT with a hit",
@@ -40,7 +40,7 @@ def shown(name: str, value: float | None) -> str:
     if value is None or value != value:
         return "-"
     if is_duration(name):
-        return console.seconds(value)
+        return seconds(value)
     return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.4g}"
 
 

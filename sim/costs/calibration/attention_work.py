@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
 
 Floats = npt.NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
@@ -35,7 +35,7 @@ STREAMING, CACHED = 196_608, 8_192
 LIGHT = 2_048  # tokens of a step that leaves a GPU half of what it gains by a rest
 
 
-def imbalance_cap(shape: Shape, n: Floats) -> Floats:
+def imbalance_cap(shape: TileShape, n: Floats) -> Floats:
     """The most that idle SMs add to a decode batch of `n` requests, as a share of its work.
 
     With few requests every sequence is split finely and nothing is lost; the loss is in full once the
@@ -45,12 +45,12 @@ def imbalance_cap(shape: Shape, n: Floats) -> Floats:
     return MOST_IMBALANCE * np.clip((waves - 0.18) / 0.18, 0.0, 1.0)
 
 
-def tail_tokens(shape: Shape) -> float:
+def tail_tokens(shape: TileShape) -> float:
     """Context tokens whose reading takes as long as what shows of one token of the longest sequence."""
     return LONGEST_TILE * shape.sms / shape.kv_heads
 
 
-def even_waves(shape: Shape, n: int) -> float:
+def even_waves(shape: TileShape, n: int) -> float:
     """Time over work of a decode batch whose `n` contexts are equal: the last wave is seldom full."""
     pieces = max(1, -int(-shape.sms // (SHARE * shape.kv_heads * n)))
     tiles = n * shape.kv_heads * pieces
@@ -59,18 +59,18 @@ def even_waves(shape: Shape, n: int) -> float:
     return (full + last) * shape.sms / tiles
 
 
-def spread_tokens(shape: Shape, n: Floats, ctx: Floats, longest: Floats) -> Floats:
+def spread_tokens(shape: TileShape, n: Floats, ctx: Floats, longest: Floats) -> Floats:
     """Context tokens to add for uneven sequences: the longest one's tail, or the cap where that is less."""
     mean = ctx / np.maximum(n, 1.0)
     return np.minimum(imbalance_cap(shape, n) * ctx, tail_tokens(shape) * (longest - mean))
 
 
-def first_tokens(shape: Shape) -> int:
+def first_tokens(shape: TileShape) -> int:
     """Context tokens of a decode step that are read before memory streams: each costs somewhat more."""
     return STREAMING // shape.kv_heads
 
 
-def short_share(shape: Shape, shared: Number, n: Number) -> Number:
+def short_share(shape: TileShape, shared: Number, n: Number) -> Number:
     """How much of what `n` decoding requests share is in a cache, by the mean length of their prefixes.
 
     `shared` counts the context tokens that stand in another one's blocks too.
@@ -85,14 +85,14 @@ def light_share(tokens: Number) -> Number:
     return 1 / (1 + (tokens / LIGHT) ** 2)
 
 
-def chunk_tiles(shape: Shape, tokens: Number, context: Number) -> Number:
+def chunk_tiles(shape: TileShape, tokens: Number, context: Number) -> Number:
     """Tiles x key blocks of one prompt chunk on one KV head; halves stand for blocks cut by the mask."""
     rows = max(1, BLOCK // shape.group)
     count = -(-tokens // rows)
     return count * (context + rows * (count + 1) / 2) / BLOCK + count / 2
 
 
-def prompt_span(shape: Shape, chunks: Sequence[tuple[int, int]]) -> float:
+def prompt_span(shape: TileShape, chunks: Sequence[tuple[int, int]]) -> float:
     """Key blocks that the busiest SM walks in our own kernel: chunks of (tokens, context).
 
     One program an SM takes every n-th of a step's (piece, KV head) pairs, most keys first, so that the first
@@ -104,7 +104,7 @@ def prompt_span(shape: Shape, chunks: Sequence[tuple[int, int]]) -> float:
     return float(blocks[turns * shape.sms // shape.kv_heads].sum())
 
 
-def prompt_pieces(shape: Shape, chunks: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+def prompt_pieces(shape: TileShape, chunks: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
     """Key blocks of each piece of prompt attention on one KV head, as `kernels.prefill_plan` cuts them."""
     rows = max(1, BLOCK // shape.group)
     tiles = np.concatenate([_tile_blocks(tokens, context, rows) for tokens, context in chunks])
@@ -146,6 +146,6 @@ def _tile_blocks(tokens: int, context: int, rows: int) -> npt.NDArray[np.int64]:
     return np.asarray(-(-ends[::-1] // BLOCK), np.int64)
 
 
-def splits_beside(shape: Shape, chunk_tokens: Any) -> Any:
+def splits_beside(shape: TileShape, chunk_tokens: Any) -> Any:
     """Whether sequences are still split beside a prompt chunk of this many tokens (a number or an array)."""
     return shape.kv_heads * -(-chunk_tokens // max(1, BLOCK // shape.group)) < 0.8 * shape.sms

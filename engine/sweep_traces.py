@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, log
 
 import numpy as np
-from pagecast.engine.sweep_script import Document, Prompt, Script
+from pagecast.engine.sweep_script import Document, PromptSpans, Script
 from pagecast.sim.core.limits import Limits
 from pagecast.traces.schema import Trace
 
@@ -26,7 +26,7 @@ _REST_S = 0.2  # before decode steps whose contexts are all that is to tell: a G
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class EngineCapacity:
     """What an engine has room for.
 
     `seqs` requests at once, `step_tokens` in a step, `cache_tokens` in the KV cache, `max_len` in a request;
@@ -44,7 +44,7 @@ class Space:
     block: int
 
     @classmethod
-    def of(cls, limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> Space:
+    def of(cls, limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> EngineCapacity:
         """The space that a scheduler's limits leave."""
         cache = limits.num_blocks * limits.block_size
         longest = min(limits.max_model_len or cache, cache)
@@ -67,7 +67,7 @@ def segments(limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> lis
     """The sweep for an engine of these limits, at both pipeline depths; equal limits give equal traces."""
     made = []
     for depth, word in ((0, "sync"), (1, "async")):
-        space = replace(Space.of(limits, graphs, prompt_graphs), depth=depth)
+        space = replace(EngineCapacity.of(limits, graphs, prompt_graphs), depth=depth)
         for name, write in _PARTS.items():
             script = Script(f"{name}-{word}", space.max_len)
             write(script, space)
@@ -79,7 +79,7 @@ def segments(limits: Limits, graphs: list[int], prompt_graphs: list[int]) -> lis
 def rehearsal(limits: Limits) -> Trace:
     """Steps of all kinds, to be served before anything is recorded: whatever is compiled or loaded at its
     first use is then there."""
-    space = Space.of(limits, [], [])
+    space = EngineCapacity.of(limits, [], [])
     script = Script("rehearsal", space.max_len)
     for size in (*(n + odd for n in _SIZES for odd in (0, 1)), space.step_tokens):
         if size <= min(space.step_tokens, space.max_len // 2):
@@ -98,7 +98,7 @@ def rehearsal(limits: Limits) -> Trace:
 # ---- decode
 
 
-def _decode(script: Script, space: Space) -> None:
+def _decode(script: Script, space: EngineCapacity) -> None:
     """Batches of every size at several contexts: requests that begin together and end one after another."""
     most = 768 if space.depth else 2048
     tokens = int(max(8, min(most, 0.6 * space.cache_tokens / space.seqs, space.max_len / 2)))
@@ -114,7 +114,7 @@ def _decode(script: Script, space: Space) -> None:
         _stairs(script, space, prompts)
 
 
-def _stairs(script: Script, space: Space, prompts: list[Prompt]) -> None:
+def _stairs(script: Script, space: EngineCapacity, prompts: list[PromptSpans]) -> None:
     """Decode steps of falling batch size: on each size of a CUDA graph, and just above the next smaller."""
     sizes = _batch_sizes(space)
     steps = np.zeros(space.seqs, np.int64)
@@ -124,7 +124,7 @@ def _stairs(script: Script, space: Space, prompts: list[Prompt]) -> None:
     script.follow(rows[0])
 
 
-def _batch_sizes(space: Space) -> list[int]:
+def _batch_sizes(space: EngineCapacity) -> list[int]:
     ladder = [size for size in (space.graphs or _LADDER) if size <= space.seqs]
     sizes = {*ladder, *(size + 1 for size in ladder if size < space.seqs), space.seqs}
     chosen = sorted(sizes)
@@ -134,7 +134,7 @@ def _batch_sizes(space: Space) -> list[int]:
 # ---- shared contexts
 
 
-def _shared(script: Script, space: Space) -> None:
+def _shared(script: Script, space: EngineCapacity) -> None:
     """Requests that decode together behind one prefix, as those of one system prompt do.
 
     Their contexts are there before, and a prompt's only new token is its last: what they spare one another
@@ -155,7 +155,7 @@ def _shared(script: Script, space: Space) -> None:
 # ---- long contexts
 
 
-def _long(script: Script, space: Space) -> None:
+def _long(script: Script, space: EngineCapacity) -> None:
     """Prompts up to the longest, in chunks; few requests that decode far in; prompts on cached contexts."""
     share, most = (0.3, 4) if space.depth else (0.6, 8)
     top = 24_576 if space.depth else space.max_len
@@ -193,7 +193,7 @@ def _ragged(script: Script, documents: list[Document], short: list[Document]) ->
             script.group(prompts, output=8, gap_s=_REST_S)
 
 
-def _on_contexts(script: Script, space: Space, documents: list[Document]) -> None:
+def _on_contexts(script: Script, space: EngineCapacity, documents: list[Document]) -> None:
     """New tokens of many numbers on cached contexts of many lengths, one prompt at a time and several."""
     sizes = [size for size in (16, 64, 200, 512, 1024, 2048, 4096, 8192) if size <= space.step_tokens]
     for fraction in (0.05, 0.5) if space.depth else (0.03, 0.1, 0.25, 0.5, 0.9):
@@ -209,7 +209,7 @@ def _on_contexts(script: Script, space: Space, documents: list[Document]) -> Non
 # ---- prompts by themselves
 
 
-def _prompts(script: Script, space: Space) -> None:
+def _prompts(script: Script, space: EngineCapacity) -> None:
     """Prompts of every size, isolated and back to back, and many small ones in a step."""
     longest = min(2 * space.step_tokens, space.max_len // 2)
     sizes = sorted(size for size in {*_SIZES, *space.prompt_graphs} if size < longest)
@@ -224,7 +224,7 @@ def _prompts(script: Script, space: Space) -> None:
                 script.group(_split(script, total, count), output=3)
 
 
-def _split(script: Script, total: int, count: int) -> list[Prompt]:
+def _split(script: Script, total: int, count: int) -> list[PromptSpans]:
     """New prompts of uneven sizes that have `total` tokens together, each of two or more."""
     shares = script.random.dirichlet(np.full(count, 2.0))
     sizes = np.maximum(2, (shares * total).astype(np.int64)).tolist()
@@ -234,7 +234,7 @@ def _split(script: Script, total: int, count: int) -> list[Prompt]:
 # ---- prompts beside decodes
 
 
-def _mixed(script: Script, space: Space) -> None:
+def _mixed(script: Script, space: EngineCapacity) -> None:
     """Bursts of prompts beside decoding requests, few and many; most bursts are small."""
     few = min(128, max(1, space.seqs // 2))
     short = [script.document(min(512, max(8, 0.2 * space.cache_tokens / few))) for _ in range(few)]
@@ -251,7 +251,7 @@ def _mixed(script: Script, space: Space) -> None:
 
 def _beside(
     script: Script,
-    space: Space,
+    space: EngineCapacity,
     n: int,
     documents: tuple[list[Document], list[Document]],
     most: list[int],
@@ -278,8 +278,8 @@ def _beside(
 
 
 def _burst(
-    script: Script, space: Space, documents: list[Document], most: int, *, on_context: float
-) -> list[Prompt]:
+    script: Script, space: EngineCapacity, documents: list[Document], most: int, *, on_context: float
+) -> list[PromptSpans]:
     """One to eight prompts of up to `most` new tokens together, small ones as likely as large.
 
     Each has a cached context with probability `on_context`.
@@ -299,7 +299,7 @@ def _burst(
 # ---- conversations
 
 
-def _load(script: Script, space: Space) -> None:
+def _load(script: Script, space: EngineCapacity) -> None:
     """Users who wait for an answer, think, and ask on, in a few and in many conversations at once."""
     last = -1
     most = max(8, min(4096, space.cache_tokens // 8, space.max_len // 2))

@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagecast.planner_app import console
 from pagecast.planner_app.planner.capacity.binding import Binding, beyond, binding
 from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
     MOST_USERS,
     Ask,
-    Outcome,
-    Question,
+    CapacityQuestion,
+    LoadTrial,
     Searched,
     amount,
     interval,
@@ -31,10 +30,12 @@ from pagecast.planner_app.planner.capacity.bisection import (
 )  # fmt: skip
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
 from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
-from pagecast.planner_app.planner.capacity.users import Kind, Load, requests_per_s, shortened
+from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.replicates import Workload
@@ -61,16 +62,16 @@ class Answer:
     those of the forecast's search that tell, by load; `replays` counts those of the `draws` as well.
     """
 
-    kind: Kind
+    kind: LoadKind
     value: float | None
     low: float | None
     high: float | None
     at_limit: bool
-    at: Outcome | None
-    beyond: Outcome | None
+    at: LoadTrial | None
+    beyond: LoadTrial | None
     binding: Binding | None
     replays: int
-    tried: tuple[Outcome, ...]
+    tried: tuple[LoadTrial, ...]
     draws: int = 0
 
     @property
@@ -109,7 +110,7 @@ class Plan:
     costs: str
     slo: Slo
     envelope: Envelope
-    answers: dict[Kind, Answer]
+    answers: dict[LoadKind, Answer]
     replicas: Replicas | None
     notes: tuple[str, ...]
     wall_s: float
@@ -151,7 +152,7 @@ def plan(
     scenario: Scenario,
     slo: Slo,
     *,
-    kinds: Sequence[Kind] | None = None,
+    kinds: Sequence[LoadKind] | None = None,
     think_s: float | None = None,
     replicas_for: float | None = None,
     max_preemption_rate: float = MAX_PREEMPTION_RATE,
@@ -182,7 +183,7 @@ def plan(
         most_users = min(_WAITING * scenario.max_num_seqs, MOST_USERS)
     work = shortened(trace, max(most_requests, 1))
     kinds, rate, notes = _kinds(work, kinds, think_s)
-    question = Question(
+    question = CapacityQuestion(
         work, scenario, slo, rate or 1.0, think_s or 0.0, max_preemption_rate, most_users, most_requests,
         scenario.seed, costs, draw_costs, workload,
     )  # fmt: skip
@@ -200,7 +201,7 @@ def plan(
         tell(number)
     chosen = question.costs_of(None)
     taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
-    said = (*notes, *_notes(trace, work, question, answers, replicates), chosen.expected_error())
+    said = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
     return Plan(
         trace.name, len(work), rejected, rate, scenario, chosen.name, slo, fits, answers, taken, said,
         time.perf_counter() - started,
@@ -225,10 +226,10 @@ class _Counter:
 
 
 def _kinds(
-    trace: Trace, kinds: Sequence[Kind] | None, think_s: float | None
-) -> tuple[list[Kind], float | None, list[str]]:
+    trace: Trace, kinds: Sequence[LoadKind] | None, think_s: float | None
+) -> tuple[list[LoadKind], float | None, list[str]]:
     """What to plan for, the trace's own rate, and what was left out because there is none."""
-    asked: list[Kind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
+    asked: list[LoadKind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
     if kinds is None and think_s is not None:
         asked.append("users")
     try:
@@ -245,7 +246,7 @@ def _replicas(answer: Answer | None, rate: float | None, scenario: Scenario) -> 
     return replicas(rate, answer.value, (answer.low, answer.high), scenario.tensor_parallel_size)
 
 
-def _check(question: Question, replicates: int, replicas_for: float | None) -> None:
+def _check(question: CapacityQuestion, replicates: int, replicas_for: float | None) -> None:
     """Errors: BadInput for what can't be planned with."""
     if replicas_for is not None and not 0 < replicas_for < float("inf"):
         raise BadInput(f"the rate to tell replicas for is {replicas_for}; it must be above 0")
@@ -260,7 +261,7 @@ def _check(question: Question, replicates: int, replicas_for: float | None) -> N
     question.scenario.limits()
 
 
-def _first_ask(kind: Kind, fits: Envelope, most_users: int) -> Ask:
+def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
     """Where to begin: with users at the static envelope, with rates at the trace's own."""
     if kind == "rate":  # twice as much, or half; long loads settle the rest
         return Ask(kind, start=0, step=70, resolution=_NEAR, verify=False)
@@ -277,7 +278,7 @@ class _Spread:
 
 
 def _spreads(
-    question: Question, kinds: Sequence[Kind], points: Sequence[Searched], count: int,
+    question: CapacityQuestion, kinds: Sequence[LoadKind], points: Sequence[Searched], count: int,
     run: Executor, progress: Progress,
 ) -> list[_Spread]:  # fmt: skip
     """The searches of each kind that begin at the forecast's answer."""
@@ -301,7 +302,7 @@ def _spreads(
 
 
 def _answer(
-    question: Question, kind: Kind, point: Searched, spread: _Spread, run: Executor | None
+    question: CapacityQuestion, kind: LoadKind, point: Searched, spread: _Spread, run: Executor | None
 ) -> Answer:
     sure, draws = spread.lasting or point, spread.draws
     searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
@@ -327,7 +328,7 @@ def _answer(
     )
 
 
-def _agreeing(short: Searched, long: Searched) -> tuple[Outcome, ...]:
+def _agreeing(short: Searched, long: Searched) -> tuple[LoadTrial, ...]:
     """All long loads, and the short ones that hold up to the answer: beyond it they hide what breaks."""
     most = long.at.amount if long.at is not None else 0.0
     known = {outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most}
@@ -335,7 +336,7 @@ def _agreeing(short: Searched, long: Searched) -> tuple[Outcome, ...]:
     return tuple(known[amount] for amount in sorted(known))
 
 
-def _amount(kind: Kind, step: int | None) -> float:
+def _amount(kind: LoadKind, step: int | None) -> float:
     return 0.0 if step is None else amount(kind, step)
 
 
@@ -353,7 +354,7 @@ def _rejected(trace: Trace, scenario: Scenario) -> int:
 
 
 def _notes(
-    trace: Trace, work: Trace, question: Question, answers: dict[Kind, Answer], replicates: int
+    trace: Trace, work: Trace, question: CapacityQuestion, answers: dict[LoadKind, Answer], replicates: int
 ) -> list[str]:
     said = [*trace.notes]
     if len(work) < len(trace):
@@ -388,17 +389,17 @@ def said(term: Judged) -> str:
         return f"{term.value:.2g} preemptions a request"
     if name == "goodput":
         return f"goodput is {term.value:.4g}"
-    return f"{name} is {console.seconds(term.value)}"
+    return f"{name} is {seconds(term.value)}"
 
 
-def shown(kind: Kind, value: float) -> str:
+def shown(kind: LoadKind, value: float) -> str:
     """An amount of load as people read it."""
     if kind == "rate":
         return f"{value:.3g} requests/s"
     return f"{value:,.0f} user" + ("s" if value != 1 else "")
 
 
-def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
+def _outcome(outcome: LoadTrial | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
     return {
