@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TREE := build/tree/pagecast
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+# Errors are shown, warnings are not: an index that lists local folders makes pages of them.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PARTS := sim engine kernels planner_app traces
 COMPILED := $(filter-out %/__init__.py %/check.py %/errors.py,$(wildcard sim/core/*.py sim/core/*/*.py)) sim/costs/step_costs.py
 
@@ -20,11 +21,12 @@ help:
 	@echo "make clean      removes what was built, the compiled core included"
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pagecast needs Python 3.11 or later; say make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pagecast needs Python 3.11 or later; say make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml constraints.txt $(BIN)/python
-	$(PIP) -c constraints.txt -e .
+	@echo "installing pagecast into $(VENV) (once; a minute or two)"
+	@$(PIP) -c constraints.txt -e .
 	@touch $@
 
 # torch comes first and pinned: an unpinned one would bring gigabytes of CUDA to a machine without a GPU.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from numpy.typing import NDArray
-from pagecast.engine.attention import Pages, Prompts, Shape
+from pagecast.engine.backend import Pages, Prompts, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from torch import Tensor
 

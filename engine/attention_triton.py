@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.attention import Pages, Prompts, Shape
+from pagecast.engine.backend import Pages, Prompts, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.attention import NO_PROMPTS, Backend, Prompts
+from pagecast.engine.backend import NO_PROMPTS, Backend, Prompts
 from pagecast.engine.rows import Rows
 from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.memory.kv_memory import KvMemory

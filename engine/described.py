@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pagecast.sim.core.errors import CannotRunHere
 from pagecast.sim.machine.model_facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def described(engine: Engine) -> dict[str, Any]:
     on_gpu = loaded.device.type == "cuda"
     return {
         "engine": "pagecast",
-        "engine_version": version("pagecast"),
+        "engine_version": pagecast_version(),
         "gpu": torch.cuda.get_device_name(loaded.device) if on_gpu else "CPU",
         "gpu_id": gpu_id(loaded.device) if on_gpu else None,
         "driver": driver() if on_gpu else None,
@@ -53,6 +54,14 @@ def described(engine: Engine) -> dict[str, Any]:
             "num_blocks": engine.options.num_blocks,
         },
     }
+
+
+def pagecast_version() -> str:
+    """The installed version. Errors: CannotRunHere where pagecast is run without being installed."""
+    known = _installed("pagecast")
+    if known is None:
+        raise CannotRunHere("pagecast's own version is unknown, for it is not installed: pip install .")
+    return known
 
 
 def model_config(facts: ModelFacts) -> dict[str, Any]:
@@ -87,6 +96,7 @@ def driver() -> str | None:
     return found[0] if found else None
 
 
+@cache
 def _installed(package: str) -> str | None:
     try:
         return version(package)

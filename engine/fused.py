@@ -7,7 +7,7 @@ They read and write what they must once, and compute in fp32; `ops` and `samplin
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -15,13 +15,18 @@ import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pagecast.engine.sampling import Sampler
-
 _SPLITS = 8
 _DRAW_BLOCK = 4096
 _MUL_BLOCK = 1024
 _launches: dict[Any, Launch] = {}
+
+
+class Draws(Protocol):
+    """What a draw needs of a `Sampler`: its rows' parameters, and where their newest tokens go."""
+
+    temperature: Tensor
+    seed: Tensor
+    newest: Tensor
 
 
 def _launch(kernel: Any, on: Tensor, key: Any, constants: dict[str, Any], warps: int) -> Launch:
@@ -221,7 +226,7 @@ def _settle(
     tl.store(out + i, tl.where(bad, -1, token))
 
 
-def sample(logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, sampler: Sampler) -> Tensor:
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, sampler: Draws) -> Tensor:
     """`Sampler.sample` without filters, for dense logits [n, vocab]."""
     n, vocab = logits.shape
     out = torch.empty(n, dtype=torch.int32, device=logits.device)

@@ -41,13 +41,22 @@ class Peer(Protocol):
         """Its plan of a step, made once a step and not timed."""
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts: Tensor, seq_lens: Tensor | None,
-        block_table: Tensor | None, max_query: int, max_len: int, plan: Any = None,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        starts: Tensor,
+        seq_lens: Tensor | None,
+        block_table: Tensor | None,
+        max_query: int,
+        max_len: int,
+        plan: Any = None,
     ) -> None:
         """Causal attention through the block table."""
 
 
-class Row(NamedTuple):
+class KernelTime(NamedTuple):
     """A line of a table: ours, and beside it another's where there is one."""
 
     name: str
@@ -279,17 +288,17 @@ def host_gbs(block_size: int, layers: int = 36, tokens: int = 1024) -> list[tupl
     return rows
 
 
-def ceilings(_: Peer | None) -> Iterator[Row]:
+def ceilings(_: Peer | None) -> Iterator[KernelTime]:
     """What the machine can do: copy, read, multiply."""
     x = torch.randn(1 << 29, device=DEVICE)
     y = torch.empty_like(x)
-    yield Row("device copy", "GB/s", 2 * x.nbytes / 1e9 / seconds(lambda: y.copy_(x), graph=False))
-    yield Row("read-only sum", "GB/s", x.nbytes / 1e9 / seconds(lambda: x.sum()))
+    yield KernelTime("device copy", "GB/s", 2 * x.nbytes / 1e9 / seconds(lambda: y.copy_(x), graph=False))
+    yield KernelTime("read-only sum", "GB/s", x.nbytes / 1e9 / seconds(lambda: x.sum()))
     a = torch.randn(8192, 8192, device=DEVICE, dtype=DTYPE)
-    yield Row("matrix product 8192^3", "TFLOP/s", 2 * 8192**3 / 1e12 / seconds(lambda: a @ a))
+    yield KernelTime("matrix product 8192^3", "TFLOP/s", 2 * 8192**3 / 1e12 / seconds(lambda: a @ a))
 
 
-def decode(peer: Peer | None) -> Iterator[Row]:
+def decode(peer: Peer | None) -> Iterator[KernelTime]:
     """Decode at the three shapes, uniform and ragged, three page sizes."""
     for block_size in (16, 64, 256):
         for batch, length in SHAPES:
@@ -297,10 +306,10 @@ def decode(peer: Peer | None) -> Iterator[Row]:
                 ours, flash = decode_seconds(lens, block_size, peer)
                 size = sum(lens) * QWEN3_8B.token_bytes / 1e9
                 title = f"decode {batch} x {length}{name}, page {block_size}"
-                yield Row(title, "GB/s", size / ours, size / flash if flash else None, name_of(peer))
+                yield KernelTime(title, "GB/s", size / ours, size / flash if flash else None, name_of(peer))
 
 
-def models(peer: Peer | None) -> Iterator[Row]:
+def models(peer: Peer | None) -> Iterator[KernelTime]:
     """Decode and prefill of other head shapes, page 16."""
     for model in (Heads(16, 8), Heads(28, 4), Heads(32, 32), Heads(64, 8), Heads(32, 8, 64), Heads(32, 8, 96),
                   Heads(32, 8, 80), Heads(16, 8, 256), Heads(32, 8, 128, FP8)):  # fmt: skip
@@ -311,18 +320,18 @@ def models(peer: Peer | None) -> Iterator[Row]:
         ours, flash = decode_seconds([4096 + i for i in range(64)], 16, joins, model)
         size = (64 * 4096 + 64 * 63 / 2) * model.token_bytes / 1e9
         theirs = size / flash if flash else None
-        yield Row(f"decode 64 x 4096, {name}", "GB/s", size / ours, theirs, name_of(peer))
+        yield KernelTime(f"decode 64 x 4096, {name}", "GB/s", size / ours, theirs, name_of(peer))
         if model.kv_dtype == DTYPE:
             tflops, flash = prefill_tflops(4096, 16, joins, model)
-            yield Row(f"prefill 4 x 4096, {name}", "TFLOP/s", tflops, flash, name_of(peer))
+            yield KernelTime(f"prefill 4 x 4096, {name}", "TFLOP/s", tflops, flash, name_of(peer))
 
 
-def small(peer: Peer | None) -> Iterator[Row]:
+def small(peer: Peer | None) -> Iterator[KernelTime]:
     """Latency of small batches, and host time of a launch."""
     for batch, length in ((1, 500), (1, 4000), (1, 32000), (8, 1000), (8, 8000), (32, 500)):
         ours, flash = decode_seconds([length] * batch, 16, peer)
         theirs = flash * 1e6 if flash else None
-        yield Row(f"decode {batch} x {length}", "us", ours * 1e6, theirs, name_of(peer))
+        yield KernelTime(f"decode {batch} x {length}", "us", ours * 1e6, theirs, name_of(peer))
     kv, table = paged([64] * 8, 16)
     k, v = kv[:, 0], kv[:, 1]
     q = torch.randn(64, 32, 128, device=DEVICE, dtype=DTYPE)
@@ -336,49 +345,51 @@ def small(peer: Peer | None) -> Iterator[Row]:
         ("prefill", lambda: paged_prefill(q, k, v, table, tiles, out=out)),
         ("store", lambda: store_kv(new, new, k, v, slots)),
     ):
-        yield Row(f"{name}, host time of a launch", "us", launch_microseconds(call))
-        yield Row(f"{name}, tiny, on the GPU", "us", seconds(call, inner=20) * 1e6)
+        yield KernelTime(f"{name}, host time of a launch", "us", launch_microseconds(call))
+        yield KernelTime(f"{name}, tiny, on the GPU", "us", seconds(call, inner=20) * 1e6)
 
 
-def prefill(peer: Peer | None) -> Iterator[Row]:
+def prefill(peer: Peer | None) -> Iterator[KernelTime]:
     """Causal prefill of 16,384 tokens in sequences of three lengths, pages of 16 and 256."""
     for block_size in (16, 256):
         for each in (1024, 4096, 16384):
             ours, flash = prefill_tflops(each, block_size, peer)
             title = f"prefill {PREFILL_TOKENS // each} x {each}, page {block_size}"
-            yield Row(title, "TFLOP/s", ours, flash, name_of(peer))
+            yield KernelTime(title, "TFLOP/s", ours, flash, name_of(peer))
 
 
-def chunks(peer: Peer | None) -> Iterator[Row]:
+def chunks(peer: Peer | None) -> Iterator[KernelTime]:
     """Chunks of new tokens behind cached ones, page 16."""
     for count, new, cached in ((1, 2048, 14336), (8, 256, 4096), (32, 32, 2048), (1, 64, 16384)):
         ours, flash = prefill_seconds([new] * count, [cached] * count, 16, peer)
         title = f"prefill {count} x {new} new behind {cached}, page 16"
-        yield Row(title, "us", ours * 1e6, flash * 1e6 if flash else None, name_of(peer))
+        yield KernelTime(title, "us", ours * 1e6, flash * 1e6 if flash else None, name_of(peer))
 
 
-def prefixes(peer: Peer | None) -> Iterator[Row]:
+def prefixes(peer: Peer | None) -> Iterator[KernelTime]:
     """Few new tokens behind long prefixes, page 16."""
     for count in (1, 4):
         for new in (8, 64, 256):
             for cached in (1000, 4000, 16000, 29000, 100000):
                 ours, flash = prefill_seconds([new] * count, [cached] * count, 16, peer)
                 title = f"prefill {count} x {new} new behind {cached}, page 16"
-                yield Row(title, "us", ours * 1e6, flash * 1e6 if flash else None, name_of(peer))
+                yield KernelTime(title, "us", ours * 1e6, flash * 1e6 if flash else None, name_of(peer))
 
 
-def move(_: Peer | None) -> Iterator[Row]:
+def move(_: Peer | None) -> Iterator[KernelTime]:
     """store_kv and copy_blocks beside plain copies of the same bytes."""
     for tokens in (256, 2048, 16384):
-        yield Row(f"store_kv {tokens} tokens", "GB/s", *store_gbs(tokens), "copy")
+        yield KernelTime(f"store_kv {tokens} tokens", "GB/s", *store_gbs(tokens), "copy")
     for block_size in (16, 256):
-        yield Row(f"copy_blocks in the pool, page {block_size}", "GB/s", *copy_gbs(block_size), "copy")
+        yield KernelTime(f"copy_blocks in the pool, page {block_size}", "GB/s", *copy_gbs(block_size), "copy")
     for block_size in (16, 256):
         for way, ours, plain in host_gbs(block_size):
-            yield Row(f"copy_blocks {way} the host, page {block_size}", "GB/s", ours, plain, "pinned copy")
+            yield KernelTime(
+                f"copy_blocks {way} the host, page {block_size}", "GB/s", ours, plain, "pinned copy"
+            )
 
 
-SECTIONS: dict[str, Callable[[Peer | None], Iterator[Row]]] = {
+SECTIONS: dict[str, Callable[[Peer | None], Iterator[KernelTime]]] = {
     f.__name__: f for f in (ceilings, decode, prefill, chunks, prefixes, move, models, small)
 }
 

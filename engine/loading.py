@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from pagecast.engine import attention, weights
-from pagecast.engine.memory import (
+from pagecast.engine.memory_report import (
     MemoryReport,
     Meter,
     fit_blocks,

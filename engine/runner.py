@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from pagecast.engine import attention, ops
-from pagecast.engine.attention import Pages, Prompts, Shape
+from pagecast.engine.backend import Pages, Prompts, Shape
 from pagecast.engine.batch import PADDING, Batch, Batches, Packed, graph_sections
 from pagecast.engine.graphs import StepGraphs
 from pagecast.engine.model import Decoder

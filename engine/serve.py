@@ -22,7 +22,7 @@ from pagecast.engine.recording import NS, Recording, recorded_run
 from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.identity.content import own_output, own_prompt, token_ids, tokens
 from pagecast.sim.core.identity.keys import BlockKeys
-from pagecast.sim.replay.arrivals import NEVER_NS, Arrivals
+from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Spans, Trace

@@ -13,7 +13,7 @@ from typing import Any
 from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
 from pagecast.engine.serve import TraceServer
-from pagecast.engine.sweep import VERSION, Segment, rehearsal, segments
+from pagecast.engine.sweep_traces import VERSION, Segment, rehearsal, segments
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.runs.recorded import RecordedRun

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from pagecast.traces.schema import Spans, Trace, table
 
-Prompt = tuple[tuple[int, int, int], ...]
+PromptSpans = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Document:
     content: int
     tokens: int
 
-    def cut(self, tokens: int) -> Prompt:
+    def cut(self, tokens: int) -> PromptSpans:
         """Its first `tokens` tokens, as many as there are."""
         return ((self.content, 0, max(1, min(tokens, self.tokens))),)
 
@@ -37,7 +37,7 @@ class Script:
         self._texts = 0
         self._after = -1
         self._rows: list[tuple[int, int, int, float]] = []  # prompt, output, after, gap
-        self._prompts: list[Prompt] = []
+        self._prompts: list[PromptSpans] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -47,7 +47,7 @@ class Script:
         self._texts += 1
         return Document(self._texts, max(1, int(tokens)))
 
-    def add(self, prompt: Prompt, output: int, *, gap_s: float = 0.0, after: int | None = None) -> int:
+    def add(self, prompt: PromptSpans, output: int, *, gap_s: float = 0.0, after: int | None = None) -> int:
         """Adds a request, `gap_s` after the end of the one it follows; returns its number.
 
         A prompt too long for its output loses its end.
@@ -71,7 +71,7 @@ class Script:
         """Whatever is added from now on comes when request `row` has ended."""
         self._after = row
 
-    def group(self, prompts: Sequence[Prompt], output: int, *, gap_s: float = 0.0) -> int:
+    def group(self, prompts: Sequence[PromptSpans], output: int, *, gap_s: float = 0.0) -> int:
         """Adds requests that come together, and lets the next follow the last of them."""
         rows = [self.add(prompt, output, gap_s=gap_s) for prompt in prompts]
         self.follow(rows[-1])

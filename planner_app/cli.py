@@ -5,11 +5,15 @@ heavy is imported before `run` is ready to catch an interrupt.
 
 The first interrupt says so at once and ends the command, which drops what has not ended and leaves files
 whole. Those that follow while it does so change nothing (`timeout -s INT` sends two); one that comes later
-than `_PATIENCE_S` ends the process there and then, whatever keeps it.
+than `_PATIENCE_S` ends the process there and then, whatever keeps it. An interrupt may be lost, as by a
+library that catches everything while it is imported: where the command has not ended `_LOST_S` after the
+first one, it comes again, and after as long once more the process ends.
 """
 
 from __future__ import annotations
 
+import _thread
+import errno
 import os
 import signal
 import sys
@@ -20,8 +24,10 @@ from types import FrameType
 
 from pagecast.planner_app.stderr import complain
 
+CANNOT_RUN_HERE = 3
 INTERRUPTED = 130
 _PATIENCE_S = 3.0
+_LOST_S = 5.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,14 +59,31 @@ class _Interrupts:
     def __init__(self) -> None:
         self.ending = False
         self._first_s: float | None = None
+        self._lost = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._first_s is None and not self.ending:
             self._first_s = time.monotonic()
             with suppress(OSError):  # not by Python's stderr: the signal may have come amid a write to it
                 os.write(2, b"pagecast: stopping...\n")
+            _thread.start_new_thread(self._watch, ())  # takes no lock, as `threading` would in a handler
+            raise KeyboardInterrupt
+        if self._lost and not self.ending:
+            self._lost = False
             raise KeyboardInterrupt
         if self._first_s is None or time.monotonic() - self._first_s > _PATIENCE_S:
+            os._exit(INTERRUPTED)
+
+    def _watch(self) -> None:
+        """Sends the interrupt again where it was lost, and then ends the process."""
+        time.sleep(_LOST_S)
+        if self.ending:
+            return
+        self._lost = True
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(_LOST_S)
+        if not self.ending:
             os._exit(INTERRUPTED)
 
 
@@ -80,14 +103,41 @@ def run(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
+    except MemoryError:
+        return _out_of_memory()
+    except ImportError as error:
+        if not _for_want_of_memory(error):
+            raise
+        return _out_of_memory()
     except BrokenPipeError:  # the reader of our output has gone (`| head`): nothing left to say
         _drop_stdout()
         return 0
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _out_of_memory()
         _drop_stdout()
         where = f"{error.filename}: " if error.filename else "can't write the output: "
         complain(f"{where}{error.strerror or error}")
         return 2
+
+
+def _out_of_memory() -> int:
+    _drop_stdout()
+    complain(
+        "out of memory; serve fewer requests (--limit, --requests), use fewer --workers, or a machine that "
+        "has more"
+    )
+    return CANNOT_RUN_HERE
+
+
+def _for_want_of_memory(error: BaseException | None) -> bool:
+    """Whether a library could not be loaded because there was no room for it."""
+    while error is not None:
+        words = str(error)
+        if isinstance(error, MemoryError) or "failed to map segment" in words or "allocate memory" in words:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _drop_stdout() -> None:

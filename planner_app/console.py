@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pagecast.planner_app.wording.quantities import counted as counted
+from pagecast.planner_app.wording.quantities import seconds as seconds
+from pagecast.planner_app.wording.quantities import size as size
 from pagecast.sim.core.errors import BadInput
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -101,38 +105,16 @@ def progress(title: str, total: int) -> Iterator[Any]:
         bar.stop()
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 request`, `2,000 requests`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def seconds(value: float | None) -> str:
-    """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`, `4h20m`."""
-    if value is None:
-        return "-"
-    if value < 0.9995e-3:
-        return f"{value * 1e6:.0f} us" if value else "0"
-    if value < 0.9995:
-        return f"{value * 1e3:.3g} ms" if value < 0.0995 else f"{value * 1e3:.0f} ms"
-    if value < 120:
-        return f"{value:.3g} s" if value < 99.5 else f"{value:.0f} s"
-    whole = round(value)
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    minutes = round(value / 60)
-    return f"{minutes // 60}h{minutes % 60:02d}m"
-
-
 def check_place(option: str, path: Path) -> None:
     """Errors: BadInput where the folder that `path` is to be written into is missing: before any work."""
     if not path.parent.is_dir():
         raise BadInput(f"{option} {path}: there is no folder {path.parent}; make it first")
 
 
-def size(value: float) -> str:
-    """Bytes as people read them: `288 MiB`, `109 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
+def check_folder(option: str, path: Path) -> None:
+    """Errors: BadInput where the folder `path` can't be made or written into: before any work."""
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"{option} {path}: is a file; name a folder")
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise BadInput(f"{option} {path}: can't be written into {nearest}; name another folder")

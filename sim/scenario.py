@@ -1,60 +1,35 @@
 """A scenario: the model, the GPU and the engine's options. One form for the command line, YAML and Python.
 
-Options carry vLLM's names and defaults where vLLM has them.
+Options carry vLLM's names and defaults where vLLM has them. Reading a scenario loads neither the
+scheduler nor a cost model: those are imported where they are used.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.rules.profiles import PROFILES
-from pagecast.sim.core.rules.profiles import profile as find_profile
-from pagecast.sim.costs.calibration.choose import choose
-from pagecast.sim.costs.calibration.target import Target
-from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.memory import HbmBudget, hbm_budget
+from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.yaml_documents import read_mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
-
-class _OneOfEach(yaml.SafeLoader):
-    """YAML in which a field given twice is an error, not the last one's victory."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """As the parent's, after a look at the keys."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"field {key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
+if TYPE_CHECKING:
+    from pagecast.sim.costs.calibration.target import Target
+    from pagecast.sim.costs.step_costs import StepCosts
 
 CHECK = "check"  # the section of a scenario file that holds what `pagecast check` asks of it
 
 
 def read_fields(path: str | Path) -> dict[str, Any]:
     """The fields of a YAML file, not yet checked. Errors: BadInput naming file and line."""
-    try:
-        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_OneOfEach)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: can't be read ({error}); give a YAML file of scenario fields") from None
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-        what = getattr(error, "problem", None) or "not YAML"
-        raise BadInput(f"{path} line {line}: {what}; write `field: value` lines") from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise BadInput(f"{path}: must hold `field: value` lines")
-    return data
+    return read_mapping(path, "give a YAML file of scenario fields")
 
 
 class Scenario(BaseModel):
@@ -64,7 +39,7 @@ class Scenario(BaseModel):
 
     model: str = Field("Qwen/Qwen3-8B", description="a known model, or a folder with config.json")
     gpu: str = Field("H200", description="GPU type")
-    profile: str = Field("vllm", description=f"engine whose rules are followed: {', '.join(PROFILES)}")
+    profile: str = Field("vllm", description="engine whose rules are followed")
     costs: str = Field(
         "auto",
         description="step costs: roofline, a shipped calibration's name, a file, or auto (what fits best)",
@@ -126,30 +101,23 @@ class Scenario(BaseModel):
 
     # ---- what follows from the fields
 
-    def budget(self) -> HbmBudget | None:
-        """The itemised HBM budget; None where `num_gpu_blocks` replaces it."""
+    def budget(self, **more: Any) -> HbmBudget | None:
+        """The itemised HBM budget; None where `num_gpu_blocks` replaces it.
+
+        `more`: options of `hbm_budget` that no field says.
+        """
         if self.num_gpu_blocks is not None:
             return None
-        return hbm_budget(
-            find_model(self.model),
-            find_gpu(self.gpu),
-            tensor_parallel_size=self.tensor_parallel_size,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            free_gpu_memory_fraction=self.free_gpu_memory_fraction,
-            kv_tokens=self.kv_tokens,
-            block_size=self.block_size,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            kv_cache_dtype=self.kv_cache_dtype,
-        )
+        return hbm_budget(find_model(self.model), find_gpu(self.gpu), **options_of(self), **more)
 
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
         """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.
 
-        `blocks_per_block`: how many of the engine's blocks one block of a sequence takes (`windows.py`).
+        `blocks_per_block`: how many of the engine's blocks one block of a sequence takes (`replay.windows`).
         """
-        find_profile(self.profile)
+        from pagecast.sim.core.rules.profiles import profile
+
+        profile(self.profile)
         limits = Limits(
             num_blocks=max(int(self.blocks() / blocks_per_block), 1),
             block_size=self.block_size,
@@ -176,15 +144,35 @@ class Scenario(BaseModel):
         """Whether steps are planned ahead."""
         if self.async_scheduling is not None:
             return self.async_scheduling
-        return self.profile == "vllm"
+        from pagecast.sim.core.rules.profiles import profile as find_profile
+
+        return find_profile(self.profile).pipelined
 
     def step_costs(self) -> StepCosts:
         """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""
+        from pagecast.sim.costs.calibration.choose import choose
+
         return choose(self.costs, self.target(), transfer=self.transfer_costs)
 
     def target(self) -> Target:
         """What step costs are wanted for: those of `engine`, or of the engine a profile is named after."""
+        from pagecast.sim.costs.calibration.target import Target
+
         return Target(
-            find_model(self.model), find_gpu(self.gpu), self.tensor_parallel_size, self.kv_cache_dtype,
-            int(self.pipelined), self.engine or self.profile,
-        )  # fmt: skip
+            model=find_model(self.model),
+            gpu=find_gpu(self.gpu),
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+            pipeline_depth=int(self.pipelined),
+            engine=self.engine or self.profile,
+        )
+
+
+def value_type(field: FieldInfo) -> type:
+    """The type of a field's values: `str` for a choice of texts, `int` for an optional number."""
+    annotation: Any = field.annotation
+    if get_origin(annotation) is Literal:
+        return type(get_args(annotation)[0])
+    types = [kind for kind in get_args(annotation) if kind is not NoneType]
+    kind: type = types[0] if types else annotation
+    return kind

@@ -15,7 +15,7 @@ MAX_ARRIVALS = 20_000_000
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class ArrivalProcess:
     """Independent times between arrivals with mean `1 / rate` seconds and coefficient of variation `cv`.
 
     `kind` is `poisson` (cv 1), `gamma`, `weibull` (cv 0.05 to 30) or `even` (cv 0). The process runs

@@ -129,7 +129,7 @@ class BlockSpans:
         return Spans(starts(counts), content, offset, length)
 
 
-class Rows:
+class RequestRows:
     """The requests read so far, by column, with the lines they came from."""
 
     def __init__(self, source: Source, columns: Iterable[str]) -> None:

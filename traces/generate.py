@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.arrivals import MAX_ARRIVALS, Arrivals
+from pagecast.traces.arrivals import MAX_ARRIVALS, ArrivalProcess
 from pagecast.traces.lengths import Law, tokens
 from pagecast.traces.operations import select, sort
 from pagecast.traces.schema import Floats, Ints, Spans, Trace, starts, table
 
 
 def requests(
-    arrivals: Arrivals,
+    arrivals: ArrivalProcess,
     input_tokens: Law | None = None,
     output_tokens: Law | None = None,
     *,
@@ -57,7 +57,7 @@ class Conversations:
     after the last answer has ended. A session ends before the turn that would pass `most_tokens`.
     """
 
-    starts: Arrivals
+    starts: ArrivalProcess
     turns: Law
     message: Law
     output: Law
@@ -114,7 +114,7 @@ def conversations(
     return trace if count is None else select(trace, np.arange(min(count, len(trace))))
 
 
-def _need(times: Floats, arrivals: Arrivals, duration_s: float | None) -> None:
+def _need(times: Floats, arrivals: ArrivalProcess, duration_s: float | None) -> None:
     if not len(times):
         raise BadInput(f"nothing arrives in {duration_s} s at {arrivals.rate:g} a second; make it longer")
 
@@ -162,7 +162,7 @@ class Retrieval:
     far as the same documents come first.
     """
 
-    arrivals: Arrivals
+    arrivals: ArrivalProcess
     documents: int
     document: Law
     passages: Law

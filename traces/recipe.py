@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces import lengths
-from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import Conversations, conversations, requests
 from pagecast.traces.operations import scale, select
 from pagecast.traces.schema import REQUIRED, Recipe, Trace, table
@@ -78,8 +78,8 @@ def _makes(recipe: Recipe, trace: Trace) -> bool:
     return _last[1]
 
 
-def _arrivals(recipe: Mapping[str, Any]) -> Arrivals:
-    return Arrivals(str(recipe["arrivals"]), float(recipe["rate"]), float(recipe["cv"]))
+def _arrivals(recipe: Mapping[str, Any]) -> ArrivalProcess:
+    return ArrivalProcess(str(recipe["arrivals"]), float(recipe["rate"]), float(recipe["cv"]))
 
 
 def _requests(recipe: Mapping[str, Any], seed: int) -> Trace:

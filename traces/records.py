@@ -60,12 +60,12 @@ class Record:
             raise self.fail(field, f"{value:g} is less than {least:g}; correct or remove the line")
         return value
 
-    def text(self, field: str) -> str:
-        """A string, or a number written out (ids come as either)."""
+    def text(self, field: str, *, numbers: bool = True) -> str:
+        """A string, or with `numbers` a number written out (ids come as either)."""
         value = self.required(field)
         if isinstance(value, str):
             return value
-        if isinstance(value, int) and not isinstance(value, bool):
+        if numbers and isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         raise self.fail(field, f"{_show(value)} is no text")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.bundled import FOLDER
 from pagecast.traces.generate import Conversations, Retrieval, conversations, retrieval
 from pagecast.traces.lengths import LogNormal, Uniform
@@ -25,7 +25,7 @@ def chat() -> Trace:
     Output lengths follow Azure's conversations of 2023 (p50 129, mean 211).
     """
     shape = Conversations(
-        starts=Arrivals("gamma", rate=5.0, cv=1.4),
+        starts=ArrivalProcess("gamma", rate=5.0, cv=1.4),
         turns=LogNormal(p50=3.2, sigma=0.7, least=1, most=10),
         message=LogNormal(p50=60, sigma=1.0, least=4, most=2000),
         opening=LogNormal(p50=220, sigma=1.3, least=4, most=8000),
@@ -44,7 +44,7 @@ def code() -> Trace:
     tokens late in a session, p50 of the output 217.
     """
     shape = Conversations(
-        starts=Arrivals("poisson", rate=0.05),
+        starts=ArrivalProcess("poisson", rate=0.05),
         turns=LogNormal(p50=22, sigma=0.7, least=2, most=120),
         message=LogNormal(p50=450, sigma=1.3, least=20, most=20_000),
         opening=LogNormal(p50=9_000, sigma=0.9, least=300, most=60_000),
@@ -59,7 +59,7 @@ def code() -> Trace:
 def rag() -> Trace:
     """1,000 questions over 400 documents: passages first, so that popular documents share their prefix."""
     shape = Retrieval(
-        arrivals=Arrivals("poisson", rate=6.0),
+        arrivals=ArrivalProcess("poisson", rate=6.0),
         documents=400,
         document=LogNormal(p50=700, sigma=0.5, least=80, most=3000),
         passages=Uniform(2, 6),

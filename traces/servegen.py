@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.lengths import Empirical, tokens
 from pagecast.traces.schema import Floats, Trace, table
 from pagecast.traces.source import MAX_BYTES, MAX_LINE_BYTES, open_source
@@ -37,7 +37,7 @@ class Window:
 
     start_s: float
     end_s: float
-    arrivals: Arrivals | None
+    arrivals: ArrivalProcess | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _play(
     begin, end = max(start_s, window.start_s), min(end_s, window.end_s)
     if begin >= end or window.arrivals is None:
         return np.empty((0, 3))
-    law = Arrivals(window.arrivals.kind, window.arrivals.rate * factor, window.arrivals.cv)
+    law = ArrivalProcess(window.arrivals.kind, window.arrivals.rate * factor, window.arrivals.cv)
     times = begin + law.times_s(rng, duration_s=end - begin)
     known = [lengths for lengths in client.lengths if lengths[0] <= window.start_s] or list(
         client.lengths[:1]
@@ -181,7 +181,7 @@ def _windows(where: str, text: str) -> tuple[Window, ...]:
         raise BadInput(f"{where}: needs windows in rising order of their start; correct the file")
     ends = [*starts[1:], starts[-1] + _WINDOW_S]
     return tuple(
-        Window(start, end, Arrivals(kind if cv >= 0.05 else "even", rate, cv) if rate > 0 else None)
+        Window(start, end, ArrivalProcess(kind if cv >= 0.05 else "even", rate, cv) if rate > 0 else None)
         for (start, rate, cv, kind), end in zip(rows, ends, strict=True)
     )
 

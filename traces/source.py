@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ MIB = 1 << 20
 MAX_BYTES = 2 << 30  # decompressed
 MAX_LINE_BYTES = 64 * MIB
 MAX_DOCUMENT_BYTES = 1 << 30
+MOST_EXPANSION = 200  # recorded traces pack to a 3rd to a 50th
+_FREE_BYTES = 32 * MIB  # unpacked, before expansion counts
 _HEAD_BYTES = MIB
 _ZSTD_WINDOW_BYTES = 128 * MIB
 _ZSTD_FEED_BYTES = 4096  # one call expands by at most 32,768 times
@@ -99,6 +102,8 @@ def open_source(path: str | Path, max_bytes: int = MAX_BYTES) -> Source:
 
 def _open(path: Path, max_bytes: int, progress: Callable[[int], object] | None = None) -> io.BufferedReader:
     try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise BadInput(f"{path}: a pipe or a device; a trace is read twice: save it to a file first")
         raw = path.open("rb")
         magic = raw.read(4)
         raw.seek(0)
@@ -178,8 +183,14 @@ class _Guarded(io.RawIOBase):
                 f"{self._path}: more than {self._max_bytes:,} bytes decompressed; "
                 "cut it, or raise the limit (pagecast trace convert --max-bytes) if it is no mistake"
             )
+        packed = self._raw.tell()
+        if self._count > _FREE_BYTES and self._count > MOST_EXPANSION * packed:
+            raise BadInput(
+                f"{self._path}: unpacks to more than {MOST_EXPANSION} times its size, as no trace does; "
+                "unpack it first if it is no mistake"
+            )
         if self._progress is not None:
-            self._progress(self._raw.tell())
+            self._progress(packed)
         buffer[: len(data)] = data
         return len(data)
 

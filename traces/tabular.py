@@ -14,6 +14,7 @@ from pagecast.traces.schema import Floats, Ints, Trace, table
 from pagecast.traces.source import MIB, Source
 from pyarrow import csv
 
+_DELIMITERS = (",", ";", "\t", "|")  # of those that are equally frequent the first
 _BLOCK_BYTES = 16 * MIB  # also the longest line
 
 
@@ -74,6 +75,7 @@ class Table:
 
     def whole(self, field: str, least: int = 1, default: int | None = None) -> Ints:
         """Whole numbers of at least `least`; an empty field is `default`."""
+        self._check_thousands(field)
         values = self.numbers(field, default, None)
         bad = np.flatnonzero((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
         if len(bad):
@@ -86,6 +88,18 @@ class Table:
             raise self.fail(row, field, f"{values[row]:g} is less than {least}; correct or remove the row")
         return values.astype(np.int64)
 
+    def _check_thousands(self, field: str) -> None:
+        """Where fields are not separated by commas, "1.000" is a thousand to some. Errors: BadInput."""
+        if header(self.source.head)[1] == ",":
+            return
+        column = pc.utf8_trim_whitespace(self.columns[field])
+        grouped = pc.match_substring_regex(column, r"^[0-9]{1,3}(\.[0-9]{3})+$")
+        rows = np.flatnonzero(np.asarray(grouped.to_numpy(), dtype=bool))
+        if len(rows):
+            row = int(rows[0])
+            text = column[row].as_py()
+            raise self.fail(row, field, f"{text[:40]!r} may be a thousand or one; write it without the point")
+
     def _cast(self, field: str, column: pa.ChunkedArray) -> Floats:
         try:
             return np.array(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
@@ -94,7 +108,8 @@ class Table:
                 try:
                     pc.cast(pa.scalar(text), pa.float64())
                 except pa.ArrowInvalid:
-                    problem = f"{text[:40]!r} is no number; correct or remove the row"
+                    remedy = "write decimals with a point" if "," in text else "correct or remove the row"
+                    problem = f"{text[:40]!r} is no number; {remedy}"
                     raise self.fail(row, field, problem) from None
             raise
 
@@ -129,7 +144,7 @@ class Table:
 def header(head: bytes) -> tuple[list[str], str]:
     """The column names in a file's first line, and what separates them."""
     line = head.split(b"\n", 1)[0].decode("utf-8-sig", errors="replace").strip()
-    delimiter = next((mark for mark in (",", ";", "\t") if mark in line), ",")
+    delimiter = max(_DELIMITERS, key=line.count)
     return [name.strip().strip('"') for name in line.split(delimiter)], delimiter
 
 
@@ -167,7 +182,7 @@ def read_table(
                 if limit is not None and count >= limit:
                     break
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-        raise _explain(source, names, str(error)) from None
+        raise _explain(source, names, delimiter, str(error)) from None
     table = pa.Table.from_batches(rows, pa.schema([(name, pa.string()) for name in wanted]))
     table = table if limit is None else table.slice(0, limit)
     if not len(table):
@@ -175,7 +190,7 @@ def read_table(
     return Table(source, {name: table.column(name) for name in wanted})
 
 
-def _explain(source: Source, names: list[str], problem: str) -> Exception:
+def _explain(source: Source, names: list[str], delimiter: str, problem: str) -> Exception:
     """Turns pyarrow's message into a line number and a remedy."""
     if "straddling object" in problem:
         return source.fail(
@@ -189,7 +204,7 @@ def _explain(source: Source, names: list[str], problem: str) -> Exception:
                 return source.fail("not UTF-8; convert the file to UTF-8", number)
     if "Expected" in problem:
         for number, line in source.lines():
-            fields = len(next(iter(_fields(line)), []))
+            fields = len(next(iter(_fields(line, delimiter)), []))
             if line.strip() and fields != len(names):
                 problem = f"{fields} fields where the header has {len(names)}; correct the row"
                 return source.fail(problem, number)
@@ -198,11 +213,10 @@ def _explain(source: Source, names: list[str], problem: str) -> Exception:
     return source.fail(f"unreadable CSV ({problem.splitlines()[0][:120]}); correct the file")
 
 
-def _fields(line: bytes) -> Iterable[list[str]]:
+def _fields(line: bytes, delimiter: str) -> Iterable[list[str]]:
     import csv as standard
 
     text = line.decode("utf-8-sig", errors="replace")
-    delimiter = "," if b"," in line else header(line)[1]
     try:
         return list(standard.reader([text], delimiter=delimiter))
     except standard.Error:  # such as a carriage return within the line

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -139,23 +140,39 @@ def _packed(place: Path, path: str | Path) -> Iterator[IO[bytes]]:
 def replacing(path: str | Path) -> Iterator[Path]:
     """A place to write to, renamed to `path` at the end, or removed if that is not reached.
 
-    Raises BadInput where the folder is missing or can't be written.
+    What is no file (a device, a pipe) is written to and stays what it is. Raises BadInput where the folder is
+    missing or can't be written, and where the disk is full.
     """
     path = Path(path)
+    special = path.exists() and not path.is_file() and not path.is_dir()
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=None if special else path.parent)
     except OSError as error:
         raise BadInput(f"{path}: can't be written ({error.strerror}); choose another place") from None
     os.close(handle)
     place = Path(name)
     try:
         yield place
-        os.chmod(place, 0o666 & ~_umask())
-        os.replace(place, path)
+        if special:
+            with place.open("rb") as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        else:
+            _flush(place)
+            os.chmod(place, 0o666 & ~_umask())
+            os.replace(place, path)
     except OSError as error:
         raise BadInput(f"{path}: can't be written ({error.strerror or error})") from None
     finally:
         place.unlink(missing_ok=True)
+
+
+def _flush(place: Path) -> None:
+    """Brings a file to its disk, which may turn out to be full only now."""
+    handle = os.open(place, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.engine import (
-    Backend,
-    Blocks,
-    BlockSize,
-    Device,
-    Dtype,
-    Eager,
-    Longest,
-    RandomWeights,
-    Seqs,
-    Share,
-    Tokens,
-    engine_options,
-    memory_table,
-    open_engine,
-)
-from pagecast.planner_app.reports import page
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
+from pagecast.planner_app.commands.engine import memory_table, open_engine
+from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
+from pagecast.planner_app.reports import html_page
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.build import REPLICATES, Source, calibrate
-from pagecast.sim.costs.calibration.features import TERMS
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
+from pagecast.sim.costs.calibration.terms import TERMS
+from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
 from rich.table import Table
 
 Opt = typer.Option
@@ -47,6 +34,7 @@ _SHORT = {
 }
 
 
+@with_engine(without=("scheduling_policy", "enable_prefix_caching", "async_scheduling"))
 def calibrate_command(
     from_run: Annotated[
         list[str] | None,
@@ -59,19 +47,11 @@ def calibrate_command(
     out: Annotated[Path | None, Opt(help="file to write; a sweep's steps go to a folder beside it")] = None,
     name: Annotated[str | None, Opt(help="name of the calibration [the file's]")] = None,
     plot: Annotated[Path | None, Opt(help="HTML file to write, of fit against measurement")] = None,
-    replicates: Annotated[int, Opt(min=0, help="resampled fits to keep, for intervals")] = REPLICATES,
+    replicates: Annotated[
+        int, Opt(min=0, max=MOST_REPLICATES, help="resampled fits to keep, for intervals")
+    ] = REPLICATES,
     seed: Annotated[int, Opt(help="of the resampling")] = 0,
-    random_weights: RandomWeights = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    attention: Backend = "auto",
-    block_size: BlockSize = 16,
-    num_gpu_blocks: Blocks = None,
-    gpu_memory_utilization: Share = 0.9,
-    max_num_seqs: Seqs = 256,
-    max_num_batched_tokens: Tokens = 8192,
-    max_model_len: Longest = None,
-    enforce_eager: Eager = False,
+    engine: EngineOptions = ENGINE,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Fits step costs to recorded runs of one engine, model and GPU, and writes them to a file.
@@ -86,15 +66,15 @@ def calibrate_command(
         raise BadInput("give --out FILE.json")
     console.check_place("--out", out)
     if plot is not None:
-        page.ready("--plot", plot)
-    folders = from_run or [str(_sweep(model or "", _engine(locals()), out, json))]
-    sources = [source for folder in folders for source in Source.all(folder)]
+        html_page.ready("--plot", plot)
+    folders = from_run or [str(_sweep(model or "", engine, out, json))]
+    sources = [source for folder in folders for source in CalibrationRun.all(folder)]
     made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
     made.save(out)
     if plot is not None:
         from pagecast.planner_app.reports.fit_report import fit_page
 
-        page.write(plot, fit_page(made, sources))
+        html_page.write(plot, fit_page(made, sources))
     if json:
         console.print_json({
             "name": made.name, "made_for": made.made_for, "regions": made.regions,
@@ -104,11 +84,7 @@ def calibrate_command(
         show(made, out)
 
 
-def _engine(given: dict[str, Any]) -> dict[str, Any]:
-    return engine_options({**given, "async_scheduling": True})
-
-
-def _sweep(model: str, options: dict[str, Any], out: Path, quiet: bool) -> Path:
+def _sweep(model: str, options: EngineOptions, out: Path, quiet: bool) -> Path:
     """Records the sweep, or what is missing of it, into the folder beside `out`; returns that folder."""
     folder = out.with_suffix(".sweep")
     with open_engine(model, options, log_events=True) as engine:

@@ -9,14 +9,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import load_trace
-from pagecast.planner_app.planner.execution.executor import Executor, executor
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.gate import baseline as baselines
 from pagecast.planner_app.planner.gate import judge
 from pagecast.planner_app.planner.gate.baseline import Baseline
 from pagecast.planner_app.planner.gate.check_file import CheckFile, load_check
 from pagecast.planner_app.planner.gate.judge import Finding
 from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
@@ -35,7 +38,9 @@ def check_command(
     write_baseline: Annotated[Path | None, Opt(help="folder to write this scenario's figures to")] = None,
     junit: Annotated[Path | None, Opt(help="JUnit XML file to write")] = None,
     markdown: Annotated[Path | None, Opt(help="Markdown file to write")] = None,
-    workers: Annotated[int | None, Opt(min=1, help="processes to replay in [one a core]")] = None,
+    workers: Annotated[
+        int | None, Opt(min=1, max=MOST_WORKERS, help="processes to replay in [one per core]")
+    ] = None,
     cluster: Annotated[str | None, Opt(help="Dask scheduler to replay on, as tcp://host:8786")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
@@ -112,7 +117,7 @@ def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
     return {
         "trace": trace.name, "requests": len(trace), "model": scenario.model, "gpu": scenario.gpu,
         "tensor_parallel_size": scenario.tensor_parallel_size, "profile": scenario.profile,
-        "costs": result.summary["costs"], "expected_error": result.summary["expected_error"],
+        "costs": result.summary["costs"], "expected_error": sentence(result.summary["expected_error"]),
     }  # fmt: skip
 
 

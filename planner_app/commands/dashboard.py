@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from pagecast.planner_app.dashboard.serve import serve
+from pagecast.planner_app.dashboard.server_start import serve
 
 Opt = typer.Option
 

@@ -6,6 +6,7 @@ torch is imported when a command runs, never before.
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
+from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.traces.operations import scale, select
 from pagecast.traces.read import read
@@ -23,28 +26,17 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pagecast.engine.bench import BenchResult
     from pagecast.engine.engine import Engine
-    from pagecast.engine.memory import MemoryReport
+    from pagecast.engine.memory_report import MemoryReport
+    from pagecast.sim.runs.recorded import RecordedRun
 
 Opt = typer.Option
 
 ModelName = Annotated[str, Opt(help="transformers folder; with --random-weights also a known model's name")]
-RandomWeights = Annotated[bool, Opt("--random-weights", help="random weights, for timing without a download")]
-Device = Annotated[str, Opt(help="auto (a CUDA GPU), cuda or cpu")]
-Dtype = Annotated[str, Opt(help="auto (the checkpoint's; float32 on the CPU), bfloat16, float16, float32")]
-Backend = Annotated[str, Opt(help="auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch")]
-BlockSize = Annotated[int, Opt(help="tokens in a KV block")]
-Blocks = Annotated[int | None, Opt("--num-gpu-blocks", help="KV blocks [what fits; 1024 on the CPU]")]
-Share = Annotated[float, Opt(help="fraction of the GPU's memory the engine may use")]
-Seqs = Annotated[int, Opt(help="most running requests")]
-Tokens = Annotated[int, Opt(help="most tokens in a step")]
-Longest = Annotated[int | None, Opt(help="longest prompt + output [the model's]")]
-Ahead = Annotated[
-    bool, Opt("--async-scheduling/--no-async-scheduling", help="plan a step while the last runs")
-]
-Eager = Annotated[bool, Opt("--enforce-eager", help="no CUDA graphs")]
+MOST_BENCH_TOKENS = 100_000_000
 Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
 
 
+@with_engine(without=("scheduling_policy", "enable_prefix_caching"))
 def generate_command(
     prompts: Annotated[
         list[str], typer.Argument(help="texts to go on with; one is streamed", metavar="PROMPT...")
@@ -58,36 +50,25 @@ def generate_command(
     n: Annotated[int, Opt("--n", "-n", help="texts for each prompt")] = 1,
     ignore_eos: Annotated[bool, Opt("--ignore-eos", help="go on past the end of the text")] = False,
     chat: Annotated[bool, Opt("--chat", help="put each prompt into the model's chat template")] = False,
-    random_weights: RandomWeights = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    attention: Backend = "auto",
-    block_size: BlockSize = 16,
-    num_gpu_blocks: Blocks = None,
-    gpu_memory_utilization: Share = 0.9,
-    max_num_seqs: Seqs = 256,
-    max_num_batched_tokens: Tokens = 8192,
-    max_model_len: Longest = None,
-    async_scheduling: Ahead = True,
-    enforce_eager: Eager = False,
+    engine: EngineOptions = ENGINE,
     memory: Annotated[bool, Opt("--memory", help="print where the memory went, on stderr")] = False,
     json: Json = False,
 ) -> None:
     """Generates text with a model on this machine. One text is streamed as it comes."""
-    options = engine_options(locals())
-    with open_engine(model, options) as engine:
-        from pagecast.engine.params import SamplingParams
+    from pagecast.engine.params import SamplingParams
 
+    params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
+    params.check()
+    with open_engine(model, engine) as running:
         if memory:
-            console.err.print(memory_table(engine.loaded.memory))
-        params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
-        asked = [_chat(engine, prompt) for prompt in prompts] if chat else prompts
+            console.err.print(memory_table(running.loaded.memory))
+        asked = [_chat(running, prompt) for prompt in prompts] if chat else prompts
         if len(asked) == 1 and n == 1 and not json:
-            for piece in engine.stream(asked[0], params):
+            for piece in running.stream(asked[0], params):
                 typer.echo(piece, nl=False)
             typer.echo()
             return
-        completions = engine.generate(asked, params)
+        completions = running.generate(asked, params)
     if json:
         console.print_json({"completions": [asdict(completion) for completion in completions]})
         return
@@ -96,36 +77,23 @@ def generate_command(
             typer.echo(f"--- {prompt!r} ({output.finish_reason})\n{output.text}")
 
 
+@with_engine()
 def record_command(
     trace: Annotated[str, typer.Argument(help="trace file of any known format, or a sample's name")],
     model: ModelName,
     out: Annotated[Path, Opt(help="folder to write the recorded run to")],
     rate: Annotated[float, Opt(help="send requests this many times as fast as the trace")] = 1.0,
-    requests: Annotated[int | None, Opt(help="serve only the first so many requests [all]")] = None,
+    requests: Annotated[int | None, Opt(min=1, help="serve only the first so many requests [all]")] = None,
     temperature: Annotated[float, Opt(help="0 takes the likeliest token")] = 0.0,
-    random_weights: RandomWeights = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    attention: Backend = "auto",
-    block_size: BlockSize = 16,
-    num_gpu_blocks: Blocks = None,
-    gpu_memory_utilization: Share = 0.9,
-    max_num_seqs: Seqs = 256,
-    max_num_batched_tokens: Tokens = 8192,
-    max_model_len: Longest = None,
-    scheduling_policy: Annotated[str, Opt(help="fcfs or priority")] = "fcfs",
-    enable_prefix_caching: Annotated[
-        bool, Opt("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse cached prefixes")
-    ] = True,
-    async_scheduling: Ahead = True,
-    enforce_eager: Eager = False,
+    engine: EngineOptions = ENGINE,
     json: Json = False,
 ) -> None:
     """Serves a trace in wall time and writes what happened as a recorded run.
 
     Prompts are made from the trace's content; outputs have the trace's lengths.
     """
-    options = engine_options(locals())
+    _check_sampling(temperature=temperature)
+    console.check_folder("--out", out)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; give a new folder")
     source = read(trace)
@@ -133,14 +101,16 @@ def record_command(
         source = select(source, np.arange(min(requests, len(source))))
     if rate != 1:
         source = scale(source, rate)
-    with open_engine(model, options, log_events=True) as engine:
+    with open_engine(model, engine, log_events=True) as running:
+        from pagecast.engine.described import described
         from pagecast.engine.serve import TraceServer
 
         if not json:
-            console.err.print(memory_table(engine.loaded.memory))
-        engine.warm_up()
-        run = TraceServer(engine, source, temperature=temperature).run()
-        run.write(out)
+            console.err.print(memory_table(running.loaded.memory))
+        running.warm_up()
+        described(running)  # what can't be told of this machine comes to light before the run, not after it
+        run = TraceServer(running, source, temperature=temperature).run()
+    _keep(run, out)
     table = run.requests
     done = table["finish_s"].notna()
     figures = {
@@ -155,28 +125,31 @@ def record_command(
         console.out.print(f"{out}: {', '.join(words)}", soft_wrap=True, markup=False)
 
 
+def _keep(run: RecordedRun, out: Path) -> None:
+    """Writes the run; where its folder can't take it, to a temporary one. Errors: BadInput naming that."""
+    try:
+        run.write(out)
+    except OSError as error:
+        rescue = Path(tempfile.mkdtemp(prefix="pagecast-run-"))
+        run.write(rescue)
+        raise BadInput(
+            f"--out {out}: can't be written ({error.strerror or error}); the run is in {rescue}"
+        ) from None
+
+
+@with_engine(
+    without=("scheduling_policy", "enable_prefix_caching"),
+    defaults={"random_weights": True, "max_num_batched_tokens": 16384, "max_model_len": 4096},
+)
 def bench_command(
     model: ModelName = "Qwen/Qwen3-0.6B",
-    requests: Annotated[int, Opt(help="requests, all sent at once")] = 256,
-    shortest: Annotated[int, Opt(help="fewest prompt tokens, and fewest output tokens")] = 100,
-    longest: Annotated[int, Opt(help="most prompt tokens, and most output tokens")] = 1024,
+    requests: Annotated[int, Opt(min=1, help="requests, all sent at once")] = 256,
+    shortest: Annotated[int, Opt(min=1, help="fewest prompt tokens, and fewest output tokens")] = 100,
+    longest: Annotated[int, Opt(min=1, help="most prompt tokens, and most output tokens")] = 1024,
     seed: Annotated[int, Opt(help="of lengths, prompts and draws")] = 0,
     temperature: Annotated[float, Opt(help="of the draws")] = 0.6,
-    repeat: Annotated[int, Opt(min=1, help="runs, one after another")] = 1,
-    random_weights: Annotated[
-        bool, Opt("--random-weights/--no-random-weights", help="need no download, and time the same")
-    ] = True,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    attention: Backend = "auto",
-    block_size: BlockSize = 16,
-    num_gpu_blocks: Blocks = None,
-    gpu_memory_utilization: Share = 0.9,
-    max_num_seqs: Seqs = 256,
-    max_num_batched_tokens: Tokens = 16384,
-    max_model_len: Longest = 4096,
-    async_scheduling: Ahead = True,
-    enforce_eager: Eager = False,
+    repeat: Annotated[int, Opt(min=1, max=MOST_REPLICATES, help="runs, one after another")] = 1,
+    engine: EngineOptions = ENGINE,
     kernels: Annotated[
         bool, Opt("--kernels", help="measure the kernels alone, and print their tables instead")
     ] = False,
@@ -189,16 +162,17 @@ def bench_command(
     if kernels:
         _kernel_tables()
         return
-    options = engine_options(locals())
-    with open_engine(model, options) as engine:
+    _check_bench(requests, shortest, longest, engine["max_model_len"])
+    _check_sampling(temperature=temperature)
+    with open_engine(model, engine) as running:
         from pagecast.engine.bench import bench
 
         if not json:
-            console.err.print(memory_table(engine.loaded.memory))
+            console.err.print(memory_table(running.loaded.memory))
         results = []
         for turn in range(repeat):
             result = bench(
-                engine, requests=requests, shortest=shortest, longest=longest, seed=seed + turn,
+                running, requests=requests, shortest=shortest, longest=longest, seed=seed + turn,
                 temperature=temperature,
             )  # fmt: skip
             results.append(result)
@@ -208,7 +182,27 @@ def bench_command(
         rows = [
             {**asdict(r), "tokens_per_s": r.tokens_per_s, "share_of_floor": r.share_of_floor} for r in results
         ]
-        console.print_json({"model": model, "options": options, "runs": rows})
+        console.print_json({"model": model, "options": engine, "runs": rows})
+
+
+def _check_bench(requests: int, shortest: int, longest: int, max_model_len: int | None) -> None:
+    """Before the engine starts. Errors: BadInput."""
+    if shortest > longest:
+        raise BadInput(f"--shortest {shortest} is more than --longest {longest}; lower it")
+    if requests * longest > MOST_BENCH_TOKENS:
+        raise BadInput(
+            f"--requests {requests} x --longest {longest} is {requests * longest:,} tokens; the benchmark "
+            f"takes at most {MOST_BENCH_TOKENS:,}"
+        )
+    if max_model_len is not None and max_model_len < 2 * longest:
+        raise BadInput(f"--max-model-len is {max_model_len}; the benchmark needs {2 * longest}")
+
+
+def _check_sampling(**params: Any) -> None:
+    """Before the engine starts. Errors: BadInput naming the parameter."""
+    from pagecast.engine.params import SamplingParams
+
+    SamplingParams(**params).check()
 
 
 def _kernel_tables() -> None:
@@ -220,21 +214,6 @@ def _kernel_tables() -> None:
 
 
 # ---- what they share
-
-
-def engine_options(given: dict[str, Any]) -> dict[str, Any]:
-    """The engine's options among a command's."""
-    names = (
-        "random_weights", "device", "dtype", "attention", "block_size", "gpu_memory_utilization",
-        "max_num_seqs", "max_num_batched_tokens", "max_model_len", "scheduling_policy",
-        "enable_prefix_caching", "enforce_eager",
-    )  # fmt: skip
-    options = {name: given[name] for name in names if name in given}
-    return {
-        **options,
-        "num_blocks": given["num_gpu_blocks"],
-        "pipeline_depth": int(given["async_scheduling"]),
-    }
 
 
 def _need_engine() -> None:

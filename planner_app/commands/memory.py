@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.field_options import field_option, gathering
 from pagecast.sim.machine.gpus import GIB
-from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.memory import HbmBudget, hbm_budget
-from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.machine.memory import HbmBudget, options_of
+from pagecast.sim.scenario import Scenario
 from rich.table import Table
 
 Opt = typer.Option
 LENGTHS = (2048, 8192, 32_768, 131_072)
 
 
+def _options() -> list[inspect.Parameter]:
+    """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
+    required = ("model", "gpu")
+    names = [name for name in options_of(Scenario.make({})) if name in Scenario.model_fields]
+    return [field_option(name, required=name in required) for name in (*required, *names)]
+
+
+def _scenario(values: dict[str, Any]) -> Scenario:
+    return Scenario.make({name: value for name, value in values.items() if value is not None}, "options")
+
+
+@gathering("scenario", _options(), _scenario)
 def memory_command(
-    model: Annotated[str, Opt(help="known model or folder with config.json")],
-    gpu: Annotated[str, Opt(help="GPU type")],
-    gpu_memory_utilization: Annotated[
-        float | None, Opt(help="fraction of HBM the engine may use [0.9, vLLM's; newer vLLM: 0.92]")
-    ] = None,
-    free_gpu_memory_fraction: Annotated[
-        float | None, Opt(help="fraction of what is free after loading that KV may use (TensorRT-LLM)")
-    ] = None,
-    kv_tokens: Annotated[int | None, Opt(help="most KV tokens; of the three limits the lesser wins")] = None,
-    block_size: Annotated[int, Opt(help="tokens in a KV block (vLLM's default)")] = 16,
-    max_num_seqs: Annotated[int, Opt(help="most running requests (vLLM's default)")] = 256,
-    max_num_batched_tokens: Annotated[int, Opt(help="most tokens in a step (vLLM's default)")] = 8192,
-    max_model_len: Annotated[int | None, Opt(help="longest prompt + output [the model's]")] = None,
-    kv_cache_dtype: Annotated[str, Opt(help="auto, bfloat16, fp8 ... (vLLM's default)")] = "auto",
-    tensor_parallel_size: Annotated[int, Opt(help="GPUs the model is sharded over (vLLM's default)")] = 1,
+    scenario: Scenario,
     enforce_eager: Annotated[bool, Opt("--enforce-eager", help="no compilation and no CUDA graphs")] = False,
     model_runner: Annotated[str, Opt(help="vLLM's model runner: v1, v2, or auto as in vLLM 0.24")] = "auto",
     sequence_tokens: Annotated[int, Opt(help="length that the bytes per token are given for")] = 2048,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Itemises one GPU's memory and prints the KV blocks, tokens and sequences that fit."""
-    budget = hbm_budget(
-        find_model(model),
-        find_gpu(gpu),
-        tensor_parallel_size=tensor_parallel_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        free_gpu_memory_fraction=free_gpu_memory_fraction,
-        kv_tokens=kv_tokens,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        kv_cache_dtype=kv_cache_dtype,
-        enforce_eager=enforce_eager,
-        model_runner=model_runner,
-        sequence_tokens=sequence_tokens,
+    budget = scenario.budget(
+        enforce_eager=enforce_eager, model_runner=model_runner, sequence_tokens=sequence_tokens
     )
+    assert budget is not None
     if json:
         console.print_json(as_dict(budget))
     else:

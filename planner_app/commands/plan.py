@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES, MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.envelope import Envelope
-    from pagecast.planner_app.planner.capacity.plan import Answer, Plan
+    from pagecast.planner_app.planner.capacity.planning import Answer, Plan
 
 Opt = typer.Option
 _TITLES = {
@@ -44,12 +45,17 @@ def plan_command(
         Opt(min=1, help="requests of a replay: longer traces are cut; the highest rate takes 6 times that"),
     ] = 4000,
     replicates: Annotated[
-        int, Opt(min=0, help="draws of costs, noise and workload for 90% intervals: 20 do better, 0 none")
+        int,
+        Opt(
+            min=0,
+            max=MOST_REPLICATES,
+            help="draws of costs, noise and workload for 90% intervals: 20 do better, 0 none",
+        ),
     ] = 5,
     fixed_workload: Annotated[
         bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
     ] = False,
-    workers: Annotated[int | None, Opt(min=1, help="processes [one a core]")] = None,
+    workers: Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")] = None,
     cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
     report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
@@ -61,7 +67,7 @@ def plan_command(
     played over and over. Exit code 1 where not even the least load keeps the level, 2 where no request of the
     trace can be served.
     """
-    from pagecast.planner_app.planner.capacity.plan import plan, steps
+    from pagecast.planner_app.planner.capacity.planning import plan, steps
     from pagecast.planner_app.planner.execution.executor import executor
     from pagecast.planner_app.planner.slo import Slo
     from pagecast.sim.replay.resample import resample
@@ -144,7 +150,7 @@ def _number(value: float) -> str:
 
 def _lines(answer: Answer) -> list[str]:
     """What stands behind an answer: the level at it, what breaks beyond, and why."""
-    from pagecast.planner_app.planner.capacity.plan import said, shown
+    from pagecast.planner_app.planner.capacity.planning import said, shown
 
     title = _TITLES[answer.kind]
     if answer.value is None or answer.at is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import bound_numbers
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import PagecastError
 from typer.core import TyperGroup
@@ -56,7 +56,7 @@ def load(name: str) -> Any:
         alone = _typer()
         alone.command(name)(target)
         target = alone
-    return get_command(target)
+    return bound_numbers(get_command(target))
 
 
 def _typer(**options: Any) -> typer.Typer:
@@ -73,6 +73,8 @@ app = _typer(
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         console.out.print(f"pagecast {version('pagecast')}")
         raise typer.Exit
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.metrics import STATISTICS, telling
-from pagecast.sim.replay.replicates import Spread, Study, rough, summary_figures, with_intervals
-from pagecast.sim.replay.resample import resample, what_is_lost
+from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_figures, with_intervals
+from pagecast.sim.replay.resample import redrawn, resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
+from pagecast.traces.write import replacing
 from rich.table import Table
 
 Opt = typer.Option
@@ -27,7 +31,12 @@ def replay_command(
     trace: TraceArgument,
     given: Given,
     replicates: Annotated[
-        int, Opt(min=0, help="replays behind 90% intervals: costs, noise and workload drawn again [0: none]")
+        int,
+        Opt(
+            min=0,
+            max=MOST_REPLICATES,
+            help="replays behind 90% intervals: costs, noise and workload drawn again [0: none]",
+        ),
     ] = 0,
     fixed_workload: Annotated[
         bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
@@ -43,26 +52,31 @@ def replay_command(
     if report is not None:
         ready("--report", report)
     if perfetto is not None:
-        console.check_place("--perfetto", perfetto)
+        from pagecast.planner_app.reports import perfetto as perfetto_trace
+
+        perfetto_trace.ready("--perfetto", perfetto)
     work, chosen = load(trace, given)
     keep = report is not None or perfetto is not None
     with console.progress("replaying", len(work)) as update:
         result = replay(work, chosen, keep_steps=keep, out=out, progress=update)
-    result = replace(result, notes=(*_unused(work, chosen), *result.notes))
+    summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
+    result = replace(result, summary=summary, notes=(*_unused(work, chosen), *result.notes))
+    if out is not None:
+        _write_summary(out, summary)
     spread = None
     if replicates:
         study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
         with console.progress("replicates", replicates) as update:
             spread = study.spread(replicates, progress=update)
-    varied = ""
+    varied = None
     if spread is not None:
         rates = (found.get("token_hit_rate") for found in (summary_figures(result), spread.middle))
-        varied = "" if fixed_workload else what_is_lost(work, chosen.seed, *rates)
-        told = (note for note in (varied, rough(replicates)) if note)
-        result = replace(result, notes=(*result.notes, *told))
+        varied = None if fixed_workload else redrawn(work, chosen.seed, *rates)
+        added = (note for note in (varied, few_draws(replicates)) if note)
+        result = replace(result, notes=(*result.notes, *added))
     _draw(result, spread, report, perfetto)
     if json:
-        drawn = {"replicates": replicates, "workload": varied or "as it is"}
+        drawn = {"replicates": replicates, "workload": sentence(varied) if varied else "as it is"}
         body = {**with_intervals(result.summary, spread), "intervals": drawn} if spread else result.summary
         console.print_json(body)
     else:
@@ -70,6 +84,12 @@ def replay_command(
         for path in (report, perfetto):
             if path is not None:
                 console.out.print(f"written to {path}", soft_wrap=True, markup=False)
+
+
+def _write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Writes `summary.json` again, as it is printed: the replay's own has the note, not its sentence."""
+    with replacing(folder / "summary.json") as place:
+        place.write_text(dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
 def _draw(result: Result, spread: Spread | None, report: Path | None, perfetto: Path | None) -> None:
@@ -112,7 +132,7 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
     console.out.print(table)
     console.out.print(_facts(s, scenario.tensor_parallel_size))
     for note in result.notes:
-        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+        console.out.print(f"note: {sentence(note)}", soft_wrap=True, markup=False)
     written = f"; written to {out}" if out else ""
     console.out.print(f"replayed in {s['wall_s']:.2f} s{written}", soft_wrap=True)
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
+from pagecast.planner_app.commands.field_options import field_option, gathering, parameter
 from pagecast.planner_app.commands.trace_view import read_with_progress
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
@@ -31,14 +29,6 @@ Opt = typer.Option
 TraceArgument = Annotated[
     str, typer.Argument(help="trace file of any known format, a sample's name, or a folder of replay --out")
 ]
-_MORE: dict[str, str] = {  # what a user of the command line needs to know beyond the field's description
-    "gpu_memory_utilization": "; newer vLLM: 0.92",
-    "kv_tokens": "; of the three limits the lesser wins",
-    "num_gpu_blocks": "; vLLM's own number counts its null block too: give one less",
-    "scheduling_policy": ": fcfs or priority",
-}
-_NAMES: dict[str, tuple[str, ...]] = {"num_gpu_blocks": ("--num-gpu-blocks", "--num-gpu-blocks-override")}
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -63,59 +53,23 @@ def _reading(
     """The options of reading a trace, as a signature."""
 
 
-def with_scenario(command: Callable[..., None]) -> Callable[..., None]:
-    """Puts the shared options in the place of the parameter `given` of a command."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())
-    reading = list(inspect.signature(_reading, eval_str=True).parameters.values())
-    shared = [*_scenario_options(), *reading]
-    at = next(index for index, parameter in enumerate(own) if parameter.name == "given")
-    parameters = [*own[:at], *shared, *own[at + 1 :]]
-
-    @wraps(command)
-    def wrapper(**options: Any) -> None:
-        fields = {name: options.pop(name) for name in Scenario.model_fields}
-        given = Given(
-            options.pop("scenario"),
-            {name: value for name, value in fields.items() if value is not None},
-            {parameter.name: options.pop(parameter.name) for parameter in reading},
-        )
-        command(given=given, **options)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.Signature([parameter.replace(kind=keyword) for parameter in parameters])
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapper
-
-
-def _scenario_options() -> list[inspect.Parameter]:
-    """One option a field, without a value unless it is given, and `--scenario` before them."""
+def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]:
+    """`--scenario`, and one option per field of a scenario."""
     about = "YAML file of scenario fields; options given here win"
-    annotations = {"scenario": Annotated[Path | None, Opt(help=about)]}
-    for name, info in Scenario.model_fields.items():
-        default = "" if info.default is None else f" [{_word(info.default)}]"
-        about = f"{info.description}{_MORE.get(name, '')}{default}"
-        option = Opt(*_NAMES.get(name, ()), help=about)
-        annotations[name] = Annotated[_simple(info.annotation) | None, option]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(name, kind, default=None, annotation=annotation)
-        for name, annotation in annotations.items()
-    ]
+    fields = [field_option(name, info) for name, info in kind.model_fields.items()]
+    return [parameter("scenario", Path | None, Opt(help=about), None), *fields]
 
 
-def _simple(annotation: Any) -> Any:
-    """The type a field's option has: choices are texts here, and checked by the scenario."""
-    types = [kind for kind in get_args(annotation) if kind is not NoneType]
-    if get_origin(annotation) is Literal:
-        return str
-    return types[0] if types else annotation
+_READING = list(inspect.signature(_reading, eval_str=True).parameters.values())
 
 
-def _word(default: object) -> str:
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return str(default)
+def _given(values: dict[str, Any]) -> Given:
+    fields = {name: values[name] for name in Scenario.model_fields if values[name] is not None}
+    return Given(values["scenario"], fields, {one.name: values[one.name] for one in _READING})
+
+
+with_scenario = gathering("given", [*scenario_options(), *_READING], _given)
+"""Puts the shared options in the place of the parameter `given` of a command."""
 
 
 def scenario_from(given: Given) -> Scenario:

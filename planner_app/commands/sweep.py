@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_TRIALS, MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.sim.core.errors import BadInput
 from rich.table import Table
 
@@ -27,7 +28,10 @@ def sweep_command(
     given: Given,
     search: Annotated[
         int | None,
-        Opt(help="make N trials chosen by Optuna's TPE, not the whole grid (needs the extra: pagecast[app])"),
+        Opt(
+            max=MOST_TRIALS,
+            help="make N trials chosen by Optuna's TPE, not the whole grid (needs the extra: pagecast[app])",
+        ),
     ] = None,
     slo: Annotated[str, Opt(help="service level, such as ttft_p99<2s,tpot_p95<50ms")] = "",
     price: Annotated[
@@ -36,9 +40,9 @@ def sweep_command(
     objective: Annotated[
         str, Opt(help="figures to trade off, with commas [cost, ttft_p99_s, tpot_p95_s]")
     ] = "",
-    generation: Annotated[int, Opt(help="trials that a search chooses at once")] = 20,
+    generation: Annotated[int, Opt(max=MOST_TRIALS, help="trials that a search chooses at once")] = 20,
     out: Annotated[Path | None, Opt(help="the study's folder; there already, the study goes on")] = None,
-    workers: Annotated[int | None, Opt(min=1, help="processes [one a core]")] = None,
+    workers: Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")] = None,
     cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
     report: Annotated[
         Path | None, Opt(help="HTML file with charts to write (needs the extra: pagecast[app])")
@@ -52,7 +56,7 @@ def sweep_command(
     a sweep goes on where it stopped, in whichever way that was. Exit code 1 where no scenario serves every
     request and keeps --slo.
     """
-    from pagecast.planner_app.planner.sweep.question import Question
+    from pagecast.planner_app.planner.sweep.question import SweepQuestion
     from pagecast.planner_app.planner.sweep.space import parse_space
     from pagecast.planner_app.planner.sweep.study import sweep
 
@@ -61,7 +65,7 @@ def sweep_command(
     work, scenario = load(trace, given)
     space = parse_space(settings, scenario)
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
-    question = Question(work, scenario, space, slo, prices(price or []), objectives, search, generation)
+    question = SweepQuestion(work, scenario, space, slo, prices(price or []), objectives, search, generation)
     with console.progress("trials", question.count) as update:
         found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
     if report is not None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_REQUESTS
 from pagecast.planner_app.commands.trace_view import show
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces import lengths
@@ -34,7 +35,9 @@ def generate_command(
     cv: Annotated[
         float, Opt(help="coefficient of variation of the times between, for gamma and weibull")
     ] = 1.0,
-    count: Annotated[int | None, Opt("--requests", help="how many [1000 unless --duration]")] = None,
+    count: Annotated[
+        int | None, Opt("--requests", max=MOST_REQUESTS, help="how many [1000 unless --duration]")
+    ] = None,
     duration: Annotated[
         float | None, Opt(help="seconds within which requests (sessions) start; ServeGen: 600")
     ] = None,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.bounds import MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 Opt = typer.Option
 Slo = Annotated[str, Opt(help="service level that is to be kept, such as ttft_p99<2s,tpot_p95<50ms")]
 Static = Annotated[bool, Opt("--static", help="leave out the simulated admissible concurrency: much faster")]
-Workers = Annotated[int | None, Opt(min=1, help="processes [one a core]")]
+Workers = Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")]
 ClusterAddress = Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")]
 Report = Annotated[Path | None, Opt(help="HTML file with charts to write")]
 Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.reports.page import ready, write
+from pagecast.planner_app.commands.bounds import MOST_REPLICATES
+from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, blocks_sentence, expected_error
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
-from pagecast.sim.machine.block_count import block_count
 from pagecast.sim.replay.replicates import STEP_TIMES
-from pagecast.sim.runs.accuracy import blocks_sentence, sentences
+from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
@@ -33,7 +34,10 @@ def validate_command(
         str | None, Opt(help="engine whose rules are followed, with recorded costs [vllm]")
     ] = None,
     replicates: Annotated[
-        int | None, Opt(min=0, help=f"draws of the costs behind each 90% interval [{REPLICATES}]")
+        int | None,
+        Opt(
+            min=0, max=MOST_REPLICATES, help=f"draws of the costs behind each 90% interval [{REPLICATES}]"
+        ),
     ] = None,
     transfer: Annotated[
         bool,
@@ -71,7 +75,7 @@ def validate_command(
 
         write(report, validate_report(found))
     if json:
-        console.print_json(found.as_dict())
+        console.print_json(as_json(found))
     else:
         show(found)
     if max_error is not None and found.worst_percent > max_error:
@@ -125,9 +129,9 @@ def show(found: Forecast) -> None:
         "low, high: a 90% interval (* missed); ±1%: what step times within 1% change it by, percent",
         soft_wrap=True,
     )
-    for sentence in sentences(found):
+    for sentence in accuracy_sentences(found):
         console.out.print(sentence, soft_wrap=True, markup=False, highlight=False)
-    console.out.print(f"note: {found.expected_error}", soft_wrap=True, markup=False)
+    console.out.print(f"note: {expected_error(found)}", soft_wrap=True, markup=False)
 
 
 def _title(name: str) -> str:

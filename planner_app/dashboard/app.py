@@ -10,6 +10,7 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell import sidebar
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import session, write_url
+from pagecast.planner_app.stderr import cut
 from pagecast.sim.core.errors import PagecastError
 
 _PACKAGE = "pagecast.planner_app.dashboard"
@@ -48,11 +49,11 @@ def main() -> None:
         own = session()
         write_url(own)
         if own.problem:
-            st.warning(f"The link's pins can't be used: {plain(own.problem)}")
+            st.warning(f"The link's pins can't be used: {plain(cut(own.problem))}")
             own.problem = ""
         page.run()
     except PagecastError as error:
-        st.error(plain(error), icon=":material/error:")
+        st.error(plain(cut(str(error))), icon=":material/error:")
 
 
 def _render(folder: str) -> Callable[[], None]:

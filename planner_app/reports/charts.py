@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.reports.style import (
     BLUE,
     GREEN,
@@ -24,6 +23,7 @@ from pagecast.planner_app.reports.style import (
     peaks,
     quantiles,
 )
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay.metrics import cached_and_uncached
 
 Floats = npt.NDArray[np.float64]

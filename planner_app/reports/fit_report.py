@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
-from pagecast.planner_app import console
-from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.style import chart, marker
-from pagecast.sim.costs.calibration.build import Source
-from pagecast.sim.costs.calibration.features import step_table
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.costs.calibration.file import Calibration
-from pagecast.sim.costs.calibration.fit import Fit
+from pagecast.sim.fitting.build import CalibrationRun
+from pagecast.sim.fitting.features import step_table
+from pagecast.sim.fitting.fit import Fit
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,16 +43,16 @@ class _Steps:
         return _Steps(**{name: values[chosen] for name, values in vars(self).items()})
 
 
-def fit_page(made: Calibration, sources: list[Source]) -> str:
+def fit_page(made: Calibration, sources: list[CalibrationRun]) -> str:
     """The HTML page: errors by region of batch shape, and charts of the synchronous runs' steps."""
     steps = _steps(made, sources)
     whole = next(row for row in made.regions if row["region"] == "all steps")
     about = made.made_for
     cards = [
-        Card("Steps", f"{whole['steps']:,}", f"{steps.measured.sum() / 1e3:,.0f} s of them"),
-        Card("Total", f"{whole['error_percent']:+.2f}%", "fitted against measured"),
-        Card("A step, half of them within", f"{whole['p50_percent']:.1f}%"),
-        Card("Nine in ten within", f"{whole['p90_percent']:.1f}%"),
+        SummaryCard("Steps", f"{whole['steps']:,}", f"{steps.measured.sum() / 1e3:,.0f} s of them"),
+        SummaryCard("Total", f"{whole['error_percent']:+.2f}%", "fitted against measured"),
+        SummaryCard("A step, half of them within", f"{whole['p50_percent']:.1f}%"),
+        SummaryCard("Nine in ten within", f"{whole['p90_percent']:.1f}%"),
     ]
     sections = [
         Section("Steps that only decode", [_times(steps, False), _errors(steps, False)]),
@@ -63,7 +63,7 @@ def fit_page(made: Calibration, sources: list[Source]) -> str:
     return page(f"{made.name}: fit and measurement", f"{lead}says beside what was measured.", cards, sections)
 
 
-def _steps(made: Calibration, sources: list[Source]) -> _Steps:
+def _steps(made: Calibration, sources: list[CalibrationRun]) -> _Steps:
     plain = [source for source in sources if not source.run.pipeline_depth]
     tables = [step_table(source.run, made.shape, source.upto) for source in plain]
     found = Fit.of(made)
@@ -95,7 +95,7 @@ def _times(steps: _Steps, prompts: bool) -> go.Figure:
     """Measured and fitted time of steps by what they compute."""
     mine = steps.where(steps.prompts == prompts)
     size, x = (mine.tokens, "tokens in the step (log)") if prompts else (mine.n, "decoding requests (log)")
-    slowest = console.seconds(float(mine.measured.max()) / 1e3) if len(size) else "-"
+    slowest = seconds(float(mine.measured.max()) / 1e3) if len(size) else "-"
     caption = f"The longest step took {slowest}. At one size, time grows with the context that is read."
     figure = chart("Time of a step", caption, x, "milliseconds (log)", xaxis_type="log", yaxis_type="log")
     for index, (name, values) in enumerate((("measured", mine.measured), ("fitted", mine.fitted))):
@@ -126,7 +126,7 @@ def _errors(steps: _Steps, prompts: bool) -> go.Figure:
     return figure
 
 
-def _table(made: Calibration) -> Table:
+def _table(made: Calibration) -> HtmlTable:
     rows = [
         (
             str(row["region"]), f"{row['steps']:,}", f"{row['time_percent']:.1f}%",
@@ -135,4 +135,6 @@ def _table(made: Calibration) -> Table:
         for row in made.regions
     ]  # fmt: skip
     header = ("region", "steps", "of the time", "total off by", "a step: p50", "p90")
-    return Table("", header, rows, "Signed error of the region's total, and how far single steps are off.")
+    return HtmlTable(
+        "", header, rows, "Signed error of the region's total, and how far single steps are off."
+    )

@@ -19,15 +19,27 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.planner_app import console
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 from pagecast.traces.write import replacing
 
 REPLICA, REQUESTS = 1, 2  # processes of the trace
+_ENDINGS = (".json", ".json.gz")
 _STEPS = 1  # the thread of steps
 _CHUNK = 1 << 15  # rows turned into Python objects at a time
 
-Event = dict[str, Any]
-Row = dict[Any, Any]  # of a table, by column
+TraceEvent = dict[str, Any]
+TableRow = dict[Any, Any]  # of a table, by column
+
+
+def ready(option: str, path: Path) -> None:
+    """Before any work: Errors: BadInput where the trace can't be written, or its ending is not known."""
+    console.check_place(option, path)
+    if path.is_dir():
+        raise BadInput(f"{option} {path}: is a folder; name a file")
+    if not path.name.endswith(_ENDINGS) and not (path.exists() and not path.is_file()):
+        raise BadInput(f"{option} {path}: the ending is not known; name a file {' or '.join(_ENDINGS)}")
 
 
 def write_perfetto(result: Result, path: Path) -> int:
@@ -58,7 +70,7 @@ def _write(result: Result, file: Any) -> int:
     return count
 
 
-def events(result: Result) -> Iterator[Event]:
+def events(result: Result) -> Iterator[TraceEvent]:
     """Every event: names of tracks, then steps with their counters, then requests."""
     yield _named("process_name", REPLICA, 0, f"replica: {result.scenario.gpu}, {result.scenario.model}")
     yield _named("process_name", REQUESTS, 0, f"requests of {result.trace}")
@@ -69,11 +81,11 @@ def events(result: Result) -> Iterator[Event]:
     yield from _requests(result.requests)
 
 
-def _named(what: str, process: int, thread: int, name: str) -> Event:
+def _named(what: str, process: int, thread: int, name: str) -> TraceEvent:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _sorted(process: int, thread: int, what: str, index: int) -> Event:
+def _sorted(process: int, thread: int, what: str, index: int) -> TraceEvent:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"sort_index": index}}
 
 
@@ -82,7 +94,7 @@ def _us(ns: int) -> float:
     return ns / 1000
 
 
-def _steps(steps: pd.DataFrame, num_blocks: int) -> Iterator[Event]:
+def _steps(steps: pd.DataFrame, num_blocks: int) -> Iterator[TraceEvent]:
     """A slice a step, or fast-forwarded row of steps, and the counters that change where it begins."""
     free = 0
     counters = _Counters()
@@ -109,13 +121,13 @@ class _Counters:
     """The replica's counters: an event only where one changes."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Event] = {}
+        self._last: dict[str, TraceEvent] = {}
 
     def at(
         self, ns: int, running: int, waiting: int, used: float, prompt: int, decode: int
-    ) -> Iterator[Event]:
+    ) -> Iterator[TraceEvent]:
         """What has changed at `ns`."""
-        now: dict[str, Event] = {
+        now: dict[str, TraceEvent] = {
             "requests": {"running": running, "waiting": waiting},
             "KV blocks in use, %": {"used": used},
             "tokens a step": {"prompt": prompt, "decode": decode},
@@ -126,13 +138,13 @@ class _Counters:
         self._last = now
 
 
-def _rows(table: pd.DataFrame) -> Iterator[Row]:
+def _rows(table: pd.DataFrame) -> Iterator[TableRow]:
     """A table's rows as Python objects, some at a time."""
     for begin in range(0, len(table), _CHUNK):
         yield from table.iloc[begin : begin + _CHUNK].to_dict("records")
 
 
-def _title(row: Row) -> str:
+def _title(row: TableRow) -> str:
     parts = []
     if row["prefill_n"]:
         parts.append(f"prefill {row['prefill_tokens']} tokens of {row['prefill_n']}")
@@ -141,7 +153,7 @@ def _title(row: Row) -> str:
     return " + ".join(parts) + (f", {row['steps']} steps" if row["steps"] > 1 else "")
 
 
-def _requests(table: pd.DataFrame) -> Iterator[Event]:
+def _requests(table: pd.DataFrame) -> Iterator[TraceEvent]:
     """Each request's queue, prefill and decode in a slot; rejected ones are marks on the process."""
     order = table.iloc[np.argsort(table["arrival_s"].to_numpy(), kind="stable")]
     busy: list[tuple[int, int]] = []  # end and slot of the requests that are there
@@ -167,7 +179,7 @@ def _requests(table: pd.DataFrame) -> Iterator[Event]:
         yield from _phases(row, slot, arrival, finished)
 
 
-def _phases(row: Row, slot: int, arrival: int, finished: int) -> Iterator[Event]:
+def _phases(row: TableRow, slot: int, arrival: int, finished: int) -> Iterator[TraceEvent]:
     """The slices of one request: those it reached, each to the next or to its end."""
     admitted, first = _ns(row["admitted_s"]), _ns(row["first_token_s"])
     marks = [("queue", arrival), ("prefill", admitted), ("decode", first)]

@@ -1,6 +1,6 @@
 """Charts of a plan: the loads that were tried, what broke beyond the answer, and the static envelope.
 
-They take what each load came to (`bisection.Outcome`) in any order, and the answer with its interval. Needs
+They take what each load came to (`bisection.LoadTrial`) in any order, and the answer with its interval. Needs
 plotly.
 """
 
@@ -14,14 +14,14 @@ import plotly.graph_objects as go
 from pagecast.planner_app.reports.style import BLUE, GREEN, GREY, ORANGE, chart, label, line, marker
 
 if TYPE_CHECKING:
-    from pagecast.planner_app.planner.capacity.bisection import Outcome
+    from pagecast.planner_app.planner.capacity.bisection import LoadTrial
     from pagecast.planner_app.planner.slo import Judged
 
 _LEAST, _MOST = 1.0, 1000.0  # percent of a bound, below and beyond which a term is drawn as these
 
 
 def terms_by_load(
-    outcomes: Sequence[Outcome], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
+    outcomes: Sequence[LoadTrial], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
 ) -> go.Figure:
     """Each term of the service level in percent of what it may be, at each load tried; 100 is its bound.
 
@@ -55,7 +55,7 @@ def used(term: Judged) -> float | None:
     return 100 * value / bound
 
 
-def _breaks(tried: Sequence[Outcome], unit: str, answer: float | None) -> str:
+def _breaks(tried: Sequence[LoadTrial], unit: str, answer: float | None) -> str:
     if answer is None:
         return "No load that was tried keeps the service level."
     beyond = next((outcome for outcome in tried if outcome.amount > answer and not outcome.holds), None)
@@ -66,7 +66,7 @@ def _breaks(tried: Sequence[Outcome], unit: str, answer: float | None) -> str:
 
 
 def throughput_by_load(
-    outcomes: Sequence[Outcome], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
+    outcomes: Sequence[LoadTrial], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
 ) -> go.Figure:
     """Output tokens a second at each load tried."""
     tried = sorted(outcomes, key=lambda outcome: outcome.amount)

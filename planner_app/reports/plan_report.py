@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pagecast.planner_app.planner.capacity.bisection import Outcome
-from pagecast.planner_app.planner.capacity.plan import Answer, Plan, shown
+from pagecast.planner_app.planner.capacity.bisection import LoadTrial
+from pagecast.planner_app.planner.capacity.planning import Answer, Plan, shown
 from pagecast.planner_app.reports import plan_charts as charts
-from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.scenario_section import scenario_section
-from pagecast.planner_app.reports.words import shown as figure
+from pagecast.planner_app.wording.figures import shown as figure
 
 TITLES = {
     "concurrency": "Admissible concurrency", "rate": "Highest request rate", "users": "Users who think",
@@ -39,18 +39,18 @@ def _lead(found: Plan) -> str:
     return f"{server}, while {found.slo.text} holds: {'; '.join(said)}. {found.rejects}".strip()
 
 
-def _cards(found: Plan) -> list[Card]:
-    cards = [Card(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
+def _cards(found: Plan) -> list[SummaryCard]:
+    cards = [SummaryCard(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
              for answer in found.answers.values()]  # fmt: skip
     if found.replicas is not None:
         said = f"for {found.replicas.requests_per_s:.3g} requests/s"
-        cards.append(Card("Replicas", f"{found.replicas.count:,}", said))
+        cards.append(SummaryCard("Replicas", f"{found.replicas.count:,}", said))
     bound = [answer.binding.limit for answer in found.answers.values() if answer.binding is not None]
     if bound:
-        cards.append(Card("What binds", bound[0], "must grow for more load"))
+        cards.append(SummaryCard("What binds", bound[0], "must grow for more load"))
     envelope = found.envelope
     said = f"requests at once; {envelope.binding}"
-    cards.append(Card("Static envelope", f"{envelope.concurrency:,}", said))
+    cards.append(SummaryCard("Static envelope", f"{envelope.concurrency:,}", said))
     return cards
 
 
@@ -81,7 +81,7 @@ def _answer(answer: Answer) -> Section:
     return Section(TITLES[answer.kind], [*drawn, _sides(answer, unit, " ".join(why))])
 
 
-def _sides(answer: Answer, unit: str, why: str) -> Table:
+def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
     sides = [("at the answer", answer.at), ("just beyond", answer.beyond)]
     known = [(name, outcome) for name, outcome in sides if outcome is not None]
     terms = list(dict.fromkeys(term.text for _, outcome in known for term in outcome.terms))
@@ -89,10 +89,10 @@ def _sides(answer: Answer, unit: str, why: str) -> Table:
     offered = "requests/s offered" if answer.kind == "rate" else unit
     header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions a request")
     marked = frozenset(at for at, (_, outcome) in enumerate(known) if not outcome.holds)
-    return Table("", header, rows, why, marked)
+    return HtmlTable("", header, rows, why, marked)
 
 
-def _row(name: str, outcome: Outcome, terms: list[str]) -> list[str]:
+def _row(name: str, outcome: LoadTrial, terms: list[str]) -> list[str]:
     values = {term.text: term.value for term in outcome.terms}
     return [
         name, f"{outcome.amount:,.4g}",
@@ -103,7 +103,7 @@ def _row(name: str, outcome: Outcome, terms: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def _envelope(found: Plan) -> Table:
+def _envelope(found: Plan) -> HtmlTable:
     envelope, blocks = found.envelope, found.envelope.blocks
     rows = [(name, f"{value:,}") for name, value in envelope.limits.items()]
     rows += [
@@ -118,4 +118,4 @@ def _envelope(found: Plan) -> Table:
         "What each limit allows by itself, by arithmetic: blocks by the trace's own lengths at a random "
         f"moment of each request, overflowing with a chance of at most {envelope.overflow:.0%}."
     )
-    return Table("", ("", "by arithmetic"), rows, said)
+    return HtmlTable("", ("", "by arithmetic"), rows, said)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagecast.planner_app import console
 from pagecast.planner_app.reports import charts
-from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.wording.note_sentences import sentences
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
 from pagecast.sim.replay.replicates import Spread
@@ -34,46 +35,54 @@ def replay_report(result: Result, spread: Spread | None = None) -> str:
         Section("Reuse, load and the KV cache", figures[4:]),
         Section("Scenario", [_scenario(result)]),
     ]
-    return page(f"Forecast of {result.trace}", lead, cards(s), sections, result.notes)
+    return page(f"Forecast of {result.trace}", lead, cards(s), sections, sentences(result.notes))
 
 
-def cards(s: dict[str, Any]) -> list[Card]:
+def cards(s: dict[str, Any]) -> list[SummaryCard]:
     """The summary's figures that people ask for first."""
+
     def both(name: str) -> tuple[str, str]:
         table = s[name]
-        return console.seconds(table["p50"]), f"p99 {console.seconds(table['p99'])}"
+        return seconds(table["p50"]), f"p99 {seconds(table['p99'])}"
 
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
     lost = ", ".join(f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
     return [
-        Card("TTFT p50", *both("ttft_s")),
-        Card("TPOT p50", *both("tpot_s")),
-        Card("E2E p50", *both("e2e_s")),
-        Card("Throughput", f"{s['output_tokens_per_s']:,.0f} tok/s", f"output tokens; {rate:.3g} requests/s"),
-        Card("Completed", f"{s['completed']:,}", lost or "none rejected, none cancelled"),
-        Card("Prefix hits", f"{s['token_hit_rate']:.1%}",
-             f"of eligible prompt tokens; {console.seconds(s['prefill_avoided_s'])} of prefill avoided"),
-        Card("KV cache at peak", f"{s['peak_kv_usage']:.1%}", f"of {s['num_gpu_blocks']:,} blocks"),
-        Card("Preemptions", f"{s['preemptions']:,}", f"{s['failed_allocations']:,} failed allocations"),
-    ]  # fmt: skip
+        SummaryCard("TTFT p50", *both("ttft_s")),
+        SummaryCard("TPOT p50", *both("tpot_s")),
+        SummaryCard("E2E p50", *both("e2e_s")),
+        SummaryCard(
+            "Throughput", f"{s['output_tokens_per_s']:,.0f} tok/s", f"output tokens; {rate:.3g} requests/s"
+        ),
+        SummaryCard("Completed", f"{s['completed']:,}", lost or "none rejected, none cancelled"),
+        SummaryCard(
+            "Prefix hits",
+            f"{s['token_hit_rate']:.1%}",
+            f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided",
+        ),
+        SummaryCard("KV cache at peak", f"{s['peak_kv_usage']:.1%}", f"of {s['num_gpu_blocks']:,} blocks"),
+        SummaryCard(
+            "Preemptions", f"{s['preemptions']:,}", f"{s['failed_allocations']:,} failed allocations"
+        ),
+    ]
 
 
-def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:
+def _latencies(s: dict[str, Any], spread: Spread | None) -> HtmlTable:
     rows, marked = [], set()
     for name, title in _LATENCIES.items():
         if s[name]["mean"] is None:
             continue
-        rows.append((title, *(console.seconds(s[name][key]) for key in STATISTICS)))
+        rows.append((title, *(seconds(s[name][key]) for key in STATISTICS)))
         for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
             marked.add(len(rows))
-            rows.append((f"  {side}", *(console.seconds(bounds.get(f"{name}.{key}")) for key in STATISTICS)))
+            rows.append((f"  {side}", *(seconds(bounds.get(f"{name}.{key}")) for key in STATISTICS)))
     said = "Queue, prefix lookup and prefill make TTFT; with decode, E2E. * at equal queue depth."
     if spread:
         said += " Low and high bound a 90% interval."
-    return Table("", ("", *STATISTICS), rows, said, frozenset(marked))
+    return HtmlTable("", ("", *STATISTICS), rows, said, frozenset(marked))
 
 
-def _scenario(result: Result) -> Table:
+def _scenario(result: Result) -> HtmlTable:
     fields = result.scenario.model_dump().items()
     rows = [(name, "-" if value is None else str(value)) for name, value in fields]
-    return Table("", ("field", "value"), rows)
+    return HtmlTable("", ("field", "value"), rows)

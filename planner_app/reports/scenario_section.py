@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagecast.planner_app.reports.page import Section, Table
+from pagecast.planner_app.reports.html_page import HtmlTable, Section
 from pagecast.sim.scenario import Scenario
 
 
@@ -10,4 +10,4 @@ def scenario_section(scenario: Scenario, costs: str, caption: str = "") -> Secti
     """The fields of a scenario, and `costs`, the step costs that it came to; `caption` says what differs."""
     rows = [(name, "-" if value is None else str(value)) for name, value in scenario.model_dump().items()]
     rows.append(("step costs used", costs))
-    return Section("Scenario", [Table("", ("field", "value"), rows, caption)])
+    return Section("Scenario", [HtmlTable("", ("field", "value"), rows, caption)])

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.reports.style import GREY, VERMILLION, chart, label, line, marker
-from pagecast.planner_app.reports.words import axis, shown, title
+from pagecast.planner_app.wording.figures import axis, shown, title
 
 _STAR = {"symbol": "star", "size": 15, "color": VERMILLION, "line": {"width": 1, "color": GREY}}
 _HOVER = "%{text}<br>%{x:.4g}, %{y:.4g}"

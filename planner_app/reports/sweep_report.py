@@ -9,7 +9,7 @@ from pagecast.planner_app.planner.sweep.study import Swept
 from pagecast.planner_app.planner.sweep.study_view import answer, differ, effects, front, text, title
 from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, Used, notes, used
 from pagecast.planner_app.reports import sweep_charts as charts
-from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 
 MOST_ROWS = 300  # of the table of trials; the study's parquet file has them all
 
@@ -31,9 +31,9 @@ def sweep_report(found: Swept) -> str:
         for knob in knobs
         for name in objectives[:3]
     ]
-    moved = Table("", *effects(found), "Shares of a figure's variance that a knob explains alone.")
+    moved = HtmlTable("", *effects(found), "Shares of a figure's variance that a knob explains alone.")
     sections = [
-        Section("What is traded", [*traded, Table("Undominated trials", header, rows, said, marked)]),
+        Section("What is traded", [*traded, HtmlTable("Undominated trials", header, rows, said, marked)]),
         Section("What each knob does", [charts.sensitivity(found.sensitivity), *lines, moved]),
         Section("All trials", [_trials(found, table.head(MOST_ROWS), chosen)]),
         Section("Scenario", [_scenario(found, costs)]),
@@ -43,20 +43,22 @@ def sweep_report(found: Swept) -> str:
     return page(f"Sweep of {found.question.trace.name}", lead, _cards(found), sections, _notes(found, costs))
 
 
-def _cards(found: Swept) -> list[Card]:
+def _cards(found: Swept) -> list[SummaryCard]:
     best, table = found.cheapest, found.table
     counted = f"{int(table['meets'].sum()):,} of {len(table):,}"
     level = found.question.slo or "every request served"
-    cards = [Card("Trials that serve well", counted, level)]
+    cards = [SummaryCard("Trials that serve well", counted, level)]
     if best is not None:
         names = dict.fromkeys((found.cost, *found.question.objectives, "usd_per_million_output_tokens"))
         known = [name for name in names if name in best]
-        cards += [Card(title(name), text(name, best[name]), "of the cheapest replica") for name in known]
+        cards += [
+            SummaryCard(title(name), text(name, best[name]), "of the cheapest replica") for name in known
+        ]
     failed = int((table["reason"] != "").sum())
-    return [*cards, Card("Can't run", f"{failed:,}", "trials")] if failed else cards
+    return [*cards, SummaryCard("Can't run", f"{failed:,}", "trials")] if failed else cards
 
 
-def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> Table:
+def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
     terms = [] if found.question.level is None else [term.text for term in found.question.level.terms]
     named = [*found.knobs, "meets", found.cost, *found.question.objectives, *terms]
     names = list(dict.fromkeys([*named, *(["step_costs"] if differ(found) else [])]))
@@ -70,10 +72,10 @@ def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> Table:
     said = f"All {count:,} trials." if count <= MOST_ROWS else (
         f"The first {MOST_ROWS} of {count:,} trials; trials.parquet in the study's folder has all."
     )  # fmt: skip
-    return Table("", header, body, said, marked)
+    return HtmlTable("", header, body, said, marked)
 
 
-def _scenario(found: Swept, costs: Sequence[Used]) -> Table:
+def _scenario(found: Swept, costs: Sequence[Used]) -> HtmlTable:
     """What all trials share, and what was varied."""
     knobs = {knob.name: knob for knob in found.question.space.knobs}
     rows = []
@@ -81,7 +83,7 @@ def _scenario(found: Swept, costs: Sequence[Used]) -> Table:
         swept = str(knobs[name]).partition("=")[2] if name in knobs else ""
         rows.append((name, f"varied: {swept}" if swept else "-" if value is None else str(value)))
     rows.append(("step costs used", ", ".join(each.name for each in costs) or "-"))
-    return Table("", ("field", "value"), rows)
+    return HtmlTable("", ("field", "value"), rows)
 
 
 def _notes(found: Swept, costs: list[Used]) -> list[str]:

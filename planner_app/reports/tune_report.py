@@ -7,7 +7,7 @@ from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.tune.knobs import Tuned
 from pagecast.planner_app.planner.tune.tables import TITLES, admits, cannot_run, cell, tables
 from pagecast.planner_app.reports import sweep_charts as charts
-from pagecast.planner_app.reports.page import Card, Section, Table, page
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.scenario_section import scenario_section
 
 _CHARTS = (
@@ -28,7 +28,7 @@ def tune_report(tuned: Tuned) -> str:
         if all(name in ran and ran[name].notna().any() for name in names)
     ]
     marked = frozenset(at for at, value in enumerate(ran[tuned.knob]) if value == tuned.recommended)
-    shown_tables = [Table("", header, rows, "The recommended setting is marked.", marked)
+    shown_tables = [HtmlTable("", header, rows, "The recommended setting is marked.", marked)
                     for header, rows in tables(tuned)]  # fmt: skip
     varied = f"{tuned.knob} is as in the tables, whatever stands here."
     sections = [
@@ -56,12 +56,12 @@ def _first_up(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _cards(tuned: Tuned) -> list[Card]:
+def _cards(tuned: Tuned) -> list[SummaryCard]:
     chosen = tuned.table[tuned.table[tuned.knob] == tuned.recommended]
     if not len(chosen):
         return []
     row = chosen.iloc[0].to_dict()
     return [
-        Card(f"Recommended {tuned.knob}", shown(tuned.recommended), tuned.slo or "no SLO was given"),
-        *(Card(TITLES[name], cell(name, row)) for name in _CARDS if name in row),
+        SummaryCard(f"Recommended {tuned.knob}", shown(tuned.recommended), tuned.slo or "no SLO was given"),
+        *(SummaryCard(TITLES[name], cell(name, row)) for name in _CARDS if name in row),
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.reports.style import (
     BLUE,
     GREY,
@@ -16,8 +15,9 @@ from pagecast.planner_app.reports.style import (
     peaks,
     quantiles,
 )
-from pagecast.planner_app.reports.words import title
-from pagecast.sim.runs.forecast import Forecast, Row
+from pagecast.planner_app.wording.figures import title
+from pagecast.planner_app.wording.quantities import seconds
+from pagecast.sim.runs.forecast import Forecast, ForecastRow
 
 _LEAST_S = 1e-6  # shorter times are drawn as this, for an axis of logarithms has no zero
 
@@ -50,8 +50,8 @@ def errors(found: Forecast) -> go.Figure:
     return figure
 
 
-def _bars(rows: list[Row]) -> dict[str, object]:
-    def percent(value: float | None, row: Row) -> float:
+def _bars(rows: list[ForecastRow]) -> dict[str, object]:
+    def percent(value: float | None, row: ForecastRow) -> float:
         return abs((row.predicted if value is None else value) - row.predicted) / row.measured * 100
 
     upper, lower = [percent(row.high, row) for row in rows], [percent(row.low, row) for row in rows]

@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 
 from pagecast.planner_app.reports import validate_charts as charts
-from pagecast.planner_app.reports.page import Card, Section, Table, page
-from pagecast.planner_app.reports.words import shown, title
-from pagecast.sim.runs.accuracy import sentences
-from pagecast.sim.runs.forecast import Forecast, Row
-from pagecast.sim.runs.outcome import LATENCIES
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
+from pagecast.planner_app.wording.accuracy import accuracy_sentences, expected_error
+from pagecast.planner_app.wording.figures import shown, title
+from pagecast.sim.runs.forecast import Forecast, ForecastRow
+from pagecast.sim.runs.run_figures import LATENCIES
 
 
 def validate_report(found: Forecast) -> str:
     """The page of a forecast beside its recorded run."""
     lead = f"Forecast with step costs {found.costs}, beside what was measured."
     if found.in_sample:
-        lead += " These costs were fitted to this very run: a check of the fit, not of the forecast."
+        lead += " The step costs were fitted to this run, so this checks the fit, not the forecast."
     sections = [
         Section("Errors", [charts.errors(found), _table(found.rows)]),
         Section("Latency", [charts.distribution(found, name) for name in LATENCIES]),
         Section("Load", [charts.load(found, key) for key in ("running", "waiting")]),
     ]
-    return page(f"{found.run}: forecast and measurement", lead, _cards(found), sections,
-                [*sentences(found), found.expected_error])  # fmt: skip
+    notes = [*accuracy_sentences(found), expected_error(found)]
+    return page(f"{found.run}: forecast and measurement", lead, _cards(found), sections, notes)
 
 
-def _cards(found: Forecast) -> list[Card]:
+def _cards(found: Forecast) -> list[SummaryCard]:
     by_name = {row.name: row for row in found.rows}
     chosen = {"ttft_s.p50": "TTFT p50", "ttft_s.p99": "TTFT p99", "tpot_s.p50": "TPOT p50",
               "e2e_s.p99": "E2E p99", "output_tokens_per_s": "Throughput"}  # fmt: skip
@@ -35,17 +35,17 @@ def _cards(found: Forecast) -> list[Card]:
         row = by_name[name]
         if not math.isnan(row.error_percent):
             hint = f"{shown(name, row.predicted)} for {shown(name, row.measured)}"
-            cards.append(Card(f"{said} error", f"{row.error_percent:+.1f}%", hint))
+            cards.append(SummaryCard(f"{said} error", f"{row.error_percent:+.1f}%", hint))
     coverage = found.coverage()
     if coverage["figures"]:
         share = 100 * (coverage["covered"] or 0)
         width = coverage["median_half_width_percent"]
         hint = f"{coverage['inside']} of {coverage['figures']} measurements; median half-width {width:.1f}%"
-        cards.append(Card("Inside their 90% interval", f"{share:.0f}%", hint))
+        cards.append(SummaryCard("Inside their 90% interval", f"{share:.0f}%", hint))
     return cards
 
 
-def _table(rows: tuple[Row, ...]) -> Table:
+def _table(rows: tuple[ForecastRow, ...]) -> HtmlTable:
     header = ("", "forecast", "measured", "error", "90% interval", "per 1% of step time", "within ±1%")
     body = []
     for row in rows:
@@ -62,4 +62,4 @@ def _table(rows: tuple[Row, ...]) -> Table:
         "Marked rows: the interval does not hold the measurement. Within ±1%: the least and the most that "
         "step times up to 1% shorter or longer change the forecast by."
     )
-    return Table("", header, body, said, marked)
+    return HtmlTable("", header, body, said, marked)

@@ -145,5 +145,5 @@ class StepCosts(Protocol):
         ...
 
     def expected_error(self) -> str:
-        """One sentence: what error to expect of figures made with these costs."""
+        """The error to expect of figures made with these costs: a `Note`, or a sentence."""
         ...

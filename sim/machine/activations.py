@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import Gpu
+from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_facts import ModelFacts
 
 MIB = 1 << 20
-GRAPH_LARGEST = 512  # vLLM's largest captured batch
 # Decode attention in a captured graph may split a sequence in up to 32 parts (FlashAttention 3).
 _SPLITS = 32
 # Device memory of captured graphs, from logs of models with 28 to 64 layers: about 4 MiB for a size's set of
@@ -88,13 +88,6 @@ def _sampler_row(model: ModelFacts, lean: bool) -> int:
 def sampler_state_bytes(model: ModelFacts, max_num_seqs: int) -> int:
     """What the newer runner's sampler keeps: counts of output tokens (int32) and a bit for prompt tokens."""
     return max_num_seqs * 4 * (model.vocab + -(-model.vocab // 32))
-
-
-def capture_sizes(max_num_seqs: int) -> list[int]:
-    """Batch sizes that vLLM captures: 1, 2, 4, every 8th to 256, every 16th, to twice the requests."""
-    top = min(2 * max_num_seqs, GRAPH_LARGEST)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, GRAPH_LARGEST + 1, 16)]
-    return [size for size in sizes if size <= top]
 
 
 def graph_bytes(model: ModelFacts, gpu: Gpu, max_num_seqs: int, tensor_parallel_size: int = 1) -> int:

@@ -9,15 +9,17 @@ fraction, and what it leaves to the margin.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine import activations
 from pagecast.sim.machine.block_layout import BlockLayout, block_layout
 from pagecast.sim.machine.gpus import GIB, Gpu
+from pagecast.sim.machine.graphs import capture_sizes
+from pagecast.sim.machine.loaded_weights import MIB, loaded_weight_bytes
 from pagecast.sim.machine.model_facts import ModelFacts
-from pagecast.sim.machine.weights import MIB, loaded_weight_bytes
 
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 # The driver's context on one GPU, made before an engine measures anything. Measured: H200, CUDA 13.
@@ -142,6 +144,14 @@ def hbm_budget(
                    max_model_len or model.max_position, sequence_tokens, kv_cache_dtype)  # fmt: skip
 
 
+_KEYWORDS = [one.name for one in signature(hbm_budget).parameters.values() if one.kind is one.KEYWORD_ONLY]
+
+
+def options_of(source: object) -> dict[str, Any]:
+    """The options of `hbm_budget` among the attributes of a scenario, or of a replica's limits."""
+    return {name: getattr(source, name) for name in _KEYWORDS if hasattr(source, name)}
+
+
 def _check(fractions: dict[str, float | None], sizes: dict[str, int | None]) -> None:
     for name, fraction in fractions.items():
         if fraction is not None and not 0 < fraction <= 1:
@@ -244,7 +254,7 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tup
              f"peak of a step of {tokens} tokens"),
         Item("libraries", LIBRARY_BYTES, "kernels loaded on first use"),
         Item("compilation", 0 if eager else COMPILE_BYTES, "none to 0.9 GiB; most on a first start"),
-        Item("CUDA graphs", graphs, f"{len(activations.capture_sizes(seqs))} batch sizes", counted=not lean),
+        Item("CUDA graphs", graphs, f"{len(capture_sizes(seqs))} batch sizes", counted=not lean),
         Item("sampler", state, "token counts for penalties", counted=False),
         Item("CUDA context", CONTEXT_BYTES, "the driver's", counted=False),
         Item("communication", NCCL_BYTES if tp > 1 else 0, "NCCL and all-reduce buffers", counted=False),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.machine.model_facts import Attention, Mla, ModelFacts, Moe
+from pagecast.sim.machine.model_facts import AttentionShape, Mla, ModelFacts, Moe
 
 Config = Mapping[str, Any]
 _MAX_LAYERS = 10_000
@@ -144,7 +144,7 @@ class _Reader:
         return set(layers)
 
 
-def _attention(read: _Reader, kind: str) -> Attention:
+def _attention(read: _Reader, kind: str) -> AttentionShape:
     config = read.config
     heads = read.integer("num_attention_heads", "n_head")
     mla = None
@@ -166,7 +166,7 @@ def _attention(read: _Reader, kind: str) -> Attention:
     qk_norm = "head" if kind in _HEAD_QK_NORM else "full" if kind in _FULL_QK_NORM else ""
     if kind in ("glm4_moe", "cohere") and config.get("use_qk_norm"):
         qk_norm = "head" if kind == "glm4_moe" else "full"
-    return Attention(
+    return AttentionShape(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,

@@ -36,7 +36,7 @@ class Mla:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionShape:
     """Heads and what hangs on them; `windows` has one entry a layer, 0 for full attention."""
 
     heads: int
@@ -101,7 +101,7 @@ class ModelFacts:
     layers: int
     vocab: int
     intermediate: int
-    attention: Attention
+    attention: AttentionShape
     tied: bool
     max_position: int
     gated: bool = True

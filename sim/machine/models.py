@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.documents import read_json
 from pagecast.sim.machine.model_config import model_from_config
 from pagecast.sim.machine.model_facts import ModelFacts
 
 __all__ = ["ModelFacts", "known_models", "model"]
 
+_MOST_BYTES = 4 << 20
 _FOLDER_HINT = "give a folder that holds the model's config.json"
 _QUANTISED = {
     "fp8": "fp8", "fp8-dynamic": "fp8", "awq": "int4", "gptq": "int4", "gptq-int4": "int4",
@@ -117,16 +119,7 @@ def _nearest(name: str) -> str:
 
 
 def _from_file(path: Path) -> ModelFacts:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file; give a transformers config.json or its folder") from None
-    except RecursionError:
-        raise BadInput(f"{path}: JSON nested too deeply; give a transformers config.json") from None
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}:{error.lineno}: not valid JSON ({error.msg}); give a config.json") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: can't be read ({error}); give a transformers config.json") from None
+    config = read_json(path, _MOST_BYTES, "give a transformers config.json or its folder")
     if not isinstance(config, dict):
         raise BadInput(f"{path}: holds a {type(config).__name__}, not an object; give a config.json")
     return model_from_config(config, path.parent.name or path.stem, str(path))

@@ -1,6 +1,8 @@
-"""What a reader of a replay's figures should know before believing them."""
+"""Notes that qualify the figures of a replay."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
@@ -8,6 +10,7 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import hbm_budget
 from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.note import Note
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -21,55 +24,53 @@ def notes(
     recorder: Recorder,
     blocks_per_block: float,
 ) -> tuple[str, ...]:
-    """Sentences about the trace, the costs, and where the scenario leaves what is known."""
-    said = [*trace.notes, costs.expected_error()]
+    """Notes of the trace's reader, of the costs, and on where the scenario leaves what is known."""
+    found: list[str | None] = [*trace.notes, costs.expected_error()]
     longest = int((table["input_tokens"] + table["output_tokens"]).max())
     outside = getattr(costs, "outside", None)
     if outside is not None:
         served = table[table["state"] != "rejected"]
         context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
-        said.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
-    said += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), _override(scenario)]
-    return tuple(sentence for sentence in said if sentence)
+        found.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
+    found += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
+    return tuple(note for note in found if note)
 
 
-def _too_long(scenario: Scenario, longest: int) -> str:
+def _too_long(scenario: Scenario, longest: int) -> Note | None:
     most = find_model(scenario.model).max_position
     if scenario.max_model_len is not None or not most or longest <= most:
-        return ""
-    return (
-        f"The longest request has {longest:,} tokens; {scenario.model} was made for {most:,}, and an engine "
-        f"refuses more unless told otherwise: --max-model-len {most} rejects such requests."
-    )
+        return None
+    return Note("beyond_model_length", model=scenario.model, longest_tokens=longest, model_tokens=most)
 
 
-def _windows(scenario: Scenario, blocks_per_block: float) -> str:
+def _windows(scenario: Scenario, blocks_per_block: float) -> Note | None:
     if blocks_per_block == 1.0:
-        return ""
-    return (
-        f"{scenario.model} has layers with sliding windows: each block of a sequence is charged "
-        f"{blocks_per_block:.2f} of the engine's blocks, the mean over this trace's lengths."
-    )
+        return None
+    return Note("sliding_windows", model=scenario.model, blocks_per_block=blocks_per_block)
 
 
-def _override(scenario: Scenario) -> str:
-    """What `num_gpu_blocks` takes the place of, and whether the GPU could hold it."""
+def _override(scenario: Scenario) -> Iterator[Note]:
+    """The options that `num_gpu_blocks` replaces, and whether the GPU could hold that many blocks."""
     blocks = scenario.num_gpu_blocks
     if blocks is None:
-        return ""
-    unused = [
+        return
+    unused = tuple(
         name
         for name in ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_tokens")
         if getattr(scenario, name) is not None
-    ]
-    said = f"num_gpu_blocks {blocks:,} was taken as given; {', '.join(unused)} not used. " if unused else ""
+    )
+    if unused:
+        yield Note("blocks_given", blocks=blocks, unused=unused)
     most = most_blocks(scenario)
     if blocks > most:
-        said += (
-            f"{scenario.tensor_parallel_size} x {scenario.gpu} has room for about {most:,} blocks beside "
-            f"{scenario.model}'s weights, fewer than the {blocks:,} given."
+        yield Note(
+            "blocks_beyond_memory",
+            blocks=blocks,
+            most_blocks=most,
+            gpus=scenario.tensor_parallel_size,
+            gpu=scenario.gpu,
+            model=scenario.model,
         )
-    return said.strip()
 
 
 def most_blocks(scenario: Scenario) -> int:

@@ -23,7 +23,7 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.stride import Stride
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
-from pagecast.sim.replay.arrivals import NEVER_NS, Arrivals
+from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 

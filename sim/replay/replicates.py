@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.costs.calibration.draw import draw, scaled
+from pagecast.sim.note import Note
 from pagecast.sim.replay.simulation import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -26,7 +27,7 @@ STEP_TIMES = (0.99, 0.9925, 0.995, 0.9975, 1.0025, 1.005, 1.0075, 1.01)
 
 Progress = Callable[[int], None]
 Workload = Callable[[Trace, int], Trace]
-Figures = Callable[[Result], dict[str, float]]
+FiguresOf = Callable[[Result], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _number(value: object) -> float:
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplicateJob:
     """One replay: draw number `index` of the costs, or with all steps `factor` times as long."""
 
     index: int
@@ -110,9 +111,9 @@ class Study:
     scenario: Scenario
     seed: int = 0
     workload: Workload | None = None
-    figures: Figures = summary_figures
+    figures: FiguresOf = summary_figures
 
-    def run(self, job: Job) -> dict[str, float]:
+    def run(self, job: ReplicateJob) -> dict[str, float]:
         """The figures of one replay."""
         trace, plain = self.trace, self.scenario.step_costs()
         if job.factor is not None:
@@ -136,7 +137,7 @@ class Study:
         Without replicates there are no intervals; of fewer than `LEAST` they are `rough`.
         """
         factors = STEP_TIMES if point is not None else ()
-        jobs = [*(Job(0, factor) for factor in factors), *(Job(i) for i in range(count))]
+        jobs = [*(ReplicateJob(0, factor) for factor in factors), *(ReplicateJob(i) for i in range(count))]
         found = list(_watched(self._all(jobs, workers), progress))
         near, draws = found[: len(factors)], found[len(factors) :]
         low, high, middle = {}, {}, {}
@@ -149,7 +150,7 @@ class Study:
                 middle[name] = float(np.median(values))
         return Spread(low, high, *_sensitivity(point or {}, near), middle)
 
-    def _all(self, jobs: list[Job], workers: int | None) -> Iterable[dict[str, float]]:
+    def _all(self, jobs: list[ReplicateJob], workers: int | None) -> Iterable[dict[str, float]]:
         count = min(workers or os.cpu_count() or 1, len(jobs))
         if count <= 1:
             yield from map(self.run, jobs)
@@ -159,12 +160,9 @@ class Study:
             yield from pool.map(_job, jobs, chunksize=max(1, len(jobs) // (4 * count)))
 
 
-def rough(count: int) -> str:
-    """One sentence where `count` replicates tell a 90% interval only roughly, else ""."""
-    if not 0 < count < LEAST:
-        return ""
-    draws = "1 draw" if count == 1 else f"{count} draws"
-    return f"Intervals of {draws} are rough: a 90% interval takes {LEAST} to leave one draw beyond each end."
+def few_draws(count: int) -> Note | None:
+    """A note where `count` replicates are too few for a 90% interval."""
+    return Note("few_draws", draws=count, enough=LEAST) if 0 < count < LEAST else None
 
 
 _study: Study | None = None
@@ -175,7 +173,7 @@ def _begin(study: Study) -> None:
     _study = study
 
 
-def _job(job: Job) -> dict[str, float]:
+def _job(job: ReplicateJob) -> dict[str, float]:
     assert _study is not None
     return _study.run(job)
 

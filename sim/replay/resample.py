@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pagecast.sim.note import Note
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
@@ -26,17 +27,7 @@ Ints = npt.NDArray[np.int64]
 WINDOWS = 60
 _NEIGHBOURS = 6  # sessions or windows that one is drawn from, at least
 _STRATA = 20
-LOSS = (
-    "Intervals hold the workload's own uncertainty: {units} drawn again. Reuse across them is lost where the "
-    "first use was not drawn, or later"
-)
-LOST = ": of eligible prompt tokens {before:.1%} are reused, and {after:.1%} in the median draw"
-
-
-GENERATED = (
-    "Intervals hold the workload's own uncertainty: each replicate serves another seed of the generator that "
-    "made the trace."
-)
+GENERATOR, SESSIONS, WINDOWS_OF_TIME = "generator", "sessions", "windows"  # where other workloads come from
 
 
 def resample(trace: Trace, seed: int) -> Trace:
@@ -78,16 +69,15 @@ def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:
     return drawn
 
 
-def what_is_lost(trace: Trace, seed: int, reused: float | None = None, drawn: float | None = None) -> str:
-    """One or two sentences on where other workloads come from, and what that does to sharing.
+def redrawn(trace: Trace, seed: int, reused: float | None = None, drawn: float | None = None) -> Note:
+    """Where other workloads come from, and what that does to sharing.
 
     `reused` and `drawn` are the shares of prompt tokens that the cache held for the trace and in the draws.
     """
     if another(trace, seed) is not None:
-        return GENERATED
-    units = "sessions" if _has_sessions(trace) else "windows of its time"
-    known = reused is not None and drawn is not None
-    return LOSS.format(units=units) + (LOST.format(before=reused, after=drawn) if known else "") + "."
+        return Note("workload_redrawn", source=GENERATOR)
+    source = SESSIONS if _has_sessions(trace) else WINDOWS_OF_TIME
+    return Note("workload_redrawn", source=source, reused=reused, reused_in_draws=drawn)
 
 
 def _has_sessions(trace: Trace) -> bool:

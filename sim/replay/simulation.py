@@ -20,14 +20,14 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.windows import blocks_per_block, bytes_per_sequence
-from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary, prefill_avoided_s, request_table
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.windows import blocks_per_block, bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 

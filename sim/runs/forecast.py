@@ -15,13 +15,14 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import model_of
-from pagecast.sim.costs.calibration.trust import in_sample
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.block_count import BlockCount, block_count
-from pagecast.sim.replay.replicates import Progress, Study, rough
+from pagecast.sim.note import Note
+from pagecast.sim.replay.replicates import Progress, Study, few_draws
 from pagecast.sim.replay.simulation import Result, replay
-from pagecast.sim.runs.outcome import LATENCIES, SCALARS, STATISTICS, Outcome, measured, simulated
+from pagecast.sim.runs.block_count import BlockCount, block_count
+from pagecast.sim.runs.in_sample import in_sample
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_figures import LATENCIES, SCALARS, STATISTICS, RunFigures, measured, simulated
 from pagecast.sim.runs.validate import limits_of
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -30,7 +31,7 @@ REPLICATES = 80
 
 
 @dataclass(frozen=True)
-class Row:
+class ForecastRow:
     """One figure: forecast, measurement, signed error in percent, and its 90% interval where there is one.
 
     `sensitivity` is the percent that 1% of step time changes the forecast by in the mean, `range_percent` the
@@ -71,19 +72,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A recorded run beside its forecast: a row a figure, and the latencies behind both.
+    """A recorded run beside its forecast: one row per figure, and the latencies behind both.
 
-    `expected_error` says what to expect, and where the costs were fitted to this run (`in_sample`) or the
-    run leaves what they were fitted to. `blocks`: the KV blocks that were to be expected, None where unknown.
+    `notes` have the error to expect of the costs, and whether they were fitted to this run (`in_sample`), to
+    another engine, or to a narrower range than the run's. `blocks`: the KV blocks that were to be expected,
+    None where unknown.
     """
 
     run: str
     costs: str
-    expected_error: str
+    notes: tuple[str, ...]
     in_sample: bool
-    rows: tuple[Row, ...]
-    predicted: Outcome
-    measured: Outcome
+    rows: tuple[ForecastRow, ...]
+    predicted: RunFigures
+    measured: RunFigures
     blocks: BlockCount | None = None
 
     @property
@@ -95,7 +97,7 @@ class Forecast:
         """As printed in JSON: latencies by statistic, then totals, and how often intervals held."""
         by_name = {row.name: row for row in self.rows}
         body: dict[str, Any] = {
-            "run": self.run, "costs": self.costs, "expected_error": self.expected_error,
+            "run": self.run, "costs": self.costs, "expected_error": " ".join(self.notes),
             "in_sample": self.in_sample,
         }  # fmt: skip
         for name in LATENCIES:
@@ -164,16 +166,16 @@ def forecast(
     spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
     spread = spread.around(figures)
     rows = tuple(
-        Row(
+        ForecastRow(
             name, value, actual[name],
             spread.low.get(name), spread.high.get(name), spread.sensitivity.get(name), spread.reach.get(name),
         )
         for name, value in figures.items()
     )  # fmt: skip
-    own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else ""
-    parts = (own, _another_engine(run, model), *_notes(result, trace), rough(replicates))
-    said = " ".join(part for part in parts if part)
-    return Forecast(run.name, model.name, said, bool(own), rows, made, real, block_count(run))
+    own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else None
+    found = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
+    notes = tuple(note for note in found if note)
+    return Forecast(run.name, model.name, notes, own is not None, rows, made, real, block_count(run))
 
 
 def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts]:
@@ -185,12 +187,11 @@ def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
     return scenario.model_copy(update={"costs": costs.name}), costs
 
 
-def _another_engine(run: RecordedRun, costs: StepCosts) -> str:
+def _other_engine(run: RecordedRun, costs: StepCosts) -> Note | None:
     if not isinstance(costs, Calibrated):
-        return ""
-    made, engine = costs.calibration.made_for.get("engine"), run.meta.get("engine", "unknown")
-    same = made == engine
-    return "" if same else f"These costs are of {made}, this run is of {engine}: expect the difference."
+        return None
+    fitted, recorded = costs.calibration.made_for.get("engine"), run.meta.get("engine", "unknown")
+    return None if fitted == recorded else Note("other_engine", fitted=fitted, recorded=recorded)
 
 
 def _notes(result: Result, trace: Trace) -> tuple[str, ...]:

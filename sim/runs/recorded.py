@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.documents import read_json
 from pagecast.sim.runs.recorded_requests import HUGE, LATEST_S, has, lines, read_requests
 from pagecast.traces.schema import Spans, Trace
 
@@ -34,6 +35,7 @@ FORMAT = 1
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+_MOST_META_BYTES = 16 << 20
 _LATE_S = 1.0  # tokens may be handed out a little after their step's end
 _ROUNDING = 1e-9
 _TIMES = ("start_s", "end_s", "sched_s")
@@ -179,10 +181,7 @@ def to_ns(seconds: Floats) -> Ints:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path}: not JSON ({error})") from None
+    meta = read_json(path, _MOST_META_BYTES, "give the folder of a recorded run")
     if not isinstance(meta, dict):
         raise BadInput(f"{path}: must hold an object")
     if not isinstance(meta.get("config", {}), dict):

@@ -15,7 +15,7 @@ import resource
 import time
 
 from pagecast.planner_app.planner.execution.executor import cores
-from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.sim.core import scheduler
@@ -36,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     trace = read(resolve("chat"), limit=options.requests)
     scenario = Scenario()
-    question = Question(
+    question = SweepQuestion(
         trace, scenario, parse_space(GRID, scenario), slo=LEVEL, trials=200 if options.search else None
     )
     kind = "plain Python" if (scheduler.__file__ or "").endswith(".py") else "compiled"
@@ -53,7 +53,7 @@ def main() -> None:
     print(f"{best[1][1] / best[2][1]:.2f} times by processor time")
 
 
-def _timed(question: Question, workers: int) -> tuple[float, float]:
+def _timed(question: SweepQuestion, workers: int) -> tuple[float, float]:
     """Seconds on the clock, and of processor time: this process's and an equal part of its children's."""
     begun, own, others = time.perf_counter(), time.process_time(), _children_s()
     sweep(question, workers=workers)

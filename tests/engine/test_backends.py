@@ -6,6 +6,7 @@ import pytest
 import torch
 from pagecast.engine import attention
 from pagecast.engine.attention_triton import TritonBackend
+from pagecast.engine.backend import Shape
 from pagecast.engine.batch import graph_sections
 from pagecast.engine.params import SamplingParams
 from pagecast.sim.core.errors import BadInput, CannotRunHere
@@ -14,7 +15,7 @@ from pagecast.sim.core.errors import BadInput, CannotRunHere
 def with_triton(engine: Any) -> Any:
     """The same engine with its attention by the kernels."""
     runner = engine.loop.runner
-    shape = attention.Shape.of(runner.model.spec, runner.kv, runner.rows.padding + 1)
+    shape = Shape.of(runner.model.spec, runner.kv, runner.rows.padding + 1)
     runner.backend = TritonBackend(shape)
     runner.batches.backend = runner.backend
     return engine

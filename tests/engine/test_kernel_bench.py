@@ -47,10 +47,10 @@ def test_prefill_counts_the_products_below_the_diagonal(monkeypatch: pytest.Monk
 
 
 def test_a_row_says_how_much_faster_we_are() -> None:
-    rate = kernel_bench.Row("decode", "GB/s", 4000.0, 2000.0, "half")
+    rate = kernel_bench.KernelTime("decode", "GB/s", 4000.0, 2000.0, "half")
     assert rate.markdown() == "| decode | 4,000.0 GB/s | 2,000.0 GB/s (half) | 2.00 |"
-    assert kernel_bench.Row("decode", "us", 10.0, 5.0, "half").markdown().endswith("| 0.50 |")
-    assert kernel_bench.Row("copy", "GB/s", 1.0).markdown() == "| copy | 1.0 GB/s | | |"
+    assert kernel_bench.KernelTime("decode", "us", 10.0, 5.0, "half").markdown().endswith("| 0.50 |")
+    assert kernel_bench.KernelTime("copy", "GB/s", 1.0).markdown() == "| copy | 1.0 GB/s | | |"
 
 
 def test_a_section_that_is_not_known_is_named() -> None:

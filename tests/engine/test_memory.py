@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pagecast.engine import memory
+from pagecast.engine import memory_report
 from pagecast.engine.options import Options
 from pagecast.engine.spec import ModelSpec
 from pagecast.sim.core.errors import BadInput, CannotRunHere
@@ -14,7 +14,7 @@ BLOCK = 2 << 20
 
 
 def fit(total: int, free: int, max_model_len: int = 4096, **options: Any) -> int:
-    return memory.fit_blocks(total * GIB, free * GIB, USED, BLOCK, max_model_len, Options(**options))
+    return memory_report.fit_blocks(total * GIB, free * GIB, USED, BLOCK, max_model_len, Options(**options))
 
 
 def test_the_rest_is_blocks() -> None:
@@ -37,10 +37,10 @@ def test_what_would_fit_is_said() -> None:
 
 def test_the_prediction_has_the_budgets_items(model_of: Any) -> None:
     spec = ModelSpec.find("Qwen/Qwen3-8B")
-    items, blocks = memory.predicted_items(spec, "NVIDIA H200", Options())
+    items, blocks = memory_report.predicted_items(spec, "NVIDIA H200", Options())
     assert {"weights", "activations", "libraries", "CUDA graphs", "CUDA context", "KV cache"} <= set(items)
     assert blocks is not None and abs(blocks - 49_700) < 1500
-    assert memory.predicted_items(spec, "some other device", Options()) == ({}, None)
+    assert memory_report.predicted_items(spec, "some other device", Options()) == ({}, None)
 
 
 def test_the_cpu_has_as_many_blocks_as_are_asked_for(model_of: Any, engine_of: Any) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pagecast.engine.sweep import segments
+from pagecast.engine.sweep_traces import segments
 from pagecast.planner_app.cli import run
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.calibration.file import Calibration
-from pagecast.sim.costs.calibration.sweep import load_sweep
+from pagecast.sim.fitting.sweep import load_sweep
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario

@@ -110,6 +110,35 @@ def test_workers_that_start_are_silent_and_gone_with_the_command(whole_group):
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
+@pytest.mark.parametrize("times", [1, 9])
+def test_an_interrupt_that_a_library_swallows_comes_again(times):
+    """Swallowed once, the command still ends by itself; again and again, the process is ended."""
+    program = f"""
+import time
+from pagecast.planner_app import cli
+from pagecast.planner_app.commands import registry
+def execute(arguments):
+    print("ready", flush=True)
+    for _ in range({times}):
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+    time.sleep(60)
+registry.execute = execute
+cli.main([])
+"""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=_heeds_interrupts)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert message == (SAID if times == 1 else "pagecast: stopping...\n")
+
+
 def test_a_plan_ends_in_the_middle_of_a_search():
     with Command("plan", "chat", "--slo", "ttft_p99<2s", "--workers", "2") as running:
         wait_until(lambda: len(workers_of(running.process.pid)) == 2)

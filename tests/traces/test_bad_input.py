@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,12 @@ OWN = {"arrival_s": 0.0, "input_tokens": 10, "output_tokens": 2}
         ({**OWN, "arrival_s": None}, "field arrival_s: missing"),
         ({**OWN, "gap_s": -1}, "field gap_s: -1 is less than 0"),
         ({**OWN, "model": 1.5}, "field model: 1.5 is no text"),
+        ({**OWN, "model": 5}, "field model: 5 is no text"),
+        ({**OWN, "salt": True}, "field salt: true is no text"),
+        (
+            {**OWN, "spans": [[0, 0, 10]], "token_ids": [1] * 10},
+            "field token_ids: stands beside spans; a prompt has one of them",
+        ),
     ],
 )
 def test_own_lines(tmp_path: Path, row: dict, part: str) -> None:
@@ -295,3 +302,58 @@ def test_whatever_a_file_holds_it_is_read_or_refused_in_one_line(
     except BadInput as error:
         refused = str(error)
     assert "\n" not in (refused or "")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_a_bomb_of_valid_lines_is_refused_by_its_expansion(tmp_path: Path, pack) -> None:
+    line = json.dumps({**OWN, "x": "y" * (1 << 20)}).encode() + b"\n"
+    assert "unpacks to more than 200 times its size" in refusal(tmp_path, pack(line * 80))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="a pipe or a device; a trace is read twice"):
+        read(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("year", ["0000", "0001", "1600", "2300", "9999"])
+def test_a_year_beyond_nanoseconds_is_named_by_its_line(tmp_path: Path, year: str) -> None:
+    rows = f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\n{year}-01-01 00:00:00,1,1\n"
+    assert f"line 3, field TIMESTAMP: '{year}-01-01" in refusal(tmp_path, rows.encode())
+
+
+@pytest.mark.parametrize("mark", [b";", b"\t", b"|"])
+def test_a_table_may_be_separated_otherwise(tmp_path: Path, mark: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(CSV.replace(b",", mark))
+    trace = read(path)
+    assert trace.requests["input_tokens"].tolist() == [10, 20, 30]
+    assert trace.requests["output_tokens"].tolist() == [1, 2, 3]
+
+
+def test_a_comma_in_a_column_of_another_separator_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b'arrival_s;input_tokens;output_tokens;"a,b"\n0;10;1;x\n')
+    assert read(path).requests["input_tokens"].tolist() == [10]
+
+
+def test_decimal_commas_are_answered_with_what_to_write(tmp_path: Path) -> None:
+    data = CSV.replace(b",", b";").replace(b"1;20", b"1,5;20")
+    message = refusal(tmp_path, data)
+    assert "line 4, field arrival_s: '1,5' is no number; write decimals with a point" in message
+
+
+@pytest.mark.parametrize("mark", [b";", b"\t"])
+@pytest.mark.parametrize("number", [b"1.000", b"20.000", b"1.234.567"])
+def test_a_point_between_thousands_is_refused(tmp_path: Path, mark: bytes, number: bytes) -> None:
+    data = CSV.replace(b",", mark).replace(b"20", number)
+    message = refusal(tmp_path, data)
+    assert f"line 4, field input_tokens: '{number.decode()}' may be a thousand or one" in message
+
+
+def test_a_form_of_prompt_that_is_empty_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({**OWN, "spans": None, "token_ids": [1] * 10}) + "\n")
+    assert read(path).token_ids is not None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.checks import validate
 from pagecast.traces.generate import Conversations, Retrieval, conversations, requests, retrieval
 from pagecast.traces.lengths import Empirical, Fixed, LogNormal, Uniform, parse, tokens
@@ -17,7 +17,7 @@ RNG = np.random.default_rng
 
 @pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", 0.3), ("gamma", 3.0), ("weibull", 2.0)])
 def test_rate_and_burstiness(kind: str, cv: float) -> None:
-    law = Arrivals(kind, 4.0, cv)
+    law = ArrivalProcess(kind, 4.0, cv)
     gaps = law.gaps_s(100_000, RNG(1))
     assert gaps.mean() == pytest.approx(0.25, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
@@ -25,14 +25,14 @@ def test_rate_and_burstiness(kind: str, cv: float) -> None:
 
 @pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", 5.0), ("weibull", 5.0), ("even", 0.0)])
 def test_short_windows_hold_as_many_as_the_rate_says(kind: str, cv: float) -> None:
-    law, rng = Arrivals(kind, 0.5, cv), RNG(2)
+    law, rng = ArrivalProcess(kind, 0.5, cv), RNG(2)
     counts = [len(law.times_s(rng, duration_s=10.0)) for _ in range(4000)]
     assert np.mean(counts) == pytest.approx(5.0, abs=5 * np.std(counts) / np.sqrt(4000) + 1e-9)
 
 
 @given(st.sampled_from(["poisson", "gamma", "weibull", "even"]), st.integers(1, 50), st.floats(0.1, 100))
 def test_times_rise_and_stop_where_told(kind: str, count: int, duration_s: float) -> None:
-    law = Arrivals(kind, 1.0, 0.7)
+    law = ArrivalProcess(kind, 1.0, 0.7)
     assert len(law.times_s(RNG(0), count=count)) == count
     times = law.times_s(RNG(0), count=count, duration_s=duration_s)
     assert len(times) <= count
@@ -68,12 +68,12 @@ def test_lengths_that_make_no_sense(text: str) -> None:
 )
 def test_arrivals_that_make_no_sense(kind: str, rate: float, cv: float) -> None:
     with pytest.raises(BadInput):
-        Arrivals(kind, rate, cv)
+        ArrivalProcess(kind, rate, cv)
 
 
 def chat(seed: int = 0, **changes):
     shape = {
-        "starts": Arrivals("poisson", 2.0),
+        "starts": ArrivalProcess("poisson", 2.0),
         "turns": Uniform(1, 5),
         "message": LogNormal(30, 0.5),
         "opening": Fixed(50),
@@ -116,7 +116,9 @@ def test_sessions_end_before_they_grow_too_long() -> None:
 
 
 def test_retrieval_shares_the_system_prompt_and_popular_documents() -> None:
-    shape = Retrieval(Arrivals("even", 5.0), 30, Uniform(20, 40), Uniform(1, 3), Fixed(10), Fixed(5), 50, 2.0)
+    shape = Retrieval(
+        ArrivalProcess("even", 5.0), 30, Uniform(20, 40), Uniform(1, 3), Fixed(10), Fixed(5), 50, 2.0
+    )
     trace = retrieval(shape, count=200)
     validate(trace)
     prompts = [prompt_tokens(trace, row) for row in range(len(trace))]
@@ -126,18 +128,18 @@ def test_retrieval_shares_the_system_prompt_and_popular_documents() -> None:
 
 
 def test_single_requests() -> None:
-    trace = requests(Arrivals("poisson", 10.0), Uniform(5, 9), Fixed(3), duration_s=60)
+    trace = requests(ArrivalProcess("poisson", 10.0), Uniform(5, 9), Fixed(3), duration_s=60)
     validate(trace)
     assert len(trace) == pytest.approx(600, abs=120)
     assert set(trace.requests["input_tokens"]) == {5, 6, 7, 8, 9}
     with pytest.raises(BadInput, match="nothing arrives"):
-        requests(Arrivals("even", 0.001), Fixed(1), Fixed(1), duration_s=0.001)
+        requests(ArrivalProcess("even", 0.001), Fixed(1), Fixed(1), duration_s=0.001)
     with pytest.raises(BadInput, match="without end"):
-        requests(Arrivals("poisson", 1.0), Fixed(1), Fixed(1))
+        requests(ArrivalProcess("poisson", 1.0), Fixed(1), Fixed(1))
 
 
 @pytest.mark.parametrize("asked", [{"duration_s": 1000.0}, {"count": 10**12}])
 def test_more_than_memory_holds_is_refused_before_it_is_made(asked: dict) -> None:
     with pytest.raises(BadInput, match="more than the 20,000,000 that are made at once; lower the rate"):
-        Arrivals("poisson", 1e12).times_s(RNG(0), **asked)
-    assert len(Arrivals("poisson", 1e12).times_s(RNG(0), duration_s=1000.0, count=5)) == 5
+        ArrivalProcess("poisson", 1e12).times_s(RNG(0), **asked)
+    assert len(ArrivalProcess("poisson", 1e12).times_s(RNG(0), duration_s=1000.0, count=5)) == 5

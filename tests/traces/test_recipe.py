@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run
-from pagecast.sim.replay.resample import GENERATED, resample, what_is_lost
+from pagecast.sim.replay.resample import GENERATOR, redrawn, resample
 from pagecast.traces.operations import scale, slice
 from pagecast.traces.read import read
 from pagecast.traces.recipe import another, play
@@ -36,7 +36,7 @@ def test_other_seeds_are_the_generators_and_each_is_another(tmp_path, capsys):
     pd.testing.assert_frame_equal(resample(trace, 1).requests, direct.requests)
     assert not resample(trace, 0).requests.equals(resample(trace, 1).requests)
     assert resample(trace, 0).name == trace.name
-    assert what_is_lost(trace, 0) == GENERATED
+    assert redrawn(trace, 0).figures["source"] == GENERATOR
 
 
 def test_a_limit_and_a_load_are_those_of_the_other_seeds_too(tmp_path, capsys):
@@ -55,7 +55,7 @@ def test_a_trace_that_was_cut_is_resampled_not_generated(tmp_path, capsys):
     cut = read(path)
     assert cut.recipe is not None
     assert another(cut, 0) is None
-    assert "drawn again" in what_is_lost(cut, 0)
+    assert redrawn(cut, 0).figures["source"] != GENERATOR
 
 
 @pytest.mark.parametrize("recipe", ["{}", '{"make": "spell", "seed": 0}', '{"make": "requests"}', "3", "[]"])

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pagecast.sim.core.identity.content import own_prompt
-from pagecast.traces.arrivals import Arrivals
-from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.arrivals import ArrivalProcess
+from pagecast.traces.building import BlockSpans, RequestRows
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
@@ -53,7 +53,7 @@ def read(
     file's lines.
     """
     sessions = _Sessions(SESSION_RATE if session_rate is None else session_rate, seed)
-    rows = Rows(source, _COLUMNS)
+    rows = RequestRows(source, _COLUMNS)
     spans = BlockSpans(block_tokens or BLOCK_TOKENS)
     cut_off = 0
     for record in records(source, limit):
@@ -83,7 +83,7 @@ class _Sessions:
     """The sessions of a file, one after the other, with a start drawn for each."""
 
     def __init__(self, rate: float, seed: int) -> None:
-        self.law = Arrivals("poisson", rate)
+        self.law = ArrivalProcess("poisson", rate)
         self.count = 0
         self._rng = np.random.default_rng(seed)
         self._next_s = 0.0

@@ -7,7 +7,7 @@ they are put in order of their start. Source: github.com/ai-dynamo/aiperf, docs 
 
 from __future__ import annotations
 
-from pagecast.traces.building import NO_REQUESTS, Rows
+from pagecast.traces.building import NO_REQUESTS, RequestRows
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
@@ -17,7 +17,7 @@ _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "session")
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file; warm-up requests and failed ones (no output) are left out and counted in a note."""
-    rows = Rows(source, _COLUMNS)
+    rows = RequestRows(source, _COLUMNS)
     first_ns: int | None = None
     left_out = 0
     for record in records(source, limit):

@@ -12,6 +12,8 @@ from pagecast.traces.schema import Floats, Trace
 from pagecast.traces.source import Source
 from pagecast.traces.tabular import Table, read_table
 
+# Well within what nanoseconds in 64 bits can hold.
+_FIRST, _LAST = pd.Timestamp("1700-01-01", tz="UTC"), pd.Timestamp("2200-12-31", tz="UTC")
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -30,8 +32,9 @@ def _seconds(rows: Table) -> Floats:
     """Seconds from the first time in the file."""
     texts = rows.texts("TIMESTAMP")
     times = pd.to_datetime(pd.Series(texts), format="ISO8601", errors="coerce", utc=True)
-    bad = np.flatnonzero(times.isna().to_numpy())
+    bad = np.flatnonzero((times.isna() | (times < _FIRST) | (times > _LAST)).to_numpy())
     if len(bad):
-        raise rows.fail(int(bad[0]), "TIMESTAMP", f"{texts[bad[0]][:40]!r} is no date and time")
+        problem = f"{texts[bad[0]][:40]!r} is no date and time from {_FIRST.year} to {_LAST.year}"
+        raise rows.fail(int(bad[0]), "TIMESTAMP", problem)
     ticks = times.astype("datetime64[ns, UTC]").astype("int64").to_numpy()
     return np.asarray((ticks - ticks.min()) / 1e9, dtype=np.float64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagecast.sim.core.identity.content import own_prompt
-from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.building import BlockSpans, RequestRows
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
@@ -22,7 +22,7 @@ def read(
     source: Source, *, limit: int | None = None, sort: bool = False, block_tokens: int | None = None
 ) -> Trace:
     """Reads the file; a session is named after its first chat."""
-    rows = Rows(source, ("arrival_s", "input_tokens", "output_tokens", "session"))
+    rows = RequestRows(source, ("arrival_s", "input_tokens", "output_tokens", "session"))
     spans = BlockSpans(block_tokens or BLOCK_TOKENS)
     session_of: dict[str, str] = {}
     shared = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.building import BlockSpans, RequestRows
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
@@ -23,7 +23,7 @@ def read(
 ) -> Trace:
     """Reads the file; `block_tokens` is how many tokens a hash id names (512 unless given)."""
     block_tokens = block_tokens or BLOCK_TOKENS
-    rows = Rows(
+    rows = RequestRows(
         source, ("arrival_s", "input_tokens", "output_tokens", "priority", "session", "after", "gap_s")
     )
     spans = BlockSpans(block_tokens)

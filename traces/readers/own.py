@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pagecast.traces.building import BlockSpans, Rows
+from pagecast.traces.building import BlockSpans, RequestRows
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import (
     COLUMNS,
@@ -46,7 +46,7 @@ _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0}
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
     names = list(REQUIRED)
-    rows, prompts = Rows(source, names), _Prompts()
+    rows, prompts = RequestRows(source, names), _Prompts()
     recipe = None
     known = {*names, *FORMS, "block_ids_tokens", RECIPE}
     for record in records(source, limit):
@@ -75,7 +75,9 @@ def _value(record: Record, name: str) -> Any:
             return DEFAULTS[name]
     if name in INTEGERS:
         return record.whole(name, _LEAST.get(name, -(1 << 61)))
-    return record.text(name) if name in TEXTS else record.number(name)
+    if name in TEXTS:
+        return record.text(name, numbers=name == "session")
+    return record.number(name)
 
 
 class _Prompts:
@@ -88,7 +90,10 @@ class _Prompts:
 
     def add(self, record: Record, input_tokens: int) -> None:
         """Adds a line's prompt; without one of the forms it is unique."""
-        form = next((name for name in FORMS if name in record.values), None)
+        filled = [name for name in FORMS if record.values.get(name) is not None]
+        if len(filled) > 1:
+            raise record.fail(filled[1], f"stands beside {filled[0]}; a prompt has one of them")
+        form = next((name for name in (*filled, *FORMS) if name in record.values), None)
         if form is None:
             self._unique += self._made is None
             if self._made is not None:

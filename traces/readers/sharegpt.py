@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput, CannotRunHere
-from pagecast.traces.arrivals import Arrivals
-from pagecast.traces.building import NO_REQUESTS, Rows
+from pagecast.traces.arrivals import ArrivalProcess
+from pagecast.traces.building import NO_REQUESTS, RequestRows
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record, items, records
 from pagecast.traces.schema import Spans, Trace, starts
@@ -55,7 +55,7 @@ def read(
     Sessions start at `session_rate` a second (1 unless given); turns follow `think_s` seconds (10) after
     the answer before them. Raises BadInput without a tokenizer.
     """
-    law = Arrivals("poisson", SESSION_RATE if session_rate is None else session_rate)
+    law = ArrivalProcess("poisson", SESSION_RATE if session_rate is None else session_rate)
     think = THINK_S if think_s is None else think_s
     played = _Played(source, law, think, seed)
     texts = _Texts(load_tokenizer(source, tokenizer))
@@ -72,8 +72,8 @@ def read(
 class _Played:
     """The conversations so far as requests, each starting a while after the one before."""
 
-    def __init__(self, source: Source, law: Arrivals, think_s: float, seed: int) -> None:
-        self.rows = Rows(source, _COLUMNS)
+    def __init__(self, source: Source, law: ArrivalProcess, think_s: float, seed: int) -> None:
+        self.rows = RequestRows(source, _COLUMNS)
         self._source, self._law, self._think_s = source, law, think_s
         self._rng = np.random.default_rng(seed)
         self._now_s = 0.0

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from pagecast.planner_app.dashboard.blocks.frames import Frames, Look
-from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Ints, Kind
+from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Ints, LogKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 
-_ENDS = (Kind.FREED, Kind.PREEMPTED, Kind.FINISHED, Kind.CANCELLED)
-_GAINS = (Kind.ALLOCATED, Kind.REUSED)
-_LOSSES = (Kind.ALLOCATED, Kind.EVICTED, Kind.WITHDRAWN)
+_ENDS = (LogKind.FREED, LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED)
+_GAINS = (LogKind.ALLOCATED, LogKind.REUSED)
+_LOSSES = (LogKind.ALLOCATED, LogKind.EVICTED, LogKind.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def facts(
     log, until = frames.log, int(frames.first[frame + 1])
     events = _events_of(log, block, until)
     look = Look(int(frames.picture(frame)[block]) & 7)
-    written = [index for index in events if log.kind[index] == Kind.ALLOCATED]
+    written = [index for index in events if log.kind[index] == LogKind.ALLOCATED]
     step = int(frames.step[frame])
     if not written:
         return BlockFacts(block, look, (), NOBODY, -1, 0, None, 0, "", "", (), ())
@@ -99,7 +99,7 @@ def _table(log: BlockLog, request: int, index: int, until: int) -> tuple[Ints, I
     """A request's blocks in order, as far as it got with the admission that event `index` belongs to, and
     the event that gave it each."""
     own = np.flatnonzero(log.request[:until] == request)
-    admitted = own[(own <= index) & (log.kind[own] == Kind.ADMITTED)][-1]
+    admitted = own[(own <= index) & (log.kind[own] == LogKind.ADMITTED)][-1]
     ends = own[(own > index) & np.isin(log.kind[own], _ENDS)]
     last = int(ends[0]) if len(ends) else until
     gains = own[(own > admitted) & (own < last) & np.isin(log.kind[own], _GAINS)]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pandas as pd
 import streamlit as st
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard.blocks.detail import BlockFacts
 from pagecast.planner_app.dashboard.blocks.frames import Frames, Look
 from pagecast.planner_app.dashboard.shell.elements import plain
+from pagecast.planner_app.wording.quantities import seconds
 
 _WORDS = {
     Look.FREE: "free", Look.CACHED: "cached", Look.REQUEST: "one request's", Look.TAIL: "a tail, partly full",

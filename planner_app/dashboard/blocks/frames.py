@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Floats, Ints, Kind
+from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Floats, Ints, LogKind
 
 Int32s = npt.NDArray[np.int32]
 WHOSE = 3  # bits below the request's number
@@ -86,16 +86,16 @@ class _Pool:
 
     def apply(self, kind: int, request: int, blocks: Ints) -> Ints:
         """Takes an event in. Returns the blocks that may look different now."""
-        if kind == Kind.ALLOCATED:
+        if kind == LogKind.ALLOCATED:
             return self._allocate(request, blocks)
-        if kind == Kind.STORED:
+        if kind == LogKind.STORED:
             self.found[blocks] = True
             self.tail[blocks] = False
-        elif kind == Kind.REUSED:
+        elif kind == LogKind.REUSED:
             self._hold(request, blocks)
-        elif kind in (Kind.EVICTED, Kind.WITHDRAWN):
+        elif kind in (LogKind.EVICTED, LogKind.WITHDRAWN):
             self.found[blocks] = False
-        elif kind in (Kind.FREED, Kind.PREEMPTED, Kind.FINISHED, Kind.CANCELLED):
+        elif kind in (LogKind.FREED, LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED):
             return self._drop(request)
         return blocks
 

@@ -17,11 +17,11 @@ import simpy
 from pagecast.sim.core.events import Event, EventKind, run_length
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.machine.windows import blocks_per_block
-from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -31,7 +31,7 @@ NOBODY = -1
 _SHOWN_BLOCKS, _MOST_BLOCKS = 60, 2048  # of a line of the log: characters for block numbers, blocks looked at
 
 
-class Kind(IntEnum):
+class LogKind(IntEnum):
     """The core's kinds of events as numbers, and one more."""
 
     ALLOCATED = 0
@@ -48,15 +48,15 @@ class Kind(IntEnum):
     WITHDRAWN = 11  # published blocks that a cancellation took back: their content was never computed
 
 
-_NUMBER = {kind: Kind[kind.name] for kind in EventKind}
-_WORDS = [kind.name.lower() for kind in Kind]
+_NUMBER = {kind: LogKind[kind.name] for kind in EventKind}
+_WORDS = [kind.name.lower() for kind in LogKind]
 
 
 @dataclass(frozen=True)
 class BlockLog:
     """Event `i` came with step `step[i]`, to request number `request[i]`, on `blocks[start[i]:start[i + 1]]`.
 
-    `kind` holds numbers of `Kind`; `detail` the words of the few events that have any. `time_s` is when
+    `kind` holds numbers of `LogKind`; `detail` the words of the few events that have any. `time_s` is when
     each step was planned; None where no clock ran.
     """
 
@@ -147,7 +147,7 @@ class Collector:
         lost = self._stored - findable(self.scheduler)
         if lost:
             self._stored -= lost
-            self._append(events[-1].step, Kind.WITHDRAWN, NOBODY, tuple(sorted(lost)), "")
+            self._append(events[-1].step, LogKind.WITHDRAWN, NOBODY, tuple(sorted(lost)), "")
 
     def log(self, time_s: Callable[[Ints], Floats] | None = None) -> BlockLog:
         """All that was taken. `time_s` gives the seconds at which steps were planned."""

@@ -111,7 +111,10 @@ class View {
     this.first = numbers(data.first); this.steps = numbers(data.steps);
     this.kept = new Map([[-1, numbers(data.before)]]);
     this.cells = this.kept.get(-1).slice();
-    this.shown = -1; this.count = this.steps.length;
+    this.count = this.steps.length;
+    // Nothing may outlive the frames and blocks that it counts: there may be fewer now.
+    clearTimeout(this.telling);
+    this.frame = 0; this.shown = -1; this.over = -1;
     this.$(".scrub").max = Math.max(this.count - 1, 0);
     this.$(".speed").value = grows ? this.$(".speed").value : String(data.speed);
     this.per = Math.ceil(data.blocks / MOST_CELLS);

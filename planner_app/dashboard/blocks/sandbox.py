@@ -54,7 +54,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SandboxServer:
     """The server of a sandbox."""
 
     blocks: int = 48
@@ -96,7 +96,7 @@ def name_of(number: int) -> str:
 class Sandbox:
     """What a list of actions leads to. `requests` are all that were added, in order, the ended ones too."""
 
-    setting: Setting
+    setting: SandboxServer
     requests: list[Request] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     spans: list[list[Span]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Sandbox:
         self._collector = Collector(self.scheduler, self._numbers.__getitem__)
 
     @classmethod
-    def of(cls, setting: Setting, actions: tuple[Action, ...]) -> Sandbox:
+    def of(cls, setting: SandboxServer, actions: tuple[Action, ...]) -> Sandbox:
         """The state after these actions. Errors: BadInput for one that can't be."""
         made = cls(setting)
         for action in actions:

@@ -19,7 +19,7 @@ from pagecast.planner_app.dashboard.blocks.sandbox import (
     TEXTS,
     Action,
     Sandbox,
-    Setting,
+    SandboxServer,
     name_of,
     parse,
     text_of,
@@ -68,7 +68,7 @@ def _draw() -> None:
     _chosen(found, sandbox)
 
 
-def _made(setting: Setting, actions: tuple[Action, ...]) -> Sandbox | None:
+def _made(setting: SandboxServer, actions: tuple[Action, ...]) -> Sandbox | None:
     try:
         return Sandbox.of(setting, actions)
     except BadInput as error:
@@ -109,12 +109,12 @@ def _example() -> None:
         _shown().count = 0
 
 
-def _setting() -> Setting:
-    base = Setting()
+def _setting() -> SandboxServer:
+    base = SandboxServer()
     with st.expander("Server"):
         columns = st.columns(5, vertical_alignment="bottom")
         kept: dict[str, Any] = {"persist_state": "session", "bind": "query-params"}
-        return Setting(
+        return SandboxServer(
             columns[0].number_input("Blocks", 1, MOST_BLOCKS, base.blocks, key="sb_blocks", **kept),
             columns[1].selectbox("Tokens a block", (1, 4, 8, 16, 32, 64), 3, key="sb_size", **kept),
             columns[2].selectbox("Rules of", list(PROFILES), key="sb_profile", **kept),

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard.shell.cards import change
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.view import View
 from pagecast.planner_app.reports.style import chart, label, line, quantiles
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.replicates import summary_figures
 

@@ -8,21 +8,13 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session, session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, MOST_REQUESTS, UPLOAD, View
-from pagecast.sim.core.rules.profiles import PROFILES
-from pagecast.sim.costs.calibration.file import shipped
-from pagecast.sim.machine.gpus import GPUS
-from pagecast.sim.machine.models import known_models
+from pagecast.planner_app.dashboard.shell.widgets import Look, more_looks, server_looks
 from pagecast.traces.bundled import sample_names
 
 _TRACES = (
     "chat: two minutes of conversations; code: coding agents; rag: questions over documents; "
     "generated: by sliders; upload: a file of your own"
 )
-_BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_BATCHED = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
-_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_KV_DTYPES = ("auto", "bf16", "fp16", "fp8")
-_GPUS_EACH = (1, 2, 4, 8, 16)
 
 
 def ask() -> View:
@@ -98,22 +90,7 @@ def _generator() -> dict[str, Any]:
 
 def _server() -> dict[str, Any]:
     st.subheader("Server", anchor=False)
-    given = _bound(st.selectbox, "model", "Model", options=_options(known_models(), "model"),
-                   accept_new_options=True,
-                   help="a known model, or type the path of a folder with its config.json")  # fmt: skip
-    given |= _bound(st.selectbox, "gpu", "GPU", options=[gpu.name for gpu in GPUS])
-    given |= _bound(st.select_slider, "block_size", "Block size, tokens", options=_BLOCK_SIZES)
-    given |= _bound(
-        st.slider, "gpu_memory_utilization", "HBM budget, fraction of the GPU", 0.30, 1.0, step=0.01,
-        help="vLLM's --gpu-memory-utilization: weights, workspace and KV cache together",
-    )  # fmt: skip
-    given |= _bound(st.select_slider, "max_num_batched_tokens", "Batched tokens, most in a step",
-                    options=_BATCHED)  # fmt: skip
-    given |= _bound(st.select_slider, "max_num_seqs", "Sequences, most at once", options=_SEQUENCES)
-    given |= _bound(st.selectbox, "kv_cache_dtype", "KV dtype", options=_KV_DTYPES)
-    given |= _bound(st.selectbox, "profile", "Profile", options=list(PROFILES),
-                    help="the engine whose scheduling rules are followed")  # fmt: skip
-    return given | _bound(st.toggle, "enable_prefix_caching", "Prefix caching")
+    return _looking(server_looks())
 
 
 def _more() -> dict[str, Any]:
@@ -122,15 +99,13 @@ def _more() -> dict[str, Any]:
         help="as for `pagecast plan --slo`: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99",
     )  # fmt: skip
     with st.expander("More"):
-        given |= _bound(st.selectbox, "tensor_parallel_size", "GPUs per replica", options=_GPUS_EACH)
-        given |= _bound(st.selectbox, "costs", "Step costs", options=["auto", "roofline", *sorted(shipped())])
-        given |= _bound(st.toggle, "transfer_costs", "Carry a calibration over to other models and GPUs")
-        given |= _bound(st.selectbox, "scheduling_policy", "Queue order", options=["fcfs", "priority"])
-        given |= _bound(st.number_input, "seed", "Seed", 0, 2**31 - 1)
+        given |= _looking(more_looks())
     return given
 
 
-def _options(known: tuple[str, ...], name: str) -> list[str]:
-    """The known ones, and the one that was typed or came with the URL."""
-    typed = st.session_state.get(name)
-    return [*known, *([typed] if typed and typed not in known else [])]
+def _looking(looks: dict[str, Look]) -> dict[str, Any]:
+    """The fields of a scenario, each as it looks."""
+    given: dict[str, Any] = {}
+    for name, look in looks.items():
+        given |= _bound(getattr(st, look.widget), name, look.label, **look.options)
+    return given

@@ -14,13 +14,13 @@ from urllib.parse import parse_qsl, urlencode
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
-from pagecast.sim.scenario import Scenario
+from pagecast.sim.scenario import Scenario, value_type
 
 GENERATED, UPLOAD = "generated", "upload"
 AT_ONCE = 2000  # requests that are replayed while the page waits; more are a job
 MOST_REQUESTS = 100_000
 
-Value = str | int | float | bool
+Value = str | int | float | bool | None
 LOAD: dict[str, Value] = {
     "trace": "chat", "upload": "", "sort": False, "requests": AT_ONCE, "rate": 1.0,
     "slo": "ttft_p99<2s,tpot_p99<50ms",
@@ -28,14 +28,22 @@ LOAD: dict[str, Value] = {
 GENERATOR: dict[str, Value] = {
     "g_rate": 5.0, "g_cv": 1.0, "g_input": 1000, "g_output": 200, "g_turns": 1, "g_system": 0,
 }  # fmt: skip
-SCENARIO: dict[str, Value] = {
-    "model": "Qwen/Qwen3-8B", "gpu": "H200", "block_size": 16,
-    "gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION, "max_num_batched_tokens": 8192,
-    "max_num_seqs": 256, "kv_cache_dtype": "auto", "enable_prefix_caching": True, "profile": "vllm",
-    "tensor_parallel_size": 1, "costs": "auto", "transfer_costs": False, "scheduling_policy": "fcfs",
-    "seed": 0,
-}  # fmt: skip
+# A slider shows a number where the scenario leaves the choice to the engine.
+_SHOWN: dict[str, Value] = {"gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION}
+
+
+def scenario_defaults(kind: type[Scenario] = Scenario) -> dict[str, Value]:
+    """The parameters that are fields of a scenario, with their defaults."""
+    fields = {name: info.default for name, info in kind.model_fields.items()}
+    return {**fields, **_SHOWN}
+
+
+SCENARIO = scenario_defaults()
 DEFAULTS: dict[str, Value] = {**LOAD, **GENERATOR, **SCENARIO}
+_TYPES = {
+    **{name: type(value) for name, value in DEFAULTS.items()},
+    **{name: value_type(info) for name, info in Scenario.model_fields.items()},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,10 @@ class View:
 
     def scenario(self) -> Scenario:
         """The scenario to replay. Errors: BadInput naming the field."""
-        return Scenario.make({name: self[name] for name in SCENARIO}, "scenario")
+        fields = {name: self[name] for name in SCENARIO}
+        if fields["num_gpu_blocks"] is not None:  # which replaces the memory budget
+            fields["gpu_memory_utilization"] = None
+        return Scenario.make(fields, "scenario")
 
     def trace_key(self) -> tuple[Value, ...]:
         """What the trace depends on: equal keys, equal traces."""
@@ -98,14 +109,17 @@ class View:
 
 
 def _typed(name: str, value: Any) -> Value:
-    default = DEFAULTS[name]
+    kind = _TYPES[name]
+    if DEFAULTS[name] is None and value in (None, ""):
+        return None
     try:
-        if isinstance(default, bool):
+        if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
-        return type(default)(value)
+        typed: Value = kind(value)
+        return typed
     except (KeyError, ValueError, TypeError, OverflowError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
-        raise BadInput(f"view: {name} is {str(value)[:80]!r}; give {kind}") from None
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise BadInput(f"view: {name} is {str(value)[:80]!r}; give {wanted}") from None
 
 
 def _text(value: Value) -> str:
@@ -156,9 +170,12 @@ def command(view: View, file: str = "", scenario_file: str = "") -> str:
 
 def _options(view: View) -> list[str]:
     words: list[str] = []
+    scenario, told = view.scenario(), {"model", "gpu"}
+    if scenario.kv_tokens is not None or scenario.free_gpu_memory_fraction is not None:
+        told |= set(_SHOWN)  # an engine takes its default only where no limit is given
     for name in SCENARIO:
-        option, value = "--" + name.replace("_", "-"), view[name]
-        if value == DEFAULTS[name] and name not in ("model", "gpu"):
+        option, value = "--" + name.replace("_", "-"), getattr(scenario, name)
+        if value is None or (value == DEFAULTS[name] and name not in told):
             continue
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))

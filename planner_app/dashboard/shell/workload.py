@@ -9,7 +9,7 @@ from typing import Any
 from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.view import GENERATED, UPLOAD, View, generator_options
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.arrivals import Arrivals
+from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import Conversations, conversations, requests
 from pagecast.traces.lengths import parse
 from pagecast.traces.operations import scale
@@ -52,7 +52,7 @@ def _at_rate(view: View, trace: Trace) -> Trace:
 def generated(view: View) -> Trace:
     """What `pagecast trace generate` makes with `generator_options(view)`."""
     options, count, seed = generator_options(view), view["requests"], view["seed"]
-    arrivals = Arrivals(options["--arrivals"], view["g_rate"], view["g_cv"])
+    arrivals = ArrivalProcess(options["--arrivals"], view["g_rate"], view["g_cv"])
     prompt, output = parse(options["--input"]), parse(options["--output"])
     if "--turns" not in options:
         return requests(arrivals, prompt, output, count=count, seed=seed)
@@ -64,9 +64,7 @@ def generated(view: View) -> Trace:
     return replace(conversations(shape, sessions=count, count=count, seed=seed), name=GENERATED)
 
 
-def read_upload(
-    path: str, name: str, limit: int, sort: bool, seed: int, *, progress: Any = None
-) -> Trace:
+def read_upload(path: str, name: str, limit: int, sort: bool, seed: int, *, progress: Any = None) -> Trace:
     """Reads an uploaded file (in a process of its own). Errors: BadInput, with the file's own name."""
     try:
         trace = read(path, limit=limit, sort=sort, seed=seed, max_bytes=UPLOAD_BYTES, progress=progress)

@@ -9,6 +9,7 @@ from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.dashboard.trust import charts, recorded_run
 from pagecast.planner_app.dashboard.trust.matching import candidates, in_force, nearest, origin, traits
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import PagecastError
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.step_costs import StepCosts
@@ -46,7 +47,7 @@ def _headline(costs: StepCosts, used: Calibration | None) -> None:
     st.markdown(f"Step costs **{plain(costs.name)}**: {plain(kind)}")
     if used is not None:
         _cards(used)
-    st.caption(plain(costs.expected_error()))
+    st.caption(plain(sentence(costs.expected_error())))
 
 
 def _cards(used: Calibration) -> None:

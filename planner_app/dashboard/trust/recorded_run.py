@@ -14,12 +14,13 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain, show_chart, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.reports import validate_charts
-from pagecast.planner_app.reports.words import shown, title
+from pagecast.planner_app.wording.accuracy import expected_error
+from pagecast.planner_app.wording.figures import shown, title
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.replay.replicates import STEP_TIMES
-from pagecast.sim.runs.forecast import REPLICATES, Forecast, Row, forecast
+from pagecast.sim.runs.forecast import REPLICATES, Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReport, compare_decisions
 
@@ -107,19 +108,34 @@ def _show(found: Compared) -> None:
     told, decided = found.forecast, found.decisions
     st.markdown(f"**{plain(told.run)}**, forecast with step costs {plain(told.costs)}")
     if told.in_sample:
-        st.warning("These costs were fitted to this very run: it checks the fit, and forecasts nothing.")
+        st.warning("The step costs were fitted to this run, so this checks the fit, not the forecast.")
     by_name = {row.name: row for row in told.rows}
-    cards = [("Steps decided alike", f"{decided.steps_matched:,} of {decided.steps_recorded:,}",
-              decided.first_mismatch or "batch, context, queue and cache use, step by step")]
+    cards = [
+        (
+            "Steps decided alike",
+            f"{decided.steps_matched:,} of {decided.steps_recorded:,}",
+            decided.first_mismatch or "batch, context, queue and cache use, step by step",
+        )
+    ]
     for name, said in _CARDS.items():
         row = by_name.get(name)
         if row is not None and row.error_percent == row.error_percent:
-            cards.append((f"{said} error", f"{row.error_percent:+.1f}%",
-                          f"{shown(name, row.predicted)} forecast, {shown(name, row.measured)} measured"))
+            cards.append(
+                (
+                    f"{said} error",
+                    f"{row.error_percent:+.1f}%",
+                    f"{shown(name, row.predicted)} forecast, {shown(name, row.measured)} measured",
+                )
+            )
     coverage = told.coverage()
     if coverage["figures"]:
-        cards.append(("Inside their 90% interval", f"{coverage['inside']} of {coverage['figures']}",
-                      f"median half-width {coverage['median_half_width_percent']:.1f}% of the measured"))
+        cards.append(
+            (
+                "Inside their 90% interval",
+                f"{coverage['inside']} of {coverage['figures']}",
+                f"median half-width {coverage['median_half_width_percent']:.1f}% of the measured",
+            )
+        )
     for first in range(0, len(cards), _IN_A_ROW):
         part = cards[first : first + _IN_A_ROW]
         for column, (head, value, help) in zip(st.columns(_IN_A_ROW), part, strict=False):
@@ -128,10 +144,10 @@ def _show(found: Compared) -> None:
     show_charts([validate_charts.distribution(told, name) for name in ("ttft_s", "tpot_s")], "trust-latency")
     show_charts([validate_charts.load(told, key) for key in ("running", "waiting")], "trust-load")
     st.dataframe(pd.DataFrame([_cells(row) for row in told.rows]), hide_index=True, height="content")
-    st.caption(plain(told.expected_error))
+    st.caption(plain(expected_error(told)))
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: ForecastRow) -> dict[str, str]:
     bounds = ""
     if row.low is not None and row.high is not None:
         bounds = f"{shown(row.name, row.low)} to {shown(row.name, row.high)}"

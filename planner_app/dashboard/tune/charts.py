@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.reports.style import GREY, chart, line
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.traces.hits import Hits, curve
 
 # Column of the grid's table, words for its values, whether more is better.

@@ -8,7 +8,7 @@ import pandas as pd
 from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import View
-from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.planner.tune.knobs import BLOCK_SIZES, Tuned, tune_block_size, tune_hbm_budget
@@ -64,7 +64,7 @@ def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd
          f"gpu_memory_utilization={','.join(map(str, grid_budgets(scenario)))}"],
         scenario,
     )  # fmt: skip
-    question = Question(trace, scenario, space, slo=slo)
+    question = SweepQuestion(trace, scenario, space, slo=slo)
     total = space.size or 0
     return sweep(question, progress=lambda done: progress((done, total, "scenarios replayed"))).table
 

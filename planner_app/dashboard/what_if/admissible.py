@@ -11,7 +11,7 @@ from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import View
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
-from pagecast.planner_app.planner.capacity.plan import LEAST_REPLICATES, Answer, plan, steps
+from pagecast.planner_app.planner.capacity.planning import LEAST_REPLICATES, Answer, plan, steps
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard.shell.cards import Card, Words
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import Session
@@ -20,6 +19,7 @@ from pagecast.planner_app.dashboard.what_if.admissible import (
     known_of,
 )
 from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.replicates import Spread, summary_figures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import streamlit as st
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard.shell.elements import plain, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.pins import pin_button
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
@@ -20,6 +19,8 @@ from pagecast.planner_app.reports.charts import (
     load_over_time,
     step_tokens,
 )
+from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
 
 FIRST_LOOK_S = 0.7  # from a session's first figures to its first charts, whose code keeps its browser busy
@@ -46,9 +47,9 @@ def render() -> None:
         own.seen = True
         time.sleep(FIRST_LOOK_S)
     _charts(result)
-    with st.expander("What to know of these figures", expanded=True):
+    with st.expander("Notes on these figures", expanded=True):
         for note in result.notes:
-            st.markdown(f"- {plain(note)}")
+            st.markdown(f"- {plain(sentence(note))}")
 
 
 def _headline(result: Result) -> str:

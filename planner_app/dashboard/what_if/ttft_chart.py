@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 import plotly.graph_objects as go
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.reports.style import BLUE, PURPLE, VERMILLION, chart
+from pagecast.planner_app.wording.quantities import seconds
 
 _PARTS = {
     "queue": ("queue_s", VERMILLION, ""),

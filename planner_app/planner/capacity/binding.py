@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pagecast.planner_app.planner.capacity.bisection import Question
+from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.users import Load, Served
-from pagecast.planner_app.planner.execution.executor import Executor
+from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.slo import Judged
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
@@ -83,7 +83,7 @@ class Binding:
         }  # fmt: skip
 
 
-def binding(question: Question, load: Load, terms: Sequence[str], run: Executor) -> Binding:
+def binding(question: CapacityQuestion, load: Load, terms: Sequence[str], run: Executor) -> Binding:
     """Which limit binds at a load that is a quarter beyond the answer, by the terms that break first."""
     found = run.map(partial(_press, question, load, frozenset(terms)), ["", *LIMITS])
     without, full = found[0]
@@ -113,7 +113,7 @@ def _choose(without: Pressed, helped: tuple[Pressed, ...]) -> str:
 
 
 def _press(
-    question: Question, load: Load, terms: frozenset[str], limit: str
+    question: CapacityQuestion, load: Load, terms: frozenset[str], limit: str
 ) -> tuple[Pressed, dict[str, float]]:
     """The load with twice of `limit`; how full the server was where `limit` is empty."""
     pressed = _with_twice(question, limit)
@@ -128,7 +128,7 @@ def _press(
     return Pressed(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full
 
 
-def _with_twice(question: Question, limit: str) -> Question:
+def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
     scenario, costs = question.scenario, question.costs
     seqs, tokens = scenario.max_num_seqs, scenario.max_num_batched_tokens
     more: dict[str, int] = {"num_gpu_blocks": scenario.blocks()}

@@ -17,7 +17,7 @@ from math import floor, log
 import numpy as np
 from pagecast.planner_app.planner.capacity import lasting
 from pagecast.planner_app.planner.capacity.lasting import Lasted, Lasting
-from pagecast.planner_app.planner.capacity.users import Kind, Load, Served, serve
+from pagecast.planner_app.planner.capacity.users import Load, LoadKind, Served, serve
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import StepCosts
@@ -162,7 +162,7 @@ def _bisect(ask: Callable[[int], bool], good: int, bad: int, resolution: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadTrial:
     """What a load came to: the SLO's terms and the preemption rate, over the requests that count.
 
     `amount` is the number of users, or requests a second offered. `requests_per_s` and
@@ -191,7 +191,7 @@ class Ask:
     `lasts`: with long loads, near a rate that a short load bears.
     """
 
-    kind: Kind
+    kind: LoadKind
     draw: int | None = None
     start: int = 0
     step: int = 1
@@ -208,9 +208,9 @@ class Searched:
     """
 
     found: Found
-    at: Outcome | None
-    beyond: Outcome | None
-    tried: tuple[Outcome, ...]
+    at: LoadTrial | None
+    beyond: LoadTrial | None
+    tried: tuple[LoadTrial, ...]
 
     @property
     def value(self) -> int | None:
@@ -219,7 +219,7 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CapacityQuestion:
     """A trace, a server and a service level. Searches of it are independent, and may run anywhere.
 
     `rate` is the trace's own, in requests a second. `costs` replaces the scenario's; `draw_costs`: whether
@@ -242,7 +242,7 @@ class Question:
     def search(self, ask: Ask) -> Searched:
         """The largest load that holds, in steps: users, or powers of `GRID` of the trace's rate."""
         low, high = limits(ask.kind, self.most_users)
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, LoadTrial] = {}
         if ask.lasts:
             found = self._settle(ask, low, high, outcomes)
         else:
@@ -262,7 +262,7 @@ class Question:
         beyond = outcomes[min(above)] if above else None
         return Searched(found, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
 
-    def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, Outcome]) -> Found:
+    def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> Found:
         """Tries long loads, and guesses lower ones from what ended of those that fail."""
         work = Lasting.of(self.trace_of(ask.draw), amount("rate", ask.start), self.most_requests)
         costs = self.costs_of(ask.draw)
@@ -291,7 +291,7 @@ class Question:
         plain = self.costs or self.scenario.step_costs()
         return plain if number is None or not self.draw_costs else draw(plain, number, self.seed)
 
-    def outcome(self, load: Load, number: int | None = None, trace: Trace | None = None) -> Outcome:
+    def outcome(self, load: Load, number: int | None = None, trace: Trace | None = None) -> LoadTrial:
         """What one load comes to."""
         return self.judge(load, self.serve(load, number, trace))
 
@@ -304,7 +304,7 @@ class Question:
             costs=self.costs_of(number), most_requests=self.most_requests, keep_steps=keep_steps,
         )  # fmt: skip
 
-    def judge(self, load: Load, served: Served) -> Outcome:
+    def judge(self, load: Load, served: Served) -> LoadTrial:
         """What came of a load that was served."""
         requests = served.measured
         taken = requests[requests["state"] != "rejected"]
@@ -317,7 +317,7 @@ class Question:
             kept_up = served.kept_up
             terms = (*terms, Judged(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
         ended, seconds = served.ended, served.seconds
-        return Outcome(
+        return LoadTrial(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
             holds=all(term.holds for term in terms),
             terms=terms,
@@ -328,22 +328,22 @@ class Question:
             rejected=len(requests) - len(taken),
         )
 
-    def judge_lasted(self, load: Load, lasted: Lasted) -> Outcome:
+    def judge_lasted(self, load: Load, lasted: Lasted) -> LoadTrial:
         """What came of a long load; of one that was given up only that it runs away."""
         grows = Judged(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
         if lasted.served is None:
             rate = lasted.most_ended_per_s
-            return Outcome(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, 0)
+            return LoadTrial(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, 0)
         outcome = self.judge(load, lasted.served)
         return replace(outcome, terms=(*outcome.terms, grows), holds=outcome.holds and grows.holds)
 
 
-def amount(kind: Kind, at: int) -> float:
+def amount(kind: LoadKind, at: int) -> float:
     """The load at a step: a number of users, or times the trace's rate."""
     return GRID**at if kind == "rate" else float(at)
 
 
-def limits(kind: Kind, most_users: int) -> tuple[int, int]:
+def limits(kind: LoadKind, most_users: int) -> tuple[int, int]:
     """The first and the last step of a search."""
     return (-MOST_STEPS, MOST_STEPS) if kind == "rate" else (1, most_users)
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from pagecast.planner_app.planner.slo import Latency, Slo
 from pagecast.sim.costs.step_costs import Batch, StepCosts
-from pagecast.sim.machine.windows import blocks_per_block
-from pagecast.sim.replay.arrivals import Chains
+from pagecast.sim.replay.clients import Chains
+from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.hits import hits
 from pagecast.traces.operations import select

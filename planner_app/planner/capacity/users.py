@@ -24,12 +24,12 @@ import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replay.arrivals import Arrivals, Chains, ClosedLoop
+from pagecast.sim.replay.clients import Arrivals, Chains, ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
 
-Kind = Literal["concurrency", "rate", "users"]
+LoadKind = Literal["concurrency", "rate", "users"]
 LEAST_TURNS = 4  # sessions for each user of a closed loop, the first of which is warm-up
 WARM_UP = 0.1  # of a scaled trace's time
 LEAST_LENGTHS = 5  # of long sessions, that a scaled trace lasts
@@ -42,7 +42,7 @@ _TOO_MANY = 10  # times `most_requests`, beyond which a scaled trace is not made
 class Load:
     """`concurrency` and `users`: so many of them, without or with think time; `rate`: times the trace's."""
 
-    kind: Kind
+    kind: LoadKind
     amount: float
     think_s: float = 0.0
 

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import xxhash
-from pagecast.planner_app.planner.execution.executor import Answer, Executor, Item
+from pagecast.planner_app.planner.execution.interface import AnswerT, Executor, ItemT
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 CONNECT_S = 3.0  # until a scheduler counts as unreachable
@@ -49,8 +49,8 @@ class Cluster(Executor):
         self._shipped: dict[str, Callable[[Any], Any]] = {}
 
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """As answers come, from whichever worker."""
         if not items:
             return

@@ -15,7 +15,6 @@ import pickle
 import signal
 import tempfile
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,47 +22,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import xxhash
+from pagecast.planner_app.planner.execution.interface import AnswerT, Executor, ItemT
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 _PATIENCE_S = 2.0
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-Progress = Callable[[int], None]  # told how many items are done
-
-
-class Executor(ABC):
-    """Runs a function over items. Both, and the answers, must be picklable, and the function importable.
-
-    An exception raised for an item ends the whole, and comes through as it is.
-    """
-
-    @abstractmethod
-    def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
-        """Yields `(index of the item, answer)` as answers come; closing it drops what has not begun."""
-
-    def map(
-        self, function: Callable[[Item], Answer], items: Sequence[Item], progress: Progress | None = None
-    ) -> list[Answer]:
-        """The answers in the order of `items`; `progress` is told how many are there."""
-        found: dict[int, Answer] = {}
-        for index, answer in self.stream(function, items):
-            found[index] = answer
-            if progress is not None:
-                progress(len(found))
-        return [found[index] for index in range(len(items))]
-
-    def close(self) -> None:
-        """Ends workers, without waiting for what they have not begun."""
-        return
-
-    def abandon(self) -> None:
-        """Ends workers at once, in the middle of what they do: nobody waits for it any more."""
-        return
 
 
 @contextmanager
@@ -101,8 +66,8 @@ class Serial(Executor):
     """One after another, here."""
 
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """In the order of the items."""
         for index, item in enumerate(items):
             yield index, function(item)
@@ -120,14 +85,14 @@ class Processes(Executor):
         self._abandoned = False
 
     def stream(
-        self, function: Callable[[Item], Answer], items: Sequence[Item]
-    ) -> Generator[tuple[int, Answer], None, None]:
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
         """As answers come; a single item is computed here."""
         if len(items) == 1:
             yield 0, function(items[0])
             return
         path = self._ship(function)
-        futures: dict[Future[Answer], int] = {}
+        futures: dict[Future[AnswerT], int] = {}
         try:
             with _uninterrupted():
                 for index, item in enumerate(items):
@@ -163,6 +128,8 @@ class Processes(Executor):
         self._pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
+        for worker in workers:
+            worker.join(_PATIENCE_S)
         if thread is not None:
             thread.join(_PATIENCE_S)  # not for ever: a worker may have died amid an answer it waits for
 

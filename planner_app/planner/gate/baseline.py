@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from pagecast.planner_app.planner.execution.executor import Executor, Progress
+from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.gate.check_file import CheckFile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import AUTO
-from pagecast.sim.replay.replicates import Job, Study
+from pagecast.sim.documents import read_text
+from pagecast.sim.replay.replicates import ReplicateJob, Study
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -30,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 FILE = "baseline.json"
 TOKENS = ("input_tokens", "output_tokens")
+_MOST_BYTES = 64 << 20
 _AGAIN = "write it again with --write-baseline"
 
 
@@ -82,7 +84,7 @@ def draws(
 ) -> dict[str, list[float | None]]:
     """All figures of `count` replays, each with costs and a workload drawn anew; equal seeds, equal draws."""
     study = Study(trace, scenario, scenario.seed, resample)
-    rows = run.map(study.run, [Job(index) for index in range(count)], progress)
+    rows = run.map(study.run, [ReplicateJob(index) for index in range(count)], progress)
     return {name: [_known(row[name]) for row in rows] for name in rows[0]}
 
 
@@ -145,9 +147,7 @@ def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
 
 def _parse(path: Path) -> Baseline:
     try:
-        found = Baseline.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(f"{path}: can't be read ({error.strerror})") from None
+        found = Baseline.model_validate_json(read_text(path, _MOST_BYTES, _AGAIN))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"][:2])) or "the file"

@@ -30,7 +30,7 @@ DRAWS = 20
 class Bound(BaseModel):
     """The least and the most a figure may be, in the figure's own unit (seconds, tokens, counts)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     min: float | None = None
     max: float | None = None
@@ -39,7 +39,7 @@ class Bound(BaseModel):
 class Check(BaseModel):
     """The section `check`. Unknown fields are errors, not ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     trace: str = Field(description="trace to serve: a sample's name or a file")
     limit: int | None = Field(None, ge=1, description="serve only the first N requests")

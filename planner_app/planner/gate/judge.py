@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.planner_app.planner.gate.check_file import Bound, CheckFile
-from pagecast.planner_app.reports.words import shown
+from pagecast.planner_app.wording.figures import shown
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.replicates import summary_figures
@@ -30,7 +30,7 @@ HIGHER_IS_BETTER = frozenset(
         "reused_prefix_tokens", "eligible_prefix_tokens", "token_hit_rate", "num_gpu_blocks", "requests",
     }
 )  # fmt: skip
-Draws = dict[str, list[float | None]]
+FigureDraws = dict[str, list[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _off(value: float, bound: float) -> str:
     return f"{_percent(100 * (value / bound - 1))}%" if bound else ""
 
 
-def regressions(file: CheckFile, before: Draws, after: Draws) -> list[Finding]:
+def regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> list[Finding]:
     """Every figure that may not get worse, against the baseline's. Errors: BadInput for one it lacks."""
     found = []
     for name, allowed in file.check.regression.items():

@@ -24,7 +24,7 @@ COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus")
 
 
 @dataclass(frozen=True)
-class Question:
+class SweepQuestion:
     """A sweep before it runs. The same question has the same answer, however it is computed.
 
     `slo` as `Slo.parse` reads it, empty for none; `prices` in USD a GPU-hour by GPU; `objectives` are

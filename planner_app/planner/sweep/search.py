@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from pagecast.planner_app.planner.sweep.space import MOST_POINTS, Knob, Point, Space, Value
+from pagecast.planner_app.planner.sweep.space import MOST_POINTS, Knob, KnobValue, Point, Space
 from pagecast.sim.core.errors import CannotRunHere
 
 GENERATION = 20  # trials asked for at once
@@ -65,7 +65,7 @@ def generation(
     return found + _left(space, seen, size - len(found), seed * _SEEDS + number)
 
 
-def _left(space: Space, seen: set[tuple[tuple[str, Value], ...]], count: int, seed: int) -> list[Point]:
+def _left(space: Space, seen: set[tuple[tuple[str, KnobValue], ...]], count: int, seed: int) -> list[Point]:
     """Points not tried yet, for TPE comes back to the best ones of a small space again and again."""
     if not count or space.size is None or space.size > MOST_POINTS:
         return []
@@ -128,7 +128,7 @@ def _distribution(optuna: Any, knob: Knob) -> Any:
     return kinds.FloatDistribution(knob.low, knob.high)
 
 
-def _suggest(asked: Any, knob: Knob) -> Value:
+def _suggest(asked: Any, knob: Knob) -> KnobValue:
     if knob.values:
         last = len(knob.values) - 1
         place: int = (
@@ -137,7 +137,7 @@ def _suggest(asked: Any, knob: Knob) -> Value:
             else asked.suggest_categorical(knob.name, tuple(range(last + 1)))
         )
         return knob.values[place]
-    drawn: Value = (
+    drawn: KnobValue = (
         asked.suggest_int(knob.name, int(knob.low), int(knob.high))
         if knob.whole
         else asked.suggest_float(knob.name, knob.low, knob.high)
@@ -145,12 +145,12 @@ def _suggest(asked: Any, knob: Knob) -> Value:
     return drawn
 
 
-def _inner(knob: Knob, value: Value) -> float:
+def _inner(knob: Knob, value: KnobValue) -> float:
     if knob.values:
         return knob.values.index(value)
     assert isinstance(value, int | float)
     return value
 
 
-def _key(point: Point) -> tuple[tuple[str, Value], ...]:
+def _key(point: Point) -> tuple[tuple[str, KnobValue], ...]:
     return tuple(point.items())

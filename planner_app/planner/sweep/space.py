@@ -12,17 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.scenario import Scenario
+from pagecast.sim.scenario import Scenario, value_type
+from pagecast.sim.yaml_documents import parse_yaml
 
-Value = str | int | float | bool | None
-Point = dict[str, Value]
+KnobValue = str | int | float | bool | None
+Point = dict[str, KnobValue]
 
 MOST_VALUES = 1_000
 MOST_POINTS = 20_000
@@ -34,7 +35,7 @@ class Knob:
     """A field of the scenario and what it may be: any of `values`, or without those `low` to `high`."""
 
     name: str
-    values: tuple[Value, ...] = ()
+    values: tuple[KnobValue, ...] = ()
     low: float = 0.0
     high: float = 0.0
     whole: bool = False
@@ -78,7 +79,7 @@ class Space:
         return " ".join(map(str, self.knobs))
 
 
-def shown(value: Value) -> str:
+def shown(value: KnobValue) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -116,7 +117,7 @@ def _knob(text: str, base: Scenario) -> Knob:
     parts = [part.strip() for part in listed.split(",")]
     if is_number(name) and len(parts) == 1 and parts[0].count(":") == 1:
         return _between(name, text, parts[0], base)
-    values: list[Value] = []
+    values: list[KnobValue] = []
     for part in parts:
         for written in _stepped(text, part) if is_number(name) and ":" in part else (part,):
             values.append(_value(name, text, written, base))
@@ -129,8 +130,7 @@ def _knob(text: str, base: Scenario) -> Knob:
 
 def is_number(name: str) -> bool:
     """Whether a field of the scenario holds numbers."""
-    annotation = Scenario.model_fields[name].annotation
-    return bool({int, float} & {annotation, *get_args(annotation)})
+    return value_type(Scenario.model_fields[name]) in (int, float)
 
 
 def _between(name: str, text: str, part: str, base: Scenario) -> Knob:
@@ -157,12 +157,12 @@ def _stepped(text: str, part: str) -> Iterator[str]:
         low = low * step if factor else low + step
 
 
-def _value(name: str, text: str, written: str, base: Scenario) -> Value:
+def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
     """What a scenario's file would read, checked as the file's would be."""
     if not written:
         raise BadInput(f"--set {text}: a value is missing between commas")
     try:
-        value: Any = None if written.lower() == "none" else yaml.safe_load(written)
+        value: Any = None if written.lower() == "none" else parse_yaml(written)
     except yaml.YAMLError:
         value = written
     changed = Scenario.make({**base.model_dump(), name: value}, f"--set {text}")
@@ -177,5 +177,5 @@ def _value(name: str, text: str, written: str, base: Scenario) -> Value:
             find_model(changed.model).kv_element_bytes(changed.kv_cache_dtype)
     except BadInput as error:
         raise BadInput(f"--set {text}: {error}") from None
-    checked: Value = getattr(changed, name)
+    checked: KnobValue = getattr(changed, name)
     return checked

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import pandas as pd
 from pagecast.planner_app.planner.slo import Judged
 from pagecast.planner_app.planner.sweep.space import Point
-from pagecast.planner_app.planner.sweep.trial import Outcome
+from pagecast.planner_app.planner.sweep.trial import TrialResult
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.write import replacing
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS study (field TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -26,6 +28,7 @@ CREATE TABLE IF NOT EXISTS trials (
     number INTEGER PRIMARY KEY, point TEXT NOT NULL, figures TEXT NOT NULL, terms TEXT NOT NULL,
     reason TEXT NOT NULL, costs TEXT NOT NULL DEFAULT '');
 """
+_COLUMNS = "number, point, figures, terms, reason, costs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Trial:
 
     number: int
     point: Point
-    outcome: Outcome
+    outcome: TrialResult
 
 
 class Store:
@@ -76,24 +79,37 @@ class Store:
 
     def trials(self) -> dict[int, Trial]:
         """The trials that have ended, by number."""
-        rows = self._database.execute("SELECT * FROM trials ORDER BY number")
-        return {row[0]: _trial(*row) for row in rows}
+        with self._guarded():
+            rows = self._database.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY number")
+            return {row[0]: _trial(*row) for row in rows}
 
     def add(self, trial: Trial) -> None:
         """Keeps a trial: from here on it survives."""
         outcome = trial.outcome
         row = (trial.number, *map(json.dumps, (trial.point, dict(outcome.figures), outcome.terms)))
-        with self._database:
+        with self._guarded(), self._database:
             values = (*row, outcome.reason, outcome.costs)
-            self._database.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?)", values)
+            self._database.execute(f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def save_table(self, table: pd.DataFrame) -> None:
         """Writes `trials.parquet`, at once or not at all."""
         if self.folder is None:
             return
-        part = self.folder / ".trials.parquet"
-        table.to_parquet(part, index=False)
-        os.replace(part, self.folder / "trials.parquet")
+        with replacing(self.folder / "trials.parquet") as part:
+            table.to_parquet(part, index=False)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Errors: BadInput for a full disk, and for a database that is no study's."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            problem = str(error)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            problem = "holds something other than trials"
+        else:
+            return
+        raise BadInput(f"--out {self.folder}: study.sqlite: {problem}; name another folder") from None
 
     def close(self) -> None:
         """Gives the folder free."""
@@ -106,7 +122,7 @@ class Store:
 
 def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs: str) -> Trial:
     reached = tuple(Judged(*term) for term in json.loads(terms))
-    return Trial(number, json.loads(point), Outcome(json.loads(figures), reached, reason, costs))
+    return Trial(number, json.loads(point), TrialResult(json.loads(figures), reached, reason, costs))
 
 
 def _renew(database: sqlite3.Connection) -> None:

@@ -1,6 +1,6 @@
 """Sweeps a space of scenarios and says which replica is cheapest, which are undominated, what matters.
 
-    question = Question(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
+    question = SweepQuestion(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
     found = sweep(question, out=Path("study"))
 
 Interrupted in whichever way, `sweep` of the same question with the same folder goes on where it stopped.
@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pagecast.planner_app.planner.execution.executor import Executor, Progress, executor
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.sweep.pareto import front, sensitivity
-from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.planner_app.planner.sweep.store import Store, Trial
 from pagecast.planner_app.planner.sweep.trial import COUNTS, FIGURES, MORE_IS_BETTER
@@ -38,7 +39,7 @@ class Swept:
     `complete` is False where the sweep was stopped.
     """
 
-    question: Question
+    question: SweepQuestion
     table: pd.DataFrame
     complete: bool
     replayed: int
@@ -81,7 +82,7 @@ class Swept:
 
 
 def sweep(
-    question: Question,
+    question: SweepQuestion,
     *,
     out: Path | None = None,
     workers: int | None = None,
@@ -116,7 +117,12 @@ class _Walk:
     """The walk through the space: what is done, and what is to be done next."""
 
     def __init__(
-        self, question: Question, store: Store, run: Executor, progress: Progress | None, stop: Stop | None
+        self,
+        question: SweepQuestion,
+        store: Store,
+        run: Executor,
+        progress: Progress | None,
+        stop: Stop | None,
     ) -> None:
         self.question, self.store, self.run = question, store, run
         self.progress, self.stop = progress, stop
@@ -166,7 +172,7 @@ class _Walk:
             self.progress(len(self.trials))
 
 
-def table_of(question: Question, trials: Sequence[Trial]) -> pd.DataFrame:
+def table_of(question: SweepQuestion, trials: Sequence[Trial]) -> pd.DataFrame:
     """The table of `Swept`, of trials in the order of their numbers."""
     terms = [term.text for term in question.level.terms]
     rows = [_row(question, trial) for trial in trials]
@@ -191,7 +197,7 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [record(table.iloc[[row]]) for row in range(len(table))]
 
 
-def _row(question: Question, trial: Trial) -> dict[str, Any]:
+def _row(question: SweepQuestion, trial: Trial) -> dict[str, Any]:
     outcome = trial.outcome
     return {
         "number": trial.number, **question.figures(trial), **trial.point, "meets": outcome.meets,
@@ -200,7 +206,7 @@ def _row(question: Question, trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _on_front(question: Question, table: pd.DataFrame) -> np.ndarray:
+def _on_front(question: SweepQuestion, table: pd.DataFrame) -> np.ndarray:
     """Undominated among the trials that meet the service level, or, where none does, among those that run."""
     candidates = table["meets"].to_numpy(bool)
     if not candidates.any():

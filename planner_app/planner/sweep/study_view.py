@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import Swept, record
 from pagecast.planner_app.planner.sweep.trial import COUNTS
+from pagecast.planner_app.wording.quantities import seconds
 
 _MATTERS = 0.005  # less than this part of a figure is not worth a row
 _YES_OR_NO = ("meets", "on_front")

@@ -34,7 +34,7 @@ MORE_IS_BETTER = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialResult:
     """What a trial left: `figures` by name (FIGURES), or the `reason` why the scenario can't run.
 
     `costs` is the name of the step costs that it was served with.
@@ -65,14 +65,14 @@ class Trials:
     scenario: Scenario
     level: Slo
 
-    def run(self, point: Point) -> Outcome:
+    def run(self, point: Point) -> TrialResult:
         """Serves the trace at `point`. A scenario that can't run (no room for a block) says why."""
         try:
             scenario = at(self.scenario, point)
             result = replay(self.trace, scenario, keep_steps=False)
         except BadInput as error:
-            return Outcome({}, reason=str(error))
-        return Outcome(
+            return TrialResult({}, reason=str(error))
+        return TrialResult(
             figures_of(result), self.level.verdict(result).terms, costs=str(result.summary["costs"])
         )
 

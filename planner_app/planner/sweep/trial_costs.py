@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
-from pagecast.planner_app.console import counted
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import Swept, record
 from pagecast.planner_app.planner.sweep.trial import at
+from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.core.errors import BadInput
 
 ONE_REPLICA = (
@@ -76,6 +77,6 @@ def _error(found: Swept, rows: pd.DataFrame) -> str:
     row = record(rows.head(1))
     try:
         point = {name: row[name] for name in found.knobs}
-        return at(found.question.scenario, point).step_costs().expected_error()
+        return sentence(at(found.question.scenario, point).step_costs().expected_error())
     except BadInput:  # a calibration's file has gone since
         return ""

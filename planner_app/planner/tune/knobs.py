@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
-from pagecast.planner_app.console import seconds
-from pagecast.planner_app.planner.execution.executor import Progress, executor
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.interface import Progress
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.planner_app.planner.sweep.space import Value, parse_space, shown
+from pagecast.planner_app.planner.sweep.space import KnobValue, parse_space, shown
 from pagecast.planner_app.planner.tune.setting import Setting, Tuning
+from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -68,7 +70,7 @@ class Tuned:
     knob: str
     slo: str
     table: pd.DataFrame
-    recommended: Value
+    recommended: KnobValue
     reason: str
     notes: tuple[str, ...]
     complete: bool = True
@@ -148,11 +150,11 @@ def tune(
     costs = scenario.step_costs()
     return Tuned(
         trace.name, scenario, knob, level.text, table, recommended, reason, notes, len(found) == len(jobs),
-        costs.name, costs.expected_error(),
+        costs.name, sentence(costs.expected_error()),
     )  # fmt: skip
 
 
-def _table(knob: str, values: Sequence[Value], found: dict[int, dict[str, Any]]) -> pd.DataFrame:
+def _table(knob: str, values: Sequence[KnobValue], found: dict[int, dict[str, Any]]) -> pd.DataFrame:
     """A row a value whose replay is there."""
     count = len(values)
     rows = [
@@ -163,7 +165,7 @@ def _table(knob: str, values: Sequence[Value], found: dict[int, dict[str, Any]])
     return pd.DataFrame(rows)
 
 
-def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Value, str]:
+def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[KnobValue, str]:
     """The thriftiest value that is as good as any within the tolerances, and the reason in a sentence."""
     ran = table[table["reason"] == ""] if len(table) else table
     if not len(ran):

@@ -9,7 +9,7 @@ import numpy as np
 from pagecast.planner_app.planner.capacity import bisection
 from pagecast.planner_app.planner.capacity.envelope import envelope
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.planner_app.planner.sweep.space import Value
+from pagecast.planner_app.planner.sweep.space import KnobValue
 from pagecast.planner_app.planner.sweep.trial import Figure, at, figures_of
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.block_layout import BlockLayout, block_layout
@@ -31,7 +31,7 @@ WAITING = 4  # users for each request that may run, at most
 class Setting:
     """A value of the knob: its replay, or the search for the concurrency it admits."""
 
-    value: Value
+    value: KnobValue
     concurrency: bool = False
 
 
@@ -72,7 +72,7 @@ class Tuning:
         """
         most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)
         start = min(envelope(self.trace, scenario, self.level).concurrency, most)
-        question = bisection.Question(
+        question = bisection.CapacityQuestion(
             self.trace, scenario, self.level, most_users=most, most_requests=MOST_REQUESTS,
             seed=scenario.seed,
         )  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from pagecast.planner_app.console import seconds
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.tune.knobs import Tuned
 from pagecast.planner_app.planner.tune.setting import WAITING
+from pagecast.planner_app.wording.quantities import seconds
 
 _TIMES = (
     "ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "e2e_mean_s", "admissible_concurrency",

@@ -1,1 +1,1 @@
-"""Step costs fitted from recorded runs: features of a step, the fit, its file, and the costs it gives."""
+"""Fitted step costs: the file that holds them, the costs it predicts, and what they may be used for."""

@@ -6,20 +6,17 @@ from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration import attention, trust
-from pagecast.sim.costs.calibration.features import COOLING_STEPS, curve_weights, padded
+from pagecast.sim.costs.calibration import attention_work, trust
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.line import UnevenLine
+from pagecast.sim.costs.calibration.terms import COOLING_STEPS, curve_weights, padded
 from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
+from pagecast.sim.note import Note
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-NOT_AHEAD = (
-    "No run with asynchronous scheduling was fitted, or too short a one: steps planned ahead are forecast "
-    "too long; calibrate with such a run as well (another --from-run), or set async_scheduling off."
-)
 _TABLE = 16384  # token counts whose matrix work is looked up
 
 
@@ -73,15 +70,15 @@ class Calibrated:
         self._kv = t.get("kv_token", 0.0)
         self._warm = t.get("decode_after_prompts", 0.0) * COOLING_STEPS
         self._first_kv = t.get("first_kv_token", 0.0)
-        self._first = attention.first_tokens(shape)
+        self._first = attention_work.first_tokens(shape)
         self._shared = t.get("shared_token", 0.0)
         self._short = t.get("short_shared_token", 0.0)
         self._tile = t.get("prompt_tile", 0.0)
         self._light_tile = t.get("light_prompt_tile", self._tile)
         self._prompt_kv = t.get("prompt_kv_token", 0.0)
-        self._last_tile = t.get("longest_prompt_tile", 0.0) / attention.BLOCK
+        self._last_tile = t.get("longest_prompt_tile", 0.0) / attention_work.BLOCK
         self._share = shape.kv_heads / shape.sms
-        self._tail = attention.tail_tokens(shape)
+        self._tail = attention_work.tail_tokens(shape)
 
     # -- the interface ---------------------------------------------------------------------------
 
@@ -109,14 +106,14 @@ class Calibrated:
         total += self._hot * min(tokens, after)
         work = tiles * self._share
         if n:
-            total += self._kv * (ctx + attention.BLOCK / 2 * n + self._spread(n, ctx, longest))
+            total += self._kv * (ctx + attention_work.BLOCK / 2 * n + self._spread(n, ctx, longest))
             total += self._first_kv * min(ctx, self._first)
         if self.calibration.shape.tile_schedule and not self._splits(largest):
-            read = (ctx / attention.BLOCK + n / 2) * self._share
-            work += max(0.0, max(longest, keys) / attention.BLOCK - work - read)
+            read = (ctx / attention_work.BLOCK + n / 2) * self._share
+            work += max(0.0, max(longest, keys) / attention_work.BLOCK - work - read)
         elif self._eager:
             work = self._span(prefill)
-            light = attention.light_share(tokens) * work
+            light = attention_work.light_share(tokens) * work
             total += (self._light_tile - self._tile) * light
             total += self._prompt_kv * sum([chunk[1] for chunk in prefill])
         total += self._tile * work + self._last_tile * keys
@@ -147,7 +144,7 @@ class Calibrated:
         """Device time that a step saves by context tokens of which others of its requests read the same."""
         each = self._shared
         if self._short:
-            each += self._short * attention.short_share(self.calibration.shape, tokens, requests)
+            each += self._short * attention_work.short_share(self.calibration.shape, tokens, requests)
         # A context that several read is not cheaper than none.
         return round(min(each, self._kv) * tokens)
 
@@ -159,15 +156,15 @@ class Calibrated:
         """CPU time between steps for one arriving request."""
         return round(self._arrival + self._arriving * input_tokens)
 
-    def expected_error(self) -> str:
-        """On what it was fitted, and how far off it was on a run left out of the fit."""
-        said = trust.expected_error(self.calibration)
-        if self.pipeline_depth and self.calibration.host.source == MEASURED:
-            said += f" {NOT_AHEAD}"
-        return said
+    def expected_error(self) -> Note:
+        """What was fitted, and the error on a run left out of the fit."""
+        not_ahead = bool(self.pipeline_depth) and self.calibration.host.source == MEASURED
+        return trust.expected_error(self.calibration, not_ahead=not_ahead)
 
-    def outside(self, longest_context: int, most_tokens: int, most_requests: int, block_size: int) -> str:
-        """One sentence where a replay left what was fitted, else "".
+    def outside(
+        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
+    ) -> Note | None:
+        """Where a replay left what was fitted; None where it did not.
 
         What the replay had at most: `longest_context` tokens in a request, `most_tokens` computed in a step,
         `most_requests` decoding in a step; and its block size in tokens.
@@ -190,26 +187,27 @@ class Calibrated:
         return total
 
     def _splits(self, largest: int) -> bool:
-        return bool(attention.splits_beside(self.calibration.shape, largest))
+        return bool(attention_work.splits_beside(self.calibration.shape, largest))
 
     def _spread(self, n: int, ctx: int, longest: int) -> float:
         if not self.calibration.shape.tile_schedule:
             return 0.0
         cap = self._caps.get(n)
         if cap is None:
-            cap = self._caps[n] = float(attention.imbalance_cap(self.calibration.shape, np.array(float(n))))
+            cap = float(attention_work.imbalance_cap(self.calibration.shape, np.array(float(n))))
+            self._caps[n] = cap
         return min(cap * ctx, self._tail * (longest - ctx / n))
 
     def _span(self, prefill: tuple[tuple[int, int], ...]) -> float:
         span = self._spans.get(prefill)
         if span is None:
-            span = attention.prompt_span(self.calibration.shape, prefill)
+            span = attention_work.prompt_span(self.calibration.shape, prefill)
             if len(self._spans) < 1 << 16:
                 self._spans[prefill] = span
         return span
 
     def _chunk_tiles(self, chunk: tuple[int, int]) -> float:
-        tiles = attention.chunk_tiles(self.calibration.shape, float(chunk[0]), float(chunk[1]))
+        tiles = attention_work.chunk_tiles(self.calibration.shape, float(chunk[0]), float(chunk[1]))
         if len(self._chunks) < 1 << 16:
             self._chunks[chunk] = tiles
         return tiles
@@ -219,7 +217,7 @@ class Calibrated:
         known = n <= _TABLE
         matrix = self._matrix[n] if known else float(self._matrix_ns(np.array([n]), shape.graph_sizes)[0])
         fixed = matrix + self._request * n - self.host_ns(n)
-        rounding = self._kv * attention.BLOCK / 2 * n
+        rounding = self._kv * attention_work.BLOCK / 2 * n
 
         def line(base: float, per_ctx: float, per_max: float) -> DecodeLine:
             return DecodeLine(n, max(round(base * FEMTO), 0), round(per_ctx * FEMTO), round(per_max * FEMTO))
@@ -228,14 +226,14 @@ class Calibrated:
             plain = line(fixed + rounding, self._kv, 0.0)
             slope = round(self._first_kv * FEMTO)
             return WindowLine.over(plain, self._first // n, slope) if slope and n <= self._first else plain
-        waves = attention.even_waves(shape, n)
+        waves = attention_work.even_waves(shape, n)
         even = line(fixed + rounding * waves, self._kv * waves, 0.0)
-        cap = float(attention.imbalance_cap(shape, np.array(float(n))))
+        cap = float(attention_work.imbalance_cap(shape, np.array(float(n))))
         capped = line(fixed + rounding, self._kv * (1 + cap), 0.0)
         if cap == 0.0:
-            return UnevenLine.of(capped, capped, even, attention.EVEN_TOKENS)
+            return UnevenLine.of(capped, capped, even, attention_work.EVEN_TOKENS)
         tail = line(fixed + rounding, self._kv * (1 - self._tail / n), self._kv * self._tail)
-        return UnevenLine.of(tail, capped, even, attention.EVEN_TOKENS)
+        return UnevenLine.of(tail, capped, even, attention_work.EVEN_TOKENS)
 
 
 def _single_tokens_decoding(batch: Batch) -> Batch:

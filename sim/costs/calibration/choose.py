@@ -21,7 +21,7 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
     """The costs called `name`: "roofline", a shipped calibration, a file, or "auto".
 
     "auto" is the shipped calibration that fits engine, model and GPU. Where none does it is the roofline, or
-    with `transfer` the nearest calibration of the engine, carried over; its `expected_error` says from where.
+    with `transfer` the nearest calibration of the engine, carried over; its `expected_error` has its origin.
     A name that a replay printed for carried costs is taken as well. Errors: BadInput for an unknown name, or
     a calibration for something else unless `transfer` allows it.
     """
@@ -35,22 +35,20 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
         return costs_for(max(fits, key=_version), target, transfer=transfer)
     carried = [calibration for calibration in found if _can_be_carried(calibration, target)]
     if not transfer or not carried:
-        return target.roofline(why_none(found, target, bool(carried)))
+        return target.roofline(misfits(found, target), transferable=bool(carried))
     nearest = min(carried, key=lambda calibration: _distance(calibration, target))
     return costs_for(nearest, target, transfer=True)
 
 
-def why_none(found: list[Calibration], target: Target, carries: bool) -> str:
-    """What keeps each calibration from fitting, those of the same engine and model first, two at most."""
+def misfits(found: list[Calibration], target: Target) -> tuple[tuple[str, str], ...]:
+    """Names of calibrations and why each does not fit: two at most, of the same engine and model first."""
 
     def near(calibration: Calibration) -> tuple[bool, bool]:
         made = calibration.made_for
         return made.get("engine") != target.engine, made.get("model_shape") != identity(target.model)
 
     nearest = sorted(found, key=near)[:2]
-    reasons = [f"{calibration.name} is {_misfit(calibration, target)}" for calibration in nearest]
-    said = f"No shipped calibration fits ({'; '.join(reasons) or 'there is none'})"
-    return f"{said}; --transfer-costs would carry the nearest over." if carries else f"{said}."
+    return tuple((calibration.name, str(_misfit(calibration, target))) for calibration in nearest)
 
 
 def _can_be_carried(calibration: Calibration, target: Target) -> bool:

@@ -107,7 +107,7 @@ class Scaled:
         return round(self._costs.arrival_ns(input_tokens) * self._factor)
 
     def expected_error(self) -> str:
-        """As of the costs that are scaled."""
+        """The error of the costs that are scaled."""
         return self._costs.expected_error()
 
 

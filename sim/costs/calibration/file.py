@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.features import TERMS
-from pagecast.sim.costs.calibration.shape import Shape
+from pagecast.sim.costs.calibration.shape import TileShape
+from pagecast.sim.costs.calibration.terms import TERMS
+from pagecast.sim.documents import read_json
 
 FORMAT = 1
 KIND = "pagecast step costs"
 _APART = ("shape", "replicates", "hosts")  # fields written in forms of their own
 RECORDING, SEGMENT = "recording", "segment"  # what a row of `cross_validation` was left out of the fit as
 
+
+_MOST_BYTES = 16 << 20
+_MOST_NS = 1e15  # eleven days, for one term of one step
+_MOST_TOKENS = 1 << 40
+_MOST_SD = 10.0  # of a natural logarithm
+_NOISE = {"correlation": (-1, 1), "prompt_share": (0, 1), "freedom": (1e-9, 1e15)}
 
 # Where a calibration's `Host` comes from.
 MEASURED = "the scheduler's and hand-over time as recorded: a lower bound"
@@ -90,7 +98,7 @@ class Calibration:
 
     name: str
     made_for: dict[str, Any]
-    shape: Shape
+    shape: TileShape
     knots: tuple[int, ...]
     curve_ns: tuple[float, ...]
     terms_ns: dict[str, float]
@@ -125,10 +133,7 @@ class Calibration:
     def load(cls, path: str | Path) -> Calibration:
         """Reads a file. Errors: BadInput for another version of the format, a field that lacks, or NaN."""
         where = Path(path)
-        try:
-            body = json.loads(where.read_text(encoding="utf-8"), parse_constant=float)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{where}: can't be read as JSON ({error})") from None
+        body = read_json(where, _MOST_BYTES, "give a file that `pagecast calibrate` wrote")
         if not isinstance(body, dict) or body.get("kind") != KIND:
             raise BadInput(f"{where}: not a calibration; `pagecast calibrate` writes one")
         if body.get("format") != FORMAT:
@@ -148,7 +153,7 @@ class Calibration:
         return cls(
             name=str(body["name"]),
             made_for=dict(body["made_for"]),
-            shape=Shape.from_dict(body["shape"]),
+            shape=TileShape.from_dict(body["shape"]),
             knots=tuple(int(knot) for knot in body["knots"]),
             curve_ns=tuple(float(value) for value in body["curve_ns"]),
             terms_ns={str(name): float(value) for name, value in body["terms_ns"].items()},
@@ -167,15 +172,13 @@ class Calibration:
         block_size = self.made_for.get("block_size")
         if block_size is not None and type(block_size) is not int:
             raise BadInput(f"{where}: made_for: block_size is {block_size!r}, must be a whole number")
-        numbers = [*self.curve_ns, *self.terms_ns.values()]
-        numbers += [value for host in (self.host, *self.hosts) for value in host.numbers]
-        numbers += [*asdict(self.noise).values(), *(value for row in self.replicates for value in row)]
-        if any(not math.isfinite(value) for value in numbers):
-            raise BadInput(f"{where}: holds NaN or infinite values: calibrate again")
-        if self.noise.freedom <= 0:
-            raise BadInput(f"{where}: noise: 'freedom' must be above 0: calibrate again")
-        if min([*self.curve_ns, *self.terms_ns.values(), 0.0]) < 0:
-            raise BadInput(f"{where}: holds a negative cost: calibrate again")
+        for name, value, least, most in self._bounds():
+            if not math.isfinite(value):
+                raise BadInput(f"{where}: {name} is NaN or infinite: calibrate again")
+            if not least <= value <= most:
+                raise BadInput(
+                    f"{where}: {name} is {value:g}, must be from {least:g} to {most:g}: calibrate again"
+                )
         size = len(self.knots) + len(self.terms_ns)
         if not self.knots or len(self.knots) != len(self.curve_ns) or sorted(self.knots) != list(self.knots):
             raise BadInput(f"{where}: 'knots' and 'curve_ns' don't fit together: calibrate again")
@@ -186,6 +189,21 @@ class Calibration:
             raise BadInput(f"{where}: 'replicates' need {size} numbers each: calibrate again")
         if self.hosts and len(self.hosts) != len(self.replicates):
             raise BadInput(f"{where}: 'hosts' and 'replicates' don't fit together: calibrate again")
+
+
+    def _bounds(self) -> Iterator[tuple[str, float, float, float]]:
+        """All numbers that costs are computed from: name, value, the least and the most it may be."""
+        yield from ((f"knot {at}", knot, 1, _MOST_TOKENS) for at, knot in enumerate(self.knots))
+        yield from ((f"curve_ns {at}", value, 0, _MOST_NS) for at, value in enumerate(self.curve_ns))
+        yield from ((f"term {name}", value, 0, _MOST_NS) for name, value in self.terms_ns.items())
+        for at, row in enumerate(self.replicates):
+            yield from ((f"replicate {at}", value, -_MOST_NS, _MOST_NS) for value in row)
+        titles = ["host", *(f"hosts {at}" for at in range(len(self.hosts)))]
+        for title, host in zip(titles, (self.host, *self.hosts), strict=True):
+            yield from ((title, value, -_MOST_NS, _MOST_NS) for value in host.numbers)
+        for name, value in asdict(self.noise).items():
+            yield f"noise: {name}", value, *_NOISE.get(name, (0, _MOST_SD))
+        yield from ((f"fitted: {name}", value, 0, 1 << 62) for name, value in self.fitted.items())
 
 
 def _host_of(numbers: list[Any], source: str) -> Host:
@@ -206,7 +224,8 @@ def _rows(body: dict[str, Any], name: str, key: str) -> list[dict[str, Any]]:
     rows = [dict(row) for row in body.get(name, [])]
     for row in rows:
         for named in (key, "steps", "error_percent", "p50_percent"):
-            if isinstance(row[named], str) != (named == key):
+            kinds = (str,) if named == key else (int, float)
+            if type(row[named]) not in kinds:
                 raise TypeError(f"{name}: {named} is {row[named]!r}")
     return rows
 

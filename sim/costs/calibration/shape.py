@@ -7,6 +7,7 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_config import model_from_config
 from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.models import known_models
@@ -17,7 +18,7 @@ CPU = "CPU"  # the "GPU" of a run that was recorded without one
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TileShape:
     """How work is cut into tiles.
 
     `kv_heads` and `group` (query heads to one KV head) are of one GPU; `sms` its multiprocessors;
@@ -42,7 +43,7 @@ class Shape:
         return {**asdict(self), **sizes}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Shape:
+    def from_dict(cls, fields: dict[str, Any]) -> TileShape:
         """The opposite of `as_dict`."""
         sizes = {name: tuple(fields.get(name, ())) for name in ("graph_sizes", "prompt_sizes")}
         return cls(**{**fields, **sizes})
@@ -62,7 +63,7 @@ class Shape:
                 raise BadInput(f"{where}: {name} is {value!r}, must be a whole number of at least 1")
 
 
-def shape_of(meta: dict[str, Any], where: str) -> Shape:
+def shape_of(meta: dict[str, Any], where: str) -> TileShape:
     """The shape that a run's `meta.json` describes. Errors: BadInput naming what it lacks."""
     facts = model_of(meta, where)
     config = meta.get("config", {})
@@ -73,7 +74,7 @@ def shape_of(meta: dict[str, Any], where: str) -> Shape:
     except BadInput as error:
         raise BadInput(f"{where}: config: {error}") from None
     heads = max(1, facts.attention.heads // tp)
-    return Shape(
+    return TileShape(
         kv_heads=kv_heads,
         group=max(1, heads // kv_heads),
         sms=_sms(meta, where),
@@ -124,17 +125,11 @@ def identity(facts: ModelFacts) -> dict[str, Any]:
 
 
 def graph_sizes(meta: dict[str, Any]) -> tuple[int, ...]:
-    """Token counts a step is padded to: as recorded in `config.cuda_graph_sizes`, or vLLM's defaults.
-
-    vLLM's: 1, 2, 4, then multiples of 8 below 256 and of 16 up to twice `max_num_seqs`, at most 512
-    (`vllm/config/vllm.py`, `_set_cudagraph_sizes`, 0.11 and later).
-    """
+    """Token counts a step is padded to: as recorded in `config.cuda_graph_sizes`, or vLLM's defaults."""
     config = meta.get("config", {})
     listed = config.get("cuda_graph_sizes")
     if isinstance(listed, list):
         return tuple(sorted(int(size) for size in listed))
     if meta.get("engine") != "vllm" or config.get("cuda_graphs") in (None, "none"):
         return ()
-    most = min(2 * int(config.get("max_num_seqs", 256)), 512)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
-    return tuple(size for size in sizes if size <= most)
+    return tuple(capture_sizes(int(config.get("max_num_seqs", 256))))

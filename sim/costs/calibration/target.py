@@ -20,14 +20,17 @@ class Target:
     pipeline_depth: int = 0
     engine: str = "vllm"
 
-    def roofline(self, why: str = "") -> Roofline:
-        """Its costs from first principles; `why` they are all there is, where that is to be said."""
+    def roofline(
+        self, misfits: tuple[tuple[str, str], ...] | None = None, *, transferable: bool = False
+    ) -> Roofline:
+        """Its costs from first principles; for `misfits` and `transferable` see `Roofline`."""
         return Roofline(
             self.model,
             self.gpu,
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
-            why=why,
+            misfits=misfits,
+            transferable=transferable,
         )
 
     @property

@@ -19,8 +19,8 @@ from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
 
-# Of the level of step times for another model or GPU, and of prompts against decode: what the one transfer
-# that was measured was off by (see `trust.MEASURED_TRANSFER`).
+# Of the level of step times for another model or GPU, and of prompts against decode: the error of the one
+# transfer that was measured (see `trust.TRANSFER_TPOT_PERCENT`).
 TRANSFER_SD = 0.13
 
 

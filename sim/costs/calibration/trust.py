@@ -1,95 +1,84 @@
-"""How far to trust a calibration, in sentences: on runs left out, beyond what was fitted, on its own runs."""
+"""Facts on how far a calibration can be trusted: on runs left out of the fit, and beyond what was fitted."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pagecast.sim.costs.calibration.features import fitted_steps
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT, Calibration
-from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.note import Note
 
 # Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
-SATURATION = "near saturation 1% of step time can move TTFT by 20%"
-_WINDOWS = " Layers with a sliding window are charged for the whole context, which is too much beyond it."
-MEASURED_TRANSFER = (
-    "measured once, from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT 12% and mean TTFT 24% too long"
-)
-_SAME_S = 0.002  # a run's seconds are kept to the millisecond
+SATURATION_TTFT_PERCENT = 20
+# The only transfer that was measured: from Qwen3-8B to Qwen3-0.6B on one H200. Both means were too long.
+TRANSFER_TPOT_PERCENT = 12
+TRANSFER_TTFT_PERCENT = 24
 
 
-def expected_error(calibration: Calibration) -> str:
-    """What was fitted, and the error on a run that was left out of the fit: the worst of them."""
+def expected_error(calibration: Calibration, *, not_ahead: bool = False) -> Note:
+    """What was fitted, and the worst error on a run that was left out of the fit.
+
+    `not_ahead`: steps are planned ahead, and no run with asynchronous scheduling was fitted.
+    """
     made = calibration.made_for
     if "transferred_from" in made:
-        return (
-            f"Step costs carried over from {made['transferred_from']} to {made['model']} on {made['gpu']}: "
-            f"expect errors of {100 * calibration.noise.level_sd:.0f}% in step time ({MEASURED_TRANSFER}); "
-            f"{SATURATION}.{_WINDOWS if made.get('sliding_windows') else ''}"
+        return Note(
+            "transferred_costs",
+            origin=made["transferred_from"],
+            model=made["model"],
+            gpu=made["gpu"],
+            step_percent=100 * calibration.noise.level_sd,
+            measured_tpot_percent=TRANSFER_TPOT_PERCENT,
+            measured_ttft_percent=TRANSFER_TTFT_PERCENT,
+            saturation_ttft_percent=SATURATION_TTFT_PERCENT,
+            windows=bool(made.get("sliding_windows")),
+            not_ahead=not_ahead,
         )
     whole = next((row for row in calibration.regions if row["region"] == "all steps"), {})
-    return (
-        f"Step costs fitted to {whole.get('steps', 'unknown')} steps of {made.get('engine')} "
-        f"{made.get('engine_version')} with {made.get('model')} on {made.get('gpu')}: "
-        f"{_left_out(calibration)}; {SATURATION}."
+    return Note(
+        "calibrated_costs",
+        engine=made.get("engine"),
+        engine_version=made.get("engine_version"),
+        model=made.get("model"),
+        gpu=made.get("gpu"),
+        steps=whole.get("steps"),
+        left_out=_left_out(calibration),
+        saturation_ttft_percent=SATURATION_TTFT_PERCENT,
+        not_ahead=not_ahead,
     )
 
 
-def _left_out(calibration: Calibration) -> str:
+def _left_out(calibration: Calibration) -> dict[str, tuple[float, float]]:
+    """Error in total step time and median error of a step (percent), the worst, by what was left out."""
     rows = [row for row in calibration.cross_validation if row.get("steps of") == "all"]
-    if not rows:
-        return "no run was left out of the fit to check it, so that the error on another run is unknown"
     names = {source["run"] for source in calibration.provenance.get("runs", [])}
 
-    def what(row: dict[str, Any]) -> str:
+    def part(row: dict[str, Any]) -> str:
         return str(row.get("left out") or (RECORDING if row["run"] in names else SEGMENT))
 
-    said = [
-        f"{words} left out was off by up to {max(abs(row['error_percent']) for row in mine):.1f}% in total "
-        f"step time, {max(row['p50_percent'] for row in mine):.1f}% in a single step (median)"
-        for part, words in ((RECORDING, "a recording"), (SEGMENT, "a kind of load (a segment of the sweep)"))
-        if (mine := [row for row in rows if what(row) == part])
-    ]
-    return f"forecast by the others alone, {' and '.join(said)}"
+    worst = {}
+    for name in (RECORDING, SEGMENT):
+        chosen = [row for row in rows if part(row) == name]
+        if chosen:
+            total = max(abs(row["error_percent"]) for row in chosen)
+            worst[name] = (total, max(row["p50_percent"] for row in chosen))
+    return worst
 
 
 def outside(
     calibration: Calibration, longest_context: int, most_tokens: int, most_requests: int, block_size: int
-) -> str:
-    """One sentence naming where a replay left what was fitted, else "". See `Calibrated.outside`."""
-    fitted, found = calibration.fitted, []
+) -> Note | None:
+    """Where a replay left what was fitted: each figure with what was fitted. See `Calibrated.outside`."""
+    fitted = calibration.fitted
+    left: dict[str, tuple[int, ...]] = {}
     tokens = fitted.get("tokens", calibration.knots[-1])
     if most_tokens > tokens:
-        found.append(f"steps of up to {most_tokens:,} tokens (fitted: {tokens:,})")
+        left["tokens"] = (most_tokens, tokens)
     if most_requests > fitted.get("decode_requests", most_requests):
-        found.append(f"{most_requests:,} requests in a step (fitted: {fitted['decode_requests']:,})")
+        left["requests"] = (most_requests, fitted["decode_requests"])
     context = fitted.get("decode_context", longest_context)
     if longest_context > context:
-        prompt = fitted.get("prompt_context", 0)
-        found.append(
-            f"contexts of up to {longest_context:,} tokens (fitted: {context:,} in decode, "
-            f"{prompt:,} in prompts)"
-        )
+        left["context"] = (longest_context, context, fitted.get("prompt_context", 0))
     made_with = calibration.made_for.get("block_size")
     if made_with is not None and block_size != made_with:
-        found.append(f"a block size of {block_size:,} (fitted: {made_with:,})")
-    if not found:
-        return ""
-    return f"Beyond what these step costs were fitted to, where their error is unknown: {', '.join(found)}."
-
-
-def in_sample(calibration: Calibration, run: RecordedRun) -> str:
-    """One sentence where the calibration was fitted to this run or a part of it, else "".
-
-    A run is known by how many steps of it were used and how long they took, whatever its name is now.
-    """
-    for source in calibration.provenance.get("runs", []):
-        steps, took_ns = fitted_steps(run, source["part"])
-        seconds = float(took_ns.sum()) / 1e9
-        if len(steps) == source["steps"] and abs(seconds - source["seconds"]) < _SAME_S:
-            whole = source["part"] == 1
-            part = "" if whole else f"the first {100 * source['part']:.0f}% of "
-            return (
-                f"{calibration.name} was fitted to {part}this run ({source['run']}): "
-                f"{'this' if whole else 'that part'} checks the fit, forecasts nothing; judge it by others."
-            )
-    return ""
+        left["block_size"] = (block_size, made_with)
+    return Note("outside_fit", **left) if left else None

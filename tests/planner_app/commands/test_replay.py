@@ -196,7 +196,7 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
 def test_a_command_imports_no_other_commands_modules():
     script = (
         "import sys; from pagecast.planner_app.cli import run; run(sys.argv[1:]); "
-        "heavy = {'scipy', 'pandas', 'pagecast.sim.costs.calibration.fit'}; "
+        "heavy = {'scipy', 'pandas', 'pagecast.sim.fitting.fit'}; "
         "print(*sorted(heavy.intersection(sys.modules)))"
     )
 
@@ -317,10 +317,11 @@ def test_few_replicates_make_rough_intervals_and_reuse_in_the_draws_stands_besid
     options = ("chat", "--limit", "80", "--num-gpu-blocks", "700")
     code, out, _ = pagecast("replay", *options, "--replicates", "3", capsys=capsys)
     assert code == 0
-    assert "Intervals of 3 draws are rough: a 90% interval takes 20" in out
+    assert "Intervals from 3 draws are rough: a 90% interval takes at least 20 draws" in out
     code, out, _ = pagecast("replay", *options, "--replicates", "3", "--json", capsys=capsys)
     body = json.loads(out)
-    assert f"prompt tokens {body['token_hit_rate']:.1%} are reused, and " in body["intervals"]["workload"]
+    reused = f"{body['token_hit_rate']:.1%} of eligible prompt tokens are reused in the trace, "
+    assert reused in body["intervals"]["workload"]
     assert body["ttft_s"]["low"]["p50"] <= body["ttft_s"]["p50"] <= body["ttft_s"]["high"]["p50"]
 
 
@@ -331,6 +332,6 @@ def test_replicates_of_a_generated_trace_are_other_seeds_and_the_reader_is_told(
     assert code == 0
     told = json.loads(out)["intervals"]
     assert told["replicates"] == 20
-    assert "another seed of the generator" in told["workload"]
+    assert "same generator with another seed" in told["workload"]
     code, out, _ = pagecast("replay", path, "--replicates", "20", "--json", "--fixed-workload", capsys=capsys)
     assert json.loads(out)["intervals"]["workload"] == "as it is"

@@ -16,7 +16,7 @@ from pagecast.planner_app.dashboard.blocks.log import BlockLog, Collector, finda
 from pagecast.planner_app.dashboard.blocks.sandbox import (
     Action,
     Sandbox,
-    Setting,
+    SandboxServer,
     name_of,
     parse,
     text_of,
@@ -28,7 +28,7 @@ from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.request import State
 from pagecast.sim.core.rules.profiles import profile
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
@@ -74,7 +74,7 @@ _ACTIONS = st.lists(
     min_size=1, max_size=25,
 )  # fmt: skip
 _SETTINGS = st.builds(
-    Setting, st.sampled_from([6, 12, 48]), st.sampled_from([1, 4, 16]),
+    SandboxServer, st.sampled_from([6, 12, 48]), st.sampled_from([1, 4, 16]),
     st.sampled_from(["vllm", "nano-vllm"]), st.booleans(), st.sampled_from([32, 256]),
 )  # fmt: skip
 
@@ -111,16 +111,16 @@ def test_whatever_is_done_by_hand_the_picture_is_the_cores_state(setting, action
 
 @given(_ACTIONS)
 def test_a_link_leads_to_the_same_state(actions):
-    sandbox, done = Sandbox(Setting()), []
+    sandbox, done = Sandbox(SandboxServer()), []
     for words in actions:
         if act(sandbox, words):
             done.append(Action(words[0], tuple(words[1:])))
-    again = Sandbox.of(Setting(), parse(text_of(tuple(done))))
+    again = Sandbox.of(SandboxServer(), parse(text_of(tuple(done))))
     assert np.array_equal(again.log().blocks, sandbox.log().blocks)
 
 
 def made(text: str, **setting: object) -> Sandbox:
-    return Sandbox.of(Setting(**setting), parse(text))
+    return Sandbox.of(SandboxServer(**setting), parse(text))
 
 
 def looks(sandbox: Sandbox) -> dict[Look, int]:

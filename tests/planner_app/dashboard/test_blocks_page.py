@@ -306,3 +306,16 @@ def test_a_sandbox_in_the_browser_grows_by_its_buttons(visit: Visit) -> None:
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_text("cached: 6").wait_for()
     assert "sandbox=add-96-0-0-64-0_step-1_cancel-0" in page.url
+
+
+def test_fewer_frames_than_the_one_shown_leave_the_sandbox_alive(visit: Visit) -> None:
+    long = next(name for name in EXAMPLES if name.startswith("Preemption"))
+    page = visit("/blocks?watch=By+hand&requests=10&sandbox=" + EXAMPLES[long])
+    page.locator(".pool .where").wait_for(timeout=60_000)
+    page.get_by_text("frame 29 of 29").wait_for()
+    page.get_by_role("combobox", name="Show me").click()
+    page.get_by_role("option").filter(has_text="Shared").click()
+    page.get_by_text("of 6)").wait_for()
+    assert not page.get_by_text("BidiComponent Error").count()
+    page.locator(".pool .back").click()
+    assert where(page).endswith("of 6)")

@@ -21,7 +21,7 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import serve
+from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.compare import exports
 from pagecast.planner_app.dashboard.compare.table import table
 from pagecast.planner_app.dashboard.shell import replays, workload
@@ -30,6 +30,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, View, command
 from pagecast.planner_app.dashboard.what_if import page as what_if_page
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
 from streamlit.testing.v1 import AppTest
@@ -44,7 +45,7 @@ def _no_browser(monkeypatch):
 
 def app(**parameters: object) -> AppTest:
     """The app as a browser opens it with these parameters in the URL."""
-    test = AppTest.from_file(serve.__file__, default_timeout=60)
+    test = AppTest.from_file(server_start.__file__, default_timeout=60)
     for name, value in parameters.items():
         test.query_params[name] = value if isinstance(value, list) else str(value)
     return test.run()
@@ -96,6 +97,16 @@ def test_the_url_gives_the_side_bar():
     test = app(**_SMALL, gpu="L4", enable_prefix_caching="false")
     assert test.selectbox(key="gpu").value == "L4"
     assert said(test)["Prefix reuse"] == "0.0%"
+
+
+def test_the_url_gives_fields_that_are_empty_at_first():
+    test = app(**_SMALL)
+    assert test.number_input(key="kv_tokens").value is None
+    assert test.selectbox(key="async_scheduling").value is None
+    test = app(**_SMALL, kv_tokens=20_000, async_scheduling="off")
+    assert test.number_input(key="kv_tokens").value == 20_000
+    assert test.selectbox(key="async_scheduling").value is False
+    assert not test.exception and not test.error
 
 
 def test_intervals_come_in_when_the_sliders_rest():
@@ -163,6 +174,8 @@ _VIEWS = [
     {"trace": "chat", "rate": 2.0, "block_size": 32, "max_num_seqs": 64, "enable_prefix_caching": False},
     {"trace": GENERATED, "g_rate": 7.5, "g_cv": 2.0, "g_output": 50, "gpu": "A100 80GB", "seed": 5},
     {"trace": GENERATED, "g_turns": 3, "g_system": 500, "rate": 1.5, "profile": "nano-vllm"},
+    {"trace": "chat", "free_gpu_memory_fraction": 0.95, "async_scheduling": False, "max_model_len": 6000},
+    {"trace": "chat", "num_gpu_blocks": 900},
 ]
 
 
@@ -182,6 +195,7 @@ def test_the_command_prints_the_views_figures(parameters, with_file, tmp_path, m
     printed = json.loads(capsys.readouterr().out)
     expected = json.loads(json.dumps(result.summary))
     printed.pop("wall_s"), expected.pop("wall_s")
+    expected["expected_error"] = sentence(result.summary["expected_error"])
     if with_file:  # which names its costs, where the view said auto
         printed.pop("expected_error"), expected.pop("expected_error")
     assert printed == expected
@@ -206,6 +220,7 @@ def test_exports_hold_the_replay(tmp_path):
     "block_size": st.integers(1, 512), "rate": st.floats(0.1, 8).map(lambda value: round(value, 1)),
     "g_cv": st.floats(0.2, 5).map(lambda value: round(value, 1)), "sort": st.booleans(),
     "enable_prefix_caching": st.booleans(), "slo": st.text(max_size=30), "upload": st.text(max_size=10),
+    "kv_tokens": st.none() | st.integers(1, 10**9), "async_scheduling": st.none() | st.booleans(),
     "requests": st.integers(1, 100_000), "model": st.text(min_size=1, max_size=30),
 }))  # fmt: skip
 def test_a_view_comes_back_from_its_link(parameters):

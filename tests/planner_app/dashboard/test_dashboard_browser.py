@@ -17,7 +17,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 pytest.importorskip("playwright", reason="browser tests need playwright")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard.serve import UPLOAD_MB
+from pagecast.planner_app.dashboard.server_start import UPLOAD_MB
 from pagecast.planner_app.dashboard.shell.view import View
 from pagecast.planner_app.dashboard.shell.workload import trace_of
 from pagecast.sim.replay import replay

@@ -12,7 +12,7 @@ from pagecast.planner_app.cli import run
 
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
-from pagecast.planner_app.dashboard import serve
+from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.shell import replays, workload
 from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
 from pagecast.planner_app.dashboard.shell.state import Session
@@ -21,7 +21,7 @@ from pagecast.planner_app.dashboard.tune import searches
 from pagecast.planner_app.dashboard.tune.charts import grid_map, hit_curve
 from pagecast.planner_app.dashboard.what_if import admissible, refining
 from pagecast.planner_app.dashboard.what_if.memory_charts import hbm_waterfall
-from pagecast.planner_app.planner.capacity.plan import plan
+from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.replay import replay
@@ -120,7 +120,7 @@ def test_a_search_that_is_stopped_is_not_waited_for():
 
 
 def test_it_listens_here_only_and_tells_nobody():
-    flags = serve.options("127.0.0.1", 8501, browser=False)
+    flags = server_start.options("127.0.0.1", 8501, browser=False)
     assert flags["server_address"] == "127.0.0.1"
     assert flags["browser_gatherUsageStats"] is False
     assert flags["server_maxUploadSize"] == 200

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from pagecast.planner_app.planner.capacity.bisection import Outcome
-from pagecast.planner_app.planner.capacity.plan import Answer, plan
+from pagecast.planner_app.planner.capacity.bisection import LoadTrial
+from pagecast.planner_app.planner.capacity.planning import Answer, plan
 from pagecast.planner_app.planner.slo import Judged, Slo
 from pagecast.planner_app.reports import plan_charts as charts
-from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.plan_report import _answer, plan_report
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.scenario import Scenario
@@ -36,8 +36,8 @@ def test_the_answer_stands_first_and_every_load_tried_is_drawn(found):
 def test_offered_and_served_requests_are_told_apart_and_users_are_users():
     """Requests offered at a rate, and those that ended: two columns of unlike figures."""
     term = (Judged("ttft_p99<2s", 1.0, 2.0, True),)
-    at = Outcome(10.0, True, term, 0.0, 9.5, 900.0, 50, 0)
-    away = Outcome(12.0, False, (Judged("backlog_growth<=0.08", 0.7, 0.08, False),), 0.0, 10.5, 0.0, 0, 0)
+    at = LoadTrial(10.0, True, term, 0.0, 9.5, 900.0, 50, 0)
+    away = LoadTrial(12.0, False, (Judged("backlog_growth<=0.08", 0.7, 0.08, False),), 0.0, 10.5, 0.0, 0, 0)
     answer = Answer("rate", 10.0, 8.0, 12.0, False, at, away, None, 9, (at, away), 5)
     *_, sides = _answer(answer).parts
     assert sides.header[1] == "requests/s offered"
@@ -48,13 +48,13 @@ def test_offered_and_served_requests_are_told_apart_and_users_are_users():
     assert "users" in users.layout.xaxis.title.text
 
 
-def outcome(amount: float, ttft_s: float, good: float) -> Outcome:
+def outcome(amount: float, ttft_s: float, good: float) -> LoadTrial:
     terms = (
         Judged("ttft_p99<2s", ttft_s, 2.0, ttft_s < 2),
         Judged("goodput(ttft<2s)>0.9", good, 0.9, good > 0.9),
     )
     holds = all(term.holds for term in terms)
-    return Outcome(amount, holds, terms, 0.0, amount / 10, 100 * amount, 50, 0)
+    return LoadTrial(amount, holds, terms, 0.0, amount / 10, 100 * amount, 50, 0)
 
 
 def test_terms_are_drawn_as_parts_of_their_bounds():

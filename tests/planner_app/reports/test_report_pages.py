@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.reports import charts
-from pagecast.planner_app.reports.page import Card, Section, Table, page, plain_figures
+from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page, plain_figures
 from pagecast.planner_app.reports.replay_report import replay_report
 from pagecast.planner_app.reports.style import caption_of, peaks, title_of
 from pagecast.sim.replay import replay
@@ -22,7 +22,7 @@ from pagecast.traces.operations import scale
 from pagecast.traces.read import read
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or ""
-NASTY = '</script><script>alert(1)</script><img src=x onerror=alert(2)>&"\''
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
 
 class _Tags(HTMLParser):
@@ -66,8 +66,8 @@ def test_the_data_of_charts_cannot_end_its_script():
 
     figure = chart(NASTY, NASTY, "x", "y")
     figure.add_bar(x=[label(NASTY)], y=[1])
-    text = page(NASTY, NASTY, [Card(NASTY, NASTY, NASTY)],
-                [Section(NASTY, [figure, Table(NASTY, [NASTY], [[NASTY]], NASTY)])], [NASTY])  # fmt: skip
+    text = page(NASTY, NASTY, [SummaryCard(NASTY, NASTY, NASTY)],
+                [Section(NASTY, [figure, HtmlTable(NASTY, [NASTY], [[NASTY]], NASTY)])], [NASTY])  # fmt: skip
     assert sum(tag == "script" for tag, _ in _Tags(text).tags) == 3
     [drawn] = plain_figures(text)
     assert drawn["layout"]["meta"]["title"] == NASTY

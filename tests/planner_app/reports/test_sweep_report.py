@@ -3,14 +3,14 @@
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.reports import sweep_charts as charts
-from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.planner_app.reports.sweep_report import sweep_report
-from pagecast.planner_app.reports.words import axis, shown, title
+from pagecast.planner_app.wording.figures import axis, shown, title
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -21,7 +21,7 @@ def found():
     scenario = Scenario()
     space = parse_space(["max_num_seqs=4,64", "enable_prefix_caching=true,false"], scenario)
     trace = scale(read("chat", limit=120), 6)
-    question = Question(trace, scenario, space, slo="ttft_p99<1s", prices={"H200": 3.5})
+    question = SweepQuestion(trace, scenario, space, slo="ttft_p99<1s", prices={"H200": 3.5})
     return sweep(question, workers=1)
 
 
@@ -51,7 +51,7 @@ def test_the_report_tells_the_scenario_the_costs_and_yes_from_no(found):
 def test_where_step_costs_differ_the_report_has_them_in_its_tables():
     scenario = Scenario()
     space = parse_space(["gpu=H200,L40S"], scenario)
-    text = sweep_report(sweep(Question(read("chat", limit=20), scenario, space), workers=1))
+    text = sweep_report(sweep(SweepQuestion(read("chat", limit=20), scenario, space), workers=1))
     assert text.count("<th>step costs</th>") == 2
     assert "Step costs differ within this sweep" in text
 
@@ -66,7 +66,7 @@ def test_sweep_writes_its_report(tmp_path, capsys):
 
 def test_where_nothing_meets_the_level_it_says_so(found):
     asked = found.question
-    hopeless = sweep(Question(asked.trace, asked.scenario, asked.space, slo="ttft_p99<1us"), workers=1)
+    hopeless = sweep(SweepQuestion(asked.trace, asked.scenario, asked.space, slo="ttft_p99<1us"), workers=1)
     assert "No scenario of the space meets ttft_p99&lt;1us" in sweep_report(hopeless)
 
 

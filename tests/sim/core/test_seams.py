@@ -29,7 +29,7 @@ from pagecast.sim.core.rules.vllm import VllmMix
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.step import Step
 from pagecast.sim.costs.roofline import Roofline
-from pagecast.sim.replay.arrivals import Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica

@@ -78,5 +78,5 @@ def test_scaled_costs_keep_their_windows():
 
 
 def test_windows_are_said_to_be_charged_by_the_mean():
-    assert "sliding window" in MISTRAL.expected_error()
-    assert "sliding window" not in Roofline(model("Qwen/Qwen3-8B"), gpu("H200")).expected_error()
+    assert MISTRAL.expected_error().figures["windows"]
+    assert not Roofline(model("Qwen/Qwen3-8B"), gpu("H200")).expected_error().figures["windows"]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.loaded_weights import loaded_weight_bytes
 from pagecast.sim.machine.model_config import model_from_config
 from pagecast.sim.machine.model_facts import attended_pairs
 from pagecast.sim.machine.models import known_models, model
-from pagecast.sim.machine.weights import loaded_weight_bytes
 
 # Total parameters as the Hugging Face hub counts them in each repository's safetensors files (text decoder;
 # DeepSeek-V3 without its extra prediction layer).

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.arrivals import ClosedLoop
+from pagecast.sim.replay.clients import ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, table
 

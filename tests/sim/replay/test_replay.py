@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import DecodeLine
 from pagecast.sim.replay import replay
@@ -302,15 +303,15 @@ def test_windows_of_attention_leave_room_for_more(tmp_path):
         peaks[window] = replay(trace, scenario)
     assert peaks[512].summary["peak_kv_usage"] < 0.1 * peaks[None].summary["peak_kv_usage"]
     assert peaks[512].summary["bytes_per_sequence"] < 0.1 * peaks[None].summary["bytes_per_sequence"]
-    assert any("sliding windows" in note for note in peaks[512].notes)
+    assert any(note.code == "sliding_windows" for note in peaks[512].notes)
 
 
 def test_what_the_figures_leave_out_is_said():
     trace = trace_of([{"arrival_s": 0.0, "input_tokens": 50_000, "output_tokens": 10}])
     fields = {"num_gpu_blocks": 200_000, "kv_tokens": 5}
-    notes = " ".join(replay(trace, Scenario(**fields)).notes)
+    notes = " ".join(sentences(replay(trace, Scenario(**fields)).notes))
     assert "was made for 40,960" in notes
-    assert "kv_tokens not used" in notes
+    assert "kv_tokens is not used" in notes
     assert "fewer than the 200,000 given" in notes
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.replicates import Spread, Study, summary_figures, with_intervals
-from pagecast.sim.replay.resample import resample, what_is_lost
+from pagecast.sim.replay.resample import SESSIONS, WINDOWS_OF_TIME, redrawn, resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.hits import hits
 from pagecast.traces.read import read
@@ -64,10 +64,10 @@ def test_prompts_given_as_token_ids_are_kept_apart_by_a_salt():
 
 
 def test_it_says_what_sharing_is_lost():
-    assert "sessions drawn again" in what_is_lost(read("chat"), 0)
-    assert "windows of its time" in what_is_lost(windows_of_documents(), 0)
-    told = what_is_lost(read("chat"), 0, 0.5, 0.3)
-    assert told.endswith("of eligible prompt tokens 50.0% are reused, and 30.0% in the median draw.")
+    assert redrawn(read("chat"), 0).figures["source"] == SESSIONS
+    assert redrawn(windows_of_documents(), 0).figures["source"] == WINDOWS_OF_TIME
+    figures = redrawn(read("chat"), 0, 0.5, 0.3).figures
+    assert (figures["reused"], figures["reused_in_draws"]) == (0.5, 0.3)
 
 
 def test_intervals_stand_beside_the_figures_and_hold_the_forecast():

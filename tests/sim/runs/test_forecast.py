@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from pagecast.planner_app.wording.accuracy import expected_error
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.draw import Drawn, scaled
@@ -12,10 +14,10 @@ from pagecast.sim.costs.calibration.file import load
 from pagecast.sim.costs.calibration.transfer import transferred
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.replicates import Job, Spread, Study
-from pagecast.sim.runs.forecast import Row, figures_of, forecast, scenario_of
-from pagecast.sim.runs.outcome import measured
+from pagecast.sim.replay.replicates import ReplicateJob, Spread, Study
+from pagecast.sim.runs.forecast import ForecastRow, figures_of, forecast, scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_figures import measured
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 VLLM = "vllm-0.24-h200-qwen3-8b"
@@ -40,7 +42,7 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
     # TTFT likewise, or within what 1% of step time makes of it (near saturation it makes much).
     run = runs[name]
     study = Study(run.trace("arrival"), scenario_of(run, VLLM), figures=figures_of)
-    around = [study.run(Job(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
+    around = [study.run(ReplicateJob(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
     for statistic, bound in (("mean", 5), ("p50", 5), ("p90", 5), ("p99", 10)):
         row = rows[f"ttft_s.{statistic}"]
         reach = [figures[row.name] for figures in around]
@@ -62,24 +64,25 @@ def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name, replicat
 def test_a_run_that_the_costs_were_fitted_to_is_said_to_prove_nothing(runs):
     fitted = forecast(runs["azure_conv_repeat2"], "auto", replicates=0)
     assert fitted.in_sample and fitted.as_dict()["in_sample"] is True
-    assert fitted.expected_error.startswith(f"{VLLM} was fitted to this run (azure_conv_r2)")
-    half = forecast(runs["azure_conv_async"], "auto", replicates=0).expected_error
-    assert "was fitted to the first 50% of this run" in half
+    assert expected_error(fitted).startswith(f"{VLLM} was fitted to this run (azure_conv_r2)")
+    half = forecast(runs["azure_conv_async"], "auto", replicates=0).notes[0]
+    assert half.figures["part"] == 0.5
+    assert "was fitted to the first 50% of this run" in sentence(half)
     fresh = forecast(runs["azure_conv"], "auto", replicates=0)
-    assert not fresh.in_sample and "was fitted to" not in fresh.expected_error
+    assert not fresh.in_sample and "was fitted to" not in expected_error(fresh)
     assert not forecast(runs["azure_conv_repeat2"], "roofline", replicates=0).in_sample
 
 
 def test_a_run_beyond_what_was_fitted_is_said_to_be(runs):
-    said = forecast(runs["mooncake_conv"], "auto", replicates=0).expected_error
-    assert "Beyond what these step costs were fitted to" in said
+    said = expected_error(forecast(runs["mooncake_conv"], "auto", replicates=0))
+    assert "Outside the range that the step costs were fitted to" in said
     assert "(fitted: 16,406 in decode" in said
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "of 1 draw are rough"), (3, "of 3 draws are rough")])
+@pytest.mark.parametrize(("count", "words"), [(1, "from 1 draw are rough"), (3, "from 3 draws are rough")])
 def test_few_draws_make_rough_intervals_that_are_said_to_be(runs, count, words):
     found = forecast(runs["mooncake_conv"], VLLM, replicates=count, workers=1)
-    assert words in found.expected_error
+    assert words in expected_error(found)
     assert all(row.low <= row.predicted <= row.high for row in found.rows)
     assert found.coverage()["figures"] == 25
     assert 0 < found.coverage()["inside"] <= 25
@@ -164,9 +167,9 @@ def test_draws_are_repeatable_differ_and_spread_more_after_a_transfer():
 
 
 def test_errors_are_signed_and_nothing_against_nothing_is_none():
-    assert Row("x", 1.1, 1.0).error_percent == pytest.approx(10)
-    assert Row("x", 0.0, 0.0).error_percent == 0
-    assert math.isinf(Row("x", 1.0, 0.0).error_percent)
-    assert Row("x", 1.0, 1.0).covered is None
-    assert Row("x", 1.0, 1.0, 0.9, 1.1).covered is True
-    assert Row("x", 1.0, 2.0, 0.9, 1.1).covered is False
+    assert ForecastRow("x", 1.1, 1.0).error_percent == pytest.approx(10)
+    assert ForecastRow("x", 0.0, 0.0).error_percent == 0
+    assert math.isinf(ForecastRow("x", 1.0, 0.0).error_percent)
+    assert ForecastRow("x", 1.0, 1.0).covered is None
+    assert ForecastRow("x", 1.0, 1.0, 0.9, 1.1).covered is True
+    assert ForecastRow("x", 1.0, 2.0, 0.9, 1.1).covered is False

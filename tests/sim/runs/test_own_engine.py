@@ -4,7 +4,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pagecast.sim.runs.forecast import Forecast, Row, forecast
+from pagecast.planner_app.wording.accuracy import expected_error
+from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 
 RUNS = Path(__file__).parents[2] / "engine" / "recorded"
@@ -39,7 +40,7 @@ def forecast_of(run: str) -> Forecast:
     return forecast(RecordedRun.load(RUNS / f"h200{run}"), "auto")
 
 
-def allowed(run: str, row: Row) -> float:
+def allowed(run: str, row: ForecastRow) -> float:
     """Percent: 3, p99 6; a TTFT may be off by what step times within 1% make of it."""
     bound = 6.0 if row.name.endswith("p99") else 3.0
     if row.name.startswith("ttft_s") and row.range_percent is not None:
@@ -55,7 +56,7 @@ def test_forecasts_of_our_engine_are_within_their_bounds(run: str) -> None:
         assert abs(row.error_percent) <= allowed(run, row), f"{row.name}: {row.error_percent:+.1f}%"
 
 
-def judged(found: Forecast) -> list[Row]:
+def judged(found: Forecast) -> list[ForecastRow]:
     """Means, p50, p90 and p99 of latencies, and the makespan."""
     rows = [row for row in found.rows if row.name.split(".")[0] in LATENCIES and not row.name.endswith("p95")]
     return [*rows, next(row for row in found.rows if row.name == "makespan_s")]
@@ -82,7 +83,7 @@ def test_costs_carried_over_to_another_model_are_worse_than_its_own_and_say_so()
     own = forecast_of("c-qwen3-0.6b-mooncake")
     carried = forecast(run, "pagecast-h200-qwen3-8b", replicates=0, workers=1, transfer=True)
     assert own.costs == "pagecast-h200-qwen3-0.6b"
-    assert "carried over from Qwen/Qwen3-8B" in carried.expected_error
+    assert "transferred from Qwen/Qwen3-8B" in expected_error(carried)
 
     def mean_tpot(found: Forecast) -> float:
         return next(abs(row.error_percent) for row in found.rows if row.name == "tpot_s.mean")

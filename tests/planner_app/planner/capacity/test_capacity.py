@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.planner.capacity.bisection import GROWTH, interval, largest, settle, width_error
 from pagecast.planner_app.planner.capacity.lasting import Lasting, last
-from pagecast.planner_app.planner.capacity.plan import plan
+from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, serve
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.costs.step_costs import FEMTO, DecodeLine

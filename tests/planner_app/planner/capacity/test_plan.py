@@ -7,7 +7,7 @@ import sys
 import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.commands.plan import show
-from pagecast.planner_app.planner.capacity.plan import plan, steps
+from pagecast.planner_app.planner.capacity.planning import plan, steps
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
@@ -191,5 +191,5 @@ def test_a_rate_asked_of_a_trace_without_times_is_refused():
 
 def test_help_of_other_commands_loads_no_planner():
     code = "import sys; from pagecast.planner_app.cli import run; run(['--help']); " \
-        "sys.exit('pagecast.planner_app.planner.capacity.plan' in sys.modules)"  # fmt: skip
+        "sys.exit('pagecast.planner_app.planner.capacity.planning' in sys.modules)"  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -88,3 +88,12 @@ def test_the_last_knob_turns_fastest():
 def test_a_stepped_range_holds_its_start_and_never_passes_its_end(low, more, step):
     found = values(f"block_size={low}:{low + more}:{step}")
     assert found == tuple(range(low, low + more + 1, step))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("field", ["model", "kv_tokens"])
+@pytest.mark.parametrize("value", ["[" * 50_000, "9" * 5000, "{a: " * 3000, "2020-99-99", "&a [*a]", ".nan"])
+def test_a_hostile_value_is_one_line(field, value):
+    with pytest.raises(BadInput) as caught:
+        parse_space([f"{field}={value}"], Scenario())
+    assert "\n" not in str(caught.value)

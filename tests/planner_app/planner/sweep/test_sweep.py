@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.planner.sweep.pareto import front
-from pagecast.planner_app.planner.sweep.question import Question
+from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.sim.core.errors import BadInput
@@ -36,7 +36,7 @@ def chat():
 
 def asked(trace, settings=GRID, scenario=None, **options):
     scenario = scenario or Scenario(costs="roofline")
-    return Question(trace, scenario, parse_space(settings, scenario), **options)
+    return SweepQuestion(trace, scenario, parse_space(settings, scenario), **options)
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.planner.tune.knobs import recommend, tune_block_size, tune_hbm_budget
 from pagecast.planner_app.planner.tune.tables import admits, tables
-from pagecast.planner_app.reports.page import plain_figures
+from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.tune_report import tune_report
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.arrivals import ClosedLoop
+from pagecast.sim.replay.clients import ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
 from pagecast.traces.read import read
@@ -130,14 +131,14 @@ def test_the_command_prints_a_table_a_reason_and_a_page(tmp_path, capsys):
     assert "block_size for chat" in written
     lead, tail = written.split("<h2>")[0], written.split("Scenario</h2>")[1]
     costs = Scenario().step_costs()
-    assert f"costs {costs.name}" in printed and f"note: {costs.expected_error()}" in printed
+    assert f"costs {costs.name}" in printed and f"note: {sentence(costs.expected_error())}" in printed
     assert f"1 x H200 with Qwen/Qwen3-8B, as vllm would; step costs: {costs.name}." in lead
     assert "max_num_batched_tokens" in tail and "step costs used" in tail
     assert pagecast([*command, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["block_size"] for row in told["settings"]] == [16, 64]
     assert told["recommended"] in (16, 64)
-    assert (told["costs"], told["expected_error"]) == (costs.name, costs.expected_error())
+    assert (told["costs"], told["expected_error"]) == (costs.name, sentence(costs.expected_error()))
     assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
 
 

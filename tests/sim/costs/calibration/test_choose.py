@@ -1,6 +1,7 @@
 """Which step costs a scenario gets by its names, and what is said of them."""
 
 import pytest
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
@@ -20,10 +21,11 @@ def test_auto_takes_what_fits_whether_or_not_others_might_be_carried_over():
 def test_auto_carries_the_nearest_over_only_when_asked(fields):
     plain, carried = (Scenario(transfer_costs=transfer, **fields).step_costs() for transfer in (False, True))
     assert plain.name == "roofline"
-    assert "No shipped calibration fits (" in plain.expected_error()
-    assert "; --transfer-costs would carry the nearest over." in plain.expected_error()
+    assert "No shipped calibration fits (" in sentence(plain.expected_error())
+    assert "--transfer-costs would transfer the nearest one." in sentence(plain.expected_error())
     assert carried.name == f"{FITS}, transferred"
-    assert carried.expected_error().startswith("Step costs carried over from Qwen/Qwen3-8B on NVIDIA H200 to")
+    assert carried.expected_error().code == "transferred_costs"
+    assert carried.expected_error().figures["origin"] == "Qwen/Qwen3-8B on NVIDIA H200"
 
 
 def test_the_nearest_is_the_model_then_the_gpu_then_the_weight():
@@ -39,7 +41,8 @@ def test_the_nearest_is_the_model_then_the_gpu_then_the_weight():
 def test_an_engine_without_a_calibration_is_not_given_another_engines():
     costs = Scenario(profile="nano-vllm", transfer_costs=True).step_costs()
     assert costs.name == "roofline"
-    assert "--transfer-costs" not in costs.expected_error()
+    assert not costs.expected_error().figures["transferable"]
+    assert "--transfer-costs" not in sentence(costs.expected_error())
 
 
 def test_a_replay_with_carried_costs_can_be_repeated_from_its_folder(tmp_path):

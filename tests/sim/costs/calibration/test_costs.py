@@ -5,16 +5,17 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.build import Source, calibrate
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.choose import choose
-from pagecast.sim.costs.calibration.features import step_table
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
-from pagecast.sim.costs.calibration.fit import Fit
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.calibration.transfer import costs_for, difference
 from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.fitting.build import CalibrationRun, calibrate
+from pagecast.sim.fitting.features import step_table
+from pagecast.sim.fitting.fit import Fit
 from pagecast.sim.machine.gpus import gpu
 from pagecast.sim.machine.models import model
 from pagecast.sim.runs.recorded import RecordedRun
@@ -41,7 +42,7 @@ def test_written_and_read_again_a_calibration_is_the_same(calibration, tmp_path)
         ({"knots": [1, 2]}, "'knots' and 'curve_ns' don't fit together"),
         ({"host": {"step_ns": 1.0}}, "field missing or of the wrong kind"),
         ({"terms_ns": {"kv_token": float("nan")}, "replicates": []}, "NaN"),
-        ({"terms_ns": {"kv_token": -1.0}, "replicates": []}, "negative cost"),
+        ({"terms_ns": {"kv_token": -1.0}, "replicates": []}, "term kv_token is -1, must be from 0"),
         ({"terms_ns": {"magic": 1.0}, "replicates": []}, "'magic' is not known"),
         ({"replicates": [[1.0]]}, "'replicates' need"),
     ],
@@ -58,50 +59,53 @@ def test_a_name_that_is_no_calibration_is_answered_with_those_there_are(tmp_path
     with pytest.raises(BadInput, match=VLLM):
         load("vllm-9")
     (tmp_path / "text.json").write_text("{")
-    with pytest.raises(BadInput, match="can't be read as JSON"):
+    with pytest.raises(BadInput, match="not valid JSON"):
         load(str(tmp_path / "text.json"))
 
 
 def test_every_shipped_calibration_loads_and_says_what_error_to_expect():
     assert VLLM in shipped()
     for name in shipped():
-        sentence = Calibrated(load(name)).expected_error()
-        assert sentence.endswith(".")
-        assert "None" not in sentence
-        assert "?" not in sentence
+        text = sentence(Calibrated(load(name)).expected_error())
+        assert text.endswith(".")
+        assert "None" not in text
+        assert "?" not in text
 
 
 def test_the_error_said_is_that_of_a_run_left_out_and_not_the_fits_own(calibration):
-    said = Calibrated(calibration).expected_error()
+    note = Calibrated(calibration).expected_error()
     left_out = [row for row in calibration.cross_validation if row["steps of"] == "all"]
     worst = max(abs(row["error_percent"]) for row in left_out)
     assert worst > 5
-    assert f"a recording left out was off by up to {worst:.1f}% in total step time" in said
-    assert "1% of step time can move TTFT by 20%" in said
+    assert note.figures["left_out"]["recording"][0] == worst
+    assert f"was left out of the fit, total step time was off by up to {worst:.1f}%" in sentence(note)
+    assert "a change of 1% in step time can change TTFT by 20%" in sentence(note)
     alone = Calibrated(replace(calibration, cross_validation=[])).expected_error()
-    assert "no run was left out of the fit" in alone and "unknown" in alone
+    assert not alone.figures["left_out"]
+    assert "No run was left out of the fit" in sentence(alone)
     segment = {**left_out[0], "run": "decode-sync", "left out": "segment", "error_percent": -9.5}
     both = Calibrated(replace(calibration, cross_validation=[*left_out, segment])).expected_error()
-    assert f"a recording left out was off by up to {worst:.1f}%" in both
-    assert "a kind of load (a segment of the sweep) left out was off by up to 9.5%" in both
+    assert both.figures["left_out"]["recording"][0] == worst
+    assert both.figures["left_out"]["segment"][0] == 9.5
+    assert "For a segment of the sweep that was left out of the fit" in sentence(both)
 
 
 def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
     costs = Calibrated(calibration)
-    assert costs.outside(16_406, 8192, 256, 16) == ""
+    assert costs.outside(16_406, 8192, 256, 16) is None
     for reached, words in (
         ((100_000, 8192, 256, 16), "contexts of up to 100,000 tokens (fitted: 16,406 in decode, 65,536 in"),
         ((4096, 65_536, 256, 16), "steps of up to 65,536 tokens (fitted: 8,192)"),
         ((4096, 8192, 1024, 16), "1,024 requests in a step (fitted: 256)"),
         ((4096, 8192, 256, 4096), "a block size of 4,096 (fitted: 16)"),
     ):
-        said = costs.outside(*reached)
+        said = sentence(costs.outside(*reached))
         assert words in said
         assert said.count("fitted:") == 1 and "\n" not in said
     # A file of before ranges were kept says what it knows.
     bare = Calibrated(replace(calibration, fitted={}))
-    assert "steps of up to 65,536 tokens" in bare.outside(100_000, 65_536, 1024, 16)
-    assert Target(model("Qwen/Qwen3-8B"), gpu("H200")).roofline().outside(100_000, 65_536, 1024, 1) == ""
+    assert "steps of up to 65,536 tokens" in sentence(bare.outside(100_000, 65_536, 1024, 16))
+    assert Target(model("Qwen/Qwen3-8B"), gpu("H200")).roofline().outside(100_000, 65_536, 1024, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -115,10 +119,10 @@ def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
 )
 def test_falling_back_to_the_roofline_says_why(change, words):
     target = replace(Target(model("Qwen/Qwen3-8B"), gpu("H200")), **change)
-    said = choose("auto", target).expected_error()
+    said = sentence(choose("auto", target).expected_error())
     assert said.startswith("No shipped calibration fits (")
     assert f"{VLLM} is {words}" in said
-    assert "No shipped" not in choose("roofline", target).expected_error()
+    assert "No shipped" not in sentence(choose("roofline", target).expected_error())
 
 
 def test_another_model_gpu_or_sharding_is_refused_unless_asked_for(calibration):
@@ -172,11 +176,11 @@ def test_a_transfer_scales_with_model_and_gpu_and_widens_the_interval(calibratio
     assert 2 < slow.device_ns(batch) / here.device_ns(batch) < 4
     assert small.host_ns(16) == here.host_ns(16)
     assert small.calibration.noise.level_sd > 5 * calibration.noise.level_sd
-    assert "carried over from Qwen/Qwen3-8B" in small.expected_error()
-    assert "sliding window" not in small.expected_error()
+    assert small.expected_error().figures["origin"] == "Qwen/Qwen3-8B on NVIDIA H200"
+    assert "sliding window" not in sentence(small.expected_error())
     mistral = Target(model("mistralai/Mistral-7B-v0.1"), gpu("H200"))
     windowed = costs_for(calibration, mistral, transfer=True).expected_error()
-    assert "sliding window are charged for the whole context" in windowed
+    assert "sliding window are charged for the whole context" in sentence(windowed)
 
 
 def test_a_step_with_prompts_right_after_another_takes_longer(calibration):
@@ -225,7 +229,7 @@ def vllm_runs(shared) -> dict[str, RecordedRun]:
 
 
 def test_the_shipped_vllm_costs_are_fitted_from_two_runs_alone(vllm_runs, calibration):
-    sources = [Source(vllm_runs["sweep"]), Source(vllm_runs["azure_conv_repeat2"])]
+    sources = [CalibrationRun(vllm_runs["sweep"]), CalibrationRun(vllm_runs["azure_conv_repeat2"])]
     again = calibrate(sources, VLLM, replicates=0)
     assert again.curve_ns == pytest.approx(calibration.curve_ns, rel=1e-4)
     assert again.terms_ns == pytest.approx(calibration.terms_ns, rel=1e-4)

@@ -1,0 +1,78 @@
+"""The options that commands of the real engine share: fields of a scenario, and those that only it has.
+
+    @with_engine(defaults={"max_num_batched_tokens": 16384})
+    def bench_command(model: ModelName, engine: EngineOptions = ENGINE) -> None:
+        with open_engine(model, engine) as running: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import typer
+from pagecast.engine.options import Options
+from pagecast.planner_app.commands.field_options import Command, gathering, parameter
+from pagecast.sim.scenario import Scenario, value_type
+
+EngineOptions = dict[str, Any]
+ENGINE: EngineOptions = {}  # the default of a command's parameter, which the options replace
+_ON_OFF = "--{0}/--no-{0}"
+_NAMED_APART = {"num_gpu_blocks": "num_blocks", "async_scheduling": "pipeline_depth"}
+_ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
+    "random_weights": typer.Option("--random-weights", help="random weights, for timing without a download"),
+    "device": typer.Option(help="auto (a CUDA GPU), cuda or cpu"),
+    "dtype": typer.Option(help="auto (the checkpoint's; float32 on the CPU), bfloat16, float16, float32"),
+    "attention": typer.Option(help="auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch"),
+    "enforce_eager": typer.Option("--enforce-eager", help="no CUDA graphs"),
+}
+_ABOUT = {  # where the engine's answer to an option that is not given is another than a scenario's
+    "num_gpu_blocks": "usable KV blocks [what fits; 1024 on the CPU]",
+    "max_model_len": "longest prompt + output [the model's]",
+    "scheduling_policy": "queue order: fcfs or priority",
+}
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Options)}
+
+
+def engine_fields(kind: type[Scenario] = Scenario) -> list[str]:
+    """The scenario's fields that the engine is started with too; the seed is a command's own."""
+    known = [name for name in kind.model_fields if _NAMED_APART.get(name, name) in _DEFAULTS]
+    return [name for name in known if name != "seed"]
+
+
+def with_engine(
+    *, without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Callable[[Command], Command]:
+    """Puts the engine's options in the place of a command's parameter `engine`.
+
+    `without`: fields that the command does not take; `defaults` replace the engine's own.
+    """
+    given = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": True, **(defaults or {})}
+    alone = [_alone(name, given[name]) for name in _ALONE if name not in engine_fields()]
+    shared = [_shared(name, given[name]) for name in engine_fields() if name not in without]
+    return gathering("engine", [*alone, *shared], _named)
+
+
+def _alone(name: str, default: Any) -> inspect.Parameter:
+    option = _ALONE[name]
+    if default is True:
+        option = typer.Option(_ON_OFF.format(name.replace("_", "-")), help=option.help)
+    return parameter(name, type(default), option, default)
+
+
+def _shared(name: str, default: Any) -> inspect.Parameter:
+    info = Scenario.model_fields[name]
+    kind = value_type(info)
+    names = (_ON_OFF.format(name.replace("_", "-")),) if kind is bool else ()
+    option = typer.Option(*names, help=_ABOUT.get(name, info.description))
+    return parameter(name, kind | None if default is None else kind, option, default)
+
+
+def _named(values: dict[str, Any]) -> EngineOptions:
+    """As `Options` names them."""
+    options = {_NAMED_APART.get(name, name): value for name, value in values.items()}
+    if "pipeline_depth" in options:
+        options["pipeline_depth"] = int(options["pipeline_depth"])
+    return options

@@ -1,0 +1,410 @@
+"""How much a server takes while it keeps a service level: the answers of `pagecast plan`, as a function.
+
+    plan(trace, scenario, Slo.parse("ttft_p99<2s,tpot_p95<50ms"))
+
+The admissible concurrency, the highest request rate, and users with think time, each with an interval, the
+outcome at it and just beyond it, and the limit that binds; the static envelope beside them. The cheap form is
+`replicates=0, explain=False`: some ten replays for each kind of load asked for, and some three long ones for
+a rate.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagecast.planner_app.planner.capacity.binding import Binding, beyond, binding
+from pagecast.planner_app.planner.capacity.bisection import (
+    GROWTH,
+    MOST_USERS,
+    Ask,
+    CapacityQuestion,
+    LoadTrial,
+    Searched,
+    amount,
+    interval,
+    width_error,
+)  # fmt: skip
+from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
+from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
+from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
+from pagecast.planner_app.planner.execution.executor import Serial
+from pagecast.planner_app.planner.execution.interface import Executor
+from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.quantities import seconds
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.replay.replicates import Workload
+from pagecast.sim.replay.resample import resample
+from pagecast.sim.replay.windows import blocks_per_block
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+REPLICATES = 5
+LEAST_REPLICATES = 5
+MAX_PREEMPTION_RATE = 0.01
+MOST_REQUESTS = 4000
+_NEAR = 2  # steps of 1%: how near the highest rate is told
+_WAITING = 4  # users for each request that may run: more of them tell nothing new
+Progress = Callable[[int], None]  # told how many searches and explanations are done
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The most of one kind of load: users, or requests a second; None where none keeps the level.
+
+    `low` and `high` are the 90% interval, None without replicates. `at_limit`: the level held at the most
+    that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails, `tried` holds
+    those of the forecast's search that tell, by load; `replays` counts those of the `draws` as well.
+    """
+
+    kind: LoadKind
+    value: float | None
+    low: float | None
+    high: float | None
+    at_limit: bool
+    at: LoadTrial | None
+    beyond: LoadTrial | None
+    binding: Binding | None
+    replays: int
+    tried: tuple[LoadTrial, ...]
+    draws: int = 0
+
+    @property
+    def says(self) -> str:
+        """Why it is no more than that, in a sentence; empty where the next load breaks a term as usual."""
+        if self.value is None and self.beyond is not None:
+            least = "one user alone" if self.kind != "rate" else f"{self.beyond.amount:.2g} requests/s"
+            terms = " and ".join(f"{term.text} can't be kept: {said(term)}" for term in self.beyond.broken)
+            return f"{terms} with {least}"
+        if self.at_limit and self.value is not None:
+            return f"the SLO still holds at {shown(self.kind, self.value)}, the most that was tried"
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As printed in JSON."""
+        return {
+            "value": self.value, "low": self.low, "high": self.high, "at_limit": self.at_limit,
+            "draws": self.draws, "says": self.says, "at": _outcome(self.at), "beyond": _outcome(self.beyond),
+            "binding": self.binding.to_dict() if self.binding else None, "replays": self.replays,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a server takes of a trace under a service level, and how many of them its rate takes.
+
+    `replicas` is None where no highest rate was asked for, or found. `rejected`: how many of the requests no
+    load lets in.
+    """
+
+    trace: str
+    requests: int
+    rejected: int
+    requests_per_s: float | None
+    scenario: Scenario
+    costs: str
+    slo: Slo
+    envelope: Envelope
+    answers: dict[LoadKind, Answer]
+    replicas: Replicas | None
+    notes: tuple[str, ...]
+    wall_s: float
+
+    @property
+    def concurrency(self) -> Answer | None:
+        """The admissible concurrency, where it was asked for."""
+        return self.answers.get("concurrency")
+
+    @property
+    def rejects(self) -> str:
+        """One sentence on what is never served, which answers leave out; empty where all is."""
+        count, total = self.rejected, self.requests
+        return "" if not count else (
+            f"{count:,} of {total:,} requests ({count / total:.1%}) are rejected at any load, and latencies "
+            "are of the others: `pagecast replay` tells why."
+        )  # fmt: skip
+
+    @property
+    def replays(self) -> int:
+        """How many replays the searches took."""
+        return sum(answer.replays for answer in self.answers.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As printed in JSON."""
+        return {
+            "trace": self.trace, "requests": self.requests, "requests_per_s": self.requests_per_s,
+            "slo": self.slo.text, "costs": self.costs, "scenario": self.scenario.model_dump(),
+            "envelope": self.envelope.to_dict(),
+            **{kind: answer.to_dict() for kind, answer in self.answers.items()},
+            "replicas": self.replicas.to_dict() if self.replicas else None,
+            "rejected": {"requests": self.rejected, "of": self.requests},
+            "replays": self.replays, "wall_s": self.wall_s, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def plan(
+    trace: Trace,
+    scenario: Scenario,
+    slo: Slo,
+    *,
+    kinds: Sequence[LoadKind] | None = None,
+    think_s: float | None = None,
+    replicas_for: float | None = None,
+    max_preemption_rate: float = MAX_PREEMPTION_RATE,
+    most_users: int | None = None,
+    most_requests: int = MOST_REQUESTS,
+    replicates: int = REPLICATES,
+    workload: Workload | None = resample,
+    costs: StepCosts | None = None,
+    draw_costs: bool = True,
+    explain: bool = True,
+    run: Executor | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
+
+    `replicas_for`: requests a second to tell the number of replicas for, by default the trace's own.
+    `most_users` ends a search for users: by default 4 times `max_num_seqs`, for more only wait.
+    `most_requests` bounds a replay: longer traces are cut, shorter ones played over. `workload` draws a
+    replicate's trace (None: the same each time); `costs` replaces the scenario's and is drawn from unless
+    `draw_costs` is False. `explain`: find the limit that binds. `run`: where replays run, by default here;
+    the answer does not depend on it. `progress` may raise to stop; `steps` tells its total.
+
+    Errors: BadInput for a trace, scenario or option that can't be used, or where nothing can be served.
+    """
+    started = time.perf_counter()
+    run = run or Serial()
+    if most_users is None:
+        most_users = min(_WAITING * scenario.max_num_seqs, MOST_USERS)
+    work = shortened(trace, max(most_requests, 1))
+    kinds, rate, notes = _kinds(work, kinds, think_s)
+    question = CapacityQuestion(
+        work, scenario, slo, rate or 1.0, think_s or 0.0, max_preemption_rate, most_users, most_requests,
+        scenario.seed, costs, draw_costs, workload,
+    )  # fmt: skip
+    _check(question, replicates, replicas_for)
+    rejected = _rejected(work, scenario)
+    fits = envelope(work, scenario, slo, costs=costs)
+    tell = _Counter(progress)
+    points = run.map(question.search, [_first_ask(kind, fits, most_users) for kind in kinds], tell)
+    tell.base = len(kinds)
+    spreads = _spreads(question, kinds, points, replicates, run, tell)
+    tell.base += (replicates + 1) * len(kinds)
+    answers = {}
+    for number, (kind, point, draws) in enumerate(zip(kinds, points, spreads, strict=True), 1):
+        answers[kind] = _answer(question, kind, point, draws, run if explain else None)
+        tell(number)
+    chosen = question.costs_of(None)
+    taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
+    said = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
+    return Plan(
+        trace.name, len(work), rejected, rate, scenario, chosen.name, slo, fits, answers, taken, said,
+        time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def steps(kinds: int, replicates: int) -> int:
+    """How many steps `progress` is told of at the end."""
+    return kinds * (replicates + 3)
+
+
+class _Counter:
+    """Counts over several maps."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.base = 0
+        self._progress = progress
+
+    def __call__(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(self.base + done)
+
+
+def _kinds(
+    trace: Trace, kinds: Sequence[LoadKind] | None, think_s: float | None
+) -> tuple[list[LoadKind], float | None, list[str]]:
+    """What to plan for, the trace's own rate, and what was left out because there is none."""
+    asked: list[LoadKind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
+    if kinds is None and think_s is not None:
+        asked.append("users")
+    try:
+        return asked, requests_per_s(trace), []
+    except BadInput as error:
+        if kinds is not None and "rate" in asked:
+            raise
+        return [kind for kind in asked if kind != "rate"], None, [f"no highest rate: {error}"]
+
+
+def _replicas(answer: Answer | None, rate: float | None, scenario: Scenario) -> Replicas | None:
+    if answer is None or answer.value is None or rate is None:
+        return None
+    return replicas(rate, answer.value, (answer.low, answer.high), scenario.tensor_parallel_size)
+
+
+def _check(question: CapacityQuestion, replicates: int, replicas_for: float | None) -> None:
+    """Errors: BadInput for what can't be planned with."""
+    if replicas_for is not None and not 0 < replicas_for < float("inf"):
+        raise BadInput(f"the rate to tell replicas for is {replicas_for}; it must be above 0")
+    if 0 < replicates < LEAST_REPLICATES:
+        raise BadInput(f"replicates is {replicates}: an interval needs {LEAST_REPLICATES}; 0 makes none")
+    for name, value in (("think time", question.think_s), ("rate", question.max_preemption_rate)):
+        if not 0 <= value < float("inf"):
+            raise BadInput(f"the {name} is {value}; it must be at least 0")
+    for name, count in (("users", question.most_users), ("requests", question.most_requests)):
+        if count < 1:
+            raise BadInput(f"the most {name} is {count}; it must be at least 1")
+    question.scenario.limits()
+
+
+def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
+    """Where to begin: with users at the static envelope, with rates at the trace's own."""
+    if kind == "rate":  # twice as much, or half; long loads settle the rest
+        return Ask(kind, start=0, step=70, resolution=_NEAR, verify=False)
+    start = min(max(fits.concurrency, 1), most_users)
+    return Ask(kind, start=start, step=max(start // 4, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """What follows a search by short loads: the same of draws, and for a rate one by long loads."""
+
+    lasting: Searched | None
+    draws: tuple[Searched, ...]
+
+
+def _spreads(
+    question: CapacityQuestion, kinds: Sequence[LoadKind], points: Sequence[Searched], count: int,
+    run: Executor, progress: Progress,
+) -> list[_Spread]:  # fmt: skip
+    """The searches of each kind that begin at the forecast's answer."""
+    asks: list[Ask] = []
+    for kind, point in zip(kinds, points, strict=True):
+        start = point.found.value
+        if start is None or point.found.at_limit:
+            continue
+        if kind == "rate":  # the longest first
+            asks.insert(0, Ask(kind, start=start, resolution=_NEAR, lasts=True))
+        step, resolution = (4, 2) if kind == "rate" else (max(start // 25, 1), max(start // 50, 1))
+        asks += [Ask(kind, draw, start, step, resolution, verify=False) for draw in range(count)]
+    pairs = list(zip(asks, run.map(question.search, asks, progress) if asks else [], strict=True))
+    return [
+        _Spread(
+            next((searched for ask, searched in pairs if ask.lasts and ask.kind == kind), None),
+            tuple(searched for ask, searched in pairs if not ask.lasts and ask.kind == kind),
+        )
+        for kind in kinds
+    ]
+
+
+def _answer(
+    question: CapacityQuestion, kind: LoadKind, point: Searched, spread: _Spread, run: Executor | None
+) -> Answer:
+    sure, draws = spread.lasting or point, spread.draws
+    searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
+    found, unit = sure.found, question.rate if kind == "rate" else 1.0
+    tried = point.tried if spread.lasting is None else _agreeing(point, sure)
+    replays = sum(search.found.tried for search in searches)
+    if found.value is None or point.found.value is None:
+        return Answer(kind, None, None, None, False, None, sure.beyond, None, replays, tried)
+    value = unit * amount(kind, found.value)
+    low = high = None
+    if draws:  # against the short loads' answer, which errs as theirs do
+        times = value / amount(kind, point.found.value)
+        values = [times * _amount(kind, draw.found.value) for draw in draws]
+        doubtful = [unit * amount(kind, step) for step in found.doubtful or ()]
+        low, high = interval(values, value, doubtful)
+    bound = None
+    if run is not None and sure.beyond is not None:
+        load = beyond(Load(kind, amount(kind, found.value), question.think_s), 2 * question.most_users)
+        bound = binding(question, load, [term.text for term in sure.beyond.broken], run)
+        replays += len(bound.helped) + 1
+    return Answer(
+        kind, value, low, high, found.at_limit, sure.at, sure.beyond, bound, replays, tried, len(draws)
+    )
+
+
+def _agreeing(short: Searched, long: Searched) -> tuple[LoadTrial, ...]:
+    """All long loads, and the short ones that hold up to the answer: beyond it they hide what breaks."""
+    most = long.at.amount if long.at is not None else 0.0
+    known = {outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most}
+    known |= {outcome.amount: outcome for outcome in long.tried}
+    return tuple(known[amount] for amount in sorted(known))
+
+
+def _amount(kind: LoadKind, step: int | None) -> float:
+    return 0.0 if step is None else amount(kind, step)
+
+
+def _rejected(trace: Trace, scenario: Scenario) -> int:
+    """How many requests are never let in. Errors: BadInput where all are."""
+    limits = scenario.limits(blocks_per_block(trace, scenario))
+    prompt, output = trace.integers("input_tokens").tolist(), trace.integers("output_tokens").tolist()
+    reasons = [why for why in map(limits.refusal, prompt, output) if why]
+    if len(reasons) == len(trace):
+        raise BadInput(
+            f"{trace.name}: none of its {len(trace):,} requests can be served (the first: {reasons[0]}); "
+            "raise max_model_len, or leave more memory for KV"
+        )
+    return len(reasons)
+
+
+def _notes(
+    trace: Trace, work: Trace, question: CapacityQuestion, answers: dict[LoadKind, Answer], replicates: int
+) -> list[str]:
+    said = [*trace.notes]
+    if len(work) < len(trace):
+        said.append(f"planned with the first {len(work):,} of {len(trace):,} requests, whole sessions")
+    rate = answers.get("rate")
+    if rate is not None and rate.at is not None:
+        said.append(
+            f"the highest request rate holds while {len(work):,} requests come again and again, "
+            f"{rate.at.requests:,} after a warm-up, and what is in the server settles: at most {GROWTH:.0%} "
+            "more in the last third of that load than in the second"
+        )
+    if replicates:
+        drawn = "costs and noise" if question.draw_costs else "noise"
+        drawn += " and the workload" if question.workload is not None else ""
+        said.append(
+            f"intervals are 90%, of {replicates} searches with {drawn} drawn again: from so few, their width "
+            f"may be off by a factor of {width_error(replicates):.2g}; --replicates 20 tells it better"
+        )
+    return said
+
+
+def said(term: Judged) -> str:
+    """A term's value as people read it: `ttft_p99 is 1.9 s`."""
+    name = "goodput" if term.text.startswith("goodput") else re.split("[<>]", term.text)[0]
+    if term.value is None:
+        return f"no request has a {name}"
+    if name == "kept_up":
+        return f"{term.value:.1%} of what was offered ended"
+    if name == "backlog_growth":
+        return f"{term.value:.0%} more in the server in the last third of a long load than in its second"
+    if name == "preemptions":
+        return f"{term.value:.2g} preemptions a request"
+    if name == "goodput":
+        return f"goodput is {term.value:.4g}"
+    return f"{name} is {seconds(term.value)}"
+
+
+def shown(kind: LoadKind, value: float) -> str:
+    """An amount of load as people read it."""
+    if kind == "rate":
+        return f"{value:.3g} requests/s"
+    return f"{value:,.0f} user" + ("s" if value != 1 else "")
+
+
+def _outcome(outcome: LoadTrial | None) -> dict[str, Any] | None:
+    if outcome is None:
+        return None
+    return {
+        "amount": outcome.amount, "holds": outcome.holds,
+        "terms": [term._asdict() for term in outcome.terms], "preemption_rate": outcome.preemption_rate,
+        "requests_per_s": outcome.requests_per_s, "output_tokens_per_s": outcome.output_tokens_per_s,
+        "requests": outcome.requests, "rejected": outcome.rejected,
+    }  # fmt: skip

@@ -1,0 +1,189 @@
+"""Sentences for the notes that the simulator attaches to a forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pagecast.planner_app.wording.quantities import counted
+from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT
+from pagecast.sim.note import Note
+from pagecast.sim.replay.resample import GENERATOR, SESSIONS
+
+_NOT_AHEAD = (
+    "No run with asynchronous scheduling was fitted, or too short a run: forecasts with asynchronous "
+    "scheduling are too slow. Add such a run to the calibration (another --from-run), or turn "
+    "async_scheduling off."
+)
+
+
+def sentence(note: str) -> str:
+    """One or more sentences for a note; text that is no `Note`, such as that of a trace reader, stays."""
+    return _SENTENCES[note.code](note.figures) if isinstance(note, Note) else note
+
+
+def sentences(notes: Iterable[str]) -> tuple[str, ...]:
+    """A text per note."""
+    return tuple(map(sentence, notes))
+
+
+def _roofline(f: Mapping[str, Any]) -> str:
+    def between(name: str) -> str:
+        low, high = f[name]
+        return f"{low:{'+' if low else ''}d} to {high:+d}%"
+
+    parts = []
+    if f["misfits"] is not None:
+        reasons = "; ".join(f"{name} is {reason}" for name, reason in f["misfits"]) or "there is none"
+        parts.append(f"No shipped calibration fits ({reasons}).")
+        if f["transferable"]:
+            parts.append("--transfer-costs would transfer the nearest one.")
+    parts.append(
+        "Roofline costs come from published rates, not from measurements of this set-up. On recorded runs of "
+        f"Qwen3-8B (vLLM 0.24, one H200) the error was {between('decode_steps_percent')} in the time of "
+        f"decode steps, {between('prompt_steps_percent')} in the time of steps with prompts, "
+        f"{between('tpot_percent')} in mean TPOT, {between('e2e_percent')} in mean E2E and "
+        f"{between('ttft_percent')} in mean TTFT, but up to {f['saturated_ttft_percent']:+d}% in mean TTFT "
+        "near saturation or when KV blocks run short."
+    )
+    if (mixture := f["mixture"]) is None:
+        parts.append(f"Other models and GPUs were not checked: allow {f['unchecked_percent']}%.")
+    else:
+        parts.append(
+            "Mixtures of experts come out far too fast: on the one recorded run (Qwen3-30B-A3B, vLLM 0.24, "
+            f"one H200) the error was {mixture['tpot_percent']:+d}% in mean TPOT and "
+            f"{mixture['ttft_percent']:+d}% in mean TTFT. Others were not checked: calibrate before you rely "
+            "on these figures."
+        )
+    if f["windows"]:
+        parts.append(
+            "Layers with a sliding window are charged for the mean context of the decode batch: too much "
+            "where some contexts are shorter than the window and others are longer."
+        )
+    return " ".join(parts)
+
+
+def _calibrated(f: Mapping[str, Any]) -> str:
+    steps = "an unknown number of" if f["steps"] is None else f"{f['steps']:,}"
+    parts = [
+        f"Step costs fitted to {steps} steps of {f['engine']} {f['engine_version']} with {f['model']} on "
+        f"{f['gpu']}."
+    ]
+    titles = {RECORDING: "a recording", SEGMENT: "a segment of the sweep"}
+    for part, (total, median) in f["left_out"].items():
+        parts.append(
+            f"For {titles[part]} that was left out of the fit, total step time was off by up to {total:.1f}% "
+            f"and the median step by up to {median:.1f}%."
+        )
+    if not f["left_out"]:
+        parts.append("No run was left out of the fit, so the error on other runs is unknown.")
+    return " ".join((*parts, *_shared(f)))
+
+
+def _transferred(f: Mapping[str, Any]) -> str:
+    parts = [
+        f"Step costs transferred from {f['origin']} to {f['model']} on {f['gpu']}: expect errors of about "
+        f"{f['step_percent']:.0f}% in step time. One transfer was measured, from Qwen3-8B to Qwen3-0.6B on "
+        f"one H200: mean TPOT was {f['measured_tpot_percent']}% and mean TTFT {f['measured_ttft_percent']}% "
+        "too long."
+    ]
+    if f["windows"]:
+        parts.append(
+            "Layers with a sliding window are charged for the whole context: too much for contexts longer "
+            "than the window."
+        )
+    return " ".join((*parts, *_shared(f)))
+
+
+def _shared(f: Mapping[str, Any]) -> list[str]:
+    """What holds for all fitted costs."""
+    percent = f["saturation_ttft_percent"]
+    parts = [f"Near saturation, a change of 1% in step time can change TTFT by {percent}%."]
+    return [*parts, _NOT_AHEAD] if f["not_ahead"] else parts
+
+
+def _outside_fit(f: Mapping[str, Any]) -> str:
+    titles: dict[str, Callable[..., str]] = {
+        "tokens": lambda most, fitted: f"steps of up to {most:,} tokens (fitted: {fitted:,})",
+        "requests": lambda most, fitted: f"{most:,} requests in a step (fitted: {fitted:,})",
+        "context": lambda most, decode, prompt: (
+            f"contexts of up to {most:,} tokens (fitted: {decode:,} in decode, {prompt:,} in prompts)"
+        ),
+        "block_size": lambda size, fitted: f"a block size of {size:,} (fitted: {fitted:,})",
+    }
+    left = ", ".join(titles[name](*figures) for name, figures in f.items())
+    return f"Outside the range that the step costs were fitted to, so their error is unknown: {left}."
+
+
+def _in_sample(f: Mapping[str, Any]) -> str:
+    part = "" if f["part"] == 1 else f"the first {100 * f['part']:.0f}% of "
+    return (
+        f"{f['calibration']} was fitted to {part}this run ({f['run']}): the comparison checks the fit, not "
+        "the forecast. Use another run to judge the forecast."
+    )
+
+
+def _other_engine(f: Mapping[str, Any]) -> str:
+    return f"The step costs were fitted to {f['fitted']}, but this run is from {f['recorded']}."
+
+
+def _few_draws(f: Mapping[str, Any]) -> str:
+    draws = counted(f["draws"], "draw")
+    return f"Intervals from {draws} are rough: a 90% interval takes at least {f['enough']} draws."
+
+
+def _workload_redrawn(f: Mapping[str, Any]) -> str:
+    begin = "The intervals include the uncertainty of the workload: each replicate"
+    if f["source"] == GENERATOR:
+        return f"{begin} serves a trace from the same generator with another seed."
+    units = "sessions" if f["source"] == SESSIONS else "time windows"
+    lost = f"{begin} draws {units} of the trace at random. Prefix reuse between {units} is partly lost"
+    if f["reused"] is None or f["reused_in_draws"] is None:
+        return f"{lost}."
+    return (
+        f"{lost}: {f['reused']:.1%} of eligible prompt tokens are reused in the trace, "
+        f"{f['reused_in_draws']:.1%} in the median replicate."
+    )
+
+
+def _beyond_model_length(f: Mapping[str, Any]) -> str:
+    return (
+        f"The longest request has {f['longest_tokens']:,} tokens, but {f['model']} was made for "
+        f"{f['model_tokens']:,}. An engine rejects longer requests by default; --max-model-len "
+        f"{f['model_tokens']} rejects them here."
+    )
+
+
+def _sliding_windows(f: Mapping[str, Any]) -> str:
+    return (
+        f"{f['model']} has layers with sliding windows: each block of a sequence counts as "
+        f"{f['blocks_per_block']:.2f} blocks of the engine, the mean over the lengths in this trace."
+    )
+
+
+def _blocks_given(f: Mapping[str, Any]) -> str:
+    verb = "is" if len(f["unused"]) == 1 else "are"
+    return f"num_gpu_blocks is set to {f['blocks']:,}, so {' and '.join(f['unused'])} {verb} not used."
+
+
+def _blocks_beyond_memory(f: Mapping[str, Any]) -> str:
+    return (
+        f"{f['gpus']} x {f['gpu']} has room for about {f['most_blocks']:,} blocks beside the weights of "
+        f"{f['model']}, fewer than the {f['blocks']:,} given."
+    )
+
+
+_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "roofline_costs": _roofline,
+    "calibrated_costs": _calibrated,
+    "transferred_costs": _transferred,
+    "outside_fit": _outside_fit,
+    "in_sample": _in_sample,
+    "other_engine": _other_engine,
+    "few_draws": _few_draws,
+    "workload_redrawn": _workload_redrawn,
+    "beyond_model_length": _beyond_model_length,
+    "sliding_windows": _sliding_windows,
+    "blocks_given": _blocks_given,
+    "blocks_beyond_memory": _blocks_beyond_memory,
+}

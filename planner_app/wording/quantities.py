@@ -1,0 +1,34 @@
+"""Quantities as people read them: counts, durations and sizes in bytes."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 request`, `2,000 requests`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`, `4h20m`."""
+    if value is None:
+        return "-"
+    if value < 0.9995e-3:
+        return f"{value * 1e6:.0f} us" if value else "0"
+    if value < 0.9995:
+        return f"{value * 1e3:.3g} ms" if value < 0.0995 else f"{value * 1e3:.0f} ms"
+    if value < 120:
+        return f"{value:.3g} s" if value < 99.5 else f"{value:.0f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = round(value / 60)
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def size(value: float) -> str:
+    """Bytes as people read them: `288 MiB`, `109 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

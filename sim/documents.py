@@ -1,0 +1,89 @@
+"""Reading of small documents from outside (JSON, and the text behind YAML) within bounds.
+
+A document has a greatest size, a greatest depth of nesting, and is read from whatever the path names: a file,
+a pipe, a device without an end. Whatever is wrong with it is one line of `BadInput`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+from pathlib import Path
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+
+MIB = 1 << 20
+MOST_DEPTH = 32
+_SILENCE_S = 10.0
+
+
+def read_text(path: str | Path, most_bytes: int, remedy: str) -> str:
+    """The document's text. `remedy` ends every error: what to give instead.
+
+    Errors: BadInput for a path that can't be read, more than `most_bytes`, a pipe that stays silent, and
+    text that is not UTF-8.
+    """
+    try:
+        with os.fdopen(_open(path), "rb") as stream:
+            _await(path, stream.fileno(), remedy)
+            data = stream.read(most_bytes + 1)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; {remedy}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read ({error.strerror or error}); {remedy}") from None
+    except ValueError:  # a zero byte in the path
+        raise BadInput(f"{path}: can't be the name of a file; {remedy}") from None
+    if len(data) > most_bytes:
+        raise BadInput(f"{path}: larger than {most_bytes // MIB} MiB; {remedy}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not UTF-8 at byte {error.start}; {remedy}") from None
+
+
+def read_json(path: str | Path, most_bytes: int, remedy: str) -> Any:
+    """The document as plain values. Errors: BadInput as of `read_text`, with the line of what is no JSON."""
+    text = read_text(path, most_bytes, remedy)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}:{error.lineno}: not valid JSON ({error.msg}); {remedy}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: nested too deeply, beyond {MOST_DEPTH} levels; {remedy}") from None
+    except ValueError:  # Python's limit on the digits of an integer
+        raise BadInput(f"{path}: not valid JSON (an integer of thousands of digits); {remedy}") from None
+    if _deeper(value, MOST_DEPTH):
+        raise BadInput(f"{path}: nested too deeply, beyond {MOST_DEPTH} levels; {remedy}")
+    return value
+
+
+def _open(path: str | Path) -> int:
+    # Without blocking, for a pipe that nobody writes to would keep `open` for ever.
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+
+
+def _await(path: str | Path, handle: int, remedy: str) -> None:
+    """Waits a while for the first byte of a pipe. Errors: BadInput where none comes."""
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stat.S_ISCHR(kind):
+        ready, _, _ = select.select([handle], [], [], _SILENCE_S)
+        if not ready:
+            raise BadInput(f"{path}: nothing has been written to it for {_SILENCE_S:.0f} s; {remedy}")
+        os.set_blocking(handle, True)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested deeper; level by level, for recursion has a limit of its own."""
+    row = [value]
+    for _ in range(levels):
+        row = [child for item in row if isinstance(item, dict | list) for child in _children(item)]
+        if not row:
+            return False
+    return any(isinstance(item, dict | list) for item in row)
+
+
+def _children(item: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(item.values()) if isinstance(item, dict) else item

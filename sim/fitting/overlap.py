@@ -1,0 +1,61 @@
+"""What changes when steps are planned ahead: the host's part of a step disappears behind the device.
+
+So does launching the kernels of a step with prompts; but a device that never rests runs its matrix work at
+lower clocks. This is for engines whose asynchronous steps don't tell what the device takes for each: where
+they do, they are fitted with the others (`ahead`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.costs.calibration.file import FITTED, MEASURED, Host
+from pagecast.sim.costs.calibration.shape import TileShape
+from pagecast.sim.fitting.features import StepTable
+from pagecast.sim.fitting.fit import Fit
+from scipy.optimize import nnls
+
+Floats = npt.NDArray[np.float64]
+
+_WINDOW = 64  # steps summed, since a step planned ahead gives its time to its neighbours
+_OUTLIER = 0.02
+
+
+def measured_host(tables: list[StepTable]) -> Host:
+    """The host's share as synchronous runs show it: scheduling, and from a step's end to the next start."""
+    quiet = [table.take(np.flatnonzero(table.arrivals == 0)) for table in tables]
+    host = np.concatenate([table.sched_ns + np.maximum(table.gap_ns, 0.0) for table in quiet])
+    rows = np.concatenate([table.n + table.chunks for table in quiet])
+    if not len(host):
+        return Host(0.0, 0.0, 0.0, 0.0, MEASURED)
+    found = _robust(np.stack([np.ones(len(host)), rows], axis=1), host, np.maximum(host, 1e3))
+    return Host(float(found[0]), float(found[1]), 0.0, 0.0, MEASURED)
+
+
+def fitted_host(tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
+    """What asynchronous runs save against `found`, the costs of synchronous ones, over windows of steps."""
+    parts: list[Floats] = []
+    for table in tables:
+        window = np.arange(len(table)) // _WINDOW
+        arriving = found.terms.get("arrival", 0.0) * table.arrivals
+        arriving = arriving + found.terms.get("arriving_token", 0.0) * table.arrived_tokens
+        expected = found.predict(table, shape) - arriving
+        mixed = table.mixed.astype(np.float64)
+        columns = (np.ones(len(table)), table.n + table.chunks, mixed, -expected * mixed)
+        sums = (*columns, expected - table.ns, expected)
+        parts.append(np.stack([np.bincount(window, weights=column) for column in sums], axis=1))
+    flat = np.concatenate(parts)
+    best = _robust(flat[:, :4], flat[:, 4], flat[:, 5] * _OUTLIER)
+    return Host(float(best[0]), float(best[1]), float(best[2]), float(best[3]), FITTED)
+
+
+def _robust(matrix: Floats, target: Floats, scale: Floats) -> Floats:
+    """Non-negative least squares, rows weighted by 1 / `scale` and less the further they stray."""
+    weight = np.ones(len(target))
+    solution = np.zeros(matrix.shape[1])
+    for _ in range(8):
+        row = weight / scale
+        solution, _ = nnls(matrix * row[:, None], target * row)
+        stray = np.abs(matrix @ solution - target) / scale
+        weight = np.sqrt(np.minimum(1.0, 1.0 / np.maximum(stray, 1e-9)))
+    return np.asarray(solution, np.float64)

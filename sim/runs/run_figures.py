@@ -1,0 +1,107 @@
+"""What a run amounted to, measured or simulated, in the same figures, to be set side by side.
+
+Times of a request count from its arrival: queue until its first step is planned, TTFT until its first
+token, E2E until its last. TPOT is (last - first token) / (output tokens - 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay.metrics import statistics
+from pagecast.sim.replay.simulation import Result
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import DecisionReplay
+
+Floats = npt.NDArray[np.float64]
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+SCALARS = ("makespan_s", "output_tokens_per_s", "steps", "preemptions", "reused_prefix_tokens")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """How many requests ran and waited from each time on (seconds), as long as steps were kept."""
+
+    time_s: Floats
+    running: Floats
+    waiting: Floats
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """Latencies in seconds, one a request that has them (in no order that matters), totals, and load."""
+
+    latencies: dict[str, Floats]
+    scalars: dict[str, float]
+    timeline: Timeline
+
+    def figures(self) -> dict[str, float]:
+        """All figures by name: `ttft_s.p90`, `makespan_s` and so on; NaN where there is none."""
+        found: dict[str, float] = {}
+        for name in LATENCIES:
+            for key, value in statistics(self.latencies[name]).items():
+                if key in STATISTICS:
+                    found[f"{name}.{key}"] = float("nan") if value is None else value
+        return found | self.scalars
+
+
+def measured(run: RecordedRun) -> RunFigures:
+    """A recorded run's figures. Admissions and preemptions, which it does not log, are those of the core
+    on the run's own clock. Errors: BadInput for a run without requests."""
+    if not len(run.requests):
+        raise BadInput(f"{run.folder}: has no requests.csv.gz: a run of steady shapes can't be replayed")
+    table = run.requests
+    arrival, first, last, tokens = (
+        table[name].to_numpy(np.float64) for name in ("arrival_s", "first_token_s", "finish_s", "tokens_out")
+    )
+    replay = DecisionReplay(run)
+    for number in range(len(run.steps)):
+        replay.step(number)
+    replay.finish()
+    served = [request for request in replay.requests if request is not None]
+    admitted = np.array([request.admitted_ns for request in served], np.float64)
+    queue = np.where(admitted >= 0, admitted / 1e9 - arrival[[request.index for request in served]], np.nan)
+    done = np.isfinite(last)
+    makespan = float(np.nanmax(last) - arrival.min())
+    tpot = np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan)
+    return RunFigures(
+        latencies={
+            "ttft_s": _known(first - arrival), "tpot_s": _known(tpot), "e2e_s": _known(last - arrival),
+            "queue_s": _known(queue),
+        },
+        scalars={
+            "makespan_s": makespan,
+            "output_tokens_per_s": float(tokens[done].sum()) / makespan,
+            "steps": float(len(run.steps)),
+            "preemptions": float(replay.scheduler.preemptions),
+            "reused_prefix_tokens": float(table["cached_tokens"].sum()),
+        },
+        timeline=_timeline(run.steps.start_ns, run.steps.running, run.steps.waiting),
+    )  # fmt: skip
+
+
+def simulated(result: Result) -> RunFigures:
+    """A replay's figures."""
+    table, summary = result.requests, result.summary
+    latencies = {name: _known(table[name].to_numpy(np.float64)) for name in ("ttft_s", "tpot_s", "e2e_s")}
+    queue = table["admitted_s"].to_numpy(np.float64) - table["arrival_s"].to_numpy(np.float64)
+    steps = result.steps
+    return RunFigures(
+        {**latencies, "queue_s": _known(queue)},
+        {name: float(summary[name]) for name in SCALARS},
+        _timeline(*(steps[name].to_numpy() for name in ("start_ns", "running", "waiting"))),
+    )
+
+
+def _timeline(start_ns: npt.NDArray[np.int64], running: Any, waiting: Any) -> Timeline:
+    return Timeline(start_ns / 1e9, np.asarray(running, np.float64), np.asarray(waiting, np.float64))
+
+
+def _known(values: Floats) -> Floats:
+    return np.asarray(values[np.isfinite(values)], np.float64)

@@ -1,0 +1,68 @@
+"""Notes and their sentences."""
+
+import json
+import pickle
+
+import pytest
+from pagecast.planner_app.cli import run as pagecast
+from pagecast.planner_app.wording.note_sentences import sentence, sentences
+from pagecast.sim.note import Note
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+FIGURES = {
+    "in_sample": {"calibration": "a", "run": "r", "part": 0.5},
+    "other_engine": {"fitted": "vllm", "recorded": "pagecast"},
+    "few_draws": {"draws": 3, "enough": 20},
+    "beyond_model_length": {"model": "m", "longest_tokens": 50_000, "model_tokens": 40_960},
+    "sliding_windows": {"model": "m", "blocks_per_block": 1.5},
+    "blocks_given": {"blocks": 99, "unused": ("kv_tokens",)},
+    "blocks_beyond_memory": {"blocks": 99, "most_blocks": 9, "gpus": 1, "gpu": "g", "model": "m"},
+    "outside_fit": {"tokens": (9000, 8192), "context": (20_000, 16_000, 64_000)},
+}
+
+
+def test_a_note_reads_as_code_and_figures_and_survives_copies():
+    note = Note("few_draws", draws=3, enough=20)
+    assert note == "few_draws: draws=3, enough=20"
+    again = pickle.loads(pickle.dumps(note))
+    assert (again, again.code, again.figures) == (note, note.code, note.figures)
+    assert json.loads(json.dumps(note)) == str(note)
+
+
+@pytest.mark.parametrize(("code", "figures"), FIGURES.items())
+def test_a_note_becomes_sentences(code, figures):
+    text = sentence(Note(code, **figures))
+    assert text.endswith(".")
+    assert text[0].isupper() or text.startswith(("num_gpu_blocks", "1 x", "a was", "m has"))
+    assert "None" not in text
+
+
+def test_text_that_is_no_note_stays():
+    assert sentences(("columns are ignored", Note("few_draws", draws=1, enough=20))) == (
+        "columns are ignored",
+        "Intervals from 1 draw are rough: a 90% interval takes at least 20 draws.",
+    )
+
+
+def test_a_redrawn_workload_tells_how_much_reuse_is_lost():
+    note = Note("workload_redrawn", source="sessions", reused=0.5, reused_in_draws=0.3)
+    assert sentence(note).endswith(
+        "50.0% of eligible prompt tokens are reused in the trace, 30.0% in the median replicate."
+    )
+    assert "another seed" in sentence(Note("workload_redrawn", source="generator"))
+
+
+def test_roofline_costs_name_their_errors():
+    text = sentence(replay(read("chat", limit=5), Scenario(gpu="L40S")).notes[0])
+    assert text.startswith("No shipped calibration fits (")
+    assert "-2 to +5% in the time of decode steps, 0 to +9% in the time of steps with prompts" in text
+    assert "allow 25%" in text
+
+
+def test_the_summary_that_a_replay_leaves_is_the_one_that_it_prints(tmp_path, capsys):
+    assert pagecast(["replay", "chat", "--limit", "5", "--out", str(tmp_path / "run"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == printed
+    assert printed["expected_error"].startswith("Step costs fitted to 5,146 steps of vllm")
