@@ -7,7 +7,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import bound_numbers
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import PagecastError
 from typer.core import TyperGroup
@@ -50,6 +49,8 @@ class _Lazy(TyperGroup):
 
 def load(name: str) -> Any:
     """The click command called `name`."""
+    from pagecast.planner_app.commands.bounds import bound_numbers
+
     place = COMMANDS[name]
     target = getattr(import_module(f"pagecast.planner_app.commands.{place.module}"), place.attribute)
     if not isinstance(target, typer.Typer):

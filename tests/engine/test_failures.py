@@ -51,10 +51,10 @@ def test_a_step_out_of_memory_ends_its_requests_and_leaves_no_trace(
     engine = engine_of(model_of("qwen2").folder, pipeline_depth=depth, max_num_seqs=2)
     launch = engine.loop.runner.launch
 
-    def failing(plan: Any) -> Any:
+    def failing(plan: Any, memory: Any) -> Any:
         if plan.step == 2:
             raise torch.OutOfMemoryError("no room")
-        return launch(plan)
+        return launch(plan, memory)
 
     monkeypatch.setattr(engine.loop.runner, "launch", failing)
     completions = engine.generate(PROMPTS, SHORT)
