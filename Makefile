@@ -69,4 +69,4 @@ format: $(VENV)/.dev
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache
-	rm -f sim/core/*.so sim/costs/*.so
+	find sim -name "*.so" -delete
