@@ -16,7 +16,7 @@ help:
 	@echo "make test       lint, types, import contracts and all tests"
 	@echo "make test-slow  the long runs as well"
 	@echo "make bench      the benchmarks, beside every peer that is installed"
-	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make lint       ruff (format and rules), mypy, import-linter"
 	@echo "make compile    the core as a C extension (mypyc; needs a C compiler): replays run twice as fast"
 	@echo "make clean      removes what was built, the compiled core included"
 
@@ -45,6 +45,7 @@ demo: $(VENV)/.base
 	@$(BIN)/pagecast replay traces/samples/chat.jsonl.gz --model Qwen/Qwen3-8B --gpu H200
 
 lint: $(VENV)/.dev $(TREE)/__init__.py
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	MYPYPATH=build/tree $(BIN)/mypy -p pagecast
 	PYTHONPATH=build/tree $(BIN)/lint-imports
@@ -66,6 +67,7 @@ compile: $(VENV)/.base $(TREE)/__init__.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache

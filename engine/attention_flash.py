@@ -48,16 +48,29 @@ class FlashBackend:
         parts = []
         if n:
             out = flash_attn_with_kvcache(
-                q[:n, None], keys, values, cache_seqlens=pages.decode_lens, block_table=pages.decode_table,
-                causal=True, window_size=span,
-            )  # fmt: skip
+                q[:n, None],
+                keys,
+                values,
+                cache_seqlens=pages.decode_lens,
+                block_table=pages.decode_table,
+                causal=True,
+                window_size=span,
+            )
             parts.append(out[:, 0])
         if pages.extra is not None:
             queries, lens, rows = pages.extra.view(3, -1)
             out = flash_attn_varlen_func(
-                q[n:], keys, values, queries, lens, max(pages.prompts.tokens), max(pages.prompts.lens),
-                causal=True, window_size=span, block_table=pages.tables[rows[:-1]],
-            )  # fmt: skip
+                q[n:],
+                keys,
+                values,
+                queries,
+                lens,
+                max(pages.prompts.tokens),
+                max(pages.prompts.lens),
+                causal=True,
+                window_size=span,
+                block_table=pages.tables[rows[:-1]],
+            )
             parts.append(out)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

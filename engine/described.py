@@ -68,12 +68,18 @@ def model_config(facts: ModelFacts) -> dict[str, Any]:
     """A model's sizes in the words of its `config.json`."""
     a = facts.attention
     return {
-        "model_type": facts.model_type, "hidden_size": facts.hidden, "num_hidden_layers": facts.layers,
-        "num_attention_heads": a.heads, "num_key_value_heads": a.kv_heads, "head_dim": a.head_dim,
-        "intermediate_size": facts.intermediate, "vocab_size": facts.vocab,
-        "max_position_embeddings": facts.max_position, "tie_word_embeddings": facts.tied,
+        "model_type": facts.model_type,
+        "hidden_size": facts.hidden,
+        "num_hidden_layers": facts.layers,
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "intermediate_size": facts.intermediate,
+        "vocab_size": facts.vocab,
+        "max_position_embeddings": facts.max_position,
+        "tie_word_embeddings": facts.tied,
         "dtype": _DTYPES.get(facts.dtype, facts.dtype),
-    }  # fmt: skip
+    }
 
 
 def gpu_id(device: torch.device) -> str | None:

@@ -1,8 +1,8 @@
 """The engine as people use it: give it a model and prompts, get texts.
 
-    with Engine("models/Qwen3-0.6B") as engine:
-        for completion in engine.generate(["Hello"], SamplingParams(max_tokens=32)):
-            print(completion.outputs[0].text)
+with Engine("models/Qwen3-0.6B") as engine:
+    for completion in engine.generate(["Hello"], SamplingParams(max_tokens=32)):
+        print(completion.outputs[0].text)
 """
 
 from __future__ import annotations

@@ -82,18 +82,29 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """`ops.silu_mul` for dense [tokens, 2 * width]."""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    launch = _launch(
-        _silu_mul, gate_up, (gate_up.dtype, width), {"WIDTH": width, "BLOCK": _MUL_BLOCK}, 4
-    )
+    launch = _launch(_silu_mul, gate_up, (gate_up.dtype, width), {"WIDTH": width, "BLOCK": _MUL_BLOCK}, 4)
     launch(tokens * -(-width // _MUL_BLOCK), (gate_up, out))
     return out
 
 
 @triton.jit(do_not_specialize=["columns"])
 def _place(
-    rows, ids, positions, newest, tables, angles, new_ids, turns, slots, lens, columns,
-    BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, DIM_POW2: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
+    rows,
+    ids,
+    positions,
+    newest,
+    tables,
+    angles,
+    new_ids,
+    turns,
+    slots,
+    lens,
+    columns,
+    BLOCK_SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
     after_predecessor(OVERLAP)
     i = tl.program_id(0).to(tl.int64)
     row = tl.maximum(tl.load(rows + i), 0).to(tl.int64)

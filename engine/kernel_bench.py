@@ -311,8 +311,17 @@ def decode(peer: Peer | None) -> Iterator[KernelTime]:
 
 def models(peer: Peer | None) -> Iterator[KernelTime]:
     """Decode and prefill of other head shapes, page 16."""
-    for model in (Heads(16, 8), Heads(28, 4), Heads(32, 32), Heads(64, 8), Heads(32, 8, 64), Heads(32, 8, 96),
-                  Heads(32, 8, 80), Heads(16, 8, 256), Heads(32, 8, 128, FP8)):  # fmt: skip
+    for model in (
+        Heads(16, 8),
+        Heads(28, 4),
+        Heads(32, 32),
+        Heads(64, 8),
+        Heads(32, 8, 64),
+        Heads(32, 8, 96),
+        Heads(32, 8, 80),
+        Heads(16, 8, 256),
+        Heads(32, 8, 128, FP8),
+    ):
         name = (
             f"{model.heads}/{model.kv_heads} heads, D {model.dim}{', fp8' if model.kv_dtype == FP8 else ''}"
         )

@@ -36,10 +36,16 @@ class Recording:
         """See `loop.Log`."""
         self._rows.append(
             (
-                start_ns, planned_ns - start_ns, plan.decode_n, plan.decode_ctx, plan.decode_max,
-                plan.running, plan.waiting, plan.used_blocks,
+                start_ns,
+                planned_ns - start_ns,
+                plan.decode_n,
+                plan.decode_ctx,
+                plan.decode_max,
+                plan.running,
+                plan.waiting,
+                plan.used_blocks,
             )
-        )  # fmt: skip
+        )
         self._prefill.append(plan.prefill)
 
     def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:

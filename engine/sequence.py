@@ -23,9 +23,22 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks_sent", "done", "finish_reason", "forced", "ids", "keyed", "length", "listener", "params",
-        "preemptions", "reason", "request", "row", "seed", "stops",
-    )  # fmt: skip
+        "blocks_sent",
+        "done",
+        "finish_reason",
+        "forced",
+        "ids",
+        "keyed",
+        "length",
+        "listener",
+        "params",
+        "preemptions",
+        "reason",
+        "request",
+        "row",
+        "seed",
+        "stops",
+    )
 
     def __init__(
         self,

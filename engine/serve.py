@@ -78,9 +78,7 @@ class TraceServer:
             loop.log = None
             engine.on_end = None
         events = loop.scheduler.events or []
-        return recorded_run(
-            self.trace, recording, self._sequences, self._submitted_ns, events, self._meta()
-        )
+        return recorded_run(self.trace, recording, self._sequences, self._submitted_ns, events, self._meta())
 
     def _take_in(self) -> None:
         loop, arrivals = self.engine.loop, self._arrivals

@@ -81,9 +81,12 @@ class Script:
         """All of it."""
         lengths, outputs, after, gaps = (np.array(column) for column in zip(*self._rows, strict=True))
         columns = {
-            "arrival_s": np.where(after < 0, 0.0, np.nan), "input_tokens": lengths, "output_tokens": outputs,
-            "after": after, "gap_s": gaps,
-        }  # fmt: skip
+            "arrival_s": np.where(after < 0, 0.0, np.nan),
+            "input_tokens": lengths,
+            "output_tokens": outputs,
+            "after": after,
+            "gap_s": gaps,
+        }
         flat = np.array([span for prompt in self._prompts for span in prompt], np.int64).reshape(-1, 3)
         start = np.concatenate([[0], np.cumsum([len(prompt) for prompt in self._prompts])]).astype(np.int64)
         return Trace(

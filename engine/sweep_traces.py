@@ -49,9 +49,15 @@ class EngineCapacity:
         cache = limits.num_blocks * limits.block_size
         longest = min(limits.max_model_len or cache, cache)
         return cls(
-            limits.max_num_seqs, limits.max_num_batched_tokens, cache, longest, tuple(graphs),
-            tuple(prompt_graphs), limits.pipeline_depth, limits.block_size,
-        )  # fmt: skip
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            cache,
+            longest,
+            tuple(graphs),
+            tuple(prompt_graphs),
+            limits.pipeline_depth,
+            limits.block_size,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +325,10 @@ def _load(script: Script, space: EngineCapacity) -> None:
 
 
 _PARTS = {
-    "decode": _decode, "shared": _shared, "long": _long, "prompts": _prompts,
-    "mixed": _mixed, "load": _load,
-}  # fmt: skip
+    "decode": _decode,
+    "shared": _shared,
+    "long": _long,
+    "prompts": _prompts,
+    "mixed": _mixed,
+    "load": _load,
+}

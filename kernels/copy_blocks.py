@@ -74,8 +74,17 @@ def copy_blocks(source: Tensor, target: Tensor, pairs: Tensor, block_dim: int = 
     """
     if pairs.shape[0] == 0:
         return
-    key = (source.dtype, source.shape[:block_dim], source.shape[block_dim + 1 :], source.stride(),
-           target.stride(), source.device, target.device, pairs.dtype, block_dim)  # fmt: skip
+    key = (
+        source.dtype,
+        source.shape[:block_dim],
+        source.shape[block_dim + 1 :],
+        source.stride(),
+        target.stride(),
+        source.device,
+        target.device,
+        pairs.dtype,
+        block_dim,
+    )
     launch = _launches.get(key)
     if launch is None:
         launch = _launches[key] = _configure(source, target, pairs, block_dim)

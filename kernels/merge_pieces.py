@@ -37,10 +37,20 @@ def _piece(parts, sums, lanes, nth, number, STRIDE: tl.constexpr, DIM_POW2: tl.c
 
 @triton.jit
 def _merge(
-    parts, sums, plan, out,
-    OUT: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr, LANES: tl.constexpr, AT_ONCE: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
+    parts,
+    sums,
+    plan,
+    out,
+    OUT: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    LANES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
     """Each program takes some rows of every n-th tile that was cut."""
     after_predecessor(OVERLAP)
     BLOCKS: tl.constexpr = ROWS // LANES

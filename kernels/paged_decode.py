@@ -37,10 +37,19 @@ def _work_of(seq_lens, row, batch, TILE: tl.constexpr, WINDOW: tl.constexpr, STA
 
 @triton.jit(do_not_specialize=["batch"])
 def _share_work(
-    seq_lens, ends, first_row, batch,
-    KV_HEADS: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, START_COST: tl.constexpr,
-    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, SHARE: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
+    seq_lens,
+    ends,
+    first_row,
+    batch,
+    KV_HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    START_COST: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SHARE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
     """ends[1 + row]: work up to the end of a row; ends[0]: work a program; first_row[p]: where p starts."""
     after_predecessor(OVERLAP)
     total = 0
@@ -66,10 +75,23 @@ def _share_work(
 
 @triton.jit
 def _attend(
-    q, k, v, table_row, length, first, last, scale,
-    K: tl.constexpr, V: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    table_row,
+    length,
+    first,
+    last,
+    scale,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Online softmax over the tiles [first, last): running max [rows], sum [rows], output [rows, dim]."""
     m = tl.full([q.shape[0]], -float("inf"), tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
@@ -91,9 +113,14 @@ def _attend(
 
 @triton.jit
 def _merge(
-    sums, outputs, first_program, count,
-    GROUP_POW2: tl.constexpr, DIM_POW2: tl.constexpr, MERGE: tl.constexpr,
-):  # fmt: skip
+    sums,
+    outputs,
+    first_program,
+    count,
+    GROUP_POW2: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    MERGE: tl.constexpr,
+):
     """Sum and output [rows, dim] of the `count` programs from `first_program` on, added up in order."""
     rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, DIM_POW2)
@@ -131,7 +158,7 @@ def _store(out, total, acc, v_scale, OUT: tl.constexpr, GROUP: tl.constexpr, DIM
 @triton.jit
 def _store_part(
     sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2: tl.constexpr, DIM_POW2: tl.constexpr
-):  # fmt: skip
+):
     """Writes a program's partial sums to slot `part`; true where it is the last of `count` to do so."""
     rows = tl.arange(0, acc.shape[0])
     at = part.to(tl.int64) * GROUP_POW2 + rows
@@ -145,14 +172,41 @@ def _store_part(
 
 @triton.jit(do_not_specialize=["table_stride", "batch", "scale"])
 def _paged_decode(
-    q, k_cache, v_cache, out, table, seq_lens, ends, first_row, sums, outputs, arrivals, k_scale, v_scale,
-    table_stride, batch, scale,
-    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OUT: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_POW2: tl.constexpr, ROWS: tl.constexpr,
-    DIM: tl.constexpr, DIM_POW2: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, START_COST: tl.constexpr, SCALE_STRIDE: tl.constexpr, DTYPE: tl.constexpr,
-    MERGE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    out,
+    table,
+    seq_lens,
+    ends,
+    first_row,
+    sums,
+    outputs,
+    arrivals,
+    k_scale,
+    v_scale,
+    table_stride,
+    batch,
+    scale,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    OUT: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_POW2: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    START_COST: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    MERGE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     program = tl.program_id(0)
     share = tl.load(ends)
     begin = program * share
@@ -181,10 +235,23 @@ def _paged_decode(
                 k_factor = tl.load(k_scale + head * SCALE_STRIDE)
                 v_factor = tl.load(v_scale + head * SCALE_STRIDE)
             m, total, acc = _attend(
-                queries, k_cache + head.to(tl.int64) * K[2], v_cache + head.to(tl.int64) * V[2],
-                table + row.to(tl.int64) * table_stride, length, skipped + first, skipped + last,
-                scale * k_factor, K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, STAGES,
-            )  # fmt: skip
+                queries,
+                k_cache + head.to(tl.int64) * K[2],
+                v_cache + head.to(tl.int64) * V[2],
+                table + row.to(tl.int64) * table_stride,
+                length,
+                skipped + first,
+                skipped + last,
+                scale * k_factor,
+                K,
+                V,
+                BLOCK_SIZE,
+                TILE,
+                DIM,
+                DIM_POW2,
+                WINDOW,
+                STAGES,
+            )
             target = out + row.to(tl.int64) * OUT[0] + head * GROUP * OUT[1]
             if last - first == tiles:
                 _store(target, total, acc, v_factor, OUT, GROUP, DIM)
@@ -303,14 +370,37 @@ def paged_decode(
         shape = DecodeShape(q.shape[1], k_cache.shape[2], q.shape[2], k_cache.dtype, window)
         schedule = DecodeSchedule(shape, q.shape[0], q.device)
         schedule.update(seq_lens)
-    key = (schedule.shape, q.dtype, q.stride(), out.stride(), k_cache.stride(), v_cache.stride(),
-           k_cache.shape[1], block_table.dtype, k_scale is None or k_scale.shape[0], q.device)  # fmt: skip
+    key = (
+        schedule.shape,
+        q.dtype,
+        q.stride(),
+        out.stride(),
+        k_cache.stride(),
+        v_cache.stride(),
+        k_cache.shape[1],
+        block_table.dtype,
+        k_scale is None or k_scale.shape[0],
+        q.device,
+    )
     launch = _launches.get(key)
     if launch is None:
         _check(q, k_cache, v_cache, block_table, seq_lens, window, schedule.shape)
         launch = _launches[key] = _configure(q, k_cache, v_cache, out, k_scale, schedule.shape)
-    tensors = (q, k_cache, v_cache, out, block_table, seq_lens, schedule.ends, schedule.first_row,
-               schedule.sums, schedule.outputs, schedule.arrivals, k_scale, v_scale)  # fmt: skip
+    tensors = (
+        q,
+        k_cache,
+        v_cache,
+        out,
+        block_table,
+        seq_lens,
+        schedule.ends,
+        schedule.first_row,
+        schedule.sums,
+        schedule.outputs,
+        schedule.arrivals,
+        k_scale,
+        v_scale,
+    )
     scale = q.shape[2] ** -0.5 if scale is None else scale
     launch(schedule.programs, tensors, block_table.stride(0), q.shape[0], scale * math.log2(math.e))
     return out

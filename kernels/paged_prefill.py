@@ -23,10 +23,26 @@ from triton.compiler.errors import CompilationError
 
 @triton.jit
 def _attend(
-    q, k, v, table_row, length, positions, first, last, state, scale,
-    K: tl.constexpr, V: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-    DIM_POW2: tl.constexpr, WINDOW: tl.constexpr, EDGE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    table_row,
+    length,
+    positions,
+    first,
+    last,
+    state,
+    scale,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    WINDOW: tl.constexpr,
+    EDGE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Online softmax over the KV tiles [first, last); EDGE masks what a row must not see."""
     m, total, acc = state
     for tile in tl.range(first, last, num_stages=STAGES):
@@ -48,12 +64,34 @@ def _attend(
 
 @triton.jit(do_not_specialize=["table_stride", "scale"])
 def _paged_prefill(
-    q, k_cache, v_cache, out, table, tiles, k_scale, v_scale, parts, sums, table_stride, scale,
-    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OUT: tl.constexpr, KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_POW2: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SCALE_STRIDE: tl.constexpr,
-    DTYPE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    out,
+    table,
+    tiles,
+    k_scale,
+    v_scale,
+    parts,
+    sums,
+    table_stride,
+    scale,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    OUT: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     if tl.program_id(0) >= tl.load(tiles) * KV_HEADS:
         return
     head = tl.program_id(0) % KV_HEADS
@@ -91,17 +129,68 @@ def _paged_prefill(
     )
     if WINDOW > 0:
         state = _attend(
-            queries, k, v, table_row, length, position + nth, first, whole, state, factor,
-            K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, True, 1,
-        )  # fmt: skip
+            queries,
+            k,
+            v,
+            table_row,
+            length,
+            position + nth,
+            first,
+            whole,
+            state,
+            factor,
+            K,
+            V,
+            BLOCK_SIZE,
+            TILE,
+            DIM,
+            DIM_POW2,
+            WINDOW,
+            True,
+            1,
+        )
     state = _attend(
-        queries, k, v, table_row, length, position + nth, whole, edge, state, factor,
-        K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, False, STAGES,
-    )  # fmt: skip
+        queries,
+        k,
+        v,
+        table_row,
+        length,
+        position + nth,
+        whole,
+        edge,
+        state,
+        factor,
+        K,
+        V,
+        BLOCK_SIZE,
+        TILE,
+        DIM,
+        DIM_POW2,
+        WINDOW,
+        False,
+        STAGES,
+    )
     m, total, acc = _attend(
-        queries, k, v, table_row, length, position + nth, edge, last, state, factor,
-        K, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, WINDOW, True, 1,
-    )  # fmt: skip
+        queries,
+        k,
+        v,
+        table_row,
+        length,
+        position + nth,
+        edge,
+        last,
+        state,
+        factor,
+        K,
+        V,
+        BLOCK_SIZE,
+        TILE,
+        DIM,
+        DIM_POW2,
+        WINDOW,
+        True,
+        1,
+    )
     result = acc * (v_factor / total)[:, None]
     slot = tl.load(entry + 6) if parts is not None else -1
     if slot < 0:
@@ -142,10 +231,22 @@ def paged_prefill(
     out = torch.empty_like(q) if out is None else out
     if tiles.shape[0] <= 1:
         return out
-    key = (q.dtype, q.shape[1:], q.stride(), out.stride(), k_cache.dtype, k_cache.shape[1:],
-           k_cache.stride(), v_cache.stride(), block_table.dtype,
-           k_scale is None or k_scale.shape[0], window, q.device, q.data_ptr() % 16,
-           pieces is None)  # fmt: skip
+    key = (
+        q.dtype,
+        q.shape[1:],
+        q.stride(),
+        out.stride(),
+        k_cache.dtype,
+        k_cache.shape[1:],
+        k_cache.stride(),
+        v_cache.stride(),
+        block_table.dtype,
+        k_scale is None or k_scale.shape[0],
+        window,
+        q.device,
+        q.data_ptr() % 16,
+        pieces is None,
+    )
     launch = _launches.get(key)
     if launch is None:
         require_attention("paged_prefill", q, k_cache, v_cache, block_table)

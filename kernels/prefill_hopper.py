@@ -49,9 +49,17 @@ def _item(tiles, item, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.co
 
 @gluon.jit
 def _fetch_tile(
-    cache, table_row, start, last_page, head, full, buffer,
-    BLOCK_SIZE: gl.constexpr, ROWS: gl.constexpr, BOX: gl.constexpr,
-):  # fmt: skip
+    cache,
+    table_row,
+    start,
+    last_page,
+    head,
+    full,
+    buffer,
+    BLOCK_SIZE: gl.constexpr,
+    ROWS: gl.constexpr,
+    BOX: gl.constexpr,
+):
     """Queues the copy of the tokens [start, start + TILE) into `buffer`, `full` announcing its arrival.
 
     ROWS are the cache's `row_strides`. Tokens past the last page get that page's: their weight will be 0.
@@ -67,10 +75,20 @@ def _fetch_tile(
 
 @gluon.jit
 def _produce(
-    pipe, k_cache, v_cache, table, table_stride, tiles, items,
-    KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, K_ROWS: gl.constexpr, V_ROWS: gl.constexpr,
-    BOX: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
+    pipe,
+    k_cache,
+    v_cache,
+    table,
+    table_stride,
+    tiles,
+    items,
+    KV_HEADS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    K_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr,
+    BOX: gl.constexpr,
+    WINDOW: gl.constexpr,
+):
     """The warp that fetches: the KV tiles of each item, last to first, as buffers fall free."""
     k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, _turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
@@ -164,9 +182,18 @@ def _zero_tail(buffer, start, length):
 
 @gluon.jit
 def _steps(
-    q, pipe, begin, end, step, positions, scale, state,
-    PART: gl.constexpr, WINDOW: gl.constexpr, EDGE: gl.constexpr,
-):  # fmt: skip
+    q,
+    pipe,
+    begin,
+    end,
+    step,
+    positions,
+    scale,
+    state,
+    PART: gl.constexpr,
+    WINDOW: gl.constexpr,
+    EDGE: gl.constexpr,
+):
     """The KV tiles begin - 1 down to end: a tile's softmax runs beside the last tile's product with V."""
     k_buffers, _v_buffers, _k_full, k_empty, _v_full, v_empty, turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
@@ -197,10 +224,20 @@ def _place(lane, row, count, head, STRIDES: gl.constexpr, GROUP: gl.constexpr):
 
 @gluon.jit
 def _fetch_q(
-    q, tiles, item, items, buffer, lane, dims,
-    Q: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
+    q,
+    tiles,
+    item,
+    items,
+    buffer,
+    lane,
+    dims,
+    Q: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    DIM: gl.constexpr,
+    TILE: gl.constexpr,
     WINDOW: gl.constexpr,
-):  # fmt: skip
+):
     """Starts to copy the queries of an item, if there is one."""
     if item < items:
         _sequence, row, count, _position, _first, _length = _item(tiles, item, KV_HEADS, TILE, WINDOW)
@@ -215,9 +252,17 @@ def _fetch_q(
 
 @gluon.jit
 def _attend(
-    q, pipe, position, length, positions, first, step, scale,
-    PART: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
+    q,
+    pipe,
+    position,
+    length,
+    positions,
+    first,
+    step,
+    scale,
+    PART: gl.constexpr,
+    WINDOW: gl.constexpr,
+):
     """Everything but the last product with V of an item whose queries lie in `q`."""
     k_buffers, v_buffers, _k_full, k_empty, v_full, _v_empty, turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
@@ -271,10 +316,23 @@ def _leave(parts, sums, slot, acc, m, total, rows):
 
 @gluon.jit
 def _consume(
-    pipe, buffer, q, out, tiles, items, parts, sums, scale,
-    PART: gl.constexpr, Q: gl.constexpr, OUT: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    DIM: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
+    pipe,
+    buffer,
+    q,
+    out,
+    tiles,
+    items,
+    parts,
+    sums,
+    scale,
+    PART: gl.constexpr,
+    Q: gl.constexpr,
+    OUT: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    DIM: gl.constexpr,
+    WINDOW: gl.constexpr,
+):
     """A warpgroup that multiplies: half the rows of each item, its next queries fetched ahead."""
     k_buffers, _v_buffers, _k_full, _k_empty, _v_full, v_empty, turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
@@ -322,12 +380,30 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["table_stride", "scale"])
 def _prefill_hopper(
-    q, out, table, tiles, k_cache, v_cache, parts, sums, table_stride, scale,
-    Q: gl.constexpr, OUT: gl.constexpr, K_ROWS: gl.constexpr, V_ROWS: gl.constexpr,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, TILE: gl.constexpr,
+    q,
+    out,
+    table,
+    tiles,
+    k_cache,
+    v_cache,
+    parts,
+    sums,
+    table_stride,
+    scale,
+    Q: gl.constexpr,
+    OUT: gl.constexpr,
+    K_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    DIM: gl.constexpr,
+    WIDTH: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    BOX: gl.constexpr,
+    WINDOW: gl.constexpr,
+    TILE: gl.constexpr,
     STAGES: gl.constexpr,
-):  # fmt: skip
+):
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
@@ -354,16 +430,70 @@ def _prefill_hopper(
     pipe = (k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, turns)
     gl.warp_specialize(
         [
-            (_consume, (pipe, q_upper, q, out, tiles, items, parts, sums, scale,
-                        UPPER, Q, OUT, KV_HEADS, GROUP, DIM, WINDOW)),
-            (_consume, (pipe, q_lower, q, out, tiles, items, parts, sums, scale,
-                        LOWER, Q, OUT, KV_HEADS, GROUP, DIM, WINDOW)),
-            (_produce, (pipe, k_cache, v_cache, table, table_stride, tiles, items,
-                        KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
+            (
+                _consume,
+                (
+                    pipe,
+                    q_upper,
+                    q,
+                    out,
+                    tiles,
+                    items,
+                    parts,
+                    sums,
+                    scale,
+                    UPPER,
+                    Q,
+                    OUT,
+                    KV_HEADS,
+                    GROUP,
+                    DIM,
+                    WINDOW,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    pipe,
+                    q_lower,
+                    q,
+                    out,
+                    tiles,
+                    items,
+                    parts,
+                    sums,
+                    scale,
+                    LOWER,
+                    Q,
+                    OUT,
+                    KV_HEADS,
+                    GROUP,
+                    DIM,
+                    WINDOW,
+                ),
+            ),
+            (
+                _produce,
+                (
+                    pipe,
+                    k_cache,
+                    v_cache,
+                    table,
+                    table_stride,
+                    tiles,
+                    items,
+                    KV_HEADS,
+                    BLOCK_SIZE,
+                    K_ROWS,
+                    V_ROWS,
+                    BOX,
+                    WINDOW,
+                ),
+            ),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )
 
 
 def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:

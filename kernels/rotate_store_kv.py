@@ -33,11 +33,28 @@ def _normed(
 
 @triton.jit(do_not_specialize=["eps"])
 def _rotate_store(
-    qkv, angles, q_norm, k_norm, k_cache, v_cache, slots, eps,
-    TOKEN: tl.constexpr, HEAD: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_POW2: tl.constexpr,
-    KV_POW2: tl.constexpr, HALF_POW2: tl.constexpr, DIM_POW2: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    angles,
+    q_norm,
+    k_norm,
+    k_cache,
+    v_cache,
+    slots,
+    eps,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS_POW2: tl.constexpr,
+    KV_POW2: tl.constexpr,
+    HALF_POW2: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
     after_predecessor(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
@@ -96,8 +113,19 @@ def rotate_store_kv(
     tokens, all_heads, dim = qkv.shape
     kv_heads = k_cache.shape[2]
     heads = all_heads - 2 * kv_heads
-    key = (qkv.dtype, qkv.stride(), all_heads, dim, k_cache.dtype, k_cache.shape[1:], k_cache.stride(),
-           v_cache.stride(), slots.dtype, q_norm is None, qkv.device)  # fmt: skip
+    key = (
+        qkv.dtype,
+        qkv.stride(),
+        all_heads,
+        dim,
+        k_cache.dtype,
+        k_cache.shape[1:],
+        k_cache.stride(),
+        v_cache.stride(),
+        slots.dtype,
+        q_norm is None,
+        qkv.device,
+    )
     launch = _launches.get(key)
     if launch is None:
         launch = _launches[key] = _configure(qkv, k_cache, v_cache, heads)

@@ -37,12 +37,28 @@ def _quantised(x, scale, heads, HEADS: tl.constexpr, PER_HEAD: tl.constexpr, FP8
 
 @triton.jit(do_not_specialize=["tokens"])
 def _store_kv(
-    k, v, k_cache, v_cache, slots, k_scale, v_scale, tokens,
-    K: tl.constexpr, V: tl.constexpr, K_CACHE: tl.constexpr, V_CACHE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS_POW2: tl.constexpr, DIM_POW2: tl.constexpr, PER_HEAD: tl.constexpr, FP8: tl.constexpr,
+    k,
+    v,
+    k_cache,
+    v_cache,
+    slots,
+    k_scale,
+    v_scale,
+    tokens,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    K_CACHE: tl.constexpr,
+    V_CACHE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS_POW2: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    PER_HEAD: tl.constexpr,
+    FP8: tl.constexpr,
     OVERLAP: tl.constexpr,
-):  # fmt: skip
+):
     after_predecessor(OVERLAP)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     heads = tl.arange(0, HEADS_POW2)
@@ -90,8 +106,19 @@ def store_kv(
     tokens = slots.shape[0]
     if tokens == 0:
         return
-    key = (k.dtype, k_cache.dtype, k.shape[1:], k.stride(), v.stride(), k_cache.stride(), v_cache.stride(),
-           k_cache.shape[1], slots.dtype, k_scale is None or k_scale.shape[0], k.device)  # fmt: skip
+    key = (
+        k.dtype,
+        k_cache.dtype,
+        k.shape[1:],
+        k.stride(),
+        v.stride(),
+        k_cache.stride(),
+        v_cache.stride(),
+        k_cache.shape[1],
+        slots.dtype,
+        k_scale is None or k_scale.shape[0],
+        k.device,
+    )
     launch = _launches.get(key)
     if launch is None:
         launch = _launches[key] = _configure(k, v, k_cache, v_cache, k_scale, v_scale)

@@ -79,9 +79,13 @@ def _plain(value: Any) -> Any:
 def progress(title: str, total: int) -> Iterator[Any]:
     """A progress bar on stderr, shown only on a terminal and after a second. Yields `update(done)`."""
     bar = Progress(
-        TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=err, transient=True,
-    )  # fmt: skip
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+    )
     if not err.is_terminal:
         yield lambda done: None
         return

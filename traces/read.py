@@ -95,12 +95,17 @@ def read(
     kind = recognise(source)
     source = replace(source, format=kind, progress=progress)
     given: dict[str, Any] = {
-        "session_rate": session_rate, "think_s": think_s, "tokenizer": tokenizer,
+        "session_rate": session_rate,
+        "think_s": think_s,
+        "tokenizer": tokenizer,
         "block_tokens": block_tokens,
-    }  # fmt: skip
+    }
     trace = _read(source, kind, limit=limit, sort=sort, seed=seed, **given)
-    unused = [f"{name} was not used: {why}" for name, why in _UNUSED.items()
-              if given[name] is not None and name not in _USED.get(kind, ())]  # fmt: skip
+    unused = [
+        f"{name} was not used: {why}"
+        for name, why in _UNUSED.items()
+        if given[name] is not None and name not in _USED.get(kind, ())
+    ]
     return replace(trace, notes=(*trace.notes, *unused)) if unused else trace
 
 

@@ -100,9 +100,15 @@ def _conversations(recipe: Mapping[str, Any], seed: int) -> Trace:
         lengths.parse(str(recipe[name])) for name in ("turns", "message", "output", "think", "input")
     )
     shape = Conversations(
-        _arrivals(recipe), turns, message, output, think,
-        tuple(recipe["system_prompt"]), opening, most_tokens=int(recipe["most_tokens"]),
-    )  # fmt: skip
+        _arrivals(recipe),
+        turns,
+        message,
+        output,
+        think,
+        tuple(recipe["system_prompt"]),
+        opening,
+        most_tokens=int(recipe["most_tokens"]),
+    )
     most = recipe["requests"]
     return conversations(shape, sessions=most, duration_s=recipe["duration"], count=most, seed=seed)
 

@@ -76,10 +76,16 @@ def calibrate_command(
 
         html_page.write(plot, fit_page(made, sources))
     if json:
-        console.print_json({
-            "name": made.name, "made_for": made.made_for, "regions": made.regions,
-            "cross_validation": made.cross_validation, "provenance": made.provenance, "file": str(out),
-        })  # fmt: skip
+        console.print_json(
+            {
+                "name": made.name,
+                "made_for": made.made_for,
+                "regions": made.regions,
+                "cross_validation": made.cross_validation,
+                "provenance": made.provenance,
+                "file": str(out),
+            }
+        )
     else:
         show(made, out)
 
@@ -141,7 +147,11 @@ def _errors(made: Calibration) -> Table:
     rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in made.cross_validation]
     for title, row in rows:
         table.add_row(
-            title, f"{row['steps']:,}", f"{row['time_percent']:.1f}", f"{row['error_percent']:+.2f}",
-            f"{row['p50_percent']:.2f}", f"{row['p90_percent']:.2f}",
-        )  # fmt: skip
+            title,
+            f"{row['steps']:,}",
+            f"{row['time_percent']:.1f}",
+            f"{row['error_percent']:+.2f}",
+            f"{row['p50_percent']:.2f}",
+            f"{row['p90_percent']:.2f}",
+        )
     return table

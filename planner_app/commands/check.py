@@ -115,10 +115,15 @@ def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
     """What was served, on what, by which costs."""
     scenario = file.scenario
     return {
-        "trace": trace.name, "requests": len(trace), "model": scenario.model, "gpu": scenario.gpu,
-        "tensor_parallel_size": scenario.tensor_parallel_size, "profile": scenario.profile,
-        "costs": result.summary["costs"], "expected_error": sentence(result.summary["expected_error"]),
-    }  # fmt: skip
+        "trace": trace.name,
+        "requests": len(trace),
+        "model": scenario.model,
+        "gpu": scenario.gpu,
+        "tensor_parallel_size": scenario.tensor_parallel_size,
+        "profile": scenario.profile,
+        "costs": result.summary["costs"],
+        "expected_error": sentence(result.summary["expected_error"]),
+    }
 
 
 def _served(facts: dict[str, Any]) -> str:

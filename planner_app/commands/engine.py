@@ -114,10 +114,14 @@ def record_command(
     table = run.requests
     done = table["finish_s"].notna()
     figures = {
-        "run": str(out), "requests": len(table), "finished": int(done.sum()), "steps": len(run.steps),
+        "run": str(out),
+        "requests": len(table),
+        "finished": int(done.sum()),
+        "steps": len(run.steps),
         "seconds": float(run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9 if len(run.steps) else 0.0,
-        "output_tokens": int(table["tokens_out"].sum()), "cached_tokens": int(table["cached_tokens"].sum()),
-    }  # fmt: skip
+        "output_tokens": int(table["tokens_out"].sum()),
+        "cached_tokens": int(table["cached_tokens"].sum()),
+    }
     if json:
         console.print_json(figures)
     else:
@@ -172,9 +176,13 @@ def bench_command(
         results = []
         for turn in range(repeat):
             result = bench(
-                running, requests=requests, shortest=shortest, longest=longest, seed=seed + turn,
+                running,
+                requests=requests,
+                shortest=shortest,
+                longest=longest,
+                seed=seed + turn,
                 temperature=temperature,
-            )  # fmt: skip
+            )
             results.append(result)
             if not json:
                 console.out.print(_bench_line(result), soft_wrap=True, markup=False)

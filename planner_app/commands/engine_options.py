@@ -1,8 +1,8 @@
 """The options that commands of the real engine share: fields of a scenario, and those that only it has.
 
-    @with_engine(defaults={"max_num_batched_tokens": 16384})
-    def bench_command(model: ModelName, engine: EngineOptions = ENGINE) -> None:
-        with open_engine(model, engine) as running: ...
+@with_engine(defaults={"max_num_batched_tokens": 16384})
+def bench_command(model: ModelName, engine: EngineOptions = ENGINE) -> None:
+    with open_engine(model, engine) as running: ...
 """
 
 from __future__ import annotations

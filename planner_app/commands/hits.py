@@ -43,9 +43,14 @@ def hits_command(
     """
     capacities = parse_capacities(capacity)
     work = read_with_progress(
-        trace, limit=limit, sort=sort, session_rate=session_rate, tokenizer=tokenizer, seed=seed,
+        trace,
+        limit=limit,
+        sort=sort,
+        session_rate=session_rate,
+        tokenizer=tokenizer,
+        seed=seed,
         block_tokens=block_tokens,
-    )  # fmt: skip
+    )
     result = hits(work, capacities, block_size)
     note = left_out(work)
     if json:

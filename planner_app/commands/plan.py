@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 _TITLES = {
-    "concurrency": "admissible concurrency", "rate": "highest request rate", "users": "users who think",
-}  # fmt: skip
+    "concurrency": "admissible concurrency",
+    "rate": "highest request rate",
+    "users": "users who think",
+}
 
 
 @with_scenario
@@ -79,11 +81,19 @@ def plan_command(
     total = steps(2 if think_time is None else 3, replicates)
     with executor(workers, cluster) as run, console.progress("searches", total) as update:
         found = plan(
-            work, scenario, level,
-            think_s=think_time, replicas_for=replicas_for, max_preemption_rate=max_preemption_rate,
-            most_users=most_users, most_requests=most_requests, replicates=replicates,
-            workload=None if fixed_workload else resample, run=run, progress=update,
-        )  # fmt: skip
+            work,
+            scenario,
+            level,
+            think_s=think_time,
+            replicas_for=replicas_for,
+            max_preemption_rate=max_preemption_rate,
+            most_users=most_users,
+            most_requests=most_requests,
+            replicates=replicates,
+            workload=None if fixed_workload else resample,
+            run=run,
+            progress=update,
+        )
     if report is not None:
         from pagecast.planner_app.reports.plan_report import plan_report
 
@@ -135,9 +145,11 @@ def _table(found: Plan) -> Table:
             table.add_row(title, "none")
             continue
         unit = "/s" if answer.kind == "rate" else ""
-        span = "" if answer.low is None or answer.high is None else (
-            f"{_number(answer.low)} to {_number(answer.high)}"
-        )  # fmt: skip
+        span = (
+            ""
+            if answer.low is None or answer.high is None
+            else (f"{_number(answer.low)} to {_number(answer.high)}")
+        )
         limit = answer.binding.limit if answer.binding else "-"
         output = f"{answer.at.output_tokens_per_s:,.0f}"
         table.add_row(title, f"{_number(answer.value)}{unit}", span, output, limit)

@@ -143,9 +143,14 @@ def _rows(result: Result) -> list[tuple[str, str]]:
     TTFT with and without a prefix hit, at equal queues, where enough requests can be compared.
     """
     rows = [
-        ("E2E", "e2e_s"), ("  TTFT", "ttft_s"), ("    queue", "queue_s"), ("    lookup", "prefix_lookup_s"),
-        ("    prefill", "prefill_s"), ("  decode", "decode_s"), ("TPOT", "tpot_s"),
-    ]  # fmt: skip
+        ("E2E", "e2e_s"),
+        ("  TTFT", "ttft_s"),
+        ("    queue", "queue_s"),
+        ("    lookup", "prefix_lookup_s"),
+        ("    prefill", "prefill_s"),
+        ("  decode", "decode_s"),
+        ("TPOT", "tpot_s"),
+    ]
     sides = [("TTFT cached", "ttft_cached_s"), ("TTFT uncached", "ttft_uncached_s")]
     return rows + (sides if telling(result.requests) else [])
 

@@ -30,6 +30,7 @@ TraceArgument = Annotated[
     str, typer.Argument(help="trace file of any known format, a sample's name, or a folder of replay --out")
 ]
 
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """What was given on the command line: a scenario file, fields that replace its own, and how to read."""

@@ -103,14 +103,21 @@ def as_dict(found: Swept) -> dict[str, Any]:
 
     question, costs = found.question, used(found)
     return {
-        "trace": question.trace.name, "requests": len(question.trace), "space": str(question.space),
-        "slo": question.slo, "prices_usd_per_gpu_hour": dict(question.prices),
-        "objectives": list(question.objectives), "complete": found.complete,
-        "scenario": question.scenario.model_dump(), "step_costs": [each.as_dict() for each in costs],
+        "trace": question.trace.name,
+        "requests": len(question.trace),
+        "space": str(question.space),
+        "slo": question.slo,
+        "prices_usd_per_gpu_hour": dict(question.prices),
+        "objectives": list(question.objectives),
+        "complete": found.complete,
+        "scenario": question.scenario.model_dump(),
+        "step_costs": [each.as_dict() for each in costs],
         "notes": [ONE_REPLICA, *notes(found, costs)],
-        "cheapest": found.cheapest, "front": records(found.front),
-        "sensitivity": records(found.sensitivity), "trials": records(found.table),
-    }  # fmt: skip
+        "cheapest": found.cheapest,
+        "front": records(found.front),
+        "sensitivity": records(found.sensitivity),
+        "trials": records(found.table),
+    }
 
 
 def show(found: Swept, out: Path | None) -> None:

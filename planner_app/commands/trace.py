@@ -58,9 +58,16 @@ def describe_command(
 ) -> None:
     """Prints a trace's load, burstiness, lengths, sessions, and how much of it could be reused."""
     work = read_with_progress(
-        trace, limit=limit, sort=sort, session_rate=session_rate, think_s=think, seed=seed,
-        tokenizer=tokenizer, block_tokens=block_tokens, max_bytes=max_bytes,
-    )  # fmt: skip
+        trace,
+        limit=limit,
+        sort=sort,
+        session_rate=session_rate,
+        think_s=think,
+        seed=seed,
+        tokenizer=tokenizer,
+        block_tokens=block_tokens,
+        max_bytes=max_bytes,
+    )
     describe_and_show(work, json)
 
 
@@ -91,9 +98,15 @@ def convert_command(
 ) -> None:
     """Writes a trace in another form, on the way cut (first), mixed and scaled (last) if asked."""
     options = {
-        "limit": limit, "sort": sort, "session_rate": session_rate, "think_s": think, "seed": seed,
-        "tokenizer": tokenizer, "block_tokens": block_tokens, "max_bytes": max_bytes,
-    }  # fmt: skip
+        "limit": limit,
+        "sort": sort,
+        "session_rate": session_rate,
+        "think_s": think,
+        "seed": seed,
+        "tokenizer": tokenizer,
+        "block_tokens": block_tokens,
+        "max_bytes": max_bytes,
+    }
     work = read_with_progress(trace, **options)
     if any(value is not None for value in (start, end, rows, sessions)):
         work = operations.slice(work, start_s=start, end_s=end, rows=_range(rows), sessions=sessions)

@@ -24,9 +24,13 @@ Report = Annotated[Path | None, Opt(help="HTML file with charts to write")]
 Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
 
 app = typer.Typer(
-    name="tune", help="Chooses a block size or an HBM budget for a trace.", no_args_is_help=True,
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-)  # fmt: skip
+    name="tune",
+    help="Chooses a block size or an HBM budget for a trace.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 @app.command("block-size")
@@ -96,10 +100,17 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
     from pagecast.planner_app.planner.sweep.study import records
 
     return {
-        "trace": tuned.trace, "knob": tuned.knob, "slo": tuned.slo, "recommended": tuned.recommended,
-        "reason": tuned.reason, "settings": records(tuned.table), "notes": list(tuned.notes),
-        "costs": tuned.costs, "expected_error": tuned.expected_error, "scenario": tuned.scenario.model_dump(),
-    }  # fmt: skip
+        "trace": tuned.trace,
+        "knob": tuned.knob,
+        "slo": tuned.slo,
+        "recommended": tuned.recommended,
+        "reason": tuned.reason,
+        "settings": records(tuned.table),
+        "notes": list(tuned.notes),
+        "costs": tuned.costs,
+        "expected_error": tuned.expected_error,
+        "scenario": tuned.scenario.model_dump(),
+    }
 
 
 def show(tuned: Tuned) -> None:

@@ -35,9 +35,7 @@ def validate_command(
     ] = None,
     replicates: Annotated[
         int | None,
-        Opt(
-            min=0, max=MOST_REPLICATES, help=f"draws of the costs behind each 90% interval [{REPLICATES}]"
-        ),
+        Opt(min=0, max=MOST_REPLICATES, help=f"draws of the costs behind each 90% interval [{REPLICATES}]"),
     ] = None,
     transfer: Annotated[
         bool,
@@ -57,8 +55,15 @@ def validate_command(
     and every latency and total is set beside the measured one, with 90% intervals.
     """
     if costs == "recorded":
-        _refuse_options({"replicates": replicates, "transfer-costs": transfer or None, "max-error": max_error,
-                         "seed": seed, "report": report})  # fmt: skip
+        _refuse_options(
+            {
+                "replicates": replicates,
+                "transfer-costs": transfer or None,
+                "max-error": max_error,
+                "seed": seed,
+                "report": report,
+            }
+        )
         _decisions(RecordedRun.load(run), profile or "vllm", json)
         return
     if profile is not None:
@@ -87,8 +92,7 @@ def _refuse_options(given: dict[str, object]) -> None:
     for name, value in given.items():
         if value is not None:
             raise BadInput(
-                f"--{name} needs --costs auto or a calibration: recorded costs compare decisions, "
-                "not times"
+                f"--{name} needs --costs auto or a calibration: recorded costs compare decisions, not times"
             )
 
 
@@ -120,10 +124,14 @@ def show(found: Forecast) -> None:
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for row in found.rows:
         table.add_row(
-            _title(row.name), _plain(row.predicted), _plain(row.measured), _percent(row.error_percent),
-            _plain(row.low), _plain(row.high) + ("*" if row.covered is False else ""),
+            _title(row.name),
+            _plain(row.predicted),
+            _plain(row.measured),
+            _percent(row.error_percent),
+            _plain(row.low),
+            _plain(row.high) + ("*" if row.covered is False else ""),
             _reach(row.range_percent),
-        )  # fmt: skip
+        )
     console.out.print(table)
     console.out.print(
         "low, high: a 90% interval (* missed); ±1%: what step times within 1% change it by, percent",

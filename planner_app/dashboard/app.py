@@ -41,8 +41,11 @@ def main() -> None:
     """Draws the page that the URL asks for."""
     st.set_page_config("pagecast", layout="wide", initial_sidebar_state="expanded")
     st.html(_STYLE)
-    pages = [st.Page(_render(folder), title=title, url_path=path, default=folder == "what_if")
-             for folder, title, path in _PAGES if find_spec(f"{_PACKAGE}.{folder}.page")]  # fmt: skip
+    pages = [
+        st.Page(_render(folder), title=title, url_path=path, default=folder == "what_if")
+        for folder, title, path in _PAGES
+        if find_spec(f"{_PACKAGE}.{folder}.page")
+    ]
     page = st.navigation(pages, position="top")
     try:
         sidebar.ask()

@@ -29,17 +29,28 @@ from pagecast.sim.replay.metrics import cached_and_uncached
 Floats = npt.NDArray[np.float64]
 
 TITLES = {
-    "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "queue_s": "queue", "prefill_s": "prefill",
-    "decode_s": "decode", "prefix_lookup_s": "prefix lookup",
-}  # fmt: skip
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT",
+    "e2e_s": "E2E",
+    "queue_s": "queue",
+    "prefill_s": "prefill",
+    "decode_s": "decode",
+    "prefix_lookup_s": "prefix lookup",
+}
 _LEAST_S = 1e-6  # shorter times are drawn as this, for an axis of logarithms has no zero
 _WINDOWS = 40
 
 
 def latencies(requests: pd.DataFrame, names: tuple[str, ...] = ("ttft_s", "tpot_s", "e2e_s")) -> go.Figure:
     """The percent of requests within each latency."""
-    figure = chart("Latency of requests", _tail(requests), "seconds (log)", "% of requests within",
-                   xaxis_type="log", yaxis_range=[0, 101])  # fmt: skip
+    figure = chart(
+        "Latency of requests",
+        _tail(requests),
+        "seconds (log)",
+        "% of requests within",
+        xaxis_type="log",
+        yaxis_range=[0, 101],
+    )
     for index, name in enumerate(names):
         values = _known(requests, name)
         if len(values):
@@ -68,8 +79,11 @@ def where_ttft_goes(requests: pd.DataFrame) -> go.Figure:
     queue = float(slow["queue_s"].mean()) / total if total else 0.0
     caption = "No request was given a token."
     if len(slow):
-        advice = ("shorter steps, more GPUs or less load" if queue > 0.5
-                  else "shorter prompts, more reuse or a faster GPU")  # fmt: skip
+        advice = (
+            "shorter steps, more GPUs or less load"
+            if queue > 0.5
+            else "shorter prompts, more reuse or a faster GPU"
+        )
         caption = f"The slowest 1% spend {queue:.0%} of TTFT in the queue: {advice} would help them most."
     figure = chart("Where TTFT goes", caption, "mean seconds", "", barmode="stack")
     figure.update_yaxes(autorange="reversed")
@@ -100,8 +114,14 @@ def latency_over_time(requests: pd.DataFrame, name: str = "ttft_s") -> go.Figure
     )
     figure = chart(title, caption, "arrival, seconds", f"{TITLES[name]}, seconds (log)", yaxis_type="log")
     for index, (said, values) in enumerate((("p50", groups.median()), ("p99", upper))):
-        figure.add_scatter(x=middle[values.index], y=np.maximum(values.to_numpy(), _LEAST_S), name=said,
-                           mode="lines+markers", line=line(index), marker=marker(index, size=5))  # fmt: skip
+        figure.add_scatter(
+            x=middle[values.index],
+            y=np.maximum(values.to_numpy(), _LEAST_S),
+            name=said,
+            mode="lines+markers",
+            line=line(index),
+            marker=marker(index, size=5),
+        )
     return figure
 
 
@@ -115,22 +135,35 @@ def cached_and_uncached_ttft(requests: pd.DataFrame) -> go.Figure:
     hit = got["cached_tokens"].to_numpy() > 0
     depths = np.unique(bins)
     names = [_depths(int(number)) for number in depths]
-    figure = chart("TTFT with and without a prefix hit, at equal queue depth", _saving(requests),
-                   "requests waiting on arrival", "TTFT, seconds (log)", yaxis_type="log",
-                   scattermode="group")  # fmt: skip
+    figure = chart(
+        "TTFT with and without a prefix hit, at equal queue depth",
+        _saving(requests),
+        "requests waiting on arrival",
+        "TTFT, seconds (log)",
+        yaxis_type="log",
+        scattermode="group",
+    )
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
     ttft = got["ttft_s"].to_numpy(np.float64)
     for index, (title, mask) in enumerate((("with a hit (median, bar to p90)", hit), ("without", ~hit))):
         cells = [ttft[mask & (bins == depth)] for depth in depths]
-        known = [(name, *np.percentile(cell, (50, 90)).tolist(), len(cell))
-                 for name, cell in zip(names, cells, strict=True) if len(cell)]  # fmt: skip
+        known = [
+            (name, *np.percentile(cell, (50, 90)).tolist(), len(cell))
+            for name, cell in zip(names, cells, strict=True)
+            if len(cell)
+        ]
         if known:
             at, middle, upper, counts = (list(column) for column in zip(*known, strict=True))
             figure.add_scatter(
-                x=at, y=middle, name=title, mode="markers", marker=marker(index), customdata=counts,
+                x=at,
+                y=middle,
+                name=title,
+                mode="markers",
+                marker=marker(index),
+                customdata=counts,
                 error_y={"array": np.subtract(upper, middle), "arrayminus": [0.0] * len(at)},
                 hovertemplate="%{y:.4g} s, of %{customdata:,} requests",
-            )  # fmt: skip
+            )
     return figure
 
 
@@ -177,8 +210,13 @@ def kv_over_time(steps: pd.DataFrame, num_blocks: int) -> go.Figure:
         advice = "more than half of it never held a running request's KV; it serves to keep prefixes."
     else:
         advice = "there is room for somewhat more load."
-    figure = chart("KV cache in use over time", f"At its peak {most:.0f}% of {num_blocks:,} blocks: {advice}",
-                   "seconds", "% of KV blocks in use", yaxis_rangemode="tozero")  # fmt: skip
+    figure = chart(
+        "KV cache in use over time",
+        f"At its peak {most:.0f}% of {num_blocks:,} blocks: {advice}",
+        "seconds",
+        "% of KV blocks in use",
+        yaxis_rangemode="tozero",
+    )
     _lines(figure, steps.assign(used=used), {"used": "in use"})
     if most > 50:
         figure.add_hline(y=100, line={"color": GREY, "dash": "dot"})
@@ -207,9 +245,13 @@ def step_time(steps: pd.DataFrame) -> go.Figure:
     figure.update_layout(showlegend=False)
     figure.update_yaxes(autorange="reversed")
     figure.add_bar(
-        x=list(sums.values()), y=list(sums), orientation="h", marker_color=[BLUE, PURPLE, VERMILLION, GREY],
-        text=[f"{value / total:.0%}" for value in sums.values()], textposition="auto",
-    )  # fmt: skip
+        x=list(sums.values()),
+        y=list(sums),
+        orientation="h",
+        marker_color=[BLUE, PURPLE, VERMILLION, GREY],
+        text=[f"{value / total:.0%}" for value in sums.values()],
+        textposition="auto",
+    )
     return figure
 
 
@@ -231,9 +273,10 @@ def step_tokens(steps: pd.DataFrame, max_num_batched_tokens: int) -> go.Figure:
     most = int((steps["prefill_tokens"] + steps["decode_n"]).max()) if len(steps) else 0
     full = most >= max_num_batched_tokens
     caption = f"The fullest step computed {most:,} of at most {max_num_batched_tokens:,} tokens: " + (
-        "the token budget binds at times, and prompts are cut into chunks." if full
+        "the token budget binds at times, and prompts are cut into chunks."
+        if full
         else "the token budget never binds."
-    )  # fmt: skip
+    )
     figure = chart("Tokens a step", caption, "seconds", "tokens in a step (log)", yaxis_type="log")
     if len(steps):
         # A logarithm has no zero: none at all is drawn below one.
@@ -252,11 +295,17 @@ def hits_by_length(requests: pd.DataFrame) -> go.Figure:
     names = [f"{2 ** int(number):,}+" for number in sums.index]
     total, cached = int(sums["input_tokens"].sum()), int(sums["cached_tokens"].sum())
     caption = (
-        f"{cached / total:.0%} of all prompt tokens were found in the cache and not computed." if total
+        f"{cached / total:.0%} of all prompt tokens were found in the cache and not computed."
+        if total
         else "No request was admitted."
-    )  # fmt: skip
-    figure = chart("Prompt tokens by length of prompt", caption, "prompt length, tokens (from)",
-                   "prompt tokens", barmode="stack")  # fmt: skip
+    )
+    figure = chart(
+        "Prompt tokens by length of prompt",
+        caption,
+        "prompt length, tokens (from)",
+        "prompt tokens",
+        barmode="stack",
+    )
     figure.update_xaxes(type="category")
     found = sums["cached_tokens"].to_numpy()
     figure.add_bar(x=names, y=found, name="found in the cache", marker_color=GREEN)
@@ -270,14 +319,19 @@ def replay_charts(
 ) -> list[go.Figure]:
     """All charts of a replay, the most telling first; those over steps only where steps were kept."""
     figures = [
-        latencies(requests), where_ttft_goes(requests), latency_over_time(requests),
-        cached_and_uncached_ttft(requests), hits_by_length(requests),
-    ]  # fmt: skip
+        latencies(requests),
+        where_ttft_goes(requests),
+        latency_over_time(requests),
+        cached_and_uncached_ttft(requests),
+        hits_by_length(requests),
+    ]
     if len(steps):
         figures += [
-            load_over_time(steps), kv_over_time(steps, num_blocks), step_time(steps),
+            load_over_time(steps),
+            kv_over_time(steps, num_blocks),
+            step_time(steps),
             step_tokens(steps, max_num_batched_tokens),
-        ]  # fmt: skip
+        ]
     return figures
 
 

@@ -19,9 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 _MOST_POINTS = 3000  # of a chart
 _DECODE = {"1 to 8 requests": (1, 8), "9 to 64": (9, 64), "65 or more": (65, 1 << 40)}
-_PROMPTS = {
-    "up to 256 tokens": (1, 256), "257 to 2,048": (257, 2048), "2,049 or more": (2049, 1 << 40)
-}  # fmt: skip
+_PROMPTS = {"up to 256 tokens": (1, 256), "257 to 2,048": (257, 2048), "2,049 or more": (2049, 1 << 40)}
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,14 @@ def _times(steps: _Steps, prompts: bool) -> go.Figure:
     figure = chart("Time of a step", caption, x, "milliseconds (log)", xaxis_type="log", yaxis_type="log")
     for index, (name, values) in enumerate((("measured", mine.measured), ("fitted", mine.fitted))):
         figure.add_scattergl(
-            x=size, y=values, name=name, mode="markers", marker=marker(index, size=4), customdata=mine.ctx,
+            x=size,
+            y=values,
+            name=name,
+            mode="markers",
+            marker=marker(index, size=4),
+            customdata=mine.ctx,
             hovertemplate="%{y:.3g} ms, decode context %{customdata:,.0f} tokens",
-        )  # fmt: skip
+        )
     return figure
 
 
@@ -113,27 +116,39 @@ def _errors(steps: _Steps, prompts: bool) -> go.Figure:
     total = 100 * (steps.fitted[rows].sum() / max(steps.measured[rows].sum(), 1e-9) - 1)
     caption = f"Together they are off by {total:+.2f}%. A region that leans to one side is fitted badly."
     figure = chart(
-        "Error of the fit", caption, "milliseconds measured (log)", "% off", xaxis_type="log",
+        "Error of the fit",
+        caption,
+        "milliseconds measured (log)",
+        "% off",
+        xaxis_type="log",
         yaxis_range=[-30, 30],
-    )  # fmt: skip
+    )
     for index, (name, group) in enumerate(groups.items()):
         figure.add_scattergl(
-            x=group.measured, y=100 * (group.fitted / group.measured - 1), name=name, mode="markers",
-            marker=marker(index, size=4), customdata=np.stack([group.n, group.tokens, group.ctx], axis=1),
+            x=group.measured,
+            y=100 * (group.fitted / group.measured - 1),
+            name=name,
+            mode="markers",
+            marker=marker(index, size=4),
+            customdata=np.stack([group.n, group.tokens, group.ctx], axis=1),
             hovertemplate="%{y:+.1f}%: %{customdata[0]} decodes, %{customdata[1]} tokens, "
             "decode context %{customdata[2]:,.0f}",
-        )  # fmt: skip
+        )
     return figure
 
 
 def _table(made: Calibration) -> HtmlTable:
     rows = [
         (
-            str(row["region"]), f"{row['steps']:,}", f"{row['time_percent']:.1f}%",
-            f"{row['error_percent']:+.2f}%", f"{row['p50_percent']:.2f}%", f"{row['p90_percent']:.2f}%",
+            str(row["region"]),
+            f"{row['steps']:,}",
+            f"{row['time_percent']:.1f}%",
+            f"{row['error_percent']:+.2f}%",
+            f"{row['p50_percent']:.2f}%",
+            f"{row['p90_percent']:.2f}%",
         )
         for row in made.regions
-    ]  # fmt: skip
+    ]
     header = ("region", "steps", "of the time", "total off by", "a step: p50", "p90")
     return HtmlTable(
         "", header, rows, "Signed error of the region's total, and how far single steps are off."

@@ -102,14 +102,23 @@ def _steps(steps: pd.DataFrame, num_blocks: int) -> Iterator[TraceEvent]:
         start, end = max(row["start_ns"], free), row["end_ns"]
         free = end
         yield {
-            "ph": "X", "name": _title(row), "cat": "prefill" if row["prefill_n"] else "decode",
-            "pid": REPLICA, "tid": _STEPS, "ts": _us(start), "dur": _us(end - start),
+            "ph": "X",
+            "name": _title(row),
+            "cat": "prefill" if row["prefill_n"] else "decode",
+            "pid": REPLICA,
+            "tid": _STEPS,
+            "ts": _us(start),
+            "dur": _us(end - start),
             "args": {
-                "step": row["step"], "steps": row["steps"], "planned_us": _us(row["start_ns"]),
-                "decode_requests": row["decode_n"], "decode_context_tokens": row["decode_ctx"],
-                "prompt_chunks": row["prefill_n"], "prompt_tokens": row["prefill_tokens"],
+                "step": row["step"],
+                "steps": row["steps"],
+                "planned_us": _us(row["start_ns"]),
+                "decode_requests": row["decode_n"],
+                "decode_context_tokens": row["decode_ctx"],
+                "prompt_chunks": row["prefill_n"],
+                "prompt_tokens": row["prefill_tokens"],
             },
-        }  # fmt: skip
+        }
         used = round(100 * row["used_blocks"] / max(num_blocks, 1), 3)
         yield from counters.at(
             start, row["running"], row["waiting"], used, row["prefill_tokens"], row["decode_n"]
@@ -163,9 +172,15 @@ def _requests(table: pd.DataFrame) -> Iterator[TraceEvent]:
         arrival, finished = _ns(row["arrival_s"]), _ns(row["finished_s"])
         if row["state"] == "rejected":
             yield {
-                "ph": "i", "s": "p", "name": f"rejected: {row['reason']}", "cat": "rejected",
-                "pid": REQUESTS, "tid": 0, "ts": _us(arrival), "args": {"request": row["row"]},
-            }  # fmt: skip
+                "ph": "i",
+                "s": "p",
+                "name": f"rejected: {row['reason']}",
+                "cat": "rejected",
+                "pid": REQUESTS,
+                "tid": 0,
+                "ts": _us(arrival),
+                "args": {"request": row["row"]},
+            }
             continue
         while busy and busy[0][0] <= arrival:
             heapq.heappush(spare, heapq.heappop(busy)[1])
@@ -190,9 +205,15 @@ def _phases(row: TableRow, slot: int, arrival: int, finished: int) -> Iterator[T
     for (name, start), end in zip(reached, ends, strict=True):
         if end > start:
             yield {
-                "ph": "X", "name": f"{name} {row['row']}", "cat": name, "pid": REQUESTS, "tid": slot,
-                "ts": _us(start), "dur": _us(end - start), "args": facts,
-            }  # fmt: skip
+                "ph": "X",
+                "name": f"{name} {row['row']}",
+                "cat": name,
+                "pid": REQUESTS,
+                "tid": slot,
+                "ts": _us(start),
+                "dur": _us(end - start),
+                "args": facts,
+            }
 
 
 def _ns(seconds: float) -> int:

@@ -28,16 +28,30 @@ def terms_by_load(
     `answer`: the most load that holds, with its interval `low` to `high`; None where none does.
     """
     tried = sorted(outcomes, key=lambda outcome: outcome.amount)
-    figure = chart(f"What breaks as {unit} grow", _breaks(tried, unit, answer), f"{unit} (log)",
-                   "% of the bound (log)", xaxis_type="log", yaxis_type="log", height=400)  # fmt: skip
+    figure = chart(
+        f"What breaks as {unit} grow",
+        _breaks(tried, unit, answer),
+        f"{unit} (log)",
+        "% of the bound (log)",
+        xaxis_type="log",
+        yaxis_type="log",
+        height=400,
+    )
     for index, name in enumerate(dict.fromkeys(term.text for outcome in tried for term in outcome.terms)):
-        pairs = [(outcome.amount, used(term)) for outcome in tried
-                 for term in outcome.terms if term.text == name]  # fmt: skip
+        pairs = [
+            (outcome.amount, used(term)) for outcome in tried for term in outcome.terms if term.text == name
+        ]
         known = [(amount, min(max(share, _LEAST), _MOST)) for amount, share in pairs if share is not None]
         if known:
             at, shares = zip(*known, strict=True)
-            figure.add_scatter(x=at, y=shares, name=label(name), mode="lines+markers", line=line(index),
-                               marker=marker(index, size=6))  # fmt: skip
+            figure.add_scatter(
+                x=at,
+                y=shares,
+                name=label(name),
+                mode="lines+markers",
+                line=line(index),
+                marker=marker(index, size=6),
+            )
     figure.add_hline(y=100, line={"color": GREY, "width": 2})
     _mark(figure, answer, low, high)
     return figure
@@ -78,17 +92,27 @@ def throughput_by_load(
             f"{knee.amount:,.4g} {unit} reach 95% of the {most:,.0f} output tokens/s seen at most; more of "
             "them add mainly latency."
         )
-    figure = chart(f"Throughput by {unit}", caption, f"{unit} (log)", "output tokens/s",
-                   xaxis_type="log", yaxis_rangemode="tozero", height=400)  # fmt: skip
+    figure = chart(
+        f"Throughput by {unit}",
+        caption,
+        f"{unit} (log)",
+        "output tokens/s",
+        xaxis_type="log",
+        yaxis_rangemode="tozero",
+        height=400,
+    )
     for index, (name, holds) in enumerate((("keeps the service level", True), ("misses it", False))):
         chosen = [outcome for outcome in tried if outcome.holds == holds]
         if chosen:
             figure.add_scatter(
-                x=[outcome.amount for outcome in chosen], mode="markers", name=name, marker=marker(index),
+                x=[outcome.amount for outcome in chosen],
+                mode="markers",
+                name=name,
+                marker=marker(index),
                 y=[outcome.output_tokens_per_s for outcome in chosen],
                 customdata=[outcome.requests_per_s for outcome in chosen],
                 hovertemplate="%{x:,.4g}: %{y:,.0f} tokens/s, %{customdata:.3g} requests/s",
-            )  # fmt: skip
+            )
     _mark(figure, answer, low, high)
     return figure
 
@@ -99,16 +123,36 @@ def envelope_bars(limits: Mapping[str, int], answer: float | None, low: float, h
     caption = f"By arithmetic {least} binds first, at {limits[least]:,}." if limits else ""
     if answer is not None and limits:
         caption += f" Replays admit {answer:,.0f}{_part(answer, limits[least])}."
-    figure = chart("Static envelope and replays", caption, "requests at once (log)", "", height=280,
-                   xaxis_type="log", showlegend=False)  # fmt: skip
+    figure = chart(
+        "Static envelope and replays",
+        caption,
+        "requests at once (log)",
+        "",
+        height=280,
+        xaxis_type="log",
+        showlegend=False,
+    )
     names, values = list(limits), [max(value, 1) for value in limits.values()]
     looks = [ORANGE if name == least else BLUE for name in names]
-    figure.add_bar(x=values, y=names, orientation="h", marker_color=looks,
-                   text=[f"{value:,}" for value in limits.values()], insidetextanchor="start")  # fmt: skip
+    figure.add_bar(
+        x=values,
+        y=names,
+        orientation="h",
+        marker_color=looks,
+        text=[f"{value:,}" for value in limits.values()],
+        insidetextanchor="start",
+    )
     if answer is not None:
         bars = {"array": [max(high - answer, 0.0)], "arrayminus": [max(answer - low, 0.0)]}
-        figure.add_bar(x=[answer], y=["replays"], orientation="h", marker_color=GREEN, error_x=bars,
-                       text=[f"{answer:,.4g}"], insidetextanchor="start")  # fmt: skip
+        figure.add_bar(
+            x=[answer],
+            y=["replays"],
+            orientation="h",
+            marker_color=GREEN,
+            error_x=bars,
+            text=[f"{answer:,.4g}"],
+            insidetextanchor="start",
+        )
     most = max([*values, high, 10.0])
     figure.update_xaxes(range=[0, math.log10(most) + 0.1])
     figure.update_yaxes(autorange="reversed")

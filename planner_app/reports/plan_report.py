@@ -10,8 +10,10 @@ from pagecast.planner_app.reports.scenario_section import scenario_section
 from pagecast.planner_app.wording.figures import shown as figure
 
 TITLES = {
-    "concurrency": "Admissible concurrency", "rate": "Highest request rate", "users": "Users who think",
-}  # fmt: skip
+    "concurrency": "Admissible concurrency",
+    "rate": "Highest request rate",
+    "users": "Users who think",
+}
 UNITS = {"concurrency": "users", "rate": "requests/s", "users": "users"}
 _SHARES = ("goodput", "preemptions", "kept_up", "backlog_growth")  # the terms that are no times
 
@@ -40,8 +42,10 @@ def _lead(found: Plan) -> str:
 
 
 def _cards(found: Plan) -> list[SummaryCard]:
-    cards = [SummaryCard(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
-             for answer in found.answers.values()]  # fmt: skip
+    cards = [
+        SummaryCard(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
+        for answer in found.answers.values()
+    ]
     if found.replicas is not None:
         said = f"for {found.replicas.requests_per_s:.3g} requests/s"
         cards.append(SummaryCard("Replicas", f"{found.replicas.count:,}", said))
@@ -95,12 +99,16 @@ def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
 def _row(name: str, outcome: LoadTrial, terms: list[str]) -> list[str]:
     values = {term.text: term.value for term in outcome.terms}
     return [
-        name, f"{outcome.amount:,.4g}",
+        name,
+        f"{outcome.amount:,.4g}",
         *(figure("share" if term.startswith(_SHARES) else "time_s", values.get(term)) for term in terms),
         f"{outcome.requests_per_s:.3g}",
-        *((f"{outcome.output_tokens_per_s:,.0f}", f"{outcome.preemption_rate:.3g}") if outcome.requests
-          else ("-", "-")),
-    ]  # fmt: skip
+        *(
+            (f"{outcome.output_tokens_per_s:,.0f}", f"{outcome.preemption_rate:.3g}")
+            if outcome.requests
+            else ("-", "-")
+        ),
+    ]
 
 
 def _envelope(found: Plan) -> HtmlTable:

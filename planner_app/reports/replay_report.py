@@ -13,10 +13,16 @@ from pagecast.sim.replay.metrics import STATISTICS
 from pagecast.sim.replay.replicates import Spread
 
 _LATENCIES = {
-    "e2e_s": "E2E", "ttft_s": "TTFT", "queue_s": "queue", "prefix_lookup_s": "prefix lookup",
-    "prefill_s": "prefill", "decode_s": "decode", "tpot_s": "TPOT",
-    "ttft_cached_s": "TTFT with a prefix hit*", "ttft_uncached_s": "TTFT without*",
-}  # fmt: skip
+    "e2e_s": "E2E",
+    "ttft_s": "TTFT",
+    "queue_s": "queue",
+    "prefix_lookup_s": "prefix lookup",
+    "prefill_s": "prefill",
+    "decode_s": "decode",
+    "tpot_s": "TPOT",
+    "ttft_cached_s": "TTFT with a prefix hit*",
+    "ttft_uncached_s": "TTFT without*",
+}
 
 
 def replay_report(result: Result, spread: Spread | None = None) -> str:

@@ -17,8 +17,13 @@ import plotly.graph_objects as go
 Floats = npt.NDArray[np.float64]
 
 BLUE, VERMILLION, GREEN, PURPLE, GREY, ORANGE = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A8F98", "#B78900",
-)  # fmt: skip
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#8A8F98",
+    "#B78900",
+)
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GREY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
@@ -71,15 +76,21 @@ def label(text: object) -> str:
 def line(index: int, **more: Any) -> dict[str, Any]:
     """The colour and dash of line number `index`."""
     return {
-        "color": COLORS[index % len(COLORS)], "dash": DASHES[index % len(DASHES)], "width": 2, **more,
-    }  # fmt: skip
+        "color": COLORS[index % len(COLORS)],
+        "dash": DASHES[index % len(DASHES)],
+        "width": 2,
+        **more,
+    }
 
 
 def marker(index: int, **more: Any) -> dict[str, Any]:
     """The colour and symbol of the points of series number `index`."""
     return {
-        "color": COLORS[index % len(COLORS)], "symbol": SYMBOLS[index % len(SYMBOLS)], "size": 8, **more,
-    }  # fmt: skip
+        "color": COLORS[index % len(COLORS)],
+        "symbol": SYMBOLS[index % len(SYMBOLS)],
+        "size": 8,
+        **more,
+    }
 
 
 def quantiles(values: Floats) -> tuple[Floats, Floats]:

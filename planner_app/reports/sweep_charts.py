@@ -46,12 +46,26 @@ def trade_off(
     for (name, mask), look in zip(kinds.items(), looks, strict=True):
         rows = ran[mask]
         if len(rows):
-            figure.add_scatter(x=rows[x], y=rows[y], name=name, mode="markers", marker=look,
-                               text=points(rows, knobs), hovertemplate=_HOVER)  # fmt: skip
+            figure.add_scatter(
+                x=rows[x],
+                y=rows[y],
+                name=name,
+                mode="markers",
+                marker=look,
+                text=points(rows, knobs),
+                hovertemplate=_HOVER,
+            )
     picked = ran[ran["number"] == chosen]
     if len(picked):
-        figure.add_scatter(x=picked[x], y=picked[y], name="cheapest", mode="markers", marker=_STAR,
-                           text=points(picked, knobs), hovertemplate=_HOVER)  # fmt: skip
+        figure.add_scatter(
+            x=picked[x],
+            y=picked[y],
+            name="cheapest",
+            mode="markers",
+            marker=_STAR,
+            text=points(picked, knobs),
+            hovertemplate=_HOVER,
+        )
     _spread(figure.update_xaxes, ran[x])
     _spread(figure.update_yaxes, ran[y])
     return figure
@@ -77,17 +91,21 @@ def against_knob(
     values = sorted(values) if numeric else values
     caption = _best(groups, figures[0], knob)
     marked = chosen is not None and _plain(chosen) in values
-    figure = chart(heading or f"{_first_up(title(figures[0]))} against {knob}",
-                   caption + (" The dotted line is the chosen value." if marked else ""),
-                   knob.replace("_", " "), axis(figures[0]))  # fmt: skip
+    figure = chart(
+        heading or f"{_first_up(title(figures[0]))} against {knob}",
+        caption + (" The dotted line is the chosen value." if marked else ""),
+        knob.replace("_", " "),
+        axis(figures[0]),
+    )
     for index, name in enumerate(figures):
         spread = groups[name].agg(["median", "min", "max"]).loc[values]
         middle = spread["median"].to_numpy(np.float64)
         bars = {"array": spread["max"] - middle, "arrayminus": middle - spread["min"], "thickness": 1}
         at = values if numeric else [label(value) for value in values]
         mode = "lines+markers" if numeric else "markers"
-        figure.add_scatter(x=at, y=middle, name=title(name), mode=mode, line=line(index),
-                           marker=marker(index), error_y=bars)  # fmt: skip
+        figure.add_scatter(
+            x=at, y=middle, name=title(name), mode=mode, line=line(index), marker=marker(index), error_y=bars
+        )
     if numeric and len(values) > 1 and min(values) > 0 and max(values) / min(values) >= 4:
         ticks = values[:: -(-len(values) // 8)]
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{value:,g}" for value in ticks])
@@ -127,12 +145,22 @@ def sensitivity(table: pd.DataFrame) -> go.Figure:
             f"{top['knob']} explains {top['share']:.0%} of what happens to {title(str(top['figure']))}. A "
             "knob with short bars in every group can be left alone."
         )
-    figure = chart("What each knob explains", caption, "", "% of variance over the trials", barmode="group",
-                   yaxis_rangemode="tozero")  # fmt: skip
+    figure = chart(
+        "What each knob explains",
+        caption,
+        "",
+        "% of variance over the trials",
+        barmode="group",
+        yaxis_rangemode="tozero",
+    )
     for index, (knob, rows) in enumerate(table.groupby("knob", sort=False)):
         look = {"color": line(index)["color"], "pattern": {"shape": ("", "/", "x", ".", "-", "+")[index % 6]}}
-        figure.add_bar(x=[title(str(name)) for name in rows["figure"]], y=100 * rows["share"],
-                       name=label(knob), marker=look)  # fmt: skip
+        figure.add_bar(
+            x=[title(str(name)) for name in rows["figure"]],
+            y=100 * rows["share"],
+            name=label(knob),
+            marker=look,
+        )
     figure.update_xaxes(type="category")
     return figure
 

@@ -69,9 +69,11 @@ def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
     ]
     marked = frozenset(at for at, number in enumerate(rows["number"]) if number == chosen)
     count = len(found.table)
-    said = f"All {count:,} trials." if count <= MOST_ROWS else (
-        f"The first {MOST_ROWS} of {count:,} trials; trials.parquet in the study's folder has all."
-    )  # fmt: skip
+    said = (
+        f"All {count:,} trials."
+        if count <= MOST_ROWS
+        else (f"The first {MOST_ROWS} of {count:,} trials; trials.parquet in the study's folder has all.")
+    )
     return HtmlTable("", header, body, said, marked)
 
 

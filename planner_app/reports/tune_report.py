@@ -11,12 +11,24 @@ from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCa
 from pagecast.planner_app.reports.scenario_section import scenario_section
 
 _CHARTS = (
-    ("reused_prefix_tokens",), ("ttft_mean_s", "ttft_p99_s"), ("tpot_mean_s", "tpot_p95_s"),
-    ("admissible_concurrency", "static_concurrency"), ("tail_waste_tokens",),
-    ("table_entries", "lookup_blocks"), ("lookup_s",), ("evicted_blocks", "preemptions"),
-)  # fmt: skip
-_CARDS = ("reused_prefix_tokens", "ttft_mean_s", "tpot_mean_s", "tail_waste_share", "table_entries",
-          "admissible_concurrency", "static_concurrency")  # fmt: skip
+    ("reused_prefix_tokens",),
+    ("ttft_mean_s", "ttft_p99_s"),
+    ("tpot_mean_s", "tpot_p95_s"),
+    ("admissible_concurrency", "static_concurrency"),
+    ("tail_waste_tokens",),
+    ("table_entries", "lookup_blocks"),
+    ("lookup_s",),
+    ("evicted_blocks", "preemptions"),
+)
+_CARDS = (
+    "reused_prefix_tokens",
+    "ttft_mean_s",
+    "tpot_mean_s",
+    "tail_waste_share",
+    "table_entries",
+    "admissible_concurrency",
+    "static_concurrency",
+)
 
 
 def tune_report(tuned: Tuned) -> str:
@@ -28,13 +40,16 @@ def tune_report(tuned: Tuned) -> str:
         if all(name in ran and ran[name].notna().any() for name in names)
     ]
     marked = frozenset(at for at, value in enumerate(ran[tuned.knob]) if value == tuned.recommended)
-    shown_tables = [HtmlTable("", header, rows, "The recommended setting is marked.", marked)
-                    for header, rows in tables(tuned)]  # fmt: skip
+    shown_tables = [
+        HtmlTable("", header, rows, "The recommended setting is marked.", marked)
+        for header, rows in tables(tuned)
+    ]
     varied = f"{tuned.knob} is as in the tables, whatever stands here."
     sections = [
-        Section("In figures", shown_tables), Section(f"Against {tuned.knob}", figures),
+        Section("In figures", shown_tables),
+        Section(f"Against {tuned.knob}", figures),
         scenario_section(tuned.scenario, tuned.costs, varied),
-    ]  # fmt: skip
+    ]
     scenario = tuned.scenario
     lead = (
         f"{_first_up(tuned.reason)} Served on {scenario.tensor_parallel_size} x {scenario.gpu} with "

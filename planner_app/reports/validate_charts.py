@@ -34,17 +34,26 @@ def errors(found: Forecast) -> go.Figure:
             inside = f"{coverage['inside']} of {coverage['figures']}"
             said = f"{inside} intervals hold the measurement (the line at 0). "
         caption = f"{said}The largest error is {worst.error_percent:+.1f}%, of {title(worst.name)}."
-    figure = chart("Error of each figure", caption, "forecast against measurement, %", "",
-                   height=max(260, 24 * len(rows) + 110))  # fmt: skip
+    figure = chart(
+        "Error of each figure",
+        caption,
+        "forecast against measurement, %",
+        "",
+        height=max(260, 24 * len(rows) + 110),
+    )
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_vline(x=0, line={"color": GREY, "width": 2})
     for index, (name, held) in enumerate((("measurement inside", True), ("measurement outside", False))):
         chosen = [row for row in rows if (row.covered is not False) == held]
         if chosen:
             figure.add_scatter(
-                x=[row.error_percent for row in chosen], y=[label(title(row.name)) for row in chosen],
-                name=name, mode="markers", marker=marker(index), error_x=_bars(chosen),
-            )  # fmt: skip
+                x=[row.error_percent for row in chosen],
+                y=[label(title(row.name)) for row in chosen],
+                name=name,
+                mode="markers",
+                marker=marker(index),
+                error_x=_bars(chosen),
+            )
     order = [label(title(row.name)) for row in rows]
     figure.update_yaxes(categoryorder="array", categoryarray=order)
     return figure
@@ -68,8 +77,14 @@ def distribution(found: Forecast, latency: str) -> go.Figure:
         pairs = zip(shares, np.percentile(made, shares), np.percentile(real, shares), strict=True)
         said = (f"p{share} {seconds(float(a))} against {seconds(float(b))} measured" for share, a, b in pairs)
         caption = f"Forecast: {', '.join(said)}. Where the lines part, the forecast is off."
-    figure = chart(f"{name[0].upper()}{name[1:]}: forecast and measurement", caption, "seconds (log)",
-                   "% of requests within", xaxis_type="log", yaxis_range=[0, 101])  # fmt: skip
+    figure = chart(
+        f"{name[0].upper()}{name[1:]}: forecast and measurement",
+        caption,
+        "seconds (log)",
+        "% of requests within",
+        xaxis_type="log",
+        yaxis_range=[0, 101],
+    )
     for index, (who, values) in enumerate((("measured", real), ("forecast", made))):
         if len(values):
             at, share = quantiles(np.maximum(values, _LEAST_S))

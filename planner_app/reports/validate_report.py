@@ -28,8 +28,13 @@ def validate_report(found: Forecast) -> str:
 
 def _cards(found: Forecast) -> list[SummaryCard]:
     by_name = {row.name: row for row in found.rows}
-    chosen = {"ttft_s.p50": "TTFT p50", "ttft_s.p99": "TTFT p99", "tpot_s.p50": "TPOT p50",
-              "e2e_s.p99": "E2E p99", "output_tokens_per_s": "Throughput"}  # fmt: skip
+    chosen = {
+        "ttft_s.p50": "TTFT p50",
+        "ttft_s.p99": "TTFT p99",
+        "tpot_s.p50": "TPOT p50",
+        "e2e_s.p99": "E2E p99",
+        "output_tokens_per_s": "Throughput",
+    }
     cards = []
     for name, said in chosen.items():
         row = by_name[name]

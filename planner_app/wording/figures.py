@@ -10,16 +10,26 @@ import re
 from pagecast.planner_app.wording.quantities import seconds
 
 _TITLES = {
-    "ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "ttft_cached": "TTFT with a hit",
-    "ttft_uncached": "TTFT without a hit", "output_tokens_per_s": "output tokens/s",
-    "peak_kv_usage": "KV in use at peak", "token_hit_rate": "prefix hit rate", "gpus": "GPUs",
-    "usd_per_hour": "cost an hour", "usd_per_million_output_tokens": "cost of a million output tokens",
-}  # fmt: skip
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+    "ttft_cached": "TTFT with a hit",
+    "ttft_uncached": "TTFT without a hit",
+    "output_tokens_per_s": "output tokens/s",
+    "peak_kv_usage": "KV in use at peak",
+    "token_hit_rate": "prefix hit rate",
+    "gpus": "GPUs",
+    "usd_per_hour": "cost an hour",
+    "usd_per_million_output_tokens": "cost of a million output tokens",
+}
 _UNITS = {
-    "output_tokens_per_s": "output tokens/s", "usd_per_hour": "USD/hour", "gpus": "GPUs",
+    "output_tokens_per_s": "output tokens/s",
+    "usd_per_hour": "USD/hour",
+    "gpus": "GPUs",
     "usd_per_million_output_tokens": "USD per million output tokens",
-    "token_hit_rate": "prefix hit rate, share", "peak_kv_usage": "KV in use at peak, share",
-}  # fmt: skip
+    "token_hit_rate": "prefix hit rate, share",
+    "peak_kv_usage": "KV in use at peak, share",
+}
 _FLAT = re.compile(r"(\w+)_(mean|max|p\d+)_s")
 
 

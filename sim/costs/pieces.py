@@ -40,7 +40,7 @@ class TwoPieces(DecodeLine):
             return self.first.steps_begun(ctx, mx, within_ns, early, extra_ns)
         rest = super().steps_begun(
             ctx + early * self.n, mx + early, within_ns - spent, most - early, extra_ns
-        )  # fmt: skip
+        )
         return early + rest
 
 

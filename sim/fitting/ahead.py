@@ -65,7 +65,7 @@ class AheadSteps:
         number = np.cumsum(chosen) - 1
         return replace(
             self, table=self.table.take(steps), group=number[self.group[steps]], ns=self.ns[chosen]
-        )  # fmt: skip
+        )
 
 
 def load_of(segment: str) -> str:

@@ -154,12 +154,16 @@ def _made_for(run: RecordedRun) -> dict[str, Any]:
     config = run.meta.get("config", {})
     facts = model_of(run.meta, f"{run.folder}/meta.json")
     return {
-        "engine": run.meta.get("engine"), "engine_version": run.meta.get("engine_version"),
-        "gpu": run.meta.get("gpu"), "model": facts.name, "model_shape": identity(facts),
+        "engine": run.meta.get("engine"),
+        "engine_version": run.meta.get("engine_version"),
+        "gpu": run.meta.get("gpu"),
+        "model": facts.name,
+        "model_shape": identity(facts),
         "tensor_parallel_size": config.get("tensor_parallel_size", 1),
-        "kv_cache_dtype": config.get("kv_cache_dtype"), "attention": config.get("attention"),
+        "kv_cache_dtype": config.get("kv_cache_dtype"),
+        "attention": config.get("attention"),
         "block_size": config.get("block_size"),
-    }  # fmt: skip
+    }
 
 
 def _provenance(sources: list[CalibrationRun], tables: list[StepTable], found: Fit) -> dict[str, Any]:
@@ -168,18 +172,28 @@ def _provenance(sources: list[CalibrationRun], tables: list[StepTable], found: F
     scales = [*found.scales[: len(plain)], *[None] * (len(tables) - len(plain))]
     for source, name, table, scale in zip(sources, names_of(tables), tables, scales, strict=True):
         meta = source.run.meta
-        runs.append({
-            "run": name, "steps": len(table), "seconds": round(float(table.ns.sum()) / 1e9, 3),
-            "part": source.upto, "asynchronous": bool(source.run.pipeline_depth),
-            "scale": None if scale is None else round(scale, 5),
-            "engine_version": meta.get("engine_version"), "driver": meta.get("driver"),
-            "gpu_id": meta.get("gpu_id"),
-            "torch": meta.get("torch"), "triton": meta.get("triton"),
-        })  # fmt: skip
+        runs.append(
+            {
+                "run": name,
+                "steps": len(table),
+                "seconds": round(float(table.ns.sum()) / 1e9, 3),
+                "part": source.upto,
+                "asynchronous": bool(source.run.pipeline_depth),
+                "scale": None if scale is None else round(scale, 5),
+                "engine_version": meta.get("engine_version"),
+                "driver": meta.get("driver"),
+                "gpu_id": meta.get("gpu_id"),
+                "torch": meta.get("torch"),
+                "triton": meta.get("triton"),
+            }
+        )
     return {
-        "pagecast": version("pagecast"), "runs": runs, "step_sd": round(found.sd, 5),
-        "merged_terms": list(found.merged), "absent_terms": list(found.absent),
-    }  # fmt: skip
+        "pagecast": version("pagecast"),
+        "runs": runs,
+        "step_sd": round(found.sd, 5),
+        "merged_terms": list(found.merged),
+        "absent_terms": list(found.absent),
+    }
 
 
 def _most_seen(tables: list[StepTable]) -> dict[str, int]:
@@ -189,9 +203,11 @@ def _most_seen(tables: list[StepTable]) -> dict[str, int]:
         return max(int(getattr(table, column).max(initial=0)) for table in tables)
 
     return {
-        "tokens": most("tokens"), "decode_requests": most("n"), "decode_context": most("longest"),
+        "tokens": most("tokens"),
+        "decode_requests": most("n"),
+        "decode_context": most("longest"),
         "prompt_context": most("longest_prompt"),
-    }  # fmt: skip
+    }
 
 
 def _groups(

@@ -21,22 +21,71 @@ Ints = npt.NDArray[np.int64]
 HOST_TERMS = ("request", "prompt_chunk", "arrival", "arriving_token")
 # What only engines whose decode attention splits work evenly have terms for.
 OF_EVEN_SPLITS = (
-    "first_kv_token", "shared_token", "short_shared_token", "light_prompt_tile", "prompt_kv_token",
-)  # fmt: skip
+    "first_kv_token",
+    "shared_token",
+    "short_shared_token",
+    "light_prompt_tile",
+    "prompt_kv_token",
+)
 # What launches stand for in steps with prompts that run without CUDA graphs.
 OF_GRAPHS = ("ungraphed_step", "longest_prompt_tile")
 LAUNCH = "launch_floor"
 # Terms that are given up first where the data can't tell them from the others.
 EXPENDABLE = (
-    "prompt_kv_token", "light_prompt_tile", "short_shared_token", "first_kv_token", "decode_after_prompts",
-    "longest_prompt_tile", "request_beside_prompt", "token_after_prompts", "ungraphed_step", "prompt_chunk",
-    "arriving_token", "prompt_step", "arrival", "request", "prompt_tile",
-)  # fmt: skip
+    "prompt_kv_token",
+    "light_prompt_tile",
+    "short_shared_token",
+    "first_kv_token",
+    "decode_after_prompts",
+    "longest_prompt_tile",
+    "request_beside_prompt",
+    "token_after_prompts",
+    "ungraphed_step",
+    "prompt_chunk",
+    "arriving_token",
+    "prompt_step",
+    "arrival",
+    "request",
+    "prompt_tile",
+)
 
 _KNOTS = (
-    1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280,
-    1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152, 65536,
-)  # fmt: skip
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    48,
+    64,
+    80,
+    96,
+    128,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+    1024,
+    1280,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+    12288,
+    16384,
+    24576,
+    32768,
+    49152,
+    65536,
+)
 
 
 _TEXTS = ("run", "segments")  # of a `StepTable`, which otherwise holds columns
@@ -109,13 +158,16 @@ def step_table(run: RecordedRun, shape: TileShape, upto: float = 1.0) -> StepTab
     swept = "sweep" in run.meta
     columns: dict[str, npt.NDArray[Any]] = {
         "segment": steps.section if swept else np.zeros(len(steps), np.int64),
-        "index": np.arange(len(steps)), "ns": (following - start).astype(np.float64),
+        "index": np.arange(len(steps)),
+        "ns": (following - start).astype(np.float64),
         "sched_ns": steps.sched_ns.astype(np.float64),
         "gap_ns": (following - steps.end_ns).astype(np.float64),
-        "n": steps.decode_n.astype(np.float64), "ctx": steps.decode_ctx.astype(np.float64),
+        "n": steps.decode_n.astype(np.float64),
+        "ctx": steps.decode_ctx.astype(np.float64),
         "longest": steps.decode_max.astype(np.float64),
         "chunks": np.diff(steps.prefill_start).astype(np.float64),
-        "tokens": tokens, "after": _after(steps, tokens),
+        "tokens": tokens,
+        "after": _after(steps, tokens),
         "prompt_tiles": _per_step(steps, attention_work.chunk_tiles(shape, size, context)),
         "prompt_span": _spans(steps, shape),
         "prompt_ctx": _per_step(steps, context),
@@ -123,8 +175,9 @@ def step_table(run: RecordedRun, shape: TileShape, upto: float = 1.0) -> StepTab
         "largest_chunk": _largest(steps, steps.prefill_tokens),
         "warm": _warmth(steps, tokens, shape),
         "shared": _shared(run, shape),
-        "arrivals": arrivals, "arrived_tokens": arrived,
-    }  # fmt: skip
+        "arrivals": arrivals,
+        "arrived_tokens": arrived,
+    }
     kept = {key: value[keep] for key, value in columns.items()}
     return StepTable(run=run.name, segments=steps.sections if swept else (run.name,), **kept)
 

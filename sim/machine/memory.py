@@ -122,12 +122,19 @@ def hbm_budget(
     `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for a block.
     """
     _check(
-        {"gpu_memory_utilization": gpu_memory_utilization,
-         "free_gpu_memory_fraction": free_gpu_memory_fraction},
-        {"kv_tokens": kv_tokens, "block_size": block_size, "max_num_seqs": max_num_seqs,
-         "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
-         "sequence_tokens": sequence_tokens},
-    )  # fmt: skip
+        {
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "free_gpu_memory_fraction": free_gpu_memory_fraction,
+        },
+        {
+            "kv_tokens": kv_tokens,
+            "block_size": block_size,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len,
+            "sequence_tokens": sequence_tokens,
+        },
+    )
     model.check_tensor_parallel(tensor_parallel_size)
     layout = block_layout(
         model.kv_groups(tensor_parallel_size), block_size, model.kv_element_bytes(kv_cache_dtype)
@@ -140,8 +147,18 @@ def hbm_budget(
     blocks = int(limits[limit] // layout.block_bytes)
     if blocks < 2:
         raise BadInput(_no_room(model, gpu, fixed, limit, limits[limit]))
-    return _budget(model, gpu, tensor_parallel_size, fixed, limit, blocks, layout,
-                   max_model_len or model.max_position, sequence_tokens, kv_cache_dtype)  # fmt: skip
+    return _budget(
+        model,
+        gpu,
+        tensor_parallel_size,
+        fixed,
+        limit,
+        blocks,
+        layout,
+        max_model_len or model.max_position,
+        sequence_tokens,
+        kv_cache_dtype,
+    )
 
 
 _KEYWORDS = [one.name for one in signature(hbm_budget).parameters.values() if one.kind is one.KEYWORD_ONLY]
@@ -162,9 +179,17 @@ def _check(fractions: dict[str, float | None], sizes: dict[str, int | None]) -> 
 
 
 def _budget(
-    model: ModelFacts, gpu: Gpu, tp: int, fixed: tuple[Item, ...], limit: str, blocks: int,
-    layout: BlockLayout, max_model_len: int, sequence_tokens: int, kv_cache_dtype: str,
-) -> HbmBudget:  # fmt: skip
+    model: ModelFacts,
+    gpu: Gpu,
+    tp: int,
+    fixed: tuple[Item, ...],
+    limit: str,
+    blocks: int,
+    layout: BlockLayout,
+    max_model_len: int,
+    sequence_tokens: int,
+    kv_cache_dtype: str,
+) -> HbmBudget:
     kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
     rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
     detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
@@ -211,9 +236,13 @@ def _tokens(blocks: int, layout: BlockLayout, max_model_len: int) -> int:
 
 
 def _limits(
-    gpu: Gpu, fixed: tuple[Item, ...], layout: BlockLayout,
-    utilization: float | None, fraction: float | None, kv_tokens: int | None,
-) -> dict[str, float]:  # fmt: skip
+    gpu: Gpu,
+    fixed: tuple[Item, ...],
+    layout: BlockLayout,
+    utilization: float | None,
+    fraction: float | None,
+    kv_tokens: int | None,
+) -> dict[str, float]:
     """Bytes that each limit leaves for the KV cache."""
     counted = sum(item.bytes for item in fixed if item.counted)
     graphs = sum(item.bytes for item in fixed if item.name == "CUDA graphs")
@@ -248,17 +277,23 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tup
     graphs = 0 if eager else activations.graph_bytes(model, gpu, seqs, tp)
     state = activations.sampler_state_bytes(model, seqs) if lean else 0
     items = [
-        Item("weights", loaded_weight_bytes(model, tp, max_model_len),
-             f"{model.params / 1e9:.2f} B parameters in {model.weight_dtype}"),
-        Item("activations", activations.activation_bytes(model, gpu, tokens, seqs, tp, lean),
-             f"peak of a step of {tokens} tokens"),
+        Item(
+            "weights",
+            loaded_weight_bytes(model, tp, max_model_len),
+            f"{model.params / 1e9:.2f} B parameters in {model.weight_dtype}",
+        ),
+        Item(
+            "activations",
+            activations.activation_bytes(model, gpu, tokens, seqs, tp, lean),
+            f"peak of a step of {tokens} tokens",
+        ),
         Item("libraries", LIBRARY_BYTES, "kernels loaded on first use"),
         Item("compilation", 0 if eager else COMPILE_BYTES, "none to 0.9 GiB; most on a first start"),
         Item("CUDA graphs", graphs, f"{len(capture_sizes(seqs))} batch sizes", counted=not lean),
         Item("sampler", state, "token counts for penalties", counted=False),
         Item("CUDA context", CONTEXT_BYTES, "the driver's", counted=False),
         Item("communication", NCCL_BYTES if tp > 1 else 0, "NCCL and all-reduce buffers", counted=False),
-    ]  # fmt: skip
+    ]
     return tuple(item for item in items if item.bytes)
 
 

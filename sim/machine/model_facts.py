@@ -16,13 +16,30 @@ from pagecast.sim.core.errors import BadInput
 # Bits a stored weight takes, scales and zero points included (group of 128 for int4; blocks of 128 x 128
 # for fp8; OCP microscaling formats for mxfp4; 16-value blocks for nvfp4).
 WEIGHT_BITS = {
-    "fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.002, "int8": 8.002,
-    "int4": 4.156, "mxfp4": 4.25, "nvfp4": 4.5,
-}  # fmt: skip
+    "fp32": 32.0,
+    "bf16": 16.0,
+    "fp16": 16.0,
+    "fp8": 8.002,
+    "int8": 8.002,
+    "int4": 4.156,
+    "mxfp4": 4.25,
+    "nvfp4": 4.5,
+}
 _KV_BYTES = {
-    "fp32": 4, "bf16": 2, "fp16": 2, "bfloat16": 2, "float16": 2, "float": 4, "float32": 4, "half": 2,
-    "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "int8": 1,
-}  # fmt: skip
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "bfloat16": 2,
+    "float16": 2,
+    "float": 4,
+    "float32": 4,
+    "half": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+    "int8": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,19 @@ __all__ = ["ModelFacts", "known_models", "model"]
 _MOST_BYTES = 4 << 20
 _FOLDER_HINT = "give a folder that holds the model's config.json"
 _QUANTISED = {
-    "fp8": "fp8", "fp8-dynamic": "fp8", "awq": "int4", "gptq": "int4", "gptq-int4": "int4",
-    "gptq-int8": "int8", "int4": "int4", "int8": "int8", "w4a16": "int4",
-    "w8a8": "int8", "nvfp4": "nvfp4", "mxfp4": "mxfp4",
-}  # fmt: skip
+    "fp8": "fp8",
+    "fp8-dynamic": "fp8",
+    "awq": "int4",
+    "gptq": "int4",
+    "gptq-int4": "int4",
+    "gptq-int8": "int8",
+    "int4": "int4",
+    "int8": "int8",
+    "w4a16": "int4",
+    "w8a8": "int8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}
 
 
 def model(name: str) -> ModelFacts:

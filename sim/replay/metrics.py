@@ -32,9 +32,13 @@ def statistics(values: Floats) -> dict[str, float | None]:
         return dict.fromkeys(STATISTICS)
     p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
     return {
-        "mean": float(values.mean()), "p50": p50, "p90": p90, "p95": p95, "p99": p99,
+        "mean": float(values.mean()),
+        "p50": p50,
+        "p90": p90,
+        "p95": p95,
+        "p99": p99,
         "max": float(values.max()),
-    }  # fmt: skip
+    }
 
 
 def weighted_statistics(values: Floats, weights: Floats) -> dict[str, float | None]:
@@ -59,8 +63,15 @@ def request_table(
     for name in ("arrival", "admitted", "first_token", "finished"):
         ns = rows[f"{name}_ns"].to_numpy()
         table[f"{name}_s"] = np.where(ns < 0, np.nan, ns * _NS)
-    for name in ("input_tokens", "output_tokens", "cached_tokens", "reused_tokens", "recomputed_tokens",
-                 "preemptions", "queue_depth"):  # fmt: skip
+    for name in (
+        "input_tokens",
+        "output_tokens",
+        "cached_tokens",
+        "reused_tokens",
+        "recomputed_tokens",
+        "preemptions",
+        "queue_depth",
+    ):
         table[name] = np.maximum(rows[name], 0)
     lengths, inverse = np.unique(rows["input_tokens"].to_numpy(), return_inverse=True)
     plain = costs.arrival_ns(0)

@@ -15,13 +15,34 @@ from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request, State
 
 STEP_COLUMNS = (
-    "step", "steps", "start_ns", "end_ns", "decode_n", "decode_ctx", "decode_max", "prefill_n",
-    "prefill_tokens", "running", "waiting", "used_blocks",
-)  # fmt: skip
+    "step",
+    "steps",
+    "start_ns",
+    "end_ns",
+    "decode_n",
+    "decode_ctx",
+    "decode_max",
+    "prefill_n",
+    "prefill_tokens",
+    "running",
+    "waiting",
+    "used_blocks",
+)
 REQUEST_COLUMNS = (
-    "row", "arrival_ns", "admitted_ns", "first_token_ns", "finished_ns", "input_tokens", "output_tokens",
-    "cached_tokens", "reused_tokens", "recomputed_tokens", "preemptions", "queue_depth", "state",
-)  # fmt: skip
+    "row",
+    "arrival_ns",
+    "admitted_ns",
+    "first_token_ns",
+    "finished_ns",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "reused_tokens",
+    "recomputed_tokens",
+    "preemptions",
+    "queue_depth",
+    "state",
+)
 STATES = (State.FINISHED, State.CANCELLED, State.REJECTED)
 _STATE_CODE = {state: code for code, state in enumerate(STATES)}
 _FLUSH_ROWS = 1 << 16
@@ -65,10 +86,20 @@ class Recorder:
         if self._keep or self._step_file is not None:
             self._steps.extend(
                 (
-                    plan.step, plan.steps, start_ns, end_ns, n, plan.decode_ctx, plan.decode_max,
-                    len(plan.prefill), tokens - n, plan.running, plan.waiting, used,
+                    plan.step,
+                    plan.steps,
+                    start_ns,
+                    end_ns,
+                    n,
+                    plan.decode_ctx,
+                    plan.decode_max,
+                    len(plan.prefill),
+                    tokens - n,
+                    plan.running,
+                    plan.waiting,
+                    used,
                 )
-            )  # fmt: skip
+            )
             waiting = len(self._steps) - self._written
             if self._step_file is not None and waiting >= _FLUSH_ROWS * len(STEP_COLUMNS):
                 self._flush_steps()
@@ -80,12 +111,21 @@ class Recorder:
         self.ended += 1
         self._requests.extend(
             (
-                request.index, request.arrival_ns, request.admitted_ns, request.first_token_ns,
-                request.finished_ns, request.prompt_tokens, request.output_tokens, request.cached_tokens,
-                request.reused_tokens, request.recomputed_tokens, request.preemptions, request.queue_depth,
+                request.index,
+                request.arrival_ns,
+                request.admitted_ns,
+                request.first_token_ns,
+                request.finished_ns,
+                request.prompt_tokens,
+                request.output_tokens,
+                request.cached_tokens,
+                request.reused_tokens,
+                request.recomputed_tokens,
+                request.preemptions,
+                request.queue_depth,
                 _STATE_CODE[request.state],
             )
-        )  # fmt: skip
+        )
         if request.reason:
             self.reasons[request.index] = request.reason
 

@@ -149,4 +149,3 @@ def _renamed(trace: Trace, own: Ints, shift: int, copy: int) -> Trace:
         columns["output_content"] = rename(trace.integers("output_content"))
     spans = None if trace.spans is None else replace(trace.spans, content=rename(trace.spans.content))
     return replace(trace, spans=spans, requests=table(columns))
-

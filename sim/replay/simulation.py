@@ -87,9 +87,15 @@ def replay(
         env = simpy.Environment()
         started = time.perf_counter()
         Replica(
-            env, scheduler, costs, clients, feed, recorder,
-            fast_forward=fast_forward, after_step=checker.after_step if checker else None,
-        )  # fmt: skip
+            env,
+            scheduler,
+            costs,
+            clients,
+            feed,
+            recorder,
+            fast_forward=fast_forward,
+            after_step=checker.after_step if checker else None,
+        )
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
         recorder.close()
@@ -173,5 +179,8 @@ def _summary(
 def _kind(reason: str) -> str:
     """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
     reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
-    return re.sub(r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
-                  r"needs more than the pool's \2 blocks of \1 tokens", reason)  # fmt: skip
+    return re.sub(
+        r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
+        r"needs more than the pool's \2 blocks of \1 tokens",
+        reason,
+    )

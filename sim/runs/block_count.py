@@ -38,9 +38,11 @@ class BlockCount:
     def as_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
         return {
-            "predicted": self.predicted, "measured": self.measured, "error_percent": self.error_percent,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "error_percent": self.error_percent,
             "set_by_hand": self.set_by_hand,
-        }  # fmt: skip
+        }
 
 
 def block_count(run: RecordedRun) -> BlockCount | None:

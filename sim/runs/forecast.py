@@ -63,11 +63,15 @@ class ForecastRow:
     def as_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
         return {
-            "predicted": self.predicted, "measured": self.measured, "error_percent": self.error_percent,
-            "low": self.low, "high": self.high, "covered": self.covered,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "error_percent": self.error_percent,
+            "low": self.low,
+            "high": self.high,
+            "covered": self.covered,
             "percent_per_percent_of_step_time": self.sensitivity,
             "within_one_percent_of_step_time": self.range_percent and list(self.range_percent),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,11 @@ class Forecast:
         """As printed in JSON: latencies by statistic, then totals, and how often intervals held."""
         by_name = {row.name: row for row in self.rows}
         body: dict[str, Any] = {
-            "run": self.run, "costs": self.costs, "expected_error": " ".join(self.notes),
+            "run": self.run,
+            "costs": self.costs,
+            "expected_error": " ".join(self.notes),
             "in_sample": self.in_sample,
-        }  # fmt: skip
+        }
         for name in LATENCIES:
             body[name] = {key: by_name[f"{name}.{key}"].as_dict() for key in STATISTICS}
         for name in SCALARS:
@@ -115,9 +121,7 @@ class Forecast:
         middle = median(widths) if widths else None
         inside = sum(bool(row.covered) for row in held)
         share = inside / len(held) if held else None
-        return {
-            "figures": len(held), "inside": inside, "covered": share, "median_half_width_percent": middle
-        }  # fmt: skip
+        return {"figures": len(held), "inside": inside, "covered": share, "median_half_width_percent": middle}
 
 
 def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) -> Scenario:
@@ -128,15 +132,21 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
         raise BadInput(f"{run.folder}/meta.json: 'gpu' is {run.meta.get('gpu')!r}, must name the GPU")
     fields = {
         "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
-        "gpu": run.meta["gpu"], "profile": str(config.get("profile", "vllm")),
-        "costs": costs, "transfer_costs": transfer,
-        "num_gpu_blocks": limits.num_blocks, "block_size": limits.block_size,
-        "max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "max_model_len": limits.max_model_len, "scheduling_policy": limits.policy,
-        "async_scheduling": bool(limits.pipeline_depth), "enable_prefix_caching": limits.caching,
+        "gpu": run.meta["gpu"],
+        "profile": str(config.get("profile", "vllm")),
+        "costs": costs,
+        "transfer_costs": transfer,
+        "num_gpu_blocks": limits.num_blocks,
+        "block_size": limits.block_size,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": limits.max_model_len,
+        "scheduling_policy": limits.policy,
+        "async_scheduling": bool(limits.pipeline_depth),
+        "enable_prefix_caching": limits.caching,
         "tensor_parallel_size": int(config.get("tensor_parallel_size", 1)),
         "kv_cache_dtype": str(config.get("kv_cache_dtype", "auto")),
-    }  # fmt: skip
+    }
     return Scenario.make(fields, f"{run.folder}/meta.json")
 
 
@@ -167,11 +177,16 @@ def forecast(
     spread = spread.around(figures)
     rows = tuple(
         ForecastRow(
-            name, value, actual[name],
-            spread.low.get(name), spread.high.get(name), spread.sensitivity.get(name), spread.reach.get(name),
+            name,
+            value,
+            actual[name],
+            spread.low.get(name),
+            spread.high.get(name),
+            spread.sensitivity.get(name),
+            spread.reach.get(name),
         )
         for name, value in figures.items()
-    )  # fmt: skip
+    )
     own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else None
     found = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
     notes = tuple(note for note in found if note)

@@ -227,10 +227,15 @@ def _read_steps(path: Path) -> Steps:
     prefill = [np.array(column, np.int64) for column in (starts, tokens, there)]
     numbers = np.array(section.column, np.int64)
     return Steps(
-        **times, **counts, kv_usage=usage,
-        prefill_start=prefill[0], prefill_tokens=prefill[1], prefill_ctx=prefill[2],
-        section=numbers, sections=tuple(section.names),
-    )  # fmt: skip
+        **times,
+        **counts,
+        kv_usage=usage,
+        prefill_start=prefill[0],
+        prefill_tokens=prefill[1],
+        prefill_ctx=prefill[2],
+        section=numbers,
+        sections=tuple(section.names),
+    )
 
 
 def _check_step(line: dict[str, Any]) -> None:
@@ -250,9 +255,13 @@ def _check_step(line: dict[str, Any]) -> None:
         key = "sched_s" if line["sched_s"] < 0 else "end_s - start_s"
         raise ValueError(f"negative duration: '{key}'")
     if not isinstance(line["prefill"], list) or not all(
-        isinstance(chunk, list) and len(chunk) == 2 and all(type(v) is int and v < HUGE for v in chunk)
-        and chunk[0] >= 1 and chunk[1] >= 0 for chunk in line["prefill"]
-    ):  # fmt: skip
+        isinstance(chunk, list)
+        and len(chunk) == 2
+        and all(type(v) is int and v < HUGE for v in chunk)
+        and chunk[0] >= 1
+        and chunk[1] >= 0
+        for chunk in line["prefill"]
+    ):
         raise ValueError("'prefill' must be a list of [tokens computed, tokens already there]")
     for key in ("decode_ctx", "decode_max"):
         if line[key] and not line["decode_n"]:

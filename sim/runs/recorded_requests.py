@@ -17,9 +17,16 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, REQUIRED, TEXTS, Spans
 
 REQUEST_COLUMNS: dict[str, type] = {
-    "index": int, "arrival_s": float, "submitted_s": float, "input_tokens": int, "output_tokens": int,
-    "first_token_s": float, "finish_s": float, "cached_tokens": int, "tokens_out": int,
-}  # fmt: skip
+    "index": int,
+    "arrival_s": float,
+    "submitted_s": float,
+    "input_tokens": int,
+    "output_tokens": int,
+    "first_token_s": float,
+    "finish_s": float,
+    "cached_tokens": int,
+    "tokens_out": int,
+}
 HUGE = 2**53  # counts below it are exact in every column
 LATEST_S = 9e9  # of what nanoseconds of 64 bits hold
 _MAY_BE_EMPTY = ("first_token_s", "finish_s", "cancelled_s")  # of a request cancelled or refused
@@ -86,8 +93,10 @@ def _check_rows(path: Path, table: pd.DataFrame) -> None:
             raise BadInput(f"{path} line {int(found[0]) + 2}: {wrong}")
 
     refuse(table["index"] != np.arange(len(table)), "'index' must number the rows from 0")
-    refuse(table["first_token_s"].isna() & table["finish_s"].notna(), "'first_token_s' is empty, but the "
-           "request finished")  # fmt: skip
+    refuse(
+        table["first_token_s"].isna() & table["finish_s"].notna(),
+        "'first_token_s' is empty, but the request finished",
+    )
     pairs = [("submitted_s", "arrival_s"), ("first_token_s", "arrival_s"), ("finish_s", "first_token_s")]
     pairs += [("cancelled_s", "submitted_s")] if "cancelled_s" in table else []
     for key, before in pairs:

@@ -72,7 +72,9 @@ def measured(run: RecordedRun) -> RunFigures:
     tpot = np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan)
     return RunFigures(
         latencies={
-            "ttft_s": _known(first - arrival), "tpot_s": _known(tpot), "e2e_s": _known(last - arrival),
+            "ttft_s": _known(first - arrival),
+            "tpot_s": _known(tpot),
+            "e2e_s": _known(last - arrival),
             "queue_s": _known(queue),
         },
         scalars={
@@ -83,7 +85,7 @@ def measured(run: RecordedRun) -> RunFigures:
             "reused_prefix_tokens": float(table["cached_tokens"].sum()),
         },
         timeline=_timeline(run.steps.start_ns, run.steps.running, run.steps.waiting),
-    )  # fmt: skip
+    )
 
 
 def simulated(result: Result) -> RunFigures:

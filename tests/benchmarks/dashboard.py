@@ -42,8 +42,10 @@ def main() -> None:
 
 def _say(title: str, seconds: list[float], goal_s: float) -> None:
     middle, worst = statistics.median(seconds), max(seconds)
-    print(f"{title}: median {middle:.2f} s, worst {worst:.2f} s of {len(seconds)}; "
-          f"goal {goal_s:g} s, median at {middle / goal_s:.2f} of it")  # fmt: skip
+    print(
+        f"{title}: median {middle:.2f} s, worst {worst:.2f} s of {len(seconds)}; "
+        f"goal {goal_s:g} s, median at {middle / goal_s:.2f} of it"
+    )
 
 
 def _session(browser: Any, moves: int) -> tuple[float, list[float]]:
@@ -87,8 +89,10 @@ def _move(page: Page, number: int) -> float:
         "([selector, before]) => {"
         " const now = [...document.querySelectorAll(selector)].map(value => value.innerText);"
         " return now.length === before.length && now.slice(1).join() !== before.slice(1).join(); }",
-        arg=[_VALUES, before], polling=20, timeout=30_000,
-    )  # fmt: skip
+        arg=[_VALUES, before],
+        polling=20,
+        timeout=30_000,
+    )
     return time.perf_counter() - begun
 
 

@@ -72,13 +72,24 @@ def _write_config(name: str, folder: Path) -> None:
     facts = find_model(name)
     a = facts.attention
     config = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": facts.hidden,
-        "num_hidden_layers": facts.layers, "num_attention_heads": a.heads, "head_dim": a.head_dim,
-        "num_key_value_heads": a.kv_heads, "intermediate_size": facts.intermediate, "hidden_act": "silu",
-        "vocab_size": facts.vocab, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000, "tie_word_embeddings": facts.tied, "torch_dtype": "bfloat16",
-        "dtype": "bfloat16", "attention_bias": False,
-    }  # fmt: skip
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": facts.hidden,
+        "num_hidden_layers": facts.layers,
+        "num_attention_heads": a.heads,
+        "head_dim": a.head_dim,
+        "num_key_value_heads": a.kv_heads,
+        "intermediate_size": facts.intermediate,
+        "hidden_act": "silu",
+        "vocab_size": facts.vocab,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "tie_word_embeddings": facts.tied,
+        "torch_dtype": "bfloat16",
+        "dtype": "bfloat16",
+        "attention_bias": False,
+    }
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -89,9 +100,18 @@ def _stand_in() -> None:
     flash_peer.load()
 
     def varlen(
-        q: Tensor, k: Tensor, v: Tensor, *, max_seqlen_q: int, cu_seqlens_q: Tensor, max_seqlen_k: int,
-        cu_seqlens_k: Tensor, softmax_scale: float, causal: bool, block_table: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        max_seqlen_q: int,
+        cu_seqlens_q: Tensor,
+        max_seqlen_k: int,
+        cu_seqlens_k: Tensor,
+        softmax_scale: float,
+        causal: bool,
+        block_table: Tensor | None,
+    ) -> Tensor:
         out = torch.empty_like(q)
         lens = None if block_table is None else cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         flash_peer.attend(q, k, v, out, cu_seqlens_q, lens, block_table, max_seqlen_q, max_seqlen_k)
@@ -100,9 +120,15 @@ def _stand_in() -> None:
     starts: dict[int, Tensor] = {}
 
     def with_kvcache(
-        q: Tensor, k: Tensor, v: Tensor, *, cache_seqlens: Tensor, block_table: Tensor, softmax_scale: float,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        cache_seqlens: Tensor,
+        block_table: Tensor,
+        softmax_scale: float,
         causal: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         n, flat = q.shape[0], q.squeeze(1)
         if n not in starts:
             starts[n] = torch.arange(n + 1, dtype=torch.int32, device=q.device)

@@ -76,9 +76,11 @@ def as_mooncake(trace: Trace, name: str) -> Path:
                 ids = list(range(fresh, fresh + blocks))
                 fresh += blocks
             line = {
-                "timestamp": request.arrival_s * 1000, "input_length": int(request.input_tokens),
-                "output_length": int(request.output_tokens), "hash_ids": ids[:blocks],
-            }  # fmt: skip
+                "timestamp": request.arrival_s * 1000,
+                "input_length": int(request.input_tokens),
+                "output_length": int(request.output_tokens),
+                "hash_ids": ids[:blocks],
+            }
             out.write(json.dumps(line) + "\n")
     return path
 

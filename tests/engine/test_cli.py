@@ -54,9 +54,7 @@ def test_generate_streams_the_text_that_generate_returns(
     assert capsys.readouterr().out == expected.outputs[0].text + "\n"
 
 
-def test_generate_prints_every_text_as_json(
-    model_with_text: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_prints_every_text_as_json(model_with_text: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run("generate", "a", "b", "--model", model_with_text.folder, "-n", 2, "--max-tokens", 5, "--json", *SMALL)
     completions = json.loads(capsys.readouterr().out)["completions"]
     assert [len(completion["outputs"]) for completion in completions] == [2, 2]

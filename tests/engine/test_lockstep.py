@@ -123,8 +123,10 @@ def test_a_trace_of_token_ids_is_served_as_it_is(model_of: Any, engine_of: Any, 
     shared = list(range(40))
     prompts = [[*shared, 1, 2], [*shared, 3], [9] * 5, [*shared[:20], 4], [*shared, 1, 2]]
     columns = {
-        "arrival_s": np.zeros(5), "input_tokens": [len(p) for p in prompts], "output_tokens": [6, 7, 8, 9, 10]
-    }  # fmt: skip
+        "arrival_s": np.zeros(5),
+        "input_tokens": [len(p) for p in prompts],
+        "output_tokens": [6, 7, 8, 9, 10],
+    }
     trace = Trace("ids", table(columns), token_ids=[np.array(p, np.int64) for p in prompts])
     run = record(engine_of(model.folder, log_events=True), trace, tmp_path)
     report = compare_decisions(run)

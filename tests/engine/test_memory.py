@@ -54,9 +54,16 @@ def test_the_cpu_has_as_many_blocks_as_are_asked_for(model_of: Any, engine_of: A
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("gpu_memory_utilization", 1.5), ("dtype", "int3"), ("device", "tpu"), ("block_size", 0),
-     ("pipeline_depth", 2), ("num_blocks", 0), ("max_num_batched_tokens", 4)],
-)  # fmt: skip
+    [
+        ("gpu_memory_utilization", 1.5),
+        ("dtype", "int3"),
+        ("device", "tpu"),
+        ("block_size", 0),
+        ("pipeline_depth", 2),
+        ("num_blocks", 0),
+        ("max_num_batched_tokens", 4),
+    ],
+)
 def test_options_out_of_range_are_named(option: str, value: Any, model_of: Any, engine_of: Any) -> None:
     with pytest.raises(BadInput, match=option):
         engine_of(model_of("qwen3").folder, **{option: value})

@@ -23,10 +23,19 @@ def attend(
     schedule = DecodeSchedule(shape, q.shape[0], q.device, programs)
     schedule.update(cache.seq_lens)
     runs = [
-        paged_decode(q, cache.k, cache.v, cache.table, cache.seq_lens, schedule=schedule, window=window,
-                     out=torch.zeros_like(q), **more)
+        paged_decode(
+            q,
+            cache.k,
+            cache.v,
+            cache.table,
+            cache.seq_lens,
+            schedule=schedule,
+            window=window,
+            out=torch.zeros_like(q),
+            **more,
+        )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     assert torch.equal(*runs)
     return runs[0]
 

@@ -260,8 +260,12 @@ def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[...
     fp8 = dtype != torch.float32 and pick(False, False, False, True)
     cache = paged(
         [a + b for a, b in zip(query_lens, cached, strict=True)],
-        kv_heads, dim, pick(16, 32, 64, 128, 256), torch.float8_e4m3fn if fp8 else dtype, seed,
-    )  # fmt: skip
+        kv_heads,
+        dim,
+        pick(16, 32, 64, 128, 256),
+        torch.float8_e4m3fn if fp8 else dtype,
+        seed,
+    )
     scales = {"k_scale": torch.rand(kv_heads) + 0.5, "v_scale": torch.rand(kv_heads) + 0.5} if fp8 else {}
     scales = {name: scale.cuda() for name, scale in scales.items()}
     q = torch.randn(sum(query_lens), kv_heads * group, dim, generator=generator).to(dtype).cuda()

@@ -23,9 +23,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     normed=st.booleans(),
 )
 def test_as_norms_rotation_and_store_one_after_another(
-    seed: int, tokens: int, kv_heads: int, group: int, dim: int, block_size: int, dtype: torch.dtype,
+    seed: int,
+    tokens: int,
+    kv_heads: int,
+    group: int,
+    dim: int,
+    block_size: int,
+    dtype: torch.dtype,
     normed: bool,
-) -> None:  # fmt: skip
+) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(tokens, kv_heads * (group + 2), dim).to(dtype).to(DEVICE)
     turns = torch.rand(tokens, dim // 2, device=DEVICE) * 7

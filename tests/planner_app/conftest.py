@@ -20,9 +20,15 @@ import pytest
 
 _CHROMIUM = "/usr/bin/chromium"
 _QUIET = (
-    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-first-run",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--no-first-run",
+)
 _START_S = 60
 
 
@@ -98,8 +104,11 @@ def visit(dashboard: str, chromium: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     here = urlsplit(dashboard).netloc
-    elsewhere = {part.geturl() for part in asked if part.scheme in ("http", "https", "ws", "wss")
-                 and part.netloc != here}  # fmt: skip
+    elsewhere = {
+        part.geturl()
+        for part in asked
+        if part.scheme in ("http", "https", "ws", "wss") and part.netloc != here
+    }
     assert not elsewhere, f"the dashboard asked the network for {sorted(elsewhere)}"
 
 

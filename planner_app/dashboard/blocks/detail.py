@@ -68,10 +68,19 @@ def facts(
     times = log.time_s
     links = () if look is Look.FREE else _links(log, keys(writer), table, gained, position, until)
     return BlockFacts(
-        block, look, _owners(log, events, until), writer, position,
-        step - int(log.step[last]), None if times is None else float(times[until - 1] - times[last]),
-        step - int(log.step[events[-1]]), _words(own), own.digest.hex(), links, tuple(events),
-    )  # fmt: skip
+        block,
+        look,
+        _owners(log, events, until),
+        writer,
+        position,
+        step - int(log.step[last]),
+        None if times is None else float(times[until - 1] - times[last]),
+        step - int(log.step[events[-1]]),
+        _words(own),
+        own.digest.hex(),
+        links,
+        tuple(events),
+    )
 
 
 def _events_of(log: BlockLog, block: int, until: int) -> list[int]:

@@ -12,9 +12,12 @@ from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.wording.quantities import seconds
 
 _WORDS = {
-    Look.FREE: "free", Look.CACHED: "cached", Look.REQUEST: "one request's", Look.TAIL: "a tail, partly full",
+    Look.FREE: "free",
+    Look.CACHED: "cached",
+    Look.REQUEST: "one request's",
+    Look.TAIL: "a tail, partly full",
     Look.SHARED: "shared",
-}  # fmt: skip
+}
 _MOST_LINES = 200
 _MOST_NAMES = 8
 
@@ -66,9 +69,14 @@ def _chain(known: BlockFacts) -> None:
         f"{len(known.chain):,} blocks still have this content."
     )
     rows = [
-        (str(link.position), link.key[:16] if link.key else "not full yet", str(link.block),
-         "yes" if link.there else "no, taken since") for link in reversed(known.chain)
-    ]  # fmt: skip
+        (
+            str(link.position),
+            link.key[:16] if link.key else "not full yet",
+            str(link.block),
+            "yes" if link.there else "no, taken since",
+        )
+        for link in reversed(known.chain)
+    ]
     rows.append(("root", known.scope_digest[:16], "", "the scope: where every chain begins"))
     table = pd.DataFrame(rows, columns=["in the sequence", "key", "block", "content still there"])
     st.dataframe(table, hide_index=True, height=min(38 + 35 * len(table), 320))

@@ -156,9 +156,16 @@ class Collector:
         start = np.append(rows[:, 3], len(self._blocks))
         steps = rows[:, 0].copy()
         return BlockLog(
-            limits.num_blocks, limits.block_size, steps, rows[:, 1].copy(), rows[:, 2].copy(), start,
-            np.array(self._blocks, np.int64), dict(self._detail), time_s(steps) if time_s else None,
-        )  # fmt: skip
+            limits.num_blocks,
+            limits.block_size,
+            steps,
+            rows[:, 1].copy(),
+            rows[:, 2].copy(),
+            start,
+            np.array(self._blocks, np.int64),
+            dict(self._detail),
+            time_s(steps) if time_s else None,
+        )
 
 
 def findable(scheduler: Scheduler) -> set[int]:
@@ -183,8 +190,15 @@ def record(
         if progress is not None and not recorder.step_count % 500:
             progress((recorder.ended, len(trace), "requests replayed"))
 
-    Replica(env, scheduler, scenario.step_costs(), Arrivals(trace), Feed(trace, limits.block_size), recorder,
-            after_step=after_step)  # fmt: skip
+    Replica(
+        env,
+        scheduler,
+        scenario.step_costs(),
+        Arrivals(trace),
+        Feed(trace, limits.block_size),
+        recorder,
+        after_step=after_step,
+    )
     env.run()
     collector.take()
     return collector.log(_clock(recorder))

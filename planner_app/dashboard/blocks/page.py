@@ -31,8 +31,15 @@ _payloads = Results(most=6)
 
 def render() -> None:
     """Draws the page."""
-    mode = st.segmented_control("What to watch", [_PLAY, _HAND], default=_PLAY, key="watch", required=True,
-                                bind="query-params", label_visibility="collapsed")  # fmt: skip
+    mode = st.segmented_control(
+        "What to watch",
+        [_PLAY, _HAND],
+        default=_PLAY,
+        key="watch",
+        required=True,
+        bind="query-params",
+        label_visibility="collapsed",
+    )
     if mode == _HAND:
         sandbox_view.render()
     else:
@@ -71,11 +78,20 @@ def _player(found: Frames, key: str, trace: Trace) -> None:
     at, block = _at(found, key), _block(found)
     data = _payload(found, key, at.part)
     st.query_params["frame"] = str(at.frame)
-    show_pool(data, _GRID, at=at.frame, token=at.token, chosen=block, on_frame=_take_frame,
-              on_block=_take_block)  # fmt: skip
+    show_pool(
+        data, _GRID, at=at.frame, token=at.token, chosen=block, on_frame=_take_frame, on_block=_take_block
+    )
     left, right, _ = st.columns([1, 2, 2], vertical_alignment="bottom")
-    left.number_input("Block", 0, found.log.num_blocks - 1, value=None, key=_BLOCK, bind="query-params",
-                      placeholder="none", help="or click it")  # fmt: skip
+    left.number_input(
+        "Block",
+        0,
+        found.log.num_blocks - 1,
+        value=None,
+        key=_BLOCK,
+        bind="query-params",
+        placeholder="none",
+        help="or click it",
+    )
     if len(found.parts) > 1:
         _choose_part(right, found, at)
     if block is None:
@@ -133,9 +149,16 @@ def _payload(found: Frames, key: str, part: int) -> dict[str, Any]:
 
 def _choose_part(place: Any, found: Frames, at: _At) -> None:
     names = {number: _part_name(found, number) for number in range(len(found.parts))}
-    place.selectbox("Part of the replay", list(names), index=at.part, key=f"part-{at.token}",
-                    format_func=names.__getitem__, on_change=_go_to_part, args=(found, at.token),
-                    help="a long replay goes to the browser a part at a time")  # fmt: skip
+    place.selectbox(
+        "Part of the replay",
+        list(names),
+        index=at.part,
+        key=f"part-{at.token}",
+        format_func=names.__getitem__,
+        on_change=_go_to_part,
+        args=(found, at.token),
+        help="a long replay goes to the browser a part at a time",
+    )
 
 
 def _part_name(found: Frames, part: int) -> str:
@@ -163,6 +186,9 @@ def _take_block() -> None:
 
 def scope_of(trace: Trace, row: int) -> Scope:
     """The scope of a trace's request."""
-    parts = {name: str(trace.requests[name].iloc[row]) for name in ("model", "adapter", "salt")
-             if name in trace.requests and trace.requests[name].notna().iloc[row]}  # fmt: skip
+    parts = {
+        name: str(trace.requests[name].iloc[row])
+        for name in ("model", "adapter", "salt")
+        if name in trace.requests and trace.requests[name].notna().iloc[row]
+    }
     return Scope(**parts)

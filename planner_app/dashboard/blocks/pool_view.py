@@ -53,9 +53,11 @@ def payload(frames: Frames, part: int, name: Callable[[int], str], *, key: str) 
         "grows": "",
         "speed": _SPEED,
         "colors": COLORS,
-        "looks": [{"value": int(look) | (2 << WHOSE if look is Look.SHARED else 0), "name": said, "help": why}
-                  for look, said, why in LOOKS],
-    }  # fmt: skip
+        "looks": [
+            {"value": int(look) | (2 << WHOSE if look is Look.SHARED else 0), "name": said, "help": why}
+            for look, said, why in LOOKS
+        ],
+    }
 
 
 def _packed(values: npt.NDArray[Any]) -> str:

@@ -67,8 +67,13 @@ class SandboxServer:
         """Errors: BadInput."""
         if not 1 <= self.blocks <= MOST_BLOCKS:
             raise BadInput(f"sandbox: {self.blocks} blocks; give 1 to {MOST_BLOCKS:,}")
-        limits = Limits(self.blocks, self.block_size, min(32, self.batched_tokens), self.batched_tokens,
-                        caching=self.caching)  # fmt: skip
+        limits = Limits(
+            self.blocks,
+            self.block_size,
+            min(32, self.batched_tokens),
+            self.batched_tokens,
+            caching=self.caching,
+        )
         limits.check()
         return limits
 
@@ -171,8 +176,9 @@ class Sandbox:
         _within("output tokens", output, MOST_TOKENS)
         number = len(self.requests)
         keys = BlockKeys.of_spans(self.setting.block_size, spans, (own_output(number), 0), scope)
-        request = Request(name_of(number), keys, prompt, output, index=number, parent=parent,
-                          arrival_ns=self._now)  # fmt: skip
+        request = Request(
+            name_of(number), keys, prompt, output, index=number, parent=parent, arrival_ns=self._now
+        )
         self._numbers[request.id] = number
         self.requests.append(request)
         self.scopes.append(scope)

@@ -33,17 +33,20 @@ _GRID, _DONE, _URL, _SHOWN = "sandbox_grid", "_sandbox_done", "sandbox", "_sandb
 _SPEED = 10
 _OWN = "its own"
 EXAMPLES = {
-    "Shared prefix: B and C find what A computed":
-        "add-96-64-1-64-0_step-1_add-96-64-1-64-0_add-80-64-1-64-0_step-1_step-20",
-    "Fork: three answers to one prompt":
-        "add-88-0-0-96-0_step-2_fork-0-96_fork-0-96_step-1_step-24",
-    "Eviction: a cached prompt makes room, its tail first":
-        "add-400-0-0-16-0_step-20_add-300-0-0-16-0_step-20_add-240-0-0-16-0_step-4",
-    "Preemption: the newest gives way, and computes again":
-        "add-220-0-0-200-0_add-220-0-0-200-0_add-220-0-0-200-0_step-60_step-60",
-    "Tenants: the same text, but another scope finds nothing":
-        "add-96-96-1-32-1_step-4_add-96-96-1-32-2_step-4_add-96-96-1-32-1_step-4",
-}  # fmt: skip
+    "Shared prefix: B and C find what A computed": (
+        "add-96-64-1-64-0_step-1_add-96-64-1-64-0_add-80-64-1-64-0_step-1_step-20"
+    ),
+    "Fork: three answers to one prompt": "add-88-0-0-96-0_step-2_fork-0-96_fork-0-96_step-1_step-24",
+    "Eviction: a cached prompt makes room, its tail first": (
+        "add-400-0-0-16-0_step-20_add-300-0-0-16-0_step-20_add-240-0-0-16-0_step-4"
+    ),
+    "Preemption: the newest gives way, and computes again": (
+        "add-220-0-0-200-0_add-220-0-0-200-0_add-220-0-0-200-0_step-60_step-60"
+    ),
+    "Tenants: the same text, but another scope finds nothing": (
+        "add-96-96-1-32-1_step-4_add-96-96-1-32-2_step-4_add-96-96-1-32-1_step-4"
+    ),
+}
 
 
 def render() -> None:
@@ -119,9 +122,10 @@ def _setting() -> SandboxServer:
             columns[1].selectbox("Tokens a block", (1, 4, 8, 16, 32, 64), 3, key="sb_size", **kept),
             columns[2].selectbox("Rules of", list(PROFILES), key="sb_profile", **kept),
             columns[3].toggle("Prefix caching", base.caching, key="sb_caching", **kept),
-            columns[4].number_input("Tokens a step, at most", 32, 8192, base.batched_tokens, key="sb_tokens",
-                                    **kept),
-        )  # fmt: skip
+            columns[4].number_input(
+                "Tokens a step, at most", 32, 8192, base.batched_tokens, key="sb_tokens", **kept
+            ),
+        )
 
 
 # ---- the buttons
@@ -140,18 +144,42 @@ def _buttons(sandbox: Sandbox) -> None:
 def _add() -> None:
     first, second, third = st.columns(3)
     prompt = first.number_input("Prompt", 1, MOST_TOKENS, 96, key="sb_prompt", help="tokens")
-    output = second.number_input("Output", 1, MOST_TOKENS, 64, key="sb_output",
-                                 help="tokens that it generates unless finished or cancelled")  # fmt: skip
-    tenant = third.number_input("Tenant", 0, 9, 0, key="sb_tenant",
-                                help="its cache salt, a part of the scope; 0: none")  # fmt: skip
+    output = second.number_input(
+        "Output",
+        1,
+        MOST_TOKENS,
+        64,
+        key="sb_output",
+        help="tokens that it generates unless finished or cancelled",
+    )
+    tenant = third.number_input(
+        "Tenant", 0, 9, 0, key="sb_tenant", help="its cache salt, a part of the scope; 0: none"
+    )
     first, second, third = st.columns(3, vertical_alignment="bottom")
-    text = first.selectbox("Begins with", range(len(TEXTS)), key="sb_text",
-                           format_func=lambda number: f"text {TEXTS[number]}" if number else _OWN,
-                           help="prompts that begin with the same text share its full blocks")  # fmt: skip
-    shared = second.number_input("Of that text", 0, MOST_TOKENS, 64, key="sb_shared", disabled=not text,
-                                 help="tokens; the rest of the prompt is its own")  # fmt: skip
-    third.button("Add", key="sb_add", on_click=_do, width="stretch", type="primary",
-                 args=("add", prompt, shared if text else 0, text, output, tenant))  # fmt: skip
+    text = first.selectbox(
+        "Begins with",
+        range(len(TEXTS)),
+        key="sb_text",
+        format_func=lambda number: f"text {TEXTS[number]}" if number else _OWN,
+        help="prompts that begin with the same text share its full blocks",
+    )
+    shared = second.number_input(
+        "Of that text",
+        0,
+        MOST_TOKENS,
+        64,
+        key="sb_shared",
+        disabled=not text,
+        help="tokens; the rest of the prompt is its own",
+    )
+    third.button(
+        "Add",
+        key="sb_add",
+        on_click=_do,
+        width="stretch",
+        type="primary",
+        args=("add", prompt, shared if text else 0, text, output, tenant),
+    )
 
 
 def _one_request(sandbox: Sandbox) -> None:
@@ -159,10 +187,16 @@ def _one_request(sandbox: Sandbox) -> None:
     if live and st.session_state.get("sb_request") not in live:
         st.session_state["sb_request"] = live[-1]
     first, second = st.columns([3, 2])
-    chosen = first.selectbox("Request", live, key="sb_request", placeholder="none is live",
-                             format_func=lambda index: _standing(sandbox, index))  # fmt: skip
-    tokens = second.number_input("Grow by", 1, 512, 16, key="sb_grow_tokens",
-                                 help="tokens; a step serves all, so others grow as well")  # fmt: skip
+    chosen = first.selectbox(
+        "Request",
+        live,
+        key="sb_request",
+        placeholder="none is live",
+        format_func=lambda index: _standing(sandbox, index),
+    )
+    tokens = second.number_input(
+        "Grow by", 1, 512, 16, key="sb_grow_tokens", help="tokens; a step serves all, so others grow as well"
+    )
     request = sandbox.requests[chosen] if chosen is not None else None
     number = chosen if chosen is not None else 0
     output = request.output_tokens if request is not None else 1
@@ -175,8 +209,15 @@ def _one_request(sandbox: Sandbox) -> None:
     )
     columns = st.columns(2)
     for index, (label, action, can, help) in enumerate(buttons):
-        columns[index % 2].button(label, key=f"sb_{action[0]}", on_click=_do, args=action, disabled=not can,
-                                  width="stretch", help=help)  # fmt: skip
+        columns[index % 2].button(
+            label,
+            key=f"sb_{action[0]}",
+            on_click=_do,
+            args=action,
+            disabled=not can,
+            width="stretch",
+            help=help,
+        )
 
 
 def _standing(sandbox: Sandbox, index: int) -> str:
@@ -191,8 +232,14 @@ def _time() -> None:
     done = _actions()
     first.button("Undo", key="sb_undo", on_click=_set, args=(done[:-1],), disabled=not done, width="stretch")
     second.button("Clear", key="sb_anew", on_click=_set, args=((),), disabled=not done, width="stretch")
-    st.selectbox("Show me", list(EXAMPLES), index=None, key="sb_example", on_change=_example,
-                 placeholder="an example …")  # fmt: skip
+    st.selectbox(
+        "Show me",
+        list(EXAMPLES),
+        index=None,
+        key="sb_example",
+        on_change=_example,
+        placeholder="an example …",
+    )
     if len(done) >= MOST_ACTIONS:
         st.caption(f"{MOST_ACTIONS} actions are as many as a sandbox takes: undo some, or clear it.")
 
@@ -224,13 +271,21 @@ def _pool(found: Frames, sandbox: Sandbox, actions: tuple[Action, ...]) -> None:
         shown.key, shown.token, shown.frame = key, shown.token + 1, len(found) - 1
         shown.start, shown.count = max(min(shown.count, len(found)) - 1, 0), len(found)
     data = {
-        **payload(found, 0, name_of, key=key), "grows": "sandbox", "speed": _SPEED,
+        **payload(found, 0, name_of, key=key),
+        "grows": "sandbox",
+        "speed": _SPEED,
         "names": [name_of(number) for number in range(len(sandbox.requests))],
-    }  # fmt: skip
+    }
     show_pool(
-        data, _GRID, at=shown.start, token=shown.token, chosen=st.session_state.get("sb_block"),
-        on_frame=_take_frame, on_block=_take_block, autoplay=shown.start < len(found) - 1,
-    )  # fmt: skip
+        data,
+        _GRID,
+        at=shown.start,
+        token=shown.token,
+        chosen=st.session_state.get("sb_block"),
+        on_frame=_take_frame,
+        on_block=_take_block,
+        autoplay=shown.start < len(found) - 1,
+    )
 
 
 def _take_frame() -> None:

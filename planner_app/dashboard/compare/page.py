@@ -60,13 +60,19 @@ def _replay(own: Session, views: dict[str, View]) -> dict[str, Result]:
 def _manage(own: Session) -> None:
     names = list(own.pins)
     left, middle, right = st.columns([3, 1, 1], vertical_alignment="bottom")
-    chosen = left.segmented_control("Baseline", names, default=own.baseline, format_func=plain,
-                                    key="baseline-choice", required=True)  # fmt: skip
+    chosen = left.segmented_control(
+        "Baseline", names, default=own.baseline, format_func=plain, key="baseline-choice", required=True
+    )
     if chosen and chosen != own.baseline:
         own.baseline = chosen
         st.rerun()
-    middle.button("Show the baseline", on_click=show, args=(own.pins[own.baseline],), width="stretch",
-                  help="moves the side bar to the baseline's scenario")  # fmt: skip
+    middle.button(
+        "Show the baseline",
+        on_click=show,
+        args=(own.pins[own.baseline],),
+        width="stretch",
+        help="moves the side bar to the baseline's scenario",
+    )
     right.button("Take the baseline away", on_click=unpin, args=(own.baseline,), width="stretch")
 
 
@@ -81,14 +87,23 @@ def _exports(own: Session, views: dict[str, View], found: dict[str, Result]) -> 
         files = (
             ("Scenario, YAML", exports.SCENARIO_FILE, "application/yaml", exports.scenario_yaml(result)),
             ("Report, HTML", "report.html", "text/html", lambda: exports.report_html(result, spread)),
-            ("Requests, parquet", "requests.parquet", "application/vnd.apache.parquet",
-             lambda: exports.requests_parquet(result)),
-            ("Trace, parquet", "trace.parquet", "application/vnd.apache.parquet",
-             lambda: exports.trace_parquet(trace) if trace is not None else b""),
-        )  # fmt: skip
+            (
+                "Requests, parquet",
+                "requests.parquet",
+                "application/vnd.apache.parquet",
+                lambda: exports.requests_parquet(result),
+            ),
+            (
+                "Trace, parquet",
+                "trace.parquet",
+                "application/vnd.apache.parquet",
+                lambda: exports.trace_parquet(trace) if trace is not None else b"",
+            ),
+        )
         for column, (label, file, kind, data) in zip(st.columns(len(files)), files, strict=True):
-            column.download_button(label, data, file, kind, key=f"take-{file}", on_click="ignore",
-                                   width="stretch")  # fmt: skip
+            column.download_button(
+                label, data, file, kind, key=f"take-{file}", on_click="ignore", width="stretch"
+            )
         upload = own.uploads[view["upload"]].name if view["trace"] == UPLOAD else ""
         st.caption("The same figures on the command line:")
         st.code(command(view, upload), language="bash", wrap_lines=True)

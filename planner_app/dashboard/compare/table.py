@@ -64,11 +64,20 @@ def _differences(view: View, base: View) -> str:
 def distributions(results: Mapping[str, Result], title: str) -> go.Figure:
     """The percent of requests within each TTFT or TPOT, a line a view."""
     name = _LATENCIES[title]
-    known = {view: values[np.isfinite(values)] for view, result in results.items()
-             if len(values := result.requests[name].to_numpy(np.float64))}  # fmt: skip
+    known = {
+        view: values[np.isfinite(values)]
+        for view, result in results.items()
+        if len(values := result.requests[name].to_numpy(np.float64))
+    }
     known = {view: values for view, values in known.items() if len(values)}
-    figure = chart(f"{title} of requests", _winner(known), "seconds (log)", "% of requests within",
-                   xaxis_type="log", yaxis_range=[0, 101])  # fmt: skip
+    figure = chart(
+        f"{title} of requests",
+        _winner(known),
+        "seconds (log)",
+        "% of requests within",
+        xaxis_type="log",
+        yaxis_range=[0, 101],
+    )
     for index, (view, values) in enumerate(known.items()):
         at, share = quantiles(np.maximum(values, 1e-6))
         figure.add_scatter(x=at, y=share, name=label(view), line=line(index))

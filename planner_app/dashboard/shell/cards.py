@@ -41,9 +41,13 @@ def show_cards(cards: list[Card]) -> None:
         with column, st.container(border=True, height="stretch"):
             with st.container(key=f"pending_{number}" if card.pending else f"card_{number}"):
                 st.metric(
-                    card.title, "–" if card.value is None else card.words(card.value), _change(card),
-                    delta_color=_color(card), help=card.help, delta_description=_against(card),
-                )  # fmt: skip
+                    card.title,
+                    "–" if card.value is None else card.words(card.value),
+                    _change(card),
+                    delta_color=_color(card),
+                    help=card.help,
+                    delta_description=_against(card),
+                )
             _interval(card, number)
             if card.note:
                 st.caption(plain(card.note))
@@ -53,9 +57,11 @@ def show_cards(cards: list[Card]) -> None:
 
 def show_verdict(term: str, holds: bool) -> None:
     """One term of the SLO: told by word, sign and colour."""
-    st.badge(plain(term) + (" holds" if holds else " is broken"),
-             icon=":material/check_circle:" if holds else ":material/cancel:",
-             color="blue" if holds else "orange")  # fmt: skip
+    st.badge(
+        plain(term) + (" holds" if holds else " is broken"),
+        icon=":material/check_circle:" if holds else ":material/cancel:",
+        color="blue" if holds else "orange",
+    )
 
 
 def _interval(card: Card, number: int) -> None:

@@ -11,12 +11,14 @@ _MOST_LETTERS = 40
 
 def pin_button(own: Session, view: View) -> None:
     """A button that asks for a name and pins the view shown."""
-    with st.popover("Pin", icon=":material/push_pin:", width="stretch",
-                    help="keep this scenario to compare others with"):  # fmt: skip
+    with st.popover(
+        "Pin", icon=":material/push_pin:", width="stretch", help="keep this scenario to compare others with"
+    ):
         full = len(own.pins) >= MOST_PINS
         name = st.text_input("Name", value=suggested(own, view), max_chars=_MOST_LETTERS, key="pin-name")
-        st.button("Pin this scenario", key="pin-it", on_click=pin, args=(view,),
-                  disabled=full or not name.strip())  # fmt: skip
+        st.button(
+            "Pin this scenario", key="pin-it", on_click=pin, args=(view,), disabled=full or not name.strip()
+        )
         if full:
             st.caption(f"There are {MOST_PINS} pins; take one away on the Compare page.")
         if own.baseline:

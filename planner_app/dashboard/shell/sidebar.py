@@ -43,20 +43,30 @@ def _bound(widget: Any, name: str, label: str, *arguments: Any, **options: Any) 
 
 def _trace(own: Session) -> dict[str, Any]:
     st.subheader("Traffic", anchor=False)
-    given = _bound(st.selectbox, "trace", "Trace", options=[*sample_names(), GENERATED, UPLOAD],
-                   help=_TRACES)  # fmt: skip
+    given = _bound(st.selectbox, "trace", "Trace", options=[*sample_names(), GENERATED, UPLOAD], help=_TRACES)
     if given["trace"] == UPLOAD:
         given |= _upload(own)
     elif given["trace"] == GENERATED:
         given |= _generator()
     given |= _bound(
-        st.slider, "rate", "Rate", 0.1, 8.0, step=0.1, format="%.1f ×",
+        st.slider,
+        "rate",
+        "Rate",
+        0.1,
+        8.0,
+        step=0.1,
+        format="%.1f ×",
         help="times as many arrivals a second as in the trace; think times stay",
-    )  # fmt: skip
+    )
     return given | _bound(
-        st.number_input, "requests", "Requests", 1, MOST_REQUESTS, step=500,
+        st.number_input,
+        "requests",
+        "Requests",
+        1,
+        MOST_REQUESTS,
+        step=500,
         help="the first so many of the trace; up to 2,000 are replayed at once, more beside the page",
-    )  # fmt: skip
+    )
 
 
 def _upload(own: Session) -> dict[str, Any]:
@@ -75,14 +85,34 @@ def _upload(own: Session) -> dict[str, Any]:
 
 
 def _generator() -> dict[str, Any]:
-    given = _bound(st.slider, "g_rate", "Arrivals a second", 0.1, 50.0, step=0.1,
-                   help="of requests; of sessions where they have several turns")  # fmt: skip
-    given |= _bound(st.slider, "g_cv", "Burstiness", 0.2, 5.0, step=0.1,
-                    help="coefficient of variation of the times between arrivals; 1: Poisson")  # fmt: skip
+    given = _bound(
+        st.slider,
+        "g_rate",
+        "Arrivals a second",
+        0.1,
+        50.0,
+        step=0.1,
+        help="of requests; of sessions where they have several turns",
+    )
+    given |= _bound(
+        st.slider,
+        "g_cv",
+        "Burstiness",
+        0.2,
+        5.0,
+        step=0.1,
+        help="coefficient of variation of the times between arrivals; 1: Poisson",
+    )
     given |= _bound(st.slider, "g_input", "Prompt tokens, median", 16, 16_000, step=16)
     given |= _bound(st.slider, "g_output", "Output tokens, median", 1, 2000)
-    given |= _bound(st.slider, "g_turns", "Turns of a session, median", 1, 10,
-                    help="1: single requests; more: conversations, whose prompts grow")  # fmt: skip
+    given |= _bound(
+        st.slider,
+        "g_turns",
+        "Turns of a session, median",
+        1,
+        10,
+        help="1: single requests; more: conversations, whose prompts grow",
+    )
     if given["g_turns"] > 1:
         given |= _bound(st.slider, "g_system", "Shared system prompt, tokens", 0, 8000, step=50)
     return given
@@ -95,9 +125,12 @@ def _server() -> dict[str, Any]:
 
 def _more() -> dict[str, Any]:
     given = _bound(
-        st.text_input, "slo", "SLO", max_chars=200,
+        st.text_input,
+        "slo",
+        "SLO",
+        max_chars=200,
         help="as for `pagecast plan --slo`: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99",
-    )  # fmt: skip
+    )
     with st.expander("More"):
         given |= _looking(more_looks())
     return given

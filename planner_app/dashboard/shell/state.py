@@ -58,9 +58,13 @@ class Session:
         return digest
 
     def ask(
-        self, slot: str, key: Hashable, function: Callable[..., Any], *arguments: Any,
+        self,
+        slot: str,
+        key: Hashable,
+        function: Callable[..., Any],
+        *arguments: Any,
         kept: Results = results,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The result of a job if it is in, else None; starts the job, in place of the slot's last one.
 
         `self.jobs[slot]` tells progress and errors meanwhile. A stopped or failed job is not begun again.

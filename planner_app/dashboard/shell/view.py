@@ -22,12 +22,21 @@ MOST_REQUESTS = 100_000
 
 Value = str | int | float | bool | None
 LOAD: dict[str, Value] = {
-    "trace": "chat", "upload": "", "sort": False, "requests": AT_ONCE, "rate": 1.0,
+    "trace": "chat",
+    "upload": "",
+    "sort": False,
+    "requests": AT_ONCE,
+    "rate": 1.0,
     "slo": "ttft_p99<2s,tpot_p99<50ms",
-}  # fmt: skip
+}
 GENERATOR: dict[str, Value] = {
-    "g_rate": 5.0, "g_cv": 1.0, "g_input": 1000, "g_output": 200, "g_turns": 1, "g_system": 0,
-}  # fmt: skip
+    "g_rate": 5.0,
+    "g_cv": 1.0,
+    "g_input": 1000,
+    "g_output": 200,
+    "g_turns": 1,
+    "g_system": 0,
+}
 # A slider shows a number where the scenario leaves the choice to the engine.
 _SHOWN: dict[str, Value] = {"gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION}
 
@@ -58,8 +67,9 @@ class View:
         if unknown := sorted(set(parameters) - set(DEFAULTS)):
             raise BadInput(f"view: parameter {unknown[0]!r} is not known; there are {', '.join(DEFAULTS)}")
         typed = {name: _typed(name, value) for name, value in parameters.items()}
-        view = cls(tuple((name, typed[name]) for name in DEFAULTS
-                         if name in typed and typed[name] != DEFAULTS[name]))  # fmt: skip
+        view = cls(
+            tuple((name, typed[name]) for name in DEFAULTS if name in typed and typed[name] != DEFAULTS[name])
+        )
         view.check()
         return view
 

@@ -37,24 +37,40 @@ class Look:
 def server_looks() -> dict[str, Look]:
     """Of the fields that are always in sight, in their order."""
     return {
-        "model": Look("selectbox", "Model", {
-            "options": _typed_too(known_models(), "model"), "accept_new_options": True,
-            "help": "a known model, or type the path of a folder with its config.json",
-        }),
+        "model": Look(
+            "selectbox",
+            "Model",
+            {
+                "options": _typed_too(known_models(), "model"),
+                "accept_new_options": True,
+                "help": "a known model, or type the path of a folder with its config.json",
+            },
+        ),
         "gpu": Look("selectbox", "GPU", {"options": [gpu.name for gpu in GPUS]}),
         "block_size": Look("select_slider", "Block size, tokens", {"options": _BLOCK_SIZES}),
-        "gpu_memory_utilization": Look("slider", "HBM budget, fraction of the GPU", {
-            "min_value": 0.30, "max_value": 1.0, "step": _STEP,
-            "help": "vLLM's --gpu-memory-utilization: weights, workspace and KV cache together",
-        }),
+        "gpu_memory_utilization": Look(
+            "slider",
+            "HBM budget, fraction of the GPU",
+            {
+                "min_value": 0.30,
+                "max_value": 1.0,
+                "step": _STEP,
+                "help": "vLLM's --gpu-memory-utilization: weights, workspace and KV cache together",
+            },
+        ),
         "max_num_batched_tokens": Look(
             "select_slider", "Batched tokens, most in a step", {"options": _BATCHED}
         ),
         "max_num_seqs": Look("select_slider", "Sequences, most at once", {"options": _SEQUENCES}),
         "kv_cache_dtype": Look("selectbox", "KV dtype", {"options": _KV_DTYPES}),
-        "profile": Look("selectbox", "Profile", {
-            "options": list(PROFILES), "help": "the engine whose scheduling rules are followed",
-        }),
+        "profile": Look(
+            "selectbox",
+            "Profile",
+            {
+                "options": list(PROFILES),
+                "help": "the engine whose scheduling rules are followed",
+            },
+        ),
         "enable_prefix_caching": Look("toggle", "Prefix caching"),
     }
 
@@ -110,5 +126,3 @@ def _typed_too(known: tuple[str, ...], name: str) -> list[str]:
     """The known ones, and the one that was typed or came with the URL."""
     typed = st.session_state.get(name)
     return [*known, *([typed] if typed and typed not in known else [])]
-
-

@@ -33,8 +33,11 @@ def trace_of(view: View) -> Trace:
 def _made(view: View) -> Trace:
     if view["trace"] == UPLOAD:
         raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
-    made = generated(view) if view["trace"] == GENERATED else read(
-        f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])  # fmt: skip
+    made = (
+        generated(view)
+        if view["trace"] == GENERATED
+        else read(f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])
+    )
     return _at_rate(view, made)
 
 
@@ -58,9 +61,15 @@ def generated(view: View) -> Trace:
         return requests(arrivals, prompt, output, count=count, seed=seed)
     systems = (view["g_system"],) if view["g_system"] else ()
     shape = Conversations(
-        arrivals, parse(options["--turns"]), parse(_MESSAGE), output, parse(_THINK), systems, prompt,
+        arrivals,
+        parse(options["--turns"]),
+        parse(_MESSAGE),
+        output,
+        parse(_THINK),
+        systems,
+        prompt,
         most_tokens=_MOST_TOKENS,
-    )  # fmt: skip
+    )
     return replace(conversations(shape, sessions=count, count=count, seed=seed), name=GENERATED)
 
 

@@ -48,19 +48,31 @@ def reach_chart(found: list[Reach]) -> go.Figure:
     beyond = [each for each in found if not each.inside]
     said = ", ".join(f"{each.name} {each.asked:,} (fitted: {each.fitted:,})" for each in beyond)
     caption = (
-        f"Beyond the line the error is unknown: {said}." if beyond
+        f"Beyond the line the error is unknown: {said}."
+        if beyond
         else "All of this replay lies within what was fitted (the line)."
-    )  # fmt: skip
-    figure = chart("How far the replay reaches", caption, "most in the replay, % of the most fitted", "",
-                   height=210, showlegend=False, margin={"l": 60, "r": 16, "t": 8, "b": 52})  # fmt: skip
+    )
+    figure = chart(
+        "How far the replay reaches",
+        caption,
+        "most in the replay, % of the most fitted",
+        "",
+        height=210,
+        showlegend=False,
+        margin={"l": 60, "r": 16, "t": 8, "b": 52},
+    )
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_bar(
-        x=[100 * each.asked / each.fitted for each in found], y=[each.name for each in found],
-        orientation="h", textposition="auto",
+        x=[100 * each.asked / each.fitted for each in found],
+        y=[each.name for each in found],
+        orientation="h",
+        textposition="auto",
         text=[f"{each.asked:,} of {each.fitted:,}" for each in found],
-        marker={"color": [BLUE if each.inside else VERMILLION for each in found],
-                "pattern": {"shape": ["" if each.inside else "/" for each in found]}},
-    )  # fmt: skip
+        marker={
+            "color": [BLUE if each.inside else VERMILLION for each in found],
+            "pattern": {"shape": ["" if each.inside else "/" for each in found]},
+        },
+    )
     figure.add_vline(x=100, line={"color": GREY, "dash": "dot", "width": 2})
     return figure
 
@@ -102,10 +114,14 @@ def _errors(title: str, caption: str, rows: list[dict[str, Any]], names: list[st
     series = ((_SUMMED, "error_percent"), (_HALF, "p50_percent"), (_MOST, "p90_percent"))
     for index, (said, field) in enumerate(series):
         figure.add_scatter(
-            x=[row.get(field) for row in rows], y=shown, name=said, mode="markers", marker=marker(index),
+            x=[row.get(field) for row in rows],
+            y=shown,
+            name=said,
+            mode="markers",
+            marker=marker(index),
             customdata=[[row.get("steps", 0), row.get("time_percent", 0)] for row in rows],
             hovertemplate="%{x:.2f}%, of %{customdata[0]:,} steps with %{customdata[1]:.1f}% of the time",
-        )  # fmt: skip
+        )
     return figure
 
 
@@ -115,19 +131,33 @@ def matrix_curve(calibration: Calibration) -> go.Figure:
     knee = int(knots[int(np.argmax(curve > 1.25 * curve[0]))]) if np.any(curve > 1.25 * curve[0]) else 0
     caption = f"One token takes {curve[0]:.1f} ms, {knots[-1]:,} take {curve[-1]:.0f} ms. " + (
         f"Up to about {knee:,} tokens a step costs what reading the weights costs: batching is nearly free."
-        if knee else "The time hardly grows with the tokens."
-    )  # fmt: skip
-    figure = chart("Matrix work of a step, as fitted", caption, "tokens in the step (log)",
-                   "milliseconds (log)", xaxis_type="log", yaxis_type="log")  # fmt: skip
+        if knee
+        else "The time hardly grows with the tokens."
+    )
+    figure = chart(
+        "Matrix work of a step, as fitted",
+        caption,
+        "tokens in the step (log)",
+        "milliseconds (log)",
+        xaxis_type="log",
+        yaxis_type="log",
+    )
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(dtick="D2")
     if calibration.replicates:
         drawn = np.array([row[: len(knots)] for row in calibration.replicates]) / 1e6
         low, high = np.percentile(drawn, (5, 95), axis=0)
         figure.add_scatter(
-            x=np.append(knots, knots[::-1]), y=np.append(high, low[::-1]), fill="toself", mode="lines",
-            line={"width": 0}, fillcolor="rgba(0,114,178,0.3)", hoverinfo="skip", name="90% of refits",
-        )  # fmt: skip
-    figure.add_scatter(x=knots, y=curve, name="fit", mode="lines+markers", line=line(0),
-                       marker=marker(0, size=5))  # fmt: skip
+            x=np.append(knots, knots[::-1]),
+            y=np.append(high, low[::-1]),
+            fill="toself",
+            mode="lines",
+            line={"width": 0},
+            fillcolor="rgba(0,114,178,0.3)",
+            hoverinfo="skip",
+            name="90% of refits",
+        )
+    figure.add_scatter(
+        x=knots, y=curve, name="fit", mode="lines+markers", line=line(0), marker=marker(0, size=5)
+    )
     return figure

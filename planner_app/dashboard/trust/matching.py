@@ -45,8 +45,9 @@ def candidates() -> dict[str, Calibration]:
 
 def nearest(scenario: Scenario, found: dict[str, Calibration]) -> str:
     """The one that differs least; "" where there is none."""
-    return min(found, key=lambda name: sum(not trait.same for trait in traits(found[name], scenario)),
-               default="")  # fmt: skip
+    return min(
+        found, key=lambda name: sum(not trait.same for trait in traits(found[name], scenario)), default=""
+    )
 
 
 def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
@@ -64,10 +65,14 @@ def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
         trait("model", "model", scenario.model, made.get("model_shape") == identity(model)),
         trait("GPU", "gpu", scenario.gpu, _same_gpu(gpu, scenario.gpu)),
         trait("GPUs a replica", "tensor_parallel_size", scenario.tensor_parallel_size),
-        trait("KV dtype", "kv_cache_dtype", scenario.kv_cache_dtype,
-              model.kv_element_bytes(stored) == model.kv_element_bytes(scenario.kv_cache_dtype)),
+        trait(
+            "KV dtype",
+            "kv_cache_dtype",
+            scenario.kv_cache_dtype,
+            model.kv_element_bytes(stored) == model.kv_element_bytes(scenario.kv_cache_dtype),
+        ),
         trait("block size, tokens", "block_size", scenario.block_size),
-    ]  # fmt: skip
+    ]
 
 
 def _same_gpu(calibrated: str, own: str) -> bool:

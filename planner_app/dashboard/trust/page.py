@@ -56,15 +56,27 @@ def _cards(used: Calibration) -> None:
     cards = []
     if unseen:
         worst = max(unseen, key=lambda row: abs(row["error_percent"]))
-        cards.append(("Left-out run", f"{worst['error_percent']:+.1f}%",
-                      f"summed step time of {worst['run']}, from the other runs alone: the worst of "
-                      f"{len(unseen)} runs left out"))
+        cards.append(
+            (
+                "Left-out run",
+                f"{worst['error_percent']:+.1f}%",
+                f"summed step time of {worst['run']}, from the other runs alone: the worst of "
+                f"{len(unseen)} runs left out",
+            )
+        )
     if whole is not None:
-        cards += [("Own runs", f"{whole['error_percent']:+.2f}%", "summed step time of its fit"),
-                  ("Median step", f"{whole['p50_percent']:.1f}%", "half of its own steps are closer"),
-                  ("Steps fitted", f"{whole['steps']:,}", "of all recorded runs together")]
-    cards.append(("Between runs", f"±{100 * used.noise.run_sd:.1f}%",
-                  "by how much all steps of one run are slower or faster than those of another"))
+        cards += [
+            ("Own runs", f"{whole['error_percent']:+.2f}%", "summed step time of its fit"),
+            ("Median step", f"{whole['p50_percent']:.1f}%", "half of its own steps are closer"),
+            ("Steps fitted", f"{whole['steps']:,}", "of all recorded runs together"),
+        ]
+    cards.append(
+        (
+            "Between runs",
+            f"±{100 * used.noise.run_sd:.1f}%",
+            "by how much all steps of one run are slower or faster than those of another",
+        )
+    )
     for column, (head, value, help) in zip(st.columns(len(cards)), cards, strict=True):
         column.metric(head, value, help=plain(help), border=True)
 
@@ -80,9 +92,12 @@ def _choose(scenario: Scenario, used: Calibration | None) -> Calibration | None:
     if len(found) == 1:
         return found[first]
     names = sorted(found, key=lambda name: name != first)
-    name = st.selectbox("Calibration to look at", names, key=f"trust_calibration-{first}",
-                        format_func=lambda name: name + (f" ({_IN_FORCE})" if used and name == first
-                                                                else ""))  # fmt: skip
+    name = st.selectbox(
+        "Calibration to look at",
+        names,
+        key=f"trust_calibration-{first}",
+        format_func=lambda name: name + (f" ({_IN_FORCE})" if used and name == first else ""),
+    )
     return found[name]
 
 
@@ -91,14 +106,17 @@ def _distance(shown: Calibration, scenario: Scenario) -> None:
     found = traits(shown, scenario)
     different = [trait.name for trait in found if not trait.same]
     with left:
-        rows = [(plain(trait.calibrated), plain(trait.scenario), "same" if trait.same else "**differs**")
-                for trait in found]  # fmt: skip
+        rows = [
+            (plain(trait.calibrated), plain(trait.scenario), "same" if trait.same else "**differs**")
+            for trait in found
+        ]
         names = [trait.name for trait in found]
         st.table(pd.DataFrame(rows, index=names, columns=["calibrated", "scenario", ""]))
         st.caption(
             f"{plain(shown.name)} differs from the scenario in {plain(', '.join(different))}."
-            if different else f"{plain(shown.name)} was made for just this set-up."
-        )  # fmt: skip
+            if different
+            else f"{plain(shown.name)} was made for just this set-up."
+        )
     with right:
         _reach(shown)
 
@@ -121,10 +139,15 @@ def _fit(shown: Calibration) -> None:
     with right:
         st.markdown("**The runs it was fitted to**")
         runs = [
-            (plain(run.get("run")), f"{run.get('steps', 0):,}", f"{run.get('seconds', 0):,.0f}",
-             f"{run.get('part', 1):.0%}", "ahead" if run.get("asynchronous") else "in turn")
+            (
+                plain(run.get("run")),
+                f"{run.get('steps', 0):,}",
+                f"{run.get('seconds', 0):,.0f}",
+                f"{run.get('part', 1):.0%}",
+                "ahead" if run.get("asynchronous") else "in turn",
+            )
             for run in shown.provenance.get("runs", [])
-        ]  # fmt: skip
+        ]
         columns = ["run", "steps", "seconds", "used", "planned"]
         st.table(pd.DataFrame(runs, columns=columns).set_index("run"))
         terms = pd.DataFrame(
@@ -133,5 +156,9 @@ def _fit(shown: Calibration) -> None:
         )
         st.dataframe(terms, hide_index=True, height=300)
         made = shown.made_for
-        st.caption(plain(f"{made.get('engine')} {made.get('engine_version', '')} with {made.get('model')} on "
-                         f"{made.get('gpu')}; {shown.host.source}."))  # fmt: skip
+        st.caption(
+            plain(
+                f"{made.get('engine')} {made.get('engine_version', '')} with {made.get('model')} on "
+                f"{made.get('gpu')}; {shown.host.source}."
+            )
+        )

@@ -26,8 +26,12 @@ from pagecast.sim.runs.validate import DecisionReport, compare_decisions
 
 _SLOT, _ASKED = "validate", "_trust_asked"
 _IN_A_ROW = 3
-_CARDS = {"ttft_s.p50": "TTFT p50", "ttft_s.p99": "TTFT p99", "tpot_s.p50": "TPOT p50",
-          "output_tokens_per_s": "Throughput"}  # fmt: skip
+_CARDS = {
+    "ttft_s.p50": "TTFT p50",
+    "ttft_s.p99": "TTFT p99",
+    "tpot_s.p50": "TPOT p50",
+    "output_tokens_per_s": "Throughput",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,13 @@ def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, pro
     """Reads a run and compares; `progress` is told how many replays are done. Errors: BadInput."""
     run = RecordedRun.load(folder)
     told = forecast(
-        run, costs, replicates=replicates, transfer=transfer, workers=1,
+        run,
+        costs,
+        replicates=replicates,
+        transfer=transfer,
+        workers=1,
         progress=lambda done: progress((done, replicates + len(STEP_TIMES), "replays")),
-    )  # fmt: skip
+    )
     rules = find_profile(str(run.meta.get("config", {}).get("profile", "vllm")))
     return Compared(compare_decisions(run, rules), told)
 
@@ -52,14 +60,18 @@ def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, pro
 def render() -> None:
     """Asks for a folder and shows what its run says."""
     if not local_only():
-        st.info("This server listens to other machines, so that pages can't open folders on it. Start "
-                "`pagecast dashboard` without `--host`, or use `pagecast validate FOLDER`.")  # fmt: skip
+        st.info(
+            "This server listens to other machines, so that pages can't open folders on it. Start "
+            "`pagecast dashboard` without `--host`, or use `pagecast validate FOLDER`."
+        )
         return
     _form()
     asked = st.session_state.get(_ASKED)
     if asked is None:
-        st.caption("A recorded run is a folder with `meta.json`, `inputs.jsonl.gz`, `requests.csv.gz` and "
-                   "`steps.jsonl.gz`, as `pagecast record` writes it.")  # fmt: skip
+        st.caption(
+            "A recorded run is a folder with `meta.json`, `inputs.jsonl.gz`, `requests.csv.gz` and "
+            "`steps.jsonl.gz`, as `pagecast record` writes it."
+        )
         return
     own = session()
     found = own.ask(_SLOT, ("validate", *asked), compare_job, *asked[:4])
@@ -85,12 +97,14 @@ def local_only() -> bool:
 def _form() -> None:
     with st.form("trust_form", border=False):
         columns = st.columns([4, 2, 1.6, 1.2], vertical_alignment="bottom")
-        folder = columns[0].text_input("Folder of a recorded run", key="trust_run", max_chars=1000,
-                                       placeholder="/path/to/run")  # fmt: skip
+        folder = columns[0].text_input(
+            "Folder of a recorded run", key="trust_run", max_chars=1000, placeholder="/path/to/run"
+        )
         known = ["auto", "roofline", *sorted(shipped())]
         costs = columns[1].selectbox("Step costs", known, key="trust_costs")
-        transfer = columns[2].toggle("Carry over", key="trust_transfer",
-                                     help="a calibration of another model or GPU, scaled")  # fmt: skip
+        transfer = columns[2].toggle(
+            "Carry over", key="trust_transfer", help="a calibration of another model or GPU, scaled"
+        )
         if columns[3].form_submit_button("Compare", width="stretch", type="primary") and folder.strip():
             session().jobs.pop(_SLOT, None)
             path = os.path.expanduser(folder.strip())

@@ -34,24 +34,45 @@ def grid_map(table: pd.DataFrame, title: str, now: tuple[float, int]) -> go.Figu
     across = [f"{fraction:.2f}" for fraction in values.columns]
     up = [str(size) for size in values.index]
     numbers = values.to_numpy(np.float64)
-    texts = [[_cell(value, bool(good), words) for value, good in zip(row, kept, strict=True)]
-             for row, kept in zip(numbers, meets.to_numpy(), strict=True)]  # fmt: skip
+    texts = [
+        [_cell(value, bool(good), words) for value, good in zip(row, kept, strict=True)]
+        for row, kept in zip(numbers, meets.to_numpy(), strict=True)
+    ]
     # Times by their logarithm, so that one runaway cell does not flatten the others.
     colors = np.log10(numbers) if name.endswith("p99_s") else numbers
-    figure = chart(f"{title} by block size and HBM budget", _best(table, title),
-                   "HBM budget, fraction of the GPU", "block size, tokens", height=380)  # fmt: skip
+    figure = chart(
+        f"{title} by block size and HBM budget",
+        _best(table, title),
+        "HBM budget, fraction of the GPU",
+        "block size, tokens",
+        height=380,
+    )
     figure.add_heatmap(
-        x=across, y=up, z=colors, text=texts, texttemplate="%{text}", colorscale="Cividis",
-        reversescale=not more, showscale=False, xgap=2, ygap=2,
+        x=across,
+        y=up,
+        z=colors,
+        text=texts,
+        texttemplate="%{text}",
+        colorscale="Cividis",
+        reversescale=not more,
+        showscale=False,
+        xgap=2,
+        ygap=2,
         hovertemplate="block size %{y}, HBM %{x}: %{text}<extra></extra>",
-    )  # fmt: skip
+    )
     figure.update_layout(margin={"t": 12})
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category")
     if f"{now[0]:.2f}" in across and str(now[1]) in up:
         at, over = across.index(f"{now[0]:.2f}"), up.index(str(now[1]))
-        figure.add_shape(type="rect", x0=at - 0.5, x1=at + 0.5, y0=over - 0.5, y1=over + 0.5,
-                         line={"color": "#D55E00", "width": 3})  # fmt: skip
+        figure.add_shape(
+            type="rect",
+            x0=at - 0.5,
+            x1=at + 0.5,
+            y0=over - 0.5,
+            y1=over + 0.5,
+            line={"color": "#D55E00", "width": 3},
+        )
     return figure
 
 
@@ -63,8 +84,10 @@ def _cell(value: float, good: bool, words: Callable[[float], str]) -> str:
 def _best(table: pd.DataFrame, title: str) -> str:
     name, words, more = FIGURES[title]
     good = table[table["meets"]]
-    said = ("Brighter is better. A frame marks the side bar's scenario, a cross one that breaks the SLO or "
-            "can't run.")  # fmt: skip
+    said = (
+        "Brighter is better. A frame marks the side bar's scenario, a cross one that breaks the SLO or "
+        "can't run."
+    )
     if not len(good):
         return f"No scenario of the grid keeps the SLO. {said}"
     row: Any = good.sort_values(name, ascending=not more, kind="stable").iloc[0]
@@ -84,17 +107,34 @@ def hit_curve(found: Hits, blocks: int) -> go.Figure:
         f"without end would find. {_advice(blocks, enough)} Requests in their order, without time; blocks "
         "that running requests hold are not taken off."
     )
-    figure = chart("Hit ratio against cache capacity", caption, "capacity, tokens (log)",
-                   "% of block references", xaxis_type="log", yaxis_rangemode="tozero")  # fmt: skip
-    figure.add_scatter(x=capacities * size, y=100 * ratios, name="LRU", line=line(0), showlegend=False,
-                       hovertemplate="%{x:,.0f} tokens: %{y:.1f}%<extra></extra>")  # fmt: skip
+    figure = chart(
+        "Hit ratio against cache capacity",
+        caption,
+        "capacity, tokens (log)",
+        "% of block references",
+        xaxis_type="log",
+        yaxis_rangemode="tozero",
+    )
+    figure.add_scatter(
+        x=capacities * size,
+        y=100 * ratios,
+        name="LRU",
+        line=line(0),
+        showlegend=False,
+        hovertemplate="%{x:,.0f} tokens: %{y:.1f}%<extra></extra>",
+    )
     figure.update_layout(margin={"t": 24})
     figure.add_hline(y=100 * found.infinite, line={"color": GREY, "dash": "dot"})
     figure.add_vline(x=blocks * size, line={"color": "#D55E00", "dash": "dash"})
     figure.add_annotation(  # whose x is a logarithm on such an axis
-        x=np.log10(blocks * size), y=0, yref="paper", text="this scenario ", showarrow=False,
-        xanchor="right", yanchor="bottom",
-    )  # fmt: skip
+        x=np.log10(blocks * size),
+        y=0,
+        yref="paper",
+        text="this scenario ",
+        showarrow=False,
+        xanchor="right",
+        yanchor="bottom",
+    )
     return figure
 
 

@@ -38,8 +38,14 @@ def render() -> None:
 
 
 def _map(own: Session, view: View, trace: Trace) -> None:
-    title = st.segmented_control("Map of block size and HBM budget", list(FIGURES), default=_MAP,
-                                 required=True, key="map", bind="query-params")  # fmt: skip
+    title = st.segmented_control(
+        "Map of block size and HBM budget",
+        list(FIGURES),
+        default=_MAP,
+        required=True,
+        key="map",
+        bind="query-params",
+    )
     table = grid_for(own, view, trace)
     if table is not None:
         now = (view["gpu_memory_utilization"], view["block_size"])
@@ -49,10 +55,15 @@ def _map(own: Session, view: View, trace: Trace) -> None:
 
 
 def _curves(own: Session, view: View, trace: Trace) -> None:
-    title = st.segmented_control("Tuning curves", list(_CURVES), default=_CURVE, required=True, key="curve",
-                                 bind="query-params")  # fmt: skip
-    simulate = st.toggle("Simulate the concurrency of each setting", key="simulate", bind="query-params",
-                         help="a search in a closed loop for each: it takes a minute or more")  # fmt: skip
+    title = st.segmented_control(
+        "Tuning curves", list(_CURVES), default=_CURVE, required=True, key="curve", bind="query-params"
+    )
+    simulate = st.toggle(
+        "Simulate the concurrency of each setting",
+        key="simulate",
+        bind="query-params",
+        help="a search in a closed loop for each: it takes a minute or more",
+    )
     found = {knob: tuned_for(own, view, trace, knob, simulate) for knob in _KNOBS}
     for column, (knob, tuned) in zip(st.columns(2), found.items(), strict=True):
         with column:

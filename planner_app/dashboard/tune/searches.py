@@ -59,11 +59,14 @@ def grid_for(own: Session, view: View, trace: Trace) -> pd.DataFrame | None:
 
 def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd.DataFrame:
     """Sweeps the grid."""
+    sizes = sorted({*map(int, BLOCK_SIZES.split(",")), scenario.block_size})
     space = parse_space(
-        [f"block_size={','.join(map(str, sorted({*map(int, BLOCK_SIZES.split(',')), scenario.block_size})))}",
-         f"gpu_memory_utilization={','.join(map(str, grid_budgets(scenario)))}"],
+        [
+            f"block_size={','.join(map(str, sizes))}",
+            f"gpu_memory_utilization={','.join(map(str, grid_budgets(scenario)))}",
+        ],
         scenario,
-    )  # fmt: skip
+    )
     question = SweepQuestion(trace, scenario, space, slo=slo)
     total = space.size or 0
     return sweep(question, progress=lambda done: progress((done, total, "scenarios replayed"))).table
@@ -72,9 +75,15 @@ def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd
 def tuned_for(own: Session, view: View, trace: Trace, knob: str, simulate: bool) -> Tuned | None:
     """What `pagecast tune` finds for `block_size` or `gpu_memory_utilization`; None until the job is done."""
     found: Tuned | None = own.ask(
-        f"tune-{knob}", ("tune", knob, simulate, view["slo"], *view.key()),
-        tune_job, trace, view.scenario(), knob, view["slo"], simulate,
-    )  # fmt: skip
+        f"tune-{knob}",
+        ("tune", knob, simulate, view["slo"], *view.key()),
+        tune_job,
+        trace,
+        view.scenario(),
+        knob,
+        view["slo"],
+        simulate,
+    )
     return found
 
 
@@ -88,9 +97,14 @@ def tune_job(
         tune, values = tune_hbm_budget, ",".join(map(str, budgets(scenario, 2 * _BUDGETS)))
     total = (values.count(",") + 1) * (2 if simulate else 1)
     return tune(
-        trace, scenario, values, slo=slo, concurrency=simulate, workers=1,
+        trace,
+        scenario,
+        values,
+        slo=slo,
+        concurrency=simulate,
+        workers=1,
         progress=lambda done: progress((done, total, "settings tried")),
-    )  # fmt: skip
+    )
 
 
 def hits_of(view: View, trace: Trace) -> Hits:

@@ -72,9 +72,13 @@ def ask_baseline(own: Session, pinned: View) -> Admissible | None:
         trace = trace_for(own, pinned)
     except BadInput:
         return None
-    found: Admissible | None = None if trace is None else own.ask(
-        BASE, key(pinned, POINT), concurrency_job, trace, pinned.scenario(), pinned["slo"], False
-    )  # fmt: skip
+    found: Admissible | None = (
+        None
+        if trace is None
+        else own.ask(
+            BASE, key(pinned, POINT), concurrency_job, trace, pinned.scenario(), pinned["slo"], False
+        )
+    )
     return found
 
 
@@ -90,9 +94,14 @@ def concurrency_job(
     replicates = LEAST_REPLICATES if with_interval else 0
     total = steps(1, replicates)
     found = plan(
-        trace, scenario, level(slo), kinds=("concurrency",), replicates=replicates, explain=with_interval,
+        trace,
+        scenario,
+        level(slo),
+        kinds=("concurrency",),
+        replicates=replicates,
+        explain=with_interval,
         progress=lambda done: progress((done, total, "searches")),
-    ).concurrency  # fmt: skip
+    ).concurrency
     assert found is not None
     return Admissible(int(found.value or 0), found.low, found.high, _says(found))
 

@@ -50,19 +50,31 @@ def cards_of(own: Session, known: Known) -> list[Card]:
     def card(name: str, title: str, words: Words, help: str, **more: Any) -> Card:
         value = figures.get(name)
         return Card(
-            title, None if value is None or math.isnan(value) else value, words, help,
-            around.low.get(name), around.high.get(name), known.waiting["spread"],
-            baseline=base.figures.get(name), verdicts=known.verdicts.get(name.split("_")[0], ()), **more,
-        )  # fmt: skip
+            title,
+            None if value is None or math.isnan(value) else value,
+            words,
+            help,
+            around.low.get(name),
+            around.high.get(name),
+            known.waiting["spread"],
+            baseline=base.figures.get(name),
+            verdicts=known.verdicts.get(name.split("_")[0], ()),
+            **more,
+        )
 
     return [
         _concurrency(known, base),
         card("ttft_s.p99", "TTFT, p99", seconds, "99% of requests have their first token within this time"),
         card("tpot_s.p99", "TPOT, p99", seconds, "time per output token after the first, 99th percentile"),
-        card("token_hit_rate", "Prefix reuse", "{:.1%}".format,
-             "prompt tokens found in the cache, of those that whole blocks could have held",
-             better=1, share=True),
-    ]  # fmt: skip
+        card(
+            "token_hit_rate",
+            "Prefix reuse",
+            "{:.1%}".format,
+            "prompt tokens found in the cache, of those that whole blocks could have held",
+            better=1,
+            share=True,
+        ),
+    ]
 
 
 def baseline_of(own: Session, view: View) -> View | None:
@@ -101,14 +113,20 @@ def _concurrency(known: Known, base: _Base) -> Card:
     value = float(found.users) if found else None if room is None else float(room.concurrency)
     terms = [term for terms in known.verdicts.values() for term in terms]
     return Card(
-        "Admissible concurrency", value, "{:,.0f}".format,
+        "Admissible concurrency",
+        value,
+        "{:,.0f}".format,
         "the most users who each send their next request when the last is answered, at which the SLO holds "
         "and preemptions stay rare; grey: what fits by arithmetic, until the simulation has answered",
-        found.low if found else None, found.high if found else None,
+        found.low if found else None,
+        found.high if found else None,
         known.waiting[INTERVAL if found else POINT],
-        pending=found is None, baseline=against.users if found and against else None, better=1,
-        verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms else (), note=said,
-    )  # fmt: skip
+        pending=found is None,
+        baseline=against.users if found and against else None,
+        better=1,
+        verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms else (),
+        note=said,
+    )
 
 
 def verdicts_of(view: View, result: Result) -> Verdicts:

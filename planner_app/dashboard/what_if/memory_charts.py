@@ -19,9 +19,11 @@ def hbm_waterfall(budget: HbmBudget) -> go.Figure:
     )
     figure = chart("Where the HBM goes", caption, "", f"GiB of {budget.gpu}'s memory")
     rest = [item for item in budget.items if item.name != _KV]
-    ordered = [*(item for item in rest if item.name != "margin"),
-               *(item for item in budget.items if item.name == _KV),
-               *(item for item in rest if item.name == "margin")]  # fmt: skip
+    ordered = [
+        *(item for item in rest if item.name != "margin"),
+        *(item for item in budget.items if item.name == _KV),
+        *(item for item in rest if item.name == "margin"),
+    ]
     sizes = [item.bytes / GIB for item in ordered]
     figure.add_waterfall(
         x=["total", *(item.name for item in ordered)],
@@ -32,9 +34,11 @@ def hbm_waterfall(budget: HbmBudget) -> go.Figure:
         hovertemplate="%{x}: %{text} GiB, %{customdata}<extra></extra>",
         textposition="outside",
         connector={"line": {"color": GREY, "width": 1}},
-        decreasing={"marker": {"color": BLUE}}, increasing={"marker": {"color": VERMILLION}},
-        totals={"marker": {"color": GREY}}, cliponaxis=False,
-    )  # fmt: skip
+        decreasing={"marker": {"color": BLUE}},
+        increasing={"marker": {"color": VERMILLION}},
+        totals={"marker": {"color": GREY}},
+        cliponaxis=False,
+    )
     figure.update_layout(margin={"t": 12})
     figure.update_xaxes(tickangle=-35)
     total = budget.total_bytes / GIB  # room below for the last bars' figures
@@ -59,10 +63,15 @@ def bytes_per_token(budget: HbmBudget) -> go.Figure:
     )
     figure = chart("Bytes per token of KV", caption, "KiB per token, on each GPU", "")
     figure.add_bar(
-        x=[value / 1024 for value in values.values()], y=list(values), orientation="h",
-        marker_color=[GREY, ORANGE, GREEN], text=[f"{value / 1024:,.1f}" for value in values.values()],
-        textposition="outside", cliponaxis=False, hovertemplate="%{y}: %{x:,.2f} KiB<extra></extra>",
-    )  # fmt: skip
+        x=[value / 1024 for value in values.values()],
+        y=list(values),
+        orientation="h",
+        marker_color=[GREY, ORANGE, GREEN],
+        text=[f"{value / 1024:,.1f}" for value in values.values()],
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="%{y}: %{x:,.2f} KiB<extra></extra>",
+    )
     figure.update_layout(height=260, margin={"t": 12})
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(range=[0, 1.18 * max(values.values()) / 1024])

@@ -59,20 +59,26 @@ def _headline(result: Result) -> str:
     gpus = f"{scenario.tensor_parallel_size} × " if scenario.tensor_parallel_size > 1 else ""
     return (
         f"**{plain(result.trace)}** on **{plain(scenario.model)}**, **{gpus}{plain(scenario.gpu)}**: "
-        + plain(f"{s['completed']:,} of {s['requests']:,} requests served{lost} in "
-                f"{seconds(s['makespan_s'])} ({rate:.3g}/s), {s['output_tokens_per_s']:,.0f} output tokens/s"
-                f", {s['preemptions']:,} preemptions; costs {s['costs']}")
-    )  # fmt: skip
+        + plain(
+            f"{s['completed']:,} of {s['requests']:,} requests served{lost} in "
+            f"{seconds(s['makespan_s'])} ({rate:.3g}/s), {s['output_tokens_per_s']:,.0f} output tokens/s"
+            f", {s['preemptions']:,} preemptions; costs {s['costs']}"
+        )
+    )
 
 
 def _charts(result: Result) -> None:
     """The charts: memory, TTFT, distributions, load over time."""
     requests, steps, scenario = result.requests, result.steps, result.scenario
     budget = scenario.budget()
-    figures = [ttft_parts(requests), cached_and_uncached_ttft(requests),
-               latencies(requests, ("ttft_s", "tpot_s")), load_over_time(steps),
-               kv_over_time(steps, scenario.blocks()),
-               step_tokens(steps, scenario.max_num_batched_tokens)]  # fmt: skip
+    figures = [
+        ttft_parts(requests),
+        cached_and_uncached_ttft(requests),
+        latencies(requests, ("ttft_s", "tpot_s")),
+        load_over_time(steps),
+        kv_over_time(steps, scenario.blocks()),
+        step_tokens(steps, scenario.max_num_batched_tokens),
+    ]
     if budget is not None:
         figures = [hbm_waterfall(budget), *figures, bytes_per_token(budget)]
     show_charts(figures, "whatif")

@@ -31,8 +31,12 @@ from pagecast.sim.replay import Result
 from pagecast.traces.schema import Trace
 
 _TICK_S = 0.5
-_SLOTS = {"spread": "90% intervals", POINT: "admissible concurrency", INTERVAL: "its 90% interval",
-          BASE: "the baseline's concurrency"}  # fmt: skip
+_SLOTS = {
+    "spread": "90% intervals",
+    POINT: "admissible concurrency",
+    INTERVAL: "its 90% interval",
+    BASE: "the baseline's concurrency",
+}
 
 
 def show(own: Session, view: View, trace: Trace, result: Result) -> None:
@@ -84,10 +88,20 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
     if waited and not _waiting(own, found):
         st.rerun()
     verdicts = _verdicts(view, result)
-    show_cards(cards_of(own, Known(
-        view, trace, result, verdicts, found["spread"], known_of(view),  # type: ignore[arg-type]
-        {slot: "" if found[slot] is not None else _word(own, slot) for slot in found},
-    )))  # fmt: skip
+    show_cards(
+        cards_of(
+            own,
+            Known(
+                view,
+                trace,
+                result,
+                verdicts,
+                found["spread"],
+                known_of(view),  # type: ignore[arg-type]
+                {slot: "" if found[slot] is not None else _word(own, slot) for slot in found},
+            ),
+        )
+    )
     others = [term for what, terms in verdicts.items() if what not in WITH_CARDS for term in terms]
     if others:
         with st.container(horizontal=True):

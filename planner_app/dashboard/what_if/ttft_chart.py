@@ -26,18 +26,22 @@ def ttft_parts(requests: pd.DataFrame) -> go.Figure:
     hit = got["cached_tokens"] > 0
     groups = {
         f"{name} ({len(rows):,})": rows
-        for name, rows in (("with a prefix hit", got[hit]), ("without", got[~hit])) if len(rows)
-    }  # fmt: skip
+        for name, rows in (("with a prefix hit", got[hit]), ("without", got[~hit]))
+        if len(rows)
+    }
     caption = f"{_conclusion(got[hit], got[~hit])} {_ABSENT}"
     figure = chart("What TTFT is made of", caption, "mean seconds", "", barmode="stack", height=260)
     figure.update_yaxes(autorange="reversed")
     for title, (name, color, pattern) in _PARTS.items():
         means = [float(rows[name].mean()) for rows in groups.values()]
         figure.add_bar(
-            x=means, y=list(groups), name=title, orientation="h",
+            x=means,
+            y=list(groups),
+            name=title,
+            orientation="h",
             marker={"color": color, "pattern": {"shape": pattern, **_PATTERN}},
             hovertemplate="%{x:.4g} s",
-        )  # fmt: skip
+        )
     return figure
 
 

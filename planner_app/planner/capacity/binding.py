@@ -26,9 +26,11 @@ from pagecast.sim.scenario import Scenario
 BEYOND = 1.25
 LIMITS = ("HBM", "batch size", "token budget", "compute")
 _TWICE = {
-    "HBM": "twice the KV blocks", "batch size": "twice max_num_seqs",
-    "token budget": "twice max_num_batched_tokens", "compute": "steps twice as fast",
-}  # fmt: skip
+    "HBM": "twice the KV blocks",
+    "batch size": "twice max_num_seqs",
+    "token budget": "twice max_num_batched_tokens",
+    "compute": "steps twice as fast",
+}
 SHARES = ("goodput", "kept_up")  # terms that are parts of requests, and bounded from below
 _HELPS = 0.9  # of what the worst term exceeds its bound by without help: less is no help
 
@@ -78,9 +80,14 @@ class Binding:
         """As printed in JSON."""
         helped = {h.limit: {"holds": h.holds, "excess": h.excess} for h in self.helped}
         return {
-            "limit": self.limit, "amount": self.amount, "term": self.without.term,
-            "excess": self.without.excess, "with_twice": helped, "full": self.full, "why": self.why,
-        }  # fmt: skip
+            "limit": self.limit,
+            "amount": self.amount,
+            "term": self.without.term,
+            "excess": self.without.excess,
+            "with_twice": helped,
+            "full": self.full,
+            "why": self.why,
+        }
 
 
 def binding(question: CapacityQuestion, load: Load, terms: Sequence[str], run: Executor) -> Binding:

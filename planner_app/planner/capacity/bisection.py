@@ -254,9 +254,14 @@ class CapacityQuestion:
                 return outcomes[at].holds
 
             found = largest(
-                holds, low, high,
-                start=ask.start, step=ask.step, resolution=ask.resolution, verify=ask.verify,
-            )  # fmt: skip
+                holds,
+                low,
+                high,
+                start=ask.start,
+                step=ask.step,
+                resolution=ask.resolution,
+                verify=ask.verify,
+            )
         at = None if found.value is None else outcomes[found.value]
         above = [step for step in outcomes if found.value is None or step > found.value]
         beyond = outcomes[min(above)] if above else None
@@ -300,9 +305,13 @@ class CapacityQuestion:
     ) -> Served:
         """A replay of one load."""
         return serve(
-            trace or self.trace_of(number), self.scenario, load,
-            costs=self.costs_of(number), most_requests=self.most_requests, keep_steps=keep_steps,
-        )  # fmt: skip
+            trace or self.trace_of(number),
+            self.scenario,
+            load,
+            costs=self.costs_of(number),
+            most_requests=self.most_requests,
+            keep_steps=keep_steps,
+        )
 
     def judge(self, load: Load, served: Served) -> LoadTrial:
         """What came of a load that was served."""

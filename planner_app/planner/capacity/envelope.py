@@ -94,12 +94,16 @@ class Envelope:
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
         return {
-            "concurrency": self.concurrency, "binding": self.binding, "limits": self.limits,
-            "hbm_without_sharing": self.hbm, "pool_blocks": self.pool_blocks,
+            "concurrency": self.concurrency,
+            "binding": self.binding,
+            "limits": self.limits,
+            "hbm_without_sharing": self.hbm,
+            "pool_blocks": self.pool_blocks,
             "blocks_per_request": {"mean": self.blocks.mean, "sd": self.blocks.sd, "most": self.blocks.most},
-            "shared_prompt": self.shared_prompt, "reused_prompt": self.reused_prompt,
+            "shared_prompt": self.shared_prompt,
+            "reused_prompt": self.reused_prompt,
             "overflow": self.overflow,
-        }  # fmt: skip
+        }
 
 
 def envelope(
@@ -161,9 +165,7 @@ def one_of_each(trace: Trace) -> Trace:
     return select(trace, np.sort(order[np.cumsum(size) - size + turn]))
 
 
-def _mean_step(
-    costs: StepCosts, context: float, fresh: float, pipelined: bool
-) -> Callable[[int], float]:
+def _mean_step(costs: StepCosts, context: float, fresh: float, pipelined: bool) -> Callable[[int], float]:
     """Seconds of a settled step of `n` requests: a token of each, and the prompt tokens that come with it."""
 
     def step_s(n: int) -> float:

@@ -66,9 +66,7 @@ class Lasted:
         return self.served is not None and self.growth <= most
 
 
-def last(
-    work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None
-) -> Lasted:
+def last(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None) -> Lasted:
     """Serves a long load at `load.amount` times the trace's rate. Errors: BadInput."""
     trace, period_s = scale(work.trace, load.amount), work.period_s / load.amount
     seen: list[_Watched] = []

@@ -27,7 +27,7 @@ from pagecast.planner_app.planner.capacity.bisection import (
     amount,
     interval,
     width_error,
-)  # fmt: skip
+)
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
 from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
@@ -88,10 +88,17 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
         return {
-            "value": self.value, "low": self.low, "high": self.high, "at_limit": self.at_limit,
-            "draws": self.draws, "says": self.says, "at": _outcome(self.at), "beyond": _outcome(self.beyond),
-            "binding": self.binding.to_dict() if self.binding else None, "replays": self.replays,
-        }  # fmt: skip
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "at_limit": self.at_limit,
+            "draws": self.draws,
+            "says": self.says,
+            "at": _outcome(self.at),
+            "beyond": _outcome(self.beyond),
+            "binding": self.binding.to_dict() if self.binding else None,
+            "replays": self.replays,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +131,14 @@ class Plan:
     def rejects(self) -> str:
         """One sentence on what is never served, which answers leave out; empty where all is."""
         count, total = self.rejected, self.requests
-        return "" if not count else (
-            f"{count:,} of {total:,} requests ({count / total:.1%}) are rejected at any load, and latencies "
-            "are of the others: `pagecast replay` tells why."
-        )  # fmt: skip
+        return (
+            ""
+            if not count
+            else (
+                f"{count:,} of {total:,} requests ({count / total:.1%}) are rejected at any load, "
+                "and latencies are of the others: `pagecast replay` tells why."
+            )
+        )
 
     @property
     def replays(self) -> int:
@@ -137,14 +148,20 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
         return {
-            "trace": self.trace, "requests": self.requests, "requests_per_s": self.requests_per_s,
-            "slo": self.slo.text, "costs": self.costs, "scenario": self.scenario.model_dump(),
+            "trace": self.trace,
+            "requests": self.requests,
+            "requests_per_s": self.requests_per_s,
+            "slo": self.slo.text,
+            "costs": self.costs,
+            "scenario": self.scenario.model_dump(),
             "envelope": self.envelope.to_dict(),
             **{kind: answer.to_dict() for kind, answer in self.answers.items()},
             "replicas": self.replicas.to_dict() if self.replicas else None,
             "rejected": {"requests": self.rejected, "of": self.requests},
-            "replays": self.replays, "wall_s": self.wall_s, "notes": list(self.notes),
-        }  # fmt: skip
+            "replays": self.replays,
+            "wall_s": self.wall_s,
+            "notes": list(self.notes),
+        }
 
 
 def plan(
@@ -184,9 +201,19 @@ def plan(
     work = shortened(trace, max(most_requests, 1))
     kinds, rate, notes = _kinds(work, kinds, think_s)
     question = CapacityQuestion(
-        work, scenario, slo, rate or 1.0, think_s or 0.0, max_preemption_rate, most_users, most_requests,
-        scenario.seed, costs, draw_costs, workload,
-    )  # fmt: skip
+        work,
+        scenario,
+        slo,
+        rate or 1.0,
+        think_s or 0.0,
+        max_preemption_rate,
+        most_users,
+        most_requests,
+        scenario.seed,
+        costs,
+        draw_costs,
+        workload,
+    )
     _check(question, replicates, replicas_for)
     rejected = _rejected(work, scenario)
     fits = envelope(work, scenario, slo, costs=costs)
@@ -203,9 +230,19 @@ def plan(
     taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
     said = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
     return Plan(
-        trace.name, len(work), rejected, rate, scenario, chosen.name, slo, fits, answers, taken, said,
+        trace.name,
+        len(work),
+        rejected,
+        rate,
+        scenario,
+        chosen.name,
+        slo,
+        fits,
+        answers,
+        taken,
+        said,
         time.perf_counter() - started,
-    )  # fmt: skip
+    )
 
 
 def steps(kinds: int, replicates: int) -> int:
@@ -278,9 +315,13 @@ class _Spread:
 
 
 def _spreads(
-    question: CapacityQuestion, kinds: Sequence[LoadKind], points: Sequence[Searched], count: int,
-    run: Executor, progress: Progress,
-) -> list[_Spread]:  # fmt: skip
+    question: CapacityQuestion,
+    kinds: Sequence[LoadKind],
+    points: Sequence[Searched],
+    count: int,
+    run: Executor,
+    progress: Progress,
+) -> list[_Spread]:
     """The searches of each kind that begin at the forecast's answer."""
     asks: list[Ask] = []
     for kind, point in zip(kinds, points, strict=True):
@@ -403,8 +444,12 @@ def _outcome(outcome: LoadTrial | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
     return {
-        "amount": outcome.amount, "holds": outcome.holds,
-        "terms": [term._asdict() for term in outcome.terms], "preemption_rate": outcome.preemption_rate,
-        "requests_per_s": outcome.requests_per_s, "output_tokens_per_s": outcome.output_tokens_per_s,
-        "requests": outcome.requests, "rejected": outcome.rejected,
-    }  # fmt: skip
+        "amount": outcome.amount,
+        "holds": outcome.holds,
+        "terms": [term._asdict() for term in outcome.terms],
+        "preemption_rate": outcome.preemption_rate,
+        "requests_per_s": outcome.requests_per_s,
+        "output_tokens_per_s": outcome.output_tokens_per_s,
+        "requests": outcome.requests,
+        "rejected": outcome.rejected,
+    }

@@ -29,9 +29,13 @@ class Replicas:
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
         return {
-            "requests_per_s": self.requests_per_s, "each": self.each, "count": self.count,
-            "low": self.low, "high": self.high, "gpus": self.gpus,
-        }  # fmt: skip
+            "requests_per_s": self.requests_per_s,
+            "each": self.each,
+            "count": self.count,
+            "low": self.low,
+            "high": self.high,
+            "gpus": self.gpus,
+        }
 
     @property
     def says(self) -> str:

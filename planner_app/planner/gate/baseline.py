@@ -95,9 +95,14 @@ def _known(value: float) -> float | None:
 def make(trace: Trace, file: CheckFile, costs: str, figures: dict[str, list[float | None]]) -> Baseline:
     """A baseline of these draws."""
     return Baseline(
-        made_with=pagecast_version(), trace=trace.name, trace_digest=digest(trace), costs=costs,
-        reading=_plain(file.reading()), scenario=file.scenario.model_dump(), figures=figures,
-    )  # fmt: skip
+        made_with=pagecast_version(),
+        trace=trace.name,
+        trace_digest=digest(trace),
+        costs=costs,
+        reading=_plain(file.reading()),
+        scenario=file.scenario.model_dump(),
+        figures=figures,
+    )
 
 
 def _plain(reading: dict[str, Any]) -> dict[str, Any]:

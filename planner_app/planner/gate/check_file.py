@@ -1,15 +1,15 @@
 """A scenario file with a section `check`: which trace to serve, and what its figures must hold to.
 
-    model: Qwen/Qwen3-8B
-    gpu: H200
-    check:
-      trace: chat                            # a sample's name, or a file, sought beside this one
-      slo: ttft_p99<2s, tpot_p95<50ms
-      limits:                                # any figure of `pagecast replay --json`
-        output_tokens_per_s: {min: 2000}
-        ttft_s.p99: {max: 0.5}
-      regression:                            # percent by which a figure may be worse than the baseline's
-        ttft_s.p99: 5
+model: Qwen/Qwen3-8B
+gpu: H200
+check:
+  trace: chat                            # a sample's name, or a file, sought beside this one
+  slo: ttft_p99<2s, tpot_p95<50ms
+  limits:                                # any figure of `pagecast replay --json`
+    output_tokens_per_s: {min: 2000}
+    ttft_s.p99: {max: 0.5}
+  regression:                            # percent by which a figure may be worse than the baseline's
+    ttft_s.p99: 5
 """
 
 from __future__ import annotations

@@ -26,10 +26,18 @@ CONFIDENCE = 0.9
 ONE = "1 replay"  # which a bound or a service level is judged by
 HIGHER_IS_BETTER = frozenset(
     {
-        "completed", "output_tokens_per_s", "output_tokens", "input_tokens", "prefill_avoided_s",
-        "reused_prefix_tokens", "eligible_prefix_tokens", "token_hit_rate", "num_gpu_blocks", "requests",
+        "completed",
+        "output_tokens_per_s",
+        "output_tokens",
+        "input_tokens",
+        "prefill_avoided_s",
+        "reused_prefix_tokens",
+        "eligible_prefix_tokens",
+        "token_hit_rate",
+        "num_gpu_blocks",
+        "requests",
     }
-)  # fmt: skip
+)
 FigureDraws = dict[str, list[float | None]]
 
 
@@ -170,10 +178,14 @@ def _regression(name: str, allowed: float, change: Change | None) -> Finding:
     if least <= allowed < most:
         why += "; can't be told: more `draws` would"
     numbers: dict[str, float | None] = {
-        "value": change.after, "baseline": change.before, "allowed_percent": allowed,
-        "change_percent": change.percent, "low_percent": change.low, "high_percent": change.high,
+        "value": change.after,
+        "baseline": change.before,
+        "allowed_percent": allowed,
+        "change_percent": change.percent,
+        "low_percent": change.low,
+        "high_percent": change.high,
         "draws": change.draws,
-    }  # fmt: skip
+    }
     of = f"{change.draws} draws"
     return Finding("regression", name, shown(name, change.after), asked, least <= allowed, why, of, numbers)
 

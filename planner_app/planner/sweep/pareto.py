@@ -68,6 +68,8 @@ def _effect(groups: pd.Series, values: Floats) -> dict[str, object]:
     plain = pd.Series(values, index=groups.index).groupby(groups, sort=False).mean()
     return {
         "share": between / spread if spread > 1e-18 else 0.0,
-        "low": float(plain.min()), "at_low": plain.idxmin(),
-        "high": float(plain.max()), "at_high": plain.idxmax(),
-    }  # fmt: skip
+        "low": float(plain.min()),
+        "at_low": plain.idxmin(),
+        "high": float(plain.max()),
+        "at_high": plain.idxmax(),
+    }

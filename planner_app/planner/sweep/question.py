@@ -123,14 +123,19 @@ class SweepQuestion:
         """What tells studies apart: a trial of one is no trial of the other where any of this differs."""
         about: dict[str, Any] = {
             "trace": f"{self.trace.name}, {len(self.trace):,} requests, {digest(self.trace)[:12]}",
-            "space": str(self.space), "scenario": self.scenario.model_dump(),
+            "space": str(self.space),
+            "scenario": self.scenario.model_dump(),
             "SLO": self.slo,
             "kind": "grid" if self.trials is None else f"search in generations of {self.generation}",
-            "pagecast version": version("pagecast"), "files": _files(self.scenario, self.space),
-        }  # fmt: skip
+            "pagecast version": version("pagecast"),
+            "files": _files(self.scenario, self.space),
+        }
         if self.trials is not None:
-            about |= {"objectives": list(self.objectives), "prices": dict(self.prices),
-                      "Optuna version": search.version()}  # fmt: skip
+            about |= {
+                "objectives": list(self.objectives),
+                "prices": dict(self.prices),
+                "Optuna version": search.version(),
+            }
         return about
 
 

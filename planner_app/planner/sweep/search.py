@@ -96,9 +96,12 @@ def _study(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # multivariate draws and constraints are called experimental
         sampler = optuna.samplers.TPESampler(
-            seed=seed % 2**32, multivariate=True, constant_liar=True, n_startup_trials=startup,
+            seed=seed % 2**32,
+            multivariate=True,
+            constant_liar=True,
+            n_startup_trials=startup,
             constraints_func=lambda trial: trial.system_attrs["constraints"],
-        )  # fmt: skip
+        )
         directions = ["maximize" if more else "minimize" for more in more_is_better]
         study = optuna.create_study(sampler=sampler, directions=directions)
         for trial in trials:

@@ -200,10 +200,15 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 def _row(question: SweepQuestion, trial: Trial) -> dict[str, Any]:
     outcome = trial.outcome
     return {
-        "number": trial.number, **question.figures(trial), **trial.point, "meets": outcome.meets,
-        "margin": outcome.margin, **{term.text: term.value for term in outcome.terms},
-        "step_costs": outcome.costs, "reason": outcome.reason,
-    }  # fmt: skip
+        "number": trial.number,
+        **question.figures(trial),
+        **trial.point,
+        "meets": outcome.meets,
+        "margin": outcome.margin,
+        **{term.text: term.value for term in outcome.terms},
+        "step_costs": outcome.costs,
+        "reason": outcome.reason,
+    }
 
 
 def _on_front(question: SweepQuestion, table: pd.DataFrame) -> np.ndarray:

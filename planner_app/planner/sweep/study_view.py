@@ -122,10 +122,15 @@ def effects(found: Swept) -> tuple[list[str], list[list[str]]]:
     header = ["knob", "figure", "share", "least mean", "at", "greatest mean", "at"]
     body = [
         [
-            row["knob"], title(row["figure"]), f"{row['share']:.0%}", text(row["figure"], row["low"]),
-            shown(row["at_low"]), text(row["figure"], row["high"]), shown(row["at_high"]),
+            row["knob"],
+            title(row["figure"]),
+            f"{row['share']:.0%}",
+            text(row["figure"], row["low"]),
+            shown(row["at_low"]),
+            text(row["figure"], row["high"]),
+            shown(row["at_high"]),
         ]
         for row in found.sensitivity.to_dict("records")
         if abs(row["high"] - row["low"]) > _MATTERS * abs(row["high"])
-    ]  # fmt: skip
+    ]
     return header, body

@@ -18,19 +18,43 @@ from pagecast.traces.schema import Trace
 Figure = float | int | None
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 _OTHERS = (
-    "output_tokens_per_s", "output_tokens", "makespan_s", "token_hit_rate", "reused_prefix_tokens",
-    "num_gpu_blocks", "peak_kv_usage", "evicted_blocks", "preemptions", "completed", "rejected",
-)  # fmt: skip
+    "output_tokens_per_s",
+    "output_tokens",
+    "makespan_s",
+    "token_hit_rate",
+    "reused_prefix_tokens",
+    "num_gpu_blocks",
+    "peak_kv_usage",
+    "evicted_blocks",
+    "preemptions",
+    "completed",
+    "rejected",
+)
 FIGURES = (*(f"{name}_{statistic}_s" for name in LATENCIES for statistic in STATISTICS), *_OTHERS)
-COUNTS = frozenset({
-    "number", "gpus", "output_tokens", "reused_prefix_tokens", "num_gpu_blocks", "evicted_blocks",
-    "preemptions", "completed", "rejected",
-})  # fmt: skip
+COUNTS = frozenset(
+    {
+        "number",
+        "gpus",
+        "output_tokens",
+        "reused_prefix_tokens",
+        "num_gpu_blocks",
+        "evicted_blocks",
+        "preemptions",
+        "completed",
+        "rejected",
+    }
+)
 # Of these more is better; of all others less.
-MORE_IS_BETTER = frozenset({
-    "output_tokens_per_s", "token_hit_rate", "reused_prefix_tokens", "completed", "admissible_concurrency",
-    "static_concurrency",
-})  # fmt: skip
+MORE_IS_BETTER = frozenset(
+    {
+        "output_tokens_per_s",
+        "token_hit_rate",
+        "reused_prefix_tokens",
+        "completed",
+        "admissible_concurrency",
+        "static_concurrency",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

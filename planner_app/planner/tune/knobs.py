@@ -80,9 +80,14 @@ class Tuned:
 
 def tune_block_size(trace: Trace, scenario: Scenario, values: str = BLOCK_SIZES, **options: Any) -> Tuned:
     """Serves the trace with each block size of the same HBM. Options as for `tune`."""
-    notes = (ALWAYS_SAME,) if scenario.num_gpu_blocks is None else (
-        ALWAYS_SAME, "num_gpu_blocks is fixed, so that larger blocks are given more memory.",
-    )  # fmt: skip
+    notes = (
+        (ALWAYS_SAME,)
+        if scenario.num_gpu_blocks is None
+        else (
+            ALWAYS_SAME,
+            "num_gpu_blocks is fixed, so that larger blocks are given more memory.",
+        )
+    )
     return tune(trace, scenario, "block_size", values, thrifty_is_more=True, notes=notes, **options)
 
 
@@ -149,9 +154,18 @@ def tune(
     recommended, reason = recommend(table, knob, thrifty_is_more)
     costs = scenario.step_costs()
     return Tuned(
-        trace.name, scenario, knob, level.text, table, recommended, reason, notes, len(found) == len(jobs),
-        costs.name, sentence(costs.expected_error()),
-    )  # fmt: skip
+        trace.name,
+        scenario,
+        knob,
+        level.text,
+        table,
+        recommended,
+        reason,
+        notes,
+        len(found) == len(jobs),
+        costs.name,
+        sentence(costs.expected_error()),
+    )
 
 
 def _table(knob: str, values: Sequence[KnobValue], found: dict[int, dict[str, Any]]) -> pd.DataFrame:
@@ -220,9 +234,13 @@ def _misses(
 
 
 def _reason(
-    rows: list[dict[str, Any]], misses: list[list[_Miss]], chosen: int, knob: str, thrifty_is_more: bool,
+    rows: list[dict[str, Any]],
+    misses: list[list[_Miss]],
+    chosen: int,
+    knob: str,
+    thrifty_is_more: bool,
     criteria: Sequence[Criterion],
-) -> str:  # fmt: skip
+) -> str:
     row, value = rows[chosen], shown(rows[chosen][knob])
     most = "largest" if thrifty_is_more else "smallest"
     kept = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)

@@ -21,8 +21,13 @@ from pagecast.traces.schema import Trace
 
 ENTRY_BYTES = 4  # a block's number in a block table on the GPU (vLLM: int32)
 TABLES = (
-    "tail_waste_tokens", "tail_waste_share", "table_entries", "table_bytes", "lookup_blocks", "lookup_s",
-)  # fmt: skip
+    "tail_waste_tokens",
+    "tail_waste_share",
+    "table_entries",
+    "table_bytes",
+    "lookup_blocks",
+    "lookup_s",
+)
 MOST_REQUESTS = 1000  # of a closed loop, unless its users need more
 WAITING = 4  # users for each request that may run, at most
 
@@ -56,12 +61,15 @@ class Tuning:
         verdict = self.level.verdict(result)
         room = envelope(self.trace, scenario, self.level)
         return {
-            "reason": "", "meets": verdict.holds and not result.summary["rejected"],
+            "reason": "",
+            "meets": verdict.holds and not result.summary["rejected"],
             **{term.text: term.value for term in verdict.terms},
             "kv_gib": _layout(scenario).block_bytes * scenario.blocks() / GIB,
-            **figures_of(result), **tables(result),
-            "static_concurrency": room.concurrency, "static_limit": room.binding,
-        }  # fmt: skip
+            **figures_of(result),
+            **tables(result),
+            "static_concurrency": room.concurrency,
+            "static_limit": room.binding,
+        }
 
     def concurrency(self, scenario: Scenario) -> dict[str, Any]:
         """Users of a closed loop without think time that keep the service level, with few preemptions.
@@ -73,9 +81,13 @@ class Tuning:
         most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)
         start = min(envelope(self.trace, scenario, self.level).concurrency, most)
         question = bisection.CapacityQuestion(
-            self.trace, scenario, self.level, most_users=most, most_requests=MOST_REQUESTS,
+            self.trace,
+            scenario,
+            self.level,
+            most_users=most,
+            most_requests=MOST_REQUESTS,
             seed=scenario.seed,
-        )  # fmt: skip
+        )
         near = max(scenario.max_num_seqs // 64, 1)
         ask = bisection.Ask("concurrency", start=max(start, 1), step=max(start // 8, 1), resolution=near)
         found = question.search(ask).found
@@ -101,10 +113,11 @@ def tables(result: Result) -> dict[str, Figure]:
     return {
         "tail_waste_tokens": float((blocks * size - held).mean()),
         "tail_waste_share": float((blocks * size - held).sum() / (blocks * size).sum()),
-        "table_entries": entries, "table_bytes": entries * ENTRY_BYTES,
+        "table_entries": entries,
+        "table_bytes": entries * ENTRY_BYTES,
         "lookup_blocks": float((done["input_tokens"] // size).mean()) if caching else 0.0,
         "lookup_s": result.summary["prefix_lookup_s"]["mean"],
-    }  # fmt: skip
+    }
 
 
 def _layout(scenario: Scenario) -> BlockLayout:

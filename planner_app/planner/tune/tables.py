@@ -11,25 +11,46 @@ from pagecast.planner_app.planner.tune.setting import WAITING
 from pagecast.planner_app.wording.quantities import seconds
 
 _TIMES = (
-    "ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "e2e_mean_s", "admissible_concurrency",
-    "static_concurrency", "static_limit",
-)  # fmt: skip
+    "ttft_mean_s",
+    "ttft_p99_s",
+    "tpot_mean_s",
+    "e2e_mean_s",
+    "admissible_concurrency",
+    "static_concurrency",
+    "static_limit",
+)
 _BLOCKS = (
-    "reused_prefix_tokens", "tail_waste_tokens", "tail_waste_share", "table_entries", "table_bytes",
-    "lookup_blocks", "lookup_s",
-)  # fmt: skip
+    "reused_prefix_tokens",
+    "tail_waste_tokens",
+    "tail_waste_share",
+    "table_entries",
+    "table_bytes",
+    "lookup_blocks",
+    "lookup_s",
+)
 _HBM = ("kv_gib", "reused_prefix_tokens", "token_hit_rate", "evicted_blocks", "preemptions", "rejected")
 _TABLES = ("tail_waste_share", "table_entries", "lookup_blocks", "lookup_s")
 TITLES = {
-    "reused_prefix_tokens": "hit tokens", "token_hit_rate": "hit rate",
-    "tail_waste_tokens": "tail waste, tokens", "tail_waste_share": "tail waste",
-    "table_entries": "table entries", "table_bytes": "table bytes", "lookup_blocks": "blocks looked up",
-    "lookup_s": "lookup", "ttft_mean_s": "TTFT mean", "ttft_p99_s": "TTFT p99", "tpot_mean_s": "TPOT mean",
+    "reused_prefix_tokens": "hit tokens",
+    "token_hit_rate": "hit rate",
+    "tail_waste_tokens": "tail waste, tokens",
+    "tail_waste_share": "tail waste",
+    "table_entries": "table entries",
+    "table_bytes": "table bytes",
+    "lookup_blocks": "blocks looked up",
+    "lookup_s": "lookup",
+    "ttft_mean_s": "TTFT mean",
+    "ttft_p99_s": "TTFT p99",
+    "tpot_mean_s": "TPOT mean",
     "e2e_mean_s": "E2E mean",
-    "kv_gib": "KV GiB", "evicted_blocks": "evicted", "preemptions": "preempted", "rejected": "rejected",
-    "admissible_concurrency": "admits (closed loop)", "static_concurrency": "static envelope",
+    "kv_gib": "KV GiB",
+    "evicted_blocks": "evicted",
+    "preemptions": "preempted",
+    "rejected": "rejected",
+    "admissible_concurrency": "admits (closed loop)",
+    "static_concurrency": "static envelope",
     "static_limit": "which binds",
-}  # fmt: skip
+}
 
 
 def tables(tuned: Tuned) -> list[tuple[list[str], list[list[str]]]]:

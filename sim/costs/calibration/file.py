@@ -190,7 +190,6 @@ class Calibration:
         if self.hosts and len(self.hosts) != len(self.replicates):
             raise BadInput(f"{where}: 'hosts' and 'replicates' don't fit together: calibrate again")
 
-
     def _bounds(self) -> Iterator[tuple[str, float, float, float]]:
         """All numbers that costs are computed from: name, value, the least and the most it may be."""
         yield from ((f"knot {at}", knot, 1, _MOST_TOKENS) for at, knot in enumerate(self.knots))

@@ -118,10 +118,16 @@ def identity(facts: ModelFacts) -> dict[str, Any]:
     """The facts that step times hang on; two models that agree in them cost the same."""
     a = facts.attention
     return {
-        "hidden": facts.hidden, "layers": facts.layers, "intermediate": facts.intermediate,
-        "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim, "vocab": facts.vocab,
-        "weight_dtype": facts.weight_dtype, "experts": facts.moe.experts if facts.moe else 0,
-    }  # fmt: skip
+        "hidden": facts.hidden,
+        "layers": facts.layers,
+        "intermediate": facts.intermediate,
+        "heads": a.heads,
+        "kv_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "vocab": facts.vocab,
+        "weight_dtype": facts.weight_dtype,
+        "experts": facts.moe.experts if facts.moe else 0,
+    }
 
 
 def graph_sizes(meta: dict[str, Any]) -> tuple[int, ...]:

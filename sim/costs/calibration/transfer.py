@@ -79,8 +79,12 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
         calibration,
         name=f"{calibration.name}, transferred",
         made_for={
-            **made, "model": target.model.name, "gpu": target.gpu.name, "tensor_parallel_size": tp,
-            "model_shape": identity(target.model), "kv_cache_dtype": target.kv_cache_dtype,
+            **made,
+            "model": target.model.name,
+            "gpu": target.gpu.name,
+            "tensor_parallel_size": tp,
+            "model_shape": identity(target.model),
+            "kv_cache_dtype": target.kv_cache_dtype,
             "transferred_from": f"{made['model']} on {made['gpu']}",
             "sliding_windows": any(target.model.attention.windows),
         },
@@ -91,7 +95,7 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
         noise=noise,
         replicates=tuple(scale(row) for row in calibration.replicates),
         hosts=(),
-    )  # fmt: skip
+    )
 
 
 def _host(
@@ -144,8 +148,15 @@ def _term_ratios(origin: Target, target: Target) -> dict[str, float]:
     kv, flops = target.kv_read_s / origin.kv_read_s, tile[1] / tile[0]
     layers = target.model.layers / origin.model.layers
     return {
-        "kv_token": kv, "first_kv_token": kv, "shared_token": kv, "short_shared_token": kv,
-        "prompt_kv_token": kv, "light_prompt_tile": flops, "prompt_tile": flops, "longest_prompt_tile": flops,
-        "prompt_step": layers, "ungraphed_step": layers,
+        "kv_token": kv,
+        "first_kv_token": kv,
+        "shared_token": kv,
+        "short_shared_token": kv,
+        "prompt_kv_token": kv,
+        "light_prompt_tile": flops,
+        "prompt_tile": flops,
+        "longest_prompt_tile": flops,
+        "prompt_step": layers,
+        "ungraphed_step": layers,
         "launch_floor": layers,
-    }  # fmt: skip
+    }

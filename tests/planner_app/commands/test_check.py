@@ -21,9 +21,12 @@ from pagecast.traces.write import write
 
 COSTS = "vllm-0.24-h200-qwen3-8b"
 CHECK = {
-    "trace": "chat", "limit": 150, "speedup": 4, "draws": 8,
+    "trace": "chat",
+    "limit": 150,
+    "speedup": 4,
+    "draws": 8,
     "regression": {"ttft_s.p99": 5, "tpot_s.p50": 5, "output_tokens_per_s": 5},
-}  # fmt: skip
+}
 
 
 def scenario(folder: Path, name: str = "check.yaml", check: dict | None = None, **fields: object) -> str:
@@ -103,8 +106,9 @@ def test_json_against_a_replays_folder_is_plain_too(tmp_path, capsys):
 def test_a_scenario_made_20_percent_slower_fails(baseline, tmp_path, capsys):
     file = scenario(tmp_path, costs=slower(tmp_path, 1.2))
     junit, markdown = tmp_path / "junit.xml", tmp_path / "check.md"
-    code, out, _ = check("--scenario", file, "--baseline", baseline, "--junit", junit, "--markdown", markdown,
-                         capsys=capsys)  # fmt: skip
+    code, out, _ = check(
+        "--scenario", file, "--baseline", baseline, "--junit", junit, "--markdown", markdown, capsys=capsys
+    )
     assert code == 1
     broken = [line.split()[1] for line in out.splitlines() if line.startswith("FAILED")]
     assert {"ttft_s.p99", "tpot_s.p50"} <= set(broken)
@@ -168,14 +172,23 @@ def test_costs_that_auto_chose_are_no_change(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "of_replay", "of_baseline"),
     [
-        ({"speedup": 8}, "was replayed at 4 times the trace's own speed, not at check.speedup (8)",
-         "was made with check.speedup 4 (now 8)"),
-        ({"limit": 100}, "was replayed with 150 requests, not 100 as check.limit (100)",
-         "was made with check.limit 150 (now 100)"),
-        ({"trace": "code"}, "was made of another trace than code is now",
-         "was made of another trace than code is now"),
+        (
+            {"speedup": 8},
+            "was replayed at 4 times the trace's own speed, not at check.speedup (8)",
+            "was made with check.speedup 4 (now 8)",
+        ),
+        (
+            {"limit": 100},
+            "was replayed with 150 requests, not 100 as check.limit (100)",
+            "was made with check.limit 150 (now 100)",
+        ),
+        (
+            {"trace": "code"},
+            "was made of another trace than code is now",
+            "was made of another trace than code is now",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_was_read_otherwise_is_named(changes, of_replay, of_baseline, baseline, tmp_path, capsys):
     options = ["--limit", "150", "--speedup", "4", "--out", str(tmp_path / "was")]
     assert run(["replay", "chat", *options]) == 0
@@ -189,16 +202,21 @@ def test_what_was_read_otherwise_is_named(changes, of_replay, of_baseline, basel
 
 def test_bounds_and_service_levels(tmp_path, capsys):
     asked = {
-        **CHECK, "slo": "ttft_p99<10s, tpot_p50<1us",
+        **CHECK,
+        "slo": "ttft_p99<10s, tpot_p50<1us",
         "limits": {"ttft_s.p99": {"max": 10}, "token_hit_rate": {"min": 0.999}, "num_gpu_blocks": {"min": 1}},
-    }  # fmt: skip
+    }
     code, out, _ = check("--scenario", scenario(tmp_path, check=asked), "--json", capsys=capsys)
     assert code == 1
     body = json.loads(out)
     assert not body["ok"]
     assert [(found["kind"], found["holds"]) for found in body["checks"]] == [
-        ("slo", True), ("slo", False), ("limit", True), ("limit", False), ("limit", True),
-    ]  # fmt: skip
+        ("slo", True),
+        ("slo", False),
+        ("limit", True),
+        ("limit", False),
+        ("limit", True),
+    ]
     assert "give --baseline" in body["notes"][0]
 
 
@@ -300,8 +318,17 @@ def test_a_corrupt_baseline_is_one_line_and_exit_2(body, words, baseline, tmp_pa
 
 def test_an_unreachable_dask_scheduler_is_one_line_and_no_success(baseline, tmp_path, capsys):
     pytest.importorskip("distributed")
-    code = run(["check", "--scenario", scenario(tmp_path), "--baseline", str(baseline),
-                "--cluster", "tcp://127.0.0.1:9"])  # fmt: skip
+    code = run(
+        [
+            "check",
+            "--scenario",
+            scenario(tmp_path),
+            "--baseline",
+            str(baseline),
+            "--cluster",
+            "tcp://127.0.0.1:9",
+        ]
+    )
     err = capsys.readouterr().err
     assert code == 2
     assert err.count("\n") == 1
@@ -313,8 +340,9 @@ def test_a_web_server_in_place_of_a_scheduler_is_told(baseline, tmp_path, capsys
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_answer, args=(server,), daemon=True).start()
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        code = run(["check", "--scenario", scenario(tmp_path), "--baseline", str(baseline),
-                    "--cluster", address])  # fmt: skip
+        code = run(
+            ["check", "--scenario", scenario(tmp_path), "--baseline", str(baseline), "--cluster", address]
+        )
     err = capsys.readouterr().err
     assert code == 2
     assert err.count("\n") == 1

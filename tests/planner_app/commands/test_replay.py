@@ -10,15 +10,38 @@ from pagecast.planner_app.cli import run
 
 STATISTICS = {"mean", "p50", "p90", "p95", "p99", "max"}
 LATENCIES = {
-    "ttft_s", "tpot_s", "e2e_s", "queue_s", "prefix_lookup_s", "prefill_s", "decode_s", "ttft_cached_s",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "queue_s",
+    "prefix_lookup_s",
+    "prefill_s",
+    "decode_s",
+    "ttft_cached_s",
     "ttft_uncached_s",
-}  # fmt: skip
+}
 FIGURES = {
-    "requests", "completed", "rejected", "cancelled", "makespan_s", "wall_s", "steps", "input_tokens",
-    "output_tokens", "output_tokens_per_s", "prefill_avoided_s", "bytes_per_sequence",
-    "eligible_prefix_tokens", "reused_prefix_tokens", "token_hit_rate", "num_gpu_blocks", "peak_kv_usage",
-    "evicted_blocks", "preemptions", "failed_allocations",
-}  # fmt: skip
+    "requests",
+    "completed",
+    "rejected",
+    "cancelled",
+    "makespan_s",
+    "wall_s",
+    "steps",
+    "input_tokens",
+    "output_tokens",
+    "output_tokens_per_s",
+    "prefill_avoided_s",
+    "bytes_per_sequence",
+    "eligible_prefix_tokens",
+    "reused_prefix_tokens",
+    "token_hit_rate",
+    "num_gpu_blocks",
+    "peak_kv_usage",
+    "evicted_blocks",
+    "preemptions",
+    "failed_allocations",
+}
 
 
 def pagecast(*arguments, capsys):
@@ -84,9 +107,12 @@ def test_validate_says_what_matched(shared, capsys):
     body = json.loads(out)
     assert body.pop("num_gpu_blocks")["measured"] == 2999
     assert body == {
-        "steps_recorded": 5831, "steps_matched": 5831, "first_mismatch": None, "requests": 500,
+        "steps_recorded": 5831,
+        "steps_matched": 5831,
+        "first_mismatch": None,
+        "requests": 500,
         "cached_tokens_matched": 500,
-    }  # fmt: skip
+    }
 
 
 def test_validate_ends_with_1_where_a_decision_differs(shared, capsys):
@@ -247,9 +273,18 @@ def test_the_folder_of_a_replay_can_be_replayed(tmp_path, capsys):
 
 def test_the_parts_of_a_latency_are_shown_and_what_was_refused_why(capsys):
     _, out, _ = pagecast(
-        "replay", "chat", "--max-model-len", 2000, "--tensor-parallel-size", 2, "--scheduling-policy",
-        "priority", "--session-rate", 3, capsys=capsys,
-    )  # fmt: skip
+        "replay",
+        "chat",
+        "--max-model-len",
+        2000,
+        "--tensor-parallel-size",
+        2,
+        "--scheduling-policy",
+        "priority",
+        "--session-rate",
+        3,
+        capsys=capsys,
+    )
     for word in ("queue", "lookup", "prefill", "decode", "over all 2 GPUs"):
         assert word in out
     assert "exceed max_model_len 2000" in out
@@ -264,10 +299,15 @@ def test_ttft_with_and_without_a_hit_is_shown_where_enough_requests_can_be_compa
     path = tmp_path / "pairs.jsonl"
     for pairs, shown in ((40, True), (5, False)):
         rows = [
-            {"timestamp": 4000 * (2 * n + again), "input_length": 1024, "output_length": 4,
-             "hash_ids": [2 * n + 1, 2 * n + 2]}
-            for n in range(pairs) for again in (0, 1)
-        ]  # fmt: skip
+            {
+                "timestamp": 4000 * (2 * n + again),
+                "input_length": 1024,
+                "output_length": 4,
+                "hash_ids": [2 * n + 1, 2 * n + 2],
+            }
+            for n in range(pairs)
+            for again in (0, 1)
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         _, out, _ = pagecast("replay", path, capsys=capsys)
         assert ("TTFT cached" in out and "TTFT uncached" in out) == shown

@@ -11,13 +11,27 @@ from pagecast.sim.scenario import Scenario
 from typer.testing import CliRunner
 
 GIVEN: dict[str, Any] = {
-    "model": "Qwen/Qwen3-0.6B", "gpu": "A100-80GB", "profile": "nano-vllm", "costs": "roofline",
-    "engine": "pagecast", "transfer_costs": True,
-    "block_size": 32, "gpu_memory_utilization": 0.5, "free_gpu_memory_fraction": 0.6,
-    "kv_tokens": 1000, "num_gpu_blocks": 99, "max_num_seqs": 3, "max_num_batched_tokens": 77,
-    "max_model_len": 500, "kv_cache_dtype": "fp8", "tensor_parallel_size": 2,
-    "scheduling_policy": "priority", "async_scheduling": False, "enable_prefix_caching": False, "seed": 5,
-}  # fmt: skip
+    "model": "Qwen/Qwen3-0.6B",
+    "gpu": "A100-80GB",
+    "profile": "nano-vllm",
+    "costs": "roofline",
+    "engine": "pagecast",
+    "transfer_costs": True,
+    "block_size": 32,
+    "gpu_memory_utilization": 0.5,
+    "free_gpu_memory_fraction": 0.6,
+    "kv_tokens": 1000,
+    "num_gpu_blocks": 99,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 77,
+    "max_model_len": 500,
+    "kv_cache_dtype": "fp8",
+    "tensor_parallel_size": 2,
+    "scheduling_policy": "priority",
+    "async_scheduling": False,
+    "enable_prefix_caching": False,
+    "seed": 5,
+}
 
 
 @with_scenario

@@ -8,13 +8,25 @@ import pytest
 from pagecast.planner_app.cli import run
 
 META = {
-    "name": "short", "engine": "vllm", "gpu": "H200", "model": "Qwen/Qwen3-8B", "usable_blocks": 100,
+    "name": "short",
+    "engine": "vllm",
+    "gpu": "H200",
+    "model": "Qwen/Qwen3-8B",
+    "usable_blocks": 100,
     "config": {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512},
-}  # fmt: skip
+}
 STEP = {
-    "start_s": 0.0, "sched_s": 0.0001, "end_s": 0.007, "decode_n": 0, "decode_ctx": 0, "decode_max": 0,
-    "prefill": [[40, 0]], "running": 1, "waiting": 0, "kv_usage": 0.03,
-}  # fmt: skip
+    "start_s": 0.0,
+    "sched_s": 0.0001,
+    "end_s": 0.007,
+    "decode_n": 0,
+    "decode_ctx": 0,
+    "decode_max": 0,
+    "prefill": [[40, 0]],
+    "running": 1,
+    "waiting": 0,
+    "kv_usage": 0.03,
+}
 REQUESTS = (
     "index,arrival_s,submitted_s,input_tokens,output_tokens,first_token_s,finish_s,cached_tokens,tokens_out\n"
     "0,0.0,0.0,40,1,0.007,0.007,0,1\n"

@@ -62,8 +62,14 @@ def assert_picture(cells: np.ndarray, scheduler: Scheduler) -> None:
 
 _ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 120), st.integers(0, 80), st.integers(0, 3),
-                  st.integers(1, 60), st.integers(0, 1)),
+        st.tuples(
+            st.just("add"),
+            st.integers(1, 120),
+            st.integers(0, 80),
+            st.integers(0, 3),
+            st.integers(1, 60),
+            st.integers(0, 1),
+        ),
         st.tuples(st.just("step"), st.integers(1, 20)),
         st.tuples(st.just("grow"), st.integers(0, 9), st.integers(1, 30)),
         st.tuples(st.just("fork"), st.integers(0, 9), st.integers(1, 40)),
@@ -71,12 +77,17 @@ _ACTIONS = st.lists(
         st.tuples(st.just("finish"), st.integers(0, 9)),
         st.tuples(st.just("evict"), st.integers(0, 6)),
     ),
-    min_size=1, max_size=25,
-)  # fmt: skip
+    min_size=1,
+    max_size=25,
+)
 _SETTINGS = st.builds(
-    SandboxServer, st.sampled_from([6, 12, 48]), st.sampled_from([1, 4, 16]),
-    st.sampled_from(["vllm", "nano-vllm"]), st.booleans(), st.sampled_from([32, 256]),
-)  # fmt: skip
+    SandboxServer,
+    st.sampled_from([6, 12, 48]),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from(["vllm", "nano-vllm"]),
+    st.booleans(),
+    st.sampled_from([32, 256]),
+)
 
 
 def act(sandbox: Sandbox, words: tuple[str, *tuple[int, ...]]) -> bool:
@@ -157,8 +168,12 @@ def test_a_full_pool_evicts_the_oldest_tail_first():
     sandbox = made("add-160-0-0-1-0_step-2_add-96-0-0-1-0_step-1", blocks=12)
     assert sandbox.requests[0].state is State.FINISHED
     shown = frames(sandbox.log())
-    lost = [int(b) for i in range(len(shown.log)) if shown.log.line(i, name_of).split()[1] == "evicted"
-            for b in shown.log.of(i)]  # fmt: skip
+    lost = [
+        int(b)
+        for i in range(len(shown.log))
+        if shown.log.line(i, name_of).split()[1] == "evicted"
+        for b in shown.log.of(i)
+    ]
     assert lost == [9, 8, 7, 6]  # the two blocks never used go first
     chain = facts(shown, len(shown) - 1, 5, lambda n: sandbox.requests[n].keys, sandbox.scopes.__getitem__)
     assert chain.look is Look.CACHED and [link.block for link in chain.chain] == [0, 1, 2, 3, 4, 5]
@@ -178,16 +193,29 @@ def test_growing_finishing_and_their_refusals():
     assert "rejected" in sandbox.said and "48" in sandbox.said
 
 
-@pytest.mark.parametrize("text", ["add", "add-1", "drop-1", "step-x", "step-1-2", "step--1", "add-٣-0-0-1-0",
-                                  "_".join(["step-1"] * 301), "step-9999999"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add",
+        "add-1",
+        "drop-1",
+        "step-x",
+        "step-1-2",
+        "step--1",
+        "add-٣-0-0-1-0",
+        "_".join(["step-1"] * 301),
+        "step-9999999",
+    ],
+)
 def test_a_link_that_makes_no_sandbox_is_one_line(text):
     with pytest.raises(BadInput) as refused:
         parse(text)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["grow-3-1", "step-513", "add-0-0-0-1-0", "add-5000-0-0-1-0",
-                                  "add-1-0-9-1-0"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["grow-3-1", "step-513", "add-0-0-0-1-0", "add-5000-0-0-1-0", "add-1-0-9-1-0"]
+)
 def test_an_action_out_of_bounds_is_one_line(text):
     with pytest.raises(BadInput) as refused:
         made(text)
@@ -203,9 +231,15 @@ def busy_trace(rows: int = 60) -> Trace:
     prompt, output = rng.integers(20, 200, rows), rng.integers(5, 80, rows)
     arrival = np.cumsum(rng.exponential(0.01, rows))
     patience = np.where(rng.random(rows) < 0.4, rng.exponential(0.15, rows), np.nan)
-    requests = table({"arrival_s": arrival, "input_tokens": prompt, "output_tokens": output,
-                      "cancel_after_s": patience,
-                      "salt": np.where(np.arange(rows) % 5 == 0, "tenant", None)})  # fmt: skip
+    requests = table(
+        {
+            "arrival_s": arrival,
+            "input_tokens": prompt,
+            "output_tokens": output,
+            "cancel_after_s": patience,
+            "salt": np.where(np.arange(rows) % 5 == 0, "tenant", None),
+        }
+    )
     content = rng.integers(0, 3, rows)
     spans = Spans(np.arange(rows + 1), content, np.zeros(rows, np.int64), prompt)
     return Trace("busy", requests, spans)
@@ -215,8 +249,14 @@ BUSY = Scenario.make({"num_gpu_blocks": 60, "max_num_batched_tokens": 256, "max_
 
 
 def cut(log: BlockLog, events: int) -> BlockLog:
-    return replace(log, step=log.step[:events], kind=log.kind[:events], request=log.request[:events],
-                   start=log.start[: events + 1], blocks=log.blocks[: log.start[events]])  # fmt: skip
+    return replace(
+        log,
+        step=log.step[:events],
+        kind=log.kind[:events],
+        request=log.request[:events],
+        start=log.start[: events + 1],
+        blocks=log.blocks[: log.start[events]],
+    )
 
 
 @pytest.mark.parametrize("rules", ["vllm", "nano-vllm"])
@@ -231,8 +271,15 @@ def test_a_replays_pictures_are_the_cores_state_cancellations_and_all(rules):
             shown = frames(collector.log())
             assert_picture(shown.picture(len(shown) - 1), scheduler)
 
-    Replica(env, scheduler, scenario.step_costs(), Arrivals(trace), Feed(trace, 16), Recorder(),
-            after_step=after_step)  # fmt: skip
+    Replica(
+        env,
+        scheduler,
+        scenario.step_costs(),
+        Arrivals(trace),
+        Feed(trace, 16),
+        Recorder(),
+        after_step=after_step,
+    )
     env.run()
     log = collector.log()
     kinds = {log.line(index, str).split()[1] for index in range(len(log))}
@@ -241,8 +288,14 @@ def test_a_replays_pictures_are_the_cores_state_cancellations_and_all(rules):
 
 def test_what_was_planned_but_never_computed_is_withdrawn_with_its_request():
     """A prompt of two chunks, given up while the second is computed: the first stays to be found."""
-    requests = table({"arrival_s": np.zeros(1), "input_tokens": np.array([400]),
-                      "output_tokens": np.array([9]), "cancel_after_s": np.array([0.005])})  # fmt: skip
+    requests = table(
+        {
+            "arrival_s": np.zeros(1),
+            "input_tokens": np.array([400]),
+            "output_tokens": np.array([9]),
+            "cancel_after_s": np.array([0.005]),
+        }
+    )
     shown = frames(record(Trace("one gives up", requests), BUSY))
     last = shown.log.line(len(shown.log) - 1, str)
     assert last.split()[1:3] == ["withdrawn", "16-24"], last

@@ -69,8 +69,9 @@ def grid(test: AppTest) -> dict[str, Any] | None:
 
 def looks(data: dict[str, Any]) -> dict[Look, int]:
     """How many blocks are what, after the last frame that the grid was given."""
-    cells, changes = (np.frombuffer(base64.b64decode(data[name]), "<i4").copy() for name in
-                      ("before", "changes"))  # fmt: skip
+    cells, changes = (
+        np.frombuffer(base64.b64decode(data[name]), "<i4").copy() for name in ("before", "changes")
+    )
     for at, length, value in changes.reshape(-1, 3).tolist():
         cells[at : at + length] = value
     counts = np.bincount(cells & 7, minlength=5)
@@ -208,8 +209,10 @@ def metrics(test: AppTest) -> dict[str, str]:
 def test_trust_shows_the_shipped_calibration_in_force():
     test = opened(trust_script)
     made = matching.candidates()["vllm-0.24-h200-qwen3-8b"]
-    worst = max((row for row in made.cross_validation if row["steps of"] == "all"),
-                key=lambda row: abs(row["error_percent"]))  # fmt: skip
+    worst = max(
+        (row for row in made.cross_validation if row["steps of"] == "all"),
+        key=lambda row: abs(row["error_percent"]),
+    )
     assert metrics(test)["Left-out run"] == f"{worst['error_percent']:+.1f}%"
     said = " ".join(element.value for element in [*test.caption, *test.markdown])
     assert "was made for just this set\\-up" in said or "was made for just this set-up" in said

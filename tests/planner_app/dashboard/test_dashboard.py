@@ -111,8 +111,9 @@ def test_the_url_gives_fields_that_are_empty_at_first():
 
 def test_intervals_come_in_when_the_sliders_rest():
     test = app(**_SMALL, seed=3)
-    assert not any("to" in caption.value and caption.value.startswith("90% interval:")
-                   for caption in test.caption)  # fmt: skip
+    assert not any(
+        "to" in caption.value and caption.value.startswith("90% interval:") for caption in test.caption
+    )
     until_in(test.run(), "90% interval: .* to ")
 
 
@@ -216,22 +217,43 @@ def test_exports_hold_the_replay(tmp_path):
 # ---- views and links
 
 
-@given(st.fixed_dictionaries({}, optional={
-    "block_size": st.integers(1, 512), "rate": st.floats(0.1, 8).map(lambda value: round(value, 1)),
-    "g_cv": st.floats(0.2, 5).map(lambda value: round(value, 1)), "sort": st.booleans(),
-    "enable_prefix_caching": st.booleans(), "slo": st.text(max_size=30), "upload": st.text(max_size=10),
-    "kv_tokens": st.none() | st.integers(1, 10**9), "async_scheduling": st.none() | st.booleans(),
-    "requests": st.integers(1, 100_000), "model": st.text(min_size=1, max_size=30),
-}))  # fmt: skip
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "block_size": st.integers(1, 512),
+            "rate": st.floats(0.1, 8).map(lambda value: round(value, 1)),
+            "g_cv": st.floats(0.2, 5).map(lambda value: round(value, 1)),
+            "sort": st.booleans(),
+            "enable_prefix_caching": st.booleans(),
+            "slo": st.text(max_size=30),
+            "upload": st.text(max_size=10),
+            "kv_tokens": st.none() | st.integers(1, 10**9),
+            "async_scheduling": st.none() | st.booleans(),
+            "requests": st.integers(1, 100_000),
+            "model": st.text(min_size=1, max_size=30),
+        },
+    )
+)
 def test_a_view_comes_back_from_its_link(parameters):
     view = View.of(parameters)
     assert View.from_query(view.query()) == view
 
 
 @pytest.mark.parametrize(
-    "query", ["blocks=3", "block_size=many", "requests=0", "requests=999999999", "rate=-1", "rate=nan",
-              "seed=1e999", "enable_prefix_caching=perhaps", "block_size=0"],
-)  # fmt: skip
+    "query",
+    [
+        "blocks=3",
+        "block_size=many",
+        "requests=0",
+        "requests=999999999",
+        "rate=-1",
+        "rate=nan",
+        "seed=1e999",
+        "enable_prefix_caching=perhaps",
+        "block_size=0",
+    ],
+)
 def test_a_link_that_makes_no_view_is_refused_in_one_line(query):
     with pytest.raises(BadInput) as refused:
         View.from_query(query)
@@ -246,16 +268,26 @@ def test_an_unusable_pin_in_a_link_is_told_and_dropped():
 def test_equal_requests_make_equal_keys_and_others_do_not():
     assert View.of({"block_size": 16}) == View()
     assert View.of({"slo": "ttft_p50<1s"}).key() == View().key()
-    assert all(View.of({name: value}).key() != View().key()
-               for name, value in {"seed": 1, "gpu": "L4", "rate": 2.0, "requests": 5}.items())  # fmt: skip
+    assert all(
+        View.of({name: value}).key() != View().key()
+        for name, value in {"seed": 1, "gpu": "L4", "rate": 2.0, "requests": 5}.items()
+    )
     assert "upload" in DEFAULTS
 
 
 # ---- what users send
 
 
-@pytest.mark.parametrize("text", ["![x](http://a.b/c.png)", "<script>alert(1)</script>", "[a](javascript:1)",
-                                  "`x` *y* $z$ :red[w] #h", "=cmd|' /C calc'!A0"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![x](http://a.b/c.png)",
+        "<script>alert(1)</script>",
+        "[a](javascript:1)",
+        "`x` *y* $z$ :red[w] #h",
+        "=cmd|' /C calc'!A0",
+    ],
+)
 def test_what_a_user_wrote_is_no_markup(text):
     shown = plain(text)
     for sign in "<>[]()`*$!#:|=":
@@ -285,13 +317,16 @@ def test_an_upload_is_read_and_a_bad_one_gives_the_readers_line():
     assert str(own.folder.name) not in str(refused.value)
 
 
-@pytest.mark.parametrize("data", [
-    gzip.compress(b"\0" * (64 << 20)),
-    gzip.compress(b'{"arrival_s": 0, "input_tokens": 1, "pad": "' + b"a" * (80 << 20)),
-    gzip.compress(b"[" * (64 << 20)),
-    b"PK\x03\x04" + b"x" * 100,
-    b"",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(b"\0" * (64 << 20)),
+        gzip.compress(b'{"arrival_s": 0, "input_tokens": 1, "pad": "' + b"a" * (80 << 20)),
+        gzip.compress(b"[" * (64 << 20)),
+        b"PK\x03\x04" + b"x" * 100,
+        b"",
+    ],
+)
 def test_a_hostile_upload_ends_in_one_line(data):
     own = Session()
     with pytest.raises(BadInput) as refused:

@@ -164,8 +164,9 @@ def test_budgets_begin_where_the_kv_cache_fits():
     for gpu in ("L4", "H200"):
         found = searches.budgets(View.of({"gpu": gpu}).scenario())
         assert list(found) == sorted(found) and found[-1] == 0.95 and 4 <= len(found) <= 8
-        assert all(View.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget()
-                   for value in found)  # fmt: skip
+        assert all(
+            View.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget() for value in found
+        )
 
 
 def test_the_map_holds_the_side_bars_own_scenario():
@@ -198,8 +199,6 @@ def test_the_hit_curve_ends_at_what_an_endless_cache_finds():
 def test_admissible_concurrency_is_the_planners():
     view = View.of({"requests": 60, "model": "Qwen/Qwen3-32B", "gpu": "A100 80GB"})
     trace = workload.trace_of(view)
-    found = admissible.concurrency_job(
-        trace, view.scenario(), view["slo"], False, progress=lambda _: None
-    )
+    found = admissible.concurrency_job(trace, view.scenario(), view["slo"], False, progress=lambda _: None)
     planned = plan(trace, view.scenario(), Slo.parse(view["slo"]), kinds=["concurrency"], replicates=0)
     assert planned.concurrency is not None and found.users == (planned.concurrency.value or 0)

@@ -57,13 +57,15 @@ def test_defaults_are_those_of_a_scenario_but_for_what_a_slider_shows():
 @pytest.mark.parametrize(
     ("query", "fields"),
     [
-        ("block_size=32&gpu_memory_utilization=0.8&enable_prefix_caching=false",
-         {"block_size": 32, "gpu_memory_utilization": 0.8, "enable_prefix_caching": False}),
+        (
+            "block_size=32&gpu_memory_utilization=0.8&enable_prefix_caching=false",
+            {"block_size": 32, "gpu_memory_utilization": 0.8, "enable_prefix_caching": False},
+        ),
         ("kv_tokens=5000&engine=pagecast", {"kv_tokens": 5000, "engine": "pagecast"}),
         ("kv_tokens=&engine=", {"kv_tokens": None, "engine": None}),
         ("num_gpu_blocks=9", {"num_gpu_blocks": 9, "gpu_memory_utilization": None}),
     ],
-)  # fmt: skip
+)
 def test_a_link_gives_the_fields(query, fields):
     scenario = View.from_query(query).scenario()
     assert {name: getattr(scenario, name) for name in fields} == fields

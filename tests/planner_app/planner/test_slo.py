@@ -42,9 +42,10 @@ def test_a_percentile_is_the_linear_one(values, percent):
 
 def test_goodput_counts_who_kept_every_bound_among_all_who_came():
     table = requests(
-        ttft_s=[1.0, 1.0, 3.0, NAN, 1.0], tpot_s=[0.01, NAN, 0.01, NAN, 0.01],
+        ttft_s=[1.0, 1.0, 3.0, NAN, 1.0],
+        tpot_s=[0.01, NAN, 0.01, NAN, 0.01],
         state=["completed", "completed", "completed", "rejected", "cancelled"],
-    )  # fmt: skip
+    )
     verdict = Slo.parse("goodput(ttft<2s,tpot<50ms)>=40%").verdict(table)
     assert verdict.terms[0].value == pytest.approx(0.4)
     assert verdict.holds

@@ -17,8 +17,15 @@ from pagecast.traces.read import read
 @pytest.fixture(scope="module")
 def found():
     level = Slo.parse("ttft_p99<1s,tpot_p95<30ms")
-    return plan(read("chat", limit=60), Scenario(max_num_seqs=16), level, kinds=["concurrency"], replicates=0,
-                explain=False, most_requests=120)  # fmt: skip
+    return plan(
+        read("chat", limit=60),
+        Scenario(max_num_seqs=16),
+        level,
+        kinds=["concurrency"],
+        replicates=0,
+        explain=False,
+        most_requests=120,
+    )
 
 
 def test_the_answer_stands_first_and_every_load_tried_is_drawn(found):
@@ -92,8 +99,9 @@ def test_an_envelope_of_nothing_is_drawn_as_nothing():
 def test_replicas_and_what_is_never_served_stand_first():
     level = Slo.parse("e2e_p99<60s")
     scenario = Scenario(num_gpu_blocks=100, costs="roofline")
-    plans = plan(read("chat", limit=40), scenario, level, kinds=["rate"], replicates=0, explain=False,
-                 most_requests=40)  # fmt: skip
+    plans = plan(
+        read("chat", limit=40), scenario, level, kinds=["rate"], replicates=0, explain=False, most_requests=40
+    )
     lead = plan_report(plans).split("<h2>")[0]
     assert plans.replicas is not None and plans.replicas.says in lead
     assert "are rejected at any load" in lead

@@ -66,8 +66,13 @@ def test_the_data_of_charts_cannot_end_its_script():
 
     figure = chart(NASTY, NASTY, "x", "y")
     figure.add_bar(x=[label(NASTY)], y=[1])
-    text = page(NASTY, NASTY, [SummaryCard(NASTY, NASTY, NASTY)],
-                [Section(NASTY, [figure, HtmlTable(NASTY, [NASTY], [[NASTY]], NASTY)])], [NASTY])  # fmt: skip
+    text = page(
+        NASTY,
+        NASTY,
+        [SummaryCard(NASTY, NASTY, NASTY)],
+        [Section(NASTY, [figure, HtmlTable(NASTY, [NASTY], [[NASTY]], NASTY)])],
+        [NASTY],
+    )
     assert sum(tag == "script" for tag, _ in _Tags(text).tags) == 3
     [drawn] = plain_figures(text)
     assert drawn["layout"]["meta"]["title"] == NASTY
@@ -159,9 +164,14 @@ def test_a_browser_without_network_draws_every_chart(result, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(replay_report(result), encoding="utf-8")
     options = [
-        "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=20000", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom",
-    ]  # fmt: skip
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=20000",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--dump-dom",
+    ]
     told = subprocess.run([BROWSER, *options, path.as_uri()], capture_output=True, text=True, timeout=120)
     assert 'data-drawn="9"' in told.stdout
     assert told.stdout.count('class="main-svg"') >= 9

@@ -38,9 +38,11 @@ def test_the_report_tells_the_scenario_the_costs_and_yes_from_no(found):
     text = sweep_report(found)
     scenario = text[text.index("<h2>Scenario</h2>") :]
     for name, value in {
-        "model": "Qwen/Qwen3-8B", "gpu": "H200", "max_num_seqs": "varied: 4,64",
+        "model": "Qwen/Qwen3-8B",
+        "gpu": "H200",
+        "max_num_seqs": "varied: 4,64",
         "step costs used": "vllm-0.24-h200-qwen3-8b",
-    }.items():  # fmt: skip
+    }.items():
         assert f"<td>{name}</td><td>{value}</td>" in scenario
     trials = text[text.index("<h2>All trials</h2>") : text.index("<h2>Scenario</h2>")]
     assert "<td>yes</td>" in trials and "<td>no</td>" in trials

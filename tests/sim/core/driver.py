@@ -166,9 +166,14 @@ class TwinLife(Life):
         super().__init__(draw, "vllm", ids=ids)
         m = self.limits
         self.twin = Reference(
-            m.num_blocks, m.block_size, m.max_num_seqs, m.max_num_batched_tokens, m.policy, m.pipeline_depth,
+            m.num_blocks,
+            m.block_size,
+            m.max_num_seqs,
+            m.max_num_batched_tokens,
+            m.policy,
+            m.pipeline_depth,
             m.caching,
-        )  # fmt: skip
+        )
 
     def submit(self, id: str) -> None:
         if id in self.s.requests:

@@ -19,9 +19,9 @@ def windowed(n: int) -> DecodeLine:
     return WindowLine.over(line, 4096, WIDE)
 
 
-batches = st.tuples(
-    st.integers(1, 256), st.integers(0, 6000), st.integers(0, 255), st.integers(1, 5000)
-).map(lambda t: (t[0], t[0] * t[1] + t[2], t[1] + t[2], t[3]))  # n, ctx, longest, steps
+batches = st.tuples(st.integers(1, 256), st.integers(0, 6000), st.integers(0, 255), st.integers(1, 5000)).map(
+    lambda t: (t[0], t[0] * t[1] + t[2], t[1] + t[2], t[3])
+)  # n, ctx, longest, steps
 
 
 @given(batches, st.data())

@@ -22,21 +22,33 @@ from pagecast.sim.fitting.sweep import joined
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 
 META = {
-    "engine": "vllm", "engine_version": "0.24.0", "gpu": "NVIDIA H200", "usable_blocks": 1000,
+    "engine": "vllm",
+    "engine_version": "0.24.0",
+    "gpu": "NVIDIA H200",
+    "usable_blocks": 1000,
     "model": {
-        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
-        "vocab_size": 151936, "dtype": "bfloat16",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "dtype": "bfloat16",
     },
     "config": {"max_num_seqs": 256, "cuda_graphs": "full", "attention": "FlashAttention 3"},
-}  # fmt: skip
+}
 SHAPE = shape_of(META, "meta.json")
 TRUTH = Fit(
     knots=(1, 256, 8192),
     curve=np.array([5.5e6, 8e6, 170e6]),
     terms={"request": 15_000.0, "prompt_step": 900_000.0, "kv_token": 34.0, "prompt_tile": 60_000.0},
-    merged=(), absent=(), scales=(1.0,), sd=0.0,
-)  # fmt: skip
+    merged=(),
+    absent=(),
+    scales=(1.0,),
+    sd=0.0,
+)
 
 
 def made_run(
@@ -54,9 +66,7 @@ def made_run(
     empty, zero = np.zeros(count), np.zeros(count, np.int64)
 
     def steps(begin, end):
-        return Steps(
-            begin, end, zero, n, ctx, longest, n, zero, empty, start, tokens, context, zero, ("",)
-        )  # fmt: skip
+        return Steps(begin, end, zero, n, ctx, longest, n, zero, empty, start, tokens, context, zero, ("",))
 
     first = steps(np.arange(count), np.arange(count))
     run = RecordedRun("made", Path("made"), META, first, pd.DataFrame(), pd.DataFrame())

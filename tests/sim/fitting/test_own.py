@@ -27,22 +27,34 @@ from pagecast.sim.runs.recorded import RecordedRun, Steps
 
 RECORDED = Path(__file__).parents[2] / "engine" / "recorded"
 META = {
-    "engine": "pagecast", "engine_version": "0.1.0", "gpu": "NVIDIA H200", "usable_blocks": 1000,
+    "engine": "pagecast",
+    "engine_version": "0.1.0",
+    "gpu": "NVIDIA H200",
+    "usable_blocks": 1000,
     "model": {
-        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
         "dtype": "bfloat16",
     },
     "config": {"attention": "triton", "cuda_graph_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256]},
-}  # fmt: skip
+}
 SHAPE = shape_of(META, "meta.json")
 PROMPT_GRAPHS = {**META["config"], "prompt_graph_sizes": [64, 256, 512]}
 TRUTH = Fit(
     knots=(1, 256, 8192),
     curve=np.array([4.5e6, 6e6, 170e6]),
     terms={"request": 10_000.0, "kv_token": 34.0, "prompt_tile": 60_000.0, "launch_floor": 9e6},
-    merged=(), absent=(), scales=(1.0,), sd=0.0,
-)  # fmt: skip
+    merged=(),
+    absent=(),
+    scales=(1.0,),
+    sd=0.0,
+)
 
 
 def made_run(count: int, seed: int, truth: Fit = TRUTH, **changes: object) -> RecordedRun:

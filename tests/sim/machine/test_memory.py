@@ -30,26 +30,61 @@ class Start:
 
 
 STARTS = [
-    Start("Qwen/Qwen3-8B", "RTX 4090", 6.03,
-          {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
-          "vLLM 0.24.0, journal of a router study on two RTX 4090: 43,888 tokens"),
-    Start("Qwen/Qwen3-8B", "RTX 4090", 5.08,
-          {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
-          "the same journal, its first start: num_gpu_blocks 2312"),
-    Start("Qwen/Qwen3-8B", "RTX 5090", 12.23,
-          {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
-          "the same study, RTX 5090: 89,040 tokens"),
-    Start("Qwen/Qwen3-8B", "RTX 4090", 6.37,
-          {"gpu_memory_utilization": 0.9764, "max_num_batched_tokens": 2048, "max_model_len": 16384},
-          "vLLM 0.21, a 24 GB GeForce, LMCache issue 3430: 46,368 tokens", version=(0, 21)),
-    Start("Qwen/Qwen2.5-1.5B", "H200", 120.53, {"max_num_seqs": 1024},
-          "vLLM 0.19.1 with its defaults, a benchmark's log: 4,513,888 tokens", version=(0, 19)),
-    Start("openai/gpt-oss-20b", "A100 80GB", 36.56,
-          {"gpu_memory_utilization": 0.65, "max_num_batched_tokens": 2048},
-          "vLLM 0.19.0, myoceane.fr, vLLM on A100", version=(0, 19)),
-    Start("Qwen/Qwen3-8B", "A100 40GB", 18.69, {"max_num_batched_tokens": 2048, "max_model_len": 40960},
-          "vLLM 0.9.2, driver 535, a deployment journal: 8,505 blocks", total_gib=39.39, version=(0, 9)),
-]  # fmt: skip
+    Start(
+        "Qwen/Qwen3-8B",
+        "RTX 4090",
+        6.03,
+        {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
+        "vLLM 0.24.0, journal of a router study on two RTX 4090: 43,888 tokens",
+    ),
+    Start(
+        "Qwen/Qwen3-8B",
+        "RTX 4090",
+        5.08,
+        {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
+        "the same journal, its first start: num_gpu_blocks 2312",
+    ),
+    Start(
+        "Qwen/Qwen3-8B",
+        "RTX 5090",
+        12.23,
+        {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 2048, "max_model_len": 32768},
+        "the same study, RTX 5090: 89,040 tokens",
+    ),
+    Start(
+        "Qwen/Qwen3-8B",
+        "RTX 4090",
+        6.37,
+        {"gpu_memory_utilization": 0.9764, "max_num_batched_tokens": 2048, "max_model_len": 16384},
+        "vLLM 0.21, a 24 GB GeForce, LMCache issue 3430: 46,368 tokens",
+        version=(0, 21),
+    ),
+    Start(
+        "Qwen/Qwen2.5-1.5B",
+        "H200",
+        120.53,
+        {"max_num_seqs": 1024},
+        "vLLM 0.19.1 with its defaults, a benchmark's log: 4,513,888 tokens",
+        version=(0, 19),
+    ),
+    Start(
+        "openai/gpt-oss-20b",
+        "A100 80GB",
+        36.56,
+        {"gpu_memory_utilization": 0.65, "max_num_batched_tokens": 2048},
+        "vLLM 0.19.0, myoceane.fr, vLLM on A100",
+        version=(0, 19),
+    ),
+    Start(
+        "Qwen/Qwen3-8B",
+        "A100 40GB",
+        18.69,
+        {"max_num_batched_tokens": 2048, "max_model_len": 40960},
+        "vLLM 0.9.2, driver 535, a deployment journal: 8,505 blocks",
+        total_gib=39.39,
+        version=(0, 9),
+    ),
+]
 
 
 def predicted(start: Start) -> float:
@@ -74,8 +109,15 @@ def test_the_errors_on_public_starts_do_not_lean_one_way_by_much() -> None:
 
 @pytest.mark.parametrize("measured", [49_609, 49_838])
 def test_qwen3_8b_on_the_h200_has_vllms_block_count(measured: int) -> None:
-    budget = hbm_budget(QWEN, gpu("H200"), gpu_memory_utilization=0.9, max_num_batched_tokens=8192,
-                        max_num_seqs=256, block_size=16, max_model_len=131_072)  # fmt: skip
+    budget = hbm_budget(
+        QWEN,
+        gpu("H200"),
+        gpu_memory_utilization=0.9,
+        max_num_batched_tokens=8192,
+        max_num_seqs=256,
+        block_size=16,
+        max_model_len=131_072,
+    )
     assert budget.num_gpu_blocks == pytest.approx(measured - 1, rel=0.005)
     names = {item.name for item in budget.items}
     assert names >= {"weights", "activations", "CUDA graphs", "libraries", "KV cache", "margin"}

@@ -195,10 +195,17 @@ def test_the_shared_table_agrees(shared: Path) -> None:
 
 
 CONFIG = {
-    "model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 256,
-    "max_position_embeddings": 4096, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
 
 MOE = {**CONFIG, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -217,8 +224,12 @@ def test_a_folder_is_read_and_named_after_itself(tmp_path: Path) -> None:
 
 
 def test_nested_text_config_and_quantization_are_read(tmp_path: Path) -> None:
-    outer = {"model_type": "shell", "text_config": CONFIG, "vision_config": {"hidden_size": 7},
-             "quantization_config": {"quant_method": "fp8"}}  # fmt: skip
+    outer = {
+        "model_type": "shell",
+        "text_config": CONFIG,
+        "vision_config": {"hidden_size": 7},
+        "quantization_config": {"quant_method": "fp8"},
+    }
     facts = model(write(tmp_path / "m", outer))
     assert facts.hidden == 64 and facts.weight_dtype == "fp8"
     assert "vision" in facts.notes[0]
@@ -248,8 +259,10 @@ def test_an_unknown_architecture_is_read_as_llama_and_says_so(tmp_path: Path) ->
         ({**MOE, "mlp_only_layers": 5}, "mlp_only_layers is '5'; it must be a list of layer numbers"),
         ({**MOE, "n_shared_experts": "x"}, "n_shared_experts is 'x'"),
         ({**MOE, "num_experts_per_tok": 9}, "9 experts a token, but there are only 8 experts"),
-        ({**CONFIG, "quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
-         "config_groups is not made of groups"),
+        (
+            {**CONFIG, "quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
+            "config_groups is not made of groups",
+        ),
         ({**CONFIG, "quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits is '3'"),
         ({**CONFIG, "num_hidden_layers": 10**9}, "more than the 10,000 that are read"),
         ("[" * 100_000, "nested too deeply"),
@@ -265,16 +278,32 @@ def test_a_bad_config_is_one_line_that_names_file_and_field(tmp_path, config, me
     assert message in text and folder in text and "\n" not in text
 
 
-FIELDS = (*MOE, "sliding_window", "layer_types", "max_window_layers", "mlp_only_layers", "n_shared_experts",
-          "first_k_dense_replace", "decoder_sparse_step", "moe_layer_freq", "torch_dtype", "text_config",
-          "sliding_window_pattern", "kv_lora_rank", "quantization_config")  # fmt: skip
+FIELDS = (
+    *MOE,
+    "sliding_window",
+    "layer_types",
+    "max_window_layers",
+    "mlp_only_layers",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "moe_layer_freq",
+    "torch_dtype",
+    "text_config",
+    "sliding_window_pattern",
+    "kv_lora_rank",
+    "quantization_config",
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 600) | st.floats() | st.sampled_from(["", "x", "gptq"]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
-        st.sampled_from(["quant_method", "bits", "config_groups", "weights"]), inner, max_size=2
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["quant_method", "bits", "config_groups", "weights"]), inner, max_size=2
+        )
     ),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
 @given(changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))

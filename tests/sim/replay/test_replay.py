@@ -289,10 +289,16 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path):
 
 def test_windows_of_attention_leave_room_for_more(tmp_path):
     config = {
-        "model_type": "mistral", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 2048, "vocab_size": 1000,
+        "model_type": "mistral",
+        "hidden_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 2048,
+        "vocab_size": 1000,
         "max_position_embeddings": 100000,
-    }  # fmt: skip
+    }
     trace = trace_of([{"arrival_s": 0.0, "input_tokens": 20_000, "output_tokens": 10}] * 6)
     peaks = {}
     for window in (None, 512):

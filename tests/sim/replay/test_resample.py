@@ -14,13 +14,12 @@ from pagecast.traces.schema import Spans, Trace, table
 def windows_of_documents(count: int = 240) -> Trace:
     """Requests that come evenly, four after another reading one document."""
     rows = np.arange(count)
-    spans = Spans(
-        np.arange(count + 1), rows // 4, np.zeros(count, np.int64), np.full(count, 640, np.int64)
-    )  # fmt: skip
+    spans = Spans(np.arange(count + 1), rows // 4, np.zeros(count, np.int64), np.full(count, 640, np.int64))
     columns = {
-        "arrival_s": rows.astype(float), "input_tokens": np.full(count, 640),
+        "arrival_s": rows.astype(float),
+        "input_tokens": np.full(count, 640),
         "output_tokens": np.full(count, 8),
-    }  # fmt: skip
+    }
     return Trace("documents", table(columns), spans)
 
 

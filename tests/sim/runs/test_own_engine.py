@@ -12,10 +12,16 @@ RUNS = Path(__file__).parents[2] / "engine" / "recorded"
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 # Mooncake and agents on five GPUs; chat, whose requests share short prompts, is held to intervals alone.
 HELD = (
-    "a-qwen3-8b-mooncake-load", "a-qwen3-8b-mooncake-overload", "a-qwen3-8b-agents-load",
-    "a-qwen3-8b-agents-overload", "c-qwen3-8b-mooncake-load", "c-qwen3-8b-mooncake-overload",
-    "c-qwen3-8b-agents-overload", "d-qwen3-8b-agents-load", "e-qwen3-8b-agents-load",
-)  # fmt: skip
+    "a-qwen3-8b-mooncake-load",
+    "a-qwen3-8b-mooncake-overload",
+    "a-qwen3-8b-agents-load",
+    "a-qwen3-8b-agents-overload",
+    "c-qwen3-8b-mooncake-load",
+    "c-qwen3-8b-mooncake-overload",
+    "c-qwen3-8b-agents-overload",
+    "d-qwen3-8b-agents-load",
+    "e-qwen3-8b-agents-load",
+)
 # Figures beyond the bounds below, in percent, as they were measured: GPU C is 1.5% faster than the others,
 # which overload magnifies up to eleven times in TTFT; turns of agent sessions meet by chance.
 BEYOND = {

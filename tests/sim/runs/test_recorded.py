@@ -11,9 +11,17 @@ from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.runs.recorded import RecordedRun
 
 STEP = {
-    "start_s": 0.0, "sched_s": 0.0001, "end_s": 0.01, "decode_n": 0, "decode_ctx": 0, "decode_max": 0,
-    "prefill": [[40, 0]], "running": 1, "waiting": 0, "kv_usage": 0.01,
-}  # fmt: skip
+    "start_s": 0.0,
+    "sched_s": 0.0001,
+    "end_s": 0.01,
+    "decode_n": 0,
+    "decode_ctx": 0,
+    "decode_max": 0,
+    "prefill": [[40, 0]],
+    "running": 1,
+    "waiting": 0,
+    "kv_usage": 0.01,
+}
 AT_END = {"start_s": 0.011, "end_s": 0.016}
 DECODE = {**STEP, **AT_END, "decode_n": 1, "decode_ctx": 40, "decode_max": 40, "prefill": []}
 HEADER = (
@@ -45,8 +53,16 @@ def test_steps_become_columns_and_batches(tmp_path):
 
 
 def test_prompts_that_share_blocks_become_spans_cut_to_their_length(tmp_path):
-    inputs = [{"arrival_s": 0.0, "input_tokens": 40, "output_tokens": 2, "block_ids": [7, 3, 9],
-               "block_ids_tokens": 16, "priority": 2}]  # fmt: skip
+    inputs = [
+        {
+            "arrival_s": 0.0,
+            "input_tokens": 40,
+            "output_tokens": 2,
+            "block_ids": [7, 3, 9],
+            "block_ids_tokens": 16,
+            "priority": 2,
+        }
+    ]
     trace = RecordedRun.load(lay(tmp_path / "run", inputs=inputs)).trace()
     assert trace.spans.row(0) == [(7, 0, 16), (3, 0, 16), (9, 0, 8)]
     assert trace.requests["priority"].tolist() == [2]

@@ -92,9 +92,16 @@ def poisson(count, rate, seed=0):
 def single_server(trace, slo):
     scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, async_scheduling=False)
     return plan(
-        trace, scenario, Slo.parse(slo), kinds=("rate",), costs=Constant(), draw_costs=False, explain=False,
-        most_requests=3000, replicates=5,
-    ).answers["rate"]  # fmt: skip
+        trace,
+        scenario,
+        Slo.parse(slo),
+        kinds=("rate",),
+        costs=Constant(),
+        draw_costs=False,
+        explain=False,
+        most_requests=3000,
+        replicates=5,
+    ).answers["rate"]
 
 
 def test_the_rate_of_a_single_server_is_pollaczek_khinchines():
@@ -138,11 +145,17 @@ def test_preemptions_are_held_to_their_rate():
     level = Slo.parse("e2e_p99<60min")
     found = [
         plan(
-            equal(100, 160, 97), scenario, level, kinds=("concurrency",), replicates=0, explain=False,
-            max_preemption_rate=rate, most_users=64,
+            equal(100, 160, 97),
+            scenario,
+            level,
+            kinds=("concurrency",),
+            replicates=0,
+            explain=False,
+            max_preemption_rate=rate,
+            most_users=64,
         ).concurrency
         for rate in (0.0, 10.0)
-    ]  # fmt: skip
+    ]
     assert found[0].value == 7
     assert [term.text for term in found[0].beyond.broken] == ["preemptions<=0"]
     assert (found[1].value, found[1].at_limit) == (64, True)
@@ -163,9 +176,14 @@ def test_compute_binds_where_no_room_helps():
     """One prompt a step: neither a larger batch nor a larger budget alone lets two in."""
     scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, max_num_batched_tokens=8, async_scheduling=False)
     found = plan(
-        poisson(1000, 2.0), scenario, Slo.parse("queue_p99<1s"), kinds=("rate",), costs=Constant(),
-        replicates=0, most_requests=2000,
-    )  # fmt: skip
+        poisson(1000, 2.0),
+        scenario,
+        Slo.parse("queue_p99<1s"),
+        kinds=("rate",),
+        costs=Constant(),
+        replicates=0,
+        most_requests=2000,
+    )
     assert 5 < found.answers["rate"].value < 10
     assert found.answers["rate"].binding.limit == "compute"
 
@@ -183,11 +201,19 @@ def test_sessions_that_serving_makes_longer_are_kept_up_with():
     sessions, turns = 20, 4
     row = np.arange(sessions * turns)
     turn = row % turns
-    trace = Trace("sessions", table({
-        "arrival_s": np.where(turn == 0, row / turns, np.nan), "after": np.where(turn == 0, -1, row - 1),
-        "gap_s": np.where(turn == 0, 0.0, 2.0), "session": (row // turns).astype(str),
-        "input_tokens": np.full(len(row), 8), "output_tokens": np.full(len(row), 50),
-    }))  # fmt: skip
+    trace = Trace(
+        "sessions",
+        table(
+            {
+                "arrival_s": np.where(turn == 0, row / turns, np.nan),
+                "after": np.where(turn == 0, -1, row - 1),
+                "gap_s": np.where(turn == 0, 0.0, 2.0),
+                "session": (row // turns).astype(str),
+                "input_tokens": np.full(len(row), 8),
+                "output_tokens": np.full(len(row), 50),
+            }
+        ),
+    )
     scenario = Scenario(num_gpu_blocks=10_000, async_scheduling=False)
     for rate in (1.0, 4.0):  # the trace as it is starts sessions for 20 s, and for 5 s
         served = serve(trace, scenario, Load("rate", rate), costs=Constant(), most_requests=4000)
@@ -197,9 +223,7 @@ def test_sessions_that_serving_makes_longer_are_kept_up_with():
 
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 4), st.integers(-40, 40))
 def test_a_rate_is_settled_whatever_is_guessed(start, last, resolution, off):
-    found = settle(
-        lambda at: at <= last, lambda at: last + off, 1, 200, start=start, resolution=resolution
-    )
+    found = settle(lambda at: at <= last, lambda at: last + off, 1, 200, start=start, resolution=resolution)
     if not last:
         assert found.value is None
     else:
@@ -219,9 +243,15 @@ def test_a_short_load_hides_what_a_long_one_shows():
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
     capacity = 12 / (98 * SERVICE_S)
     found = plan(
-        trace, scenario, Slo.parse("ttft_p99<10s"), kinds=("rate",), costs=Constant(), replicates=0,
-        explain=False, most_requests=160,
-    ).answers["rate"]  # fmt: skip
+        trace,
+        scenario,
+        Slo.parse("ttft_p99<10s"),
+        kinds=("rate",),
+        costs=Constant(),
+        replicates=0,
+        explain=False,
+        most_requests=160,
+    ).answers["rate"]
     assert 0.95 * capacity < found.value <= capacity
     short = serve(trace, scenario, Load("rate", 1.08 * capacity), costs=Constant(), most_requests=160)
     assert short.measured["ttft_s"].quantile(0.99) < 10

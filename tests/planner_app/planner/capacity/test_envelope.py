@@ -74,9 +74,11 @@ def test_turns_of_one_session_do_not_share_with_each_other():
     count = 40
     sessions = [f"s{row // 10}" for row in range(count)]
     spans = Spans(
-        starts(np.ones(count, np.int64)), np.repeat(np.arange(4), 10), np.zeros(count, np.int64),
+        starts(np.ones(count, np.int64)),
+        np.repeat(np.arange(4), 10),
+        np.zeros(count, np.int64),
         np.tile(np.arange(1, 11) * 160, 4),
-    )  # fmt: skip
+    )
     columns = {"arrival_s": np.arange(count), "input_tokens": spans.length, "session": sessions}
     trace = Trace("turns", table({**columns, "output_tokens": np.full(count, 9)}), spans)
     found = envelope(trace, Scenario(costs="roofline"), SLO)

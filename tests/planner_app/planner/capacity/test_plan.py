@@ -29,9 +29,13 @@ def planned(**where):
     told = []
     with executor(**where) as workers:
         found = plan(
-            read(resolve("rag"), limit=40), Scenario(num_gpu_blocks=3000, max_num_seqs=8), Slo.parse(SLO),
-            most_requests=40, run=workers, progress=told.append,
-        )  # fmt: skip
+            read(resolve("rag"), limit=40),
+            Scenario(num_gpu_blocks=3000, max_num_seqs=8),
+            Slo.parse(SLO),
+            most_requests=40,
+            run=workers,
+            progress=told.append,
+        )
     assert told[-1] == steps(2, 5)
     assert told == sorted(told)
     return found
@@ -86,8 +90,15 @@ def test_the_table_says_what_is_admitted_what_breaks_and_what_binds(capsys):
         "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, capsys=capsys
     )
     assert (code, err) == (0, "")
-    for words in ("admissible concurrency", "highest request rate", "requests/s",
-                  " binds: with a quarter more load ", "static envelope: ", "not <", "replays"):  # fmt: skip
+    for words in (
+        "admissible concurrency",
+        "highest request rate",
+        "requests/s",
+        " binds: with a quarter more load ",
+        "static envelope: ",
+        "not <",
+        "replays",
+    ):
         assert words in out
 
 
@@ -115,9 +126,21 @@ def test_an_impossible_level_is_one_line_that_tells_the_unloaded_latency(capsys)
 
 def test_a_level_that_never_breaks_says_how_far_it_was_tried(capsys):
     code, out, _ = pagecast(
-        "plan", "rag", *SMALL, "--slo", "e2e_p99<600min", "--max-preemption-rate", 100, "--replicates", 0,
-        "--most-users", 30, "--workers", 1, capsys=capsys,
-    )  # fmt: skip
+        "plan",
+        "rag",
+        *SMALL,
+        "--slo",
+        "e2e_p99<600min",
+        "--max-preemption-rate",
+        100,
+        "--replicates",
+        0,
+        "--most-users",
+        30,
+        "--workers",
+        1,
+        capsys=capsys,
+    )
     assert code == 0
     assert "the SLO still holds at 30 users, the most that was tried" in out
 
@@ -140,9 +163,14 @@ def test_how_many_are_rejected_is_told_of_the_whole_trace():
     trace = read(resolve("chat"), limit=40)
     longest = int((trace.requests["input_tokens"] + trace.requests["output_tokens"]).max())
     found = plan(
-        trace, Scenario(max_model_len=longest - 1), Slo.parse(SLO), kinds=("concurrency",), replicates=0,
-        explain=False, most_requests=40,
-    )  # fmt: skip
+        trace,
+        Scenario(max_model_len=longest - 1),
+        Slo.parse(SLO),
+        kinds=("concurrency",),
+        replicates=0,
+        explain=False,
+        most_requests=40,
+    )
     assert "1 of 40 requests (2.5%) are rejected" in found.rejects
 
 
@@ -190,6 +218,8 @@ def test_a_rate_asked_of_a_trace_without_times_is_refused():
 
 
 def test_help_of_other_commands_loads_no_planner():
-    code = "import sys; from pagecast.planner_app.cli import run; run(['--help']); " \
-        "sys.exit('pagecast.planner_app.planner.capacity.planning' in sys.modules)"  # fmt: skip
+    code = (
+        "import sys; from pagecast.planner_app.cli import run; run(['--help']); "
+        "sys.exit('pagecast.planner_app.planner.capacity.planning' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

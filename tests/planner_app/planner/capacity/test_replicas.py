@@ -33,8 +33,19 @@ def test_gpus_are_told_where_a_replica_has_several():
     assert "take 1 replica, 4 GPUs, 8 requests/s each" in replicas(5.0, 8.0, (None, None), 4).says
 
 
-SMALL = ["chat", "--limit", "40", "--most-requests", "40", "--slo", "ttft_p99<2s", "--replicates", "0",
-         "--workers", "1"]  # fmt: skip
+SMALL = [
+    "chat",
+    "--limit",
+    "40",
+    "--most-requests",
+    "40",
+    "--slo",
+    "ttft_p99<2s",
+    "--replicates",
+    "0",
+    "--workers",
+    "1",
+]
 
 
 def test_a_plan_tells_the_replicas_for_the_traces_rate_or_one_that_is_given(capsys):

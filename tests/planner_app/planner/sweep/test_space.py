@@ -79,9 +79,11 @@ def test_a_range_without_a_step_is_for_a_search():
 def test_the_last_knob_turns_fastest():
     space = parse_space(["block_size=16,32", "max_num_seqs=1,2"], Scenario())
     assert space.grid() == [
-        {"block_size": 16, "max_num_seqs": 1}, {"block_size": 16, "max_num_seqs": 2},
-        {"block_size": 32, "max_num_seqs": 1}, {"block_size": 32, "max_num_seqs": 2},
-    ]  # fmt: skip
+        {"block_size": 16, "max_num_seqs": 1},
+        {"block_size": 16, "max_num_seqs": 2},
+        {"block_size": 32, "max_num_seqs": 1},
+        {"block_size": 32, "max_num_seqs": 2},
+    ]
 
 
 @given(st.integers(1, 200), st.integers(0, 300), st.integers(1, 50))

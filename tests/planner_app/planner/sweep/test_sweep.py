@@ -50,9 +50,11 @@ def test_each_row_is_the_replay_of_its_scenario_and_the_cheapest_meets_the_slo(c
     assert len(table) == 20
     row = table.iloc[13]
     scenario = Scenario(
-        costs="roofline", tensor_parallel_size=int(row.tensor_parallel_size), block_size=int(row.block_size),
+        costs="roofline",
+        tensor_parallel_size=int(row.tensor_parallel_size),
+        block_size=int(row.block_size),
         kv_tokens=int(row.kv_tokens),
-    )  # fmt: skip
+    )
     summary = replay(chat, scenario).summary
     assert row.ttft_p99_s == summary["ttft_s"]["p99"]
     assert row.num_gpu_blocks == summary["num_gpu_blocks"]
@@ -87,8 +89,13 @@ def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
     assert len(one.table) == 13
     longer = sweep(asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], trials=18, generation=6))
     assert longer.table["kv_tokens"].tolist()[:13] == one.table["kv_tokens"].tolist()
-    other = asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], Scenario(costs="roofline", seed=1),
-                  trials=6, generation=6)  # fmt: skip
+    other = asked(
+        chat,
+        ["block_size=8:64:8", "kv_tokens=8000:60000"],
+        Scenario(costs="roofline", seed=1),
+        trials=6,
+        generation=6,
+    )
     assert sweep(other).table["kv_tokens"].tolist() != one.table["kv_tokens"].tolist()[:6]
 
 
@@ -298,8 +305,9 @@ def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys)
     assert named == ["vllm-0.24-h200-qwen3-8b", "roofline"]
     assert pd.read_parquet(tmp_path / "trials.parquet")["step_costs"].tolist() == named
     assert [(each["name"], each["trials"], each["where"]) for each in told["step_costs"]] == [
-        (named[0], 1, "gpu H200"), (named[1], 1, "gpu L40S"),
-    ]  # fmt: skip
+        (named[0], 1, "gpu H200"),
+        (named[1], 1, "gpu L40S"),
+    ]
     assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
     for each in told["step_costs"]:
         assert f"{each['name']}: {each['expected_error']}" in told["notes"]

@@ -88,8 +88,15 @@ def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_reco
 
 def rows(**columns):
     count = len(next(iter(columns.values())))
-    plain = {"rejected": 0, "meets": True, "reason": "", "reused_prefix_tokens": 1000, "ttft_mean_s": 0.1,
-             "e2e_mean_s": 1.0, "static_concurrency": 64}  # fmt: skip
+    plain = {
+        "rejected": 0,
+        "meets": True,
+        "reason": "",
+        "reused_prefix_tokens": 1000,
+        "ttft_mean_s": 0.1,
+        "e2e_mean_s": 1.0,
+        "static_concurrency": 64,
+    }
     return pd.DataFrame({name: [value] * count for name, value in plain.items()} | columns)
 
 

@@ -202,9 +202,7 @@ def test_planning_ahead_hides_the_host_and_the_launch_of_prompts(calibration):
 def test_costs_are_what_was_fitted_step_by_step(shared, calibration, name):
     run = RecordedRun.load(shared / RUNS / name)
     table = step_table(run, calibration.shape)
-    fit = Fit(
-        calibration.knots, np.array(calibration.curve_ns), calibration.terms_ns, (), (), (1.0,), 0.0
-    )  # fmt: skip
+    fit = Fit(calibration.knots, np.array(calibration.curve_ns), calibration.terms_ns, (), (), (1.0,), 0.0)
     expected = fit.predict(table, calibration.shape)
     costs = Calibrated(calibration)
     for row in range(0, len(table), 11):
@@ -245,9 +243,7 @@ def test_step_times_of_runs_not_fitted_are_within_one_percent_in_all_and_two_by_
     vllm_runs, calibration, name
 ):
     table = step_table(vllm_runs[name], calibration.shape)
-    fit = Fit(
-        calibration.knots, np.array(calibration.curve_ns), calibration.terms_ns, (), (), (1.0,), 0.0
-    )  # fmt: skip
+    fit = Fit(calibration.knots, np.array(calibration.curve_ns), calibration.terms_ns, (), (), (1.0,), 0.0)
     expected = fit.predict(table, calibration.shape)
 
     def error(rows):

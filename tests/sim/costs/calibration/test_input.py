@@ -8,14 +8,24 @@ import pytest
 from pagecast.planner_app.cli import run
 
 META = {
-    "name": "made", "engine": "vllm", "engine_version": "1", "gpu": "NVIDIA H200", "usable_blocks": 1000,
+    "name": "made",
+    "engine": "vllm",
+    "engine_version": "1",
+    "gpu": "NVIDIA H200",
+    "usable_blocks": 1000,
     "model": {
-        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
-        "vocab_size": 151936, "dtype": "bfloat16",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "dtype": "bfloat16",
     },
     "config": {"max_num_seqs": 256, "cuda_graphs": "full", "attention": "FlashAttention 3"},
-}  # fmt: skip
+}
 HEADER = (
     "index,arrival_s,submitted_s,input_tokens,output_tokens,first_token_s,finish_s,cached_tokens,tokens_out"
 )
@@ -25,12 +35,19 @@ def sound(count: int = 400) -> list[dict]:
     """Decode steps of 1 to 16 requests, 10 ms each, end to end."""
     return [
         {
-            "start_s": i / 100, "sched_s": 1e-4, "end_s": i / 100 + 0.009, "decode_n": 1 + i % 16,
-            "decode_ctx": 100 * (1 + i % 16), "decode_max": 120 + i % 7, "prefill": [],
-            "running": 16, "waiting": 0, "kv_usage": 0.1,
+            "start_s": i / 100,
+            "sched_s": 1e-4,
+            "end_s": i / 100 + 0.009,
+            "decode_n": 1 + i % 16,
+            "decode_ctx": 100 * (1 + i % 16),
+            "decode_max": 120 + i % 7,
+            "prefill": [],
+            "running": 16,
+            "waiting": 0,
+            "kv_usage": 0.1,
         }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def lay(folder: Path, steps: list[dict], meta: dict | None = None) -> Path:
@@ -115,10 +132,16 @@ def test_options_that_can_not_be_are_named(tmp_path, capsys, key, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("host", {}), ("noise", None), ("terms_ns", []), ("fitted", 3), ("regions", ["x"]),
-        ("cross_validation", [3]), ("made_for", {"block_size": "x"}), ("knots", [float("inf")]),
+        ("host", {}),
+        ("noise", None),
+        ("terms_ns", []),
+        ("fitted", 3),
+        ("regions", ["x"]),
+        ("cross_validation", [3]),
+        ("made_for", {"block_size": "x"}),
+        ("knots", [float("inf")]),
     ],
-)  # fmt: skip
+)
 def test_a_file_with_a_field_that_can_not_be_is_one_line(tmp_path, capsys, key, value):
     folder = lay(tmp_path / "run", sound())
     assert calibrated(folder) == 0
