@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# The arrays here are small, and tests run on every core: more threads of a library only spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # In CI the same examples every time, so that a change is judged by itself; elsewhere new ones are tried.

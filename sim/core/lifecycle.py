@@ -25,8 +25,9 @@ class Lifecycle:
 
     A request leaves PREFILL with the plan that computes the last of its prompt, which also yields its first
     token; where that is its only one, it goes to DRAINING at once. DRAINING: its last token is planned, but
-    not committed. With a drafter a request finishes from DECODE instead, since only a commit tells how far
-    it is. A failed request ends as a cancelled one, with a `reason`.
+    not committed. A request that stops early finishes from DECODE, or from WAITING where it was preempted
+    meanwhile. With a drafter it finishes from DECODE too, since only a commit tells how far it is. A failed
+    request ends as a cancelled one, with a `reason`.
     """
 
     def __init__(
@@ -162,7 +163,8 @@ class Lifecycle:
     def preempt(self, request: Request, *, served: bool = False) -> None:
         """Takes a running request's blocks away and queues it again, to be computed anew.
 
-        `served`: the step being made had given it its token already, which it gives back.
+        `served`: it had its turn in the step being made, and gives its token back. In that turn it published
+        all blocks whose content was known.
         """
         self.preemptions += 1
         request.preemptions += 1

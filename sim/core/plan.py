@@ -51,7 +51,7 @@ class StepPlan(NamedTuple):
 
     Work: `decodes` are the generating requests that compute one token each, in admission order, at
     `positions()`; `chunks` are all others. `preempted` lost their blocks. `tick` is the decoding requests'
-    clock (see `Decoders`). `loads` and `stores` would move blocks from and to a lower tier; no rule uses them
+    clock (see `Decoders`). `loads` and `stores` move blocks from and to a lower tier; no profile fills them
     yet.
 
     `running`, `waiting` and `used_blocks` are counted after scheduling (of a stretch, after its last step;

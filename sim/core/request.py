@@ -13,8 +13,8 @@ class State(Enum):
     """Life cycle of a request."""
 
     NEW = "new"  # made, not yet submitted
-    WAITING = "waiting"  # in the queue, holding no blocks (or, in `nano-vllm`, part of its prefill done)
-    PREFILL = "prefill"  # running, prompt chunks still to come
+    WAITING = "waiting"  # in the queue, holding no blocks
+    PREFILL = "prefill"  # admitted, prompt chunks still to come (in `nano-vllm` it stays in the queue)
     DECODE = "decode"  # running, generating
     DRAINING = "draining"  # running, its last token planned, not yet committed
     FINISHED = "finished"

@@ -14,7 +14,7 @@ from pagecast.sim.core.request import Request, State
 
 
 class Running:
-    """The requests that are admitted and have not ended, and the plans in flight.
+    """The running requests, and the plans in flight.
 
     Each request in `requests` (admission order) is in one of these: `chunked` (its next tokens come in
     chunks: of a prompt, or drafts to verify), `joining` (the plan being made completes its prompt),

@@ -1,12 +1,17 @@
 """Scheduler: who computes what in the next step, and where its KV goes.
 
-    plan = scheduler.plan(now)                # decide
+    plan = scheduler.plan(now)                # decide one step
     outcome = backend.execute(plan)           # simulate it, or run it on a GPU
     scheduler.commit(plan, outcome, now)      # publish, finish
 
+A simulation skips over steps in which nothing is decided, as far as it knows that nobody interferes:
+
+    steps = scheduler.stride.quiet()          # 0: call `decide`
+    plan = scheduler.stride.plan(steps)       # one plan for all of them
+    plan = scheduler.cut(plan, begun)         # only where somebody interferes after all
+
 This is the facade. What can happen to a request is in `lifecycle.py`; in which order it happens within a
-step is the profile's rule (`rules/`); the blocks are behind `memory/kv_memory.py`; `stride.py` skips over
-steps in which nothing is decided.
+step is the profile's rule (`rules/`); the blocks are behind `memory/kv_memory.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ class Scheduler:
     """One replica's decisions. Requests are submitted at any time; plans are made and committed in order.
 
     `log`: keep events in `events` (whoever reads them empties the list). `drafter`: the requests speculate.
-    `memory` may be read at any time (`cut` an open stretch first); only the scheduler changes it. `stride`
-    plans many decode steps as one.
+    `stride` plans many decode steps as one; `cut` such a stretch before anything else is done within it.
+    `memory` may be read at any time, and is changed by the scheduler alone.
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class Scheduler:
         return self.decide(now, once=once)
 
     def decide(self, now: int, *, once: bool = False) -> StepPlan | None:
-        """Decides the next step by the profile's full rule, which `plan` skips where the stride is not 0."""
+        """Decides the next step by the profile's full rule, which `plan` skips in a quiet stretch."""
         if self.stride.open is not None:
             self.stride.settle()
         step = self._step

@@ -12,7 +12,7 @@ from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
-from pagecast.sim.core.plan import Chunk, StepPlan, counts_as_decode
+from pagecast.sim.core.plan import Chunk, StepPlan, Transfer, counts_as_decode
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
@@ -46,6 +46,8 @@ class Step:
         self.chunks: list[Chunk] = []
         self.preempted: list[Request] = []
         self.left_out: set[Request] = set()
+        self.loads: list[Transfer] = []  # blocks to bring from a lower tier before the step
+        self.stores: list[Transfer] = []  # blocks to copy to a lower tier after it
         self.failed_allocations = 0
         self._memory = memory
         self._queue: Queue = lifecycle.queue
@@ -62,6 +64,8 @@ class Step:
         self.chunks = []
         self.preempted = []
         self.left_out = set()
+        self.loads = []
+        self.stores = []
         self._tick = self.running.tick
         self._decodes = ()
         self._context = 0
@@ -107,7 +111,9 @@ class Step:
         return self.running.decoders.filling(self.running.tick)
 
     def decode_all(self) -> bool:
-        """Gives every decoding request its token, and a block to those that begin one.
+        """Takes blocks for all decoding requests that begin one in this step, and publishes full ones.
+
+        Who computes a token is settled by `end_decodes`: all that were not left out.
 
         False: there are not enough free blocks, and nothing was done.
         """
@@ -139,7 +145,7 @@ class Step:
                 self._memory.publish(request, running.planned(request) + 1)
 
     def decode(self, request: Request, *, begins: bool, fills: bool) -> None:
-        """Gives one decoding request its token, which may begin a block, and may fill one."""
+        """Takes a block for a decoding request whose token begins one, and publishes one that it fills."""
         running = self.running
         computed = running.planned(request)
         if begins:
@@ -241,6 +247,8 @@ class Step:
             tuple(chunks),
             self._decodes,
             tuple(self.preempted),
+            tuple(self.loads),
+            tuple(self.stores),
         )
         if self.left_out or running.left_out:
             left_out = [request for request in self.left_out if request.state is State.DECODE]

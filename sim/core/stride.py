@@ -6,9 +6,9 @@ steps it is quiet: decoding requests until the next of them ends, memory until f
 queue while nobody can be admitted. A stretch is at most the least of these long.
 
 A stretch is open from its plan until it is settled. While it is open its blocks are not taken and its
-requests have not moved, so it can still be cut to the steps that have begun. The next call that changes or
-decides anything settles it. Whoever wants to read the scheduler at some instant cuts it first, and finds
-just what the steps begun by then have done.
+requests have not moved, so it can still be cut to the steps that have begun. Settling applies all its
+steps, begun or not, and every call that changes or decides anything settles an open stretch first. So whoever
+wants to read the scheduler, submit or cancel at some instant within a stretch cuts it first.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class Stride:
         self.count = count
         self.context, self.longest = decoders.contexts(tick)
         steps = self._memory.quiet(decoders, tick, count, decoders.quiet(tick))
-        if steps > 1 and running.in_flight and not self._silent(running.in_flight[-1]):
+        if steps <= 1:
+            return steps
+        if running.knows_ahead():
+            return 1  # this step publishes blocks that a later one would not
+        if running.in_flight and not self._silent(running.in_flight[-1]):
             return 1
         return steps
 

@@ -118,9 +118,10 @@ import time
 from pagecast.planner_app import cli
 from pagecast.planner_app.commands import registry
 def execute(arguments):
-    print("ready", flush=True)
-    for _ in range({times}):
+    for attempt in range({times}):
         try:
+            if attempt == 0:
+                print("ready", flush=True)
             time.sleep(60)
         except BaseException:
             pass

@@ -70,7 +70,7 @@ class KvMemory:
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
         self._no_hit = Hit(0, 0, 0, (NOTHING,) * len(self.groups))
-        self.crossing_blocks = len(self.groups)  # that a decoding request takes when it begins a block
+        self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
     # ---- finding
 
@@ -178,7 +178,7 @@ class KvMemory:
                 holdings[request].tail.blocks += blocks[i::count]  # type: ignore[union-attr]
 
     def generate(self, request: Request) -> None:
-        """Prepares a request whose prompt is planned for the blocks of its output."""
+        """Prepares a request, whose whole prompt is planned, to take blocks for its output."""
         for group in self.groups:
             group.generate(request)
 

@@ -1,1 +1,1 @@
-"""Scheduling rules: order, admission, victim and mix; a profile is one of each."""
+"""Scheduling rules: order, admission, victim and mix; a profile puts them together for an engine."""

@@ -11,8 +11,8 @@ from pagecast.sim.core.step import Step
 class WholeSequence:
     """Admits a request whose whole known sequence fits in free blocks now (vLLM, nano-vLLM).
 
-    It is a check, not a reservation: nothing is kept for the output, so running out of blocks later is
-    possible and ends in a preemption.
+    It is a check, not a reservation: vLLM takes the blocks of the first chunk only, so two prompts admitted
+    in one step may count on the same blocks. Running out of blocks later ends in a preemption.
     """
 
     def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:

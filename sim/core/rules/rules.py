@@ -1,8 +1,9 @@
 """Rules and profiles: what an engine decides, as small objects.
 
 A step is filled by four rules. `Order` says who is first in the queue, `Admission` whether the first may
-come in, `Victim` who must go when blocks run out, and `Mix` who shares a step: it calls the others. Rules
-get `(step, memory, queue)` and nothing else, so an engine's behaviour is a file in this folder.
+come in, `Victim` who must go when blocks run out, and `Mix` who shares a step. A mix is made with an
+admission and a victim rule, and calls them. Rules get `(step, memory, queue)` and nothing else, so an
+engine's behaviour is a file in this folder.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Profile:
     """One engine's rules. Each field makes a rule for a replica with given limits.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
-    already from its plan. `whole_prompt`: admission takes the blocks of the whole known sequence at once.
-    `pipelined`: whether the engine plans ahead unless told otherwise.
+    already from its plan. Two fields describe the engine to others: `whole_prompt` tells the invariant checks
+    that the mix takes the blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the
+    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides).
     """
 
     name: str
