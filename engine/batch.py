@@ -121,7 +121,7 @@ class Changes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StepLayout:
     """One step's layout; slices are sections of the packed buffer.
 
     The first `singles` tokens are one of a request each. `columns`: blocks of the longest table.
@@ -162,7 +162,7 @@ class Batches:
         self._decoding: list[Sequence] = []
         self._decode_rows = _ints([])
 
-    def lay_out(self, plan: StepPlan, memory: KvMemory) -> Batch:
+    def lay_out(self, plan: StepPlan, memory: KvMemory) -> StepLayout:
         """Packs a plan's numbers and queues their transfer. `memory` has the block tables."""
         for chunk in plan.chunks:
             self.rows.serve(self._sequences[chunk.request], memory)
@@ -178,7 +178,7 @@ class Batches:
         sampled = np.concatenate([np.arange(singles), ends[last]]) if longs else None
         self.packed.begin()
         # In this order: CUDA graphs know the places of tokens and chunks.
-        batch = Batch(
+        batch = StepLayout(
             singles=singles,
             columns=-(-max([plan.decode_max + 1, *_lens(longs)]) // self.rows.block_size),
             graph=graph,

@@ -21,7 +21,7 @@ _MUL_BLOCK = 1024
 _launches: dict[Any, Launch] = {}
 
 
-class Draws(Protocol):
+class DrawOptions(Protocol):
     """What a draw needs of a `Sampler`: its rows' parameters, and where their newest tokens go."""
 
     temperature: Tensor
@@ -237,7 +237,7 @@ def _settle(
     tl.store(out + i, tl.where(bad, -1, token))
 
 
-def sample(logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, sampler: Draws) -> Tensor:
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, sampler: DrawOptions) -> Tensor:
     """`Sampler.sample` without filters, for dense logits [n, vocab]."""
     n, vocab = logits.shape
     out = torch.empty(n, dtype=torch.int32, device=logits.device)

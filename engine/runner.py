@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from pagecast.engine import attention, ops
 from pagecast.engine.backend import Pages, Prompts, Shape
-from pagecast.engine.batch import PADDING, Batch, Batches, Packed, graph_sections
+from pagecast.engine.batch import PADDING, Batches, Packed, StepLayout, graph_sections
 from pagecast.engine.graphs import StepGraphs
 from pagecast.engine.model import Decoder
 from pagecast.engine.ops import Placed, Turn
@@ -140,7 +140,7 @@ class Runner:
         pages = Pages(singles, table, lens, placed.slots, self._tables, extra=extra)
         return self._forward(placed, pages, None)
 
-    def _change_tables(self, batch: Batch) -> None:
+    def _change_tables(self, batch: StepLayout) -> None:
         packed, changes = self.batches.packed.device, batch.changes
         if changes.places.stop > changes.places.start:
             self._tables.view(-1)[packed[changes.places]] = packed[changes.blocks]
@@ -150,7 +150,7 @@ class Runner:
         if changes.copies.stop > changes.copies.start:
             self.backend.copy_blocks(packed[changes.copies].view(-1, 2))
 
-    def _states(self, batch: Batch) -> Tensor:
+    def _states(self, batch: StepLayout) -> Tensor:
         """Final states after the tokens that are sampled, [rows, hidden]."""
         graphs = self._prompt_graphs if batch.chunks.prompts.tokens else self._graphs
         if graphs is None or not batch.graph:
@@ -160,7 +160,7 @@ class Runner:
             return states
         return states.index_select(0, self.batches.packed.device[batch.draws.sampled])
 
-    def _eager_states(self, batch: Batch) -> Tensor:
+    def _eager_states(self, batch: StepLayout) -> Tensor:
         packed, tokens = self.batches.packed.device, batch.tokens
         rows = packed[tokens.rows]
         placed = self._place(rows, packed[tokens.ids], packed[tokens.positions])
@@ -191,7 +191,7 @@ class Runner:
 
         return self.model(placed.ids, placed.angles, attend, sampled)
 
-    def _draw(self, batch: Batch, states: Tensor) -> Tensor:
+    def _draw(self, batch: StepLayout, states: Tensor) -> Tensor:
         packed, draws = self.batches.packed.device, batch.draws
         rows, positions = packed[batch.tokens.rows], packed[batch.tokens.positions]
         if draws.sampled is not None:
@@ -201,7 +201,7 @@ class Runner:
         logits = self.model.logits(states)
         return self.sampler.sample(logits, rows, positions + 1, packed[draws.forced], filtered)
 
-    def _bring_back(self, batch: Batch, tokens: Tensor) -> Flight:
+    def _bring_back(self, batch: StepLayout, tokens: Tensor) -> Flight:
         takers = batch.draws.takers
         self._turn ^= 1
         landing = self._landing[self._turn][: len(takers)]

@@ -17,10 +17,10 @@ from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 
-Flight = TypeVar("Flight")
+FlightT = TypeVar("FlightT")
 
 
-class Pipeline(Generic[Flight]):
+class Pipeline(Generic[FlightT]):
     """Plans under way on a backend, each with what the backend knows of it.
 
     `flights` holds them, oldest first; at most `depth` + 1 are under way.
@@ -29,7 +29,7 @@ class Pipeline(Generic[Flight]):
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.depth = scheduler.limits.pipeline_depth
-        self.flights: deque[tuple[StepPlan, Flight]] = deque()
+        self.flights: deque[tuple[StepPlan, FlightT]] = deque()
 
     def __len__(self) -> int:
         return len(self.flights)
@@ -45,20 +45,20 @@ class Pipeline(Generic[Flight]):
         return len(self.flights) > self.depth
 
     @property
-    def oldest(self) -> tuple[StepPlan, Flight]:
+    def oldest(self) -> tuple[StepPlan, FlightT]:
         """The plan to be committed next. Errors: IndexError where none is in flight."""
         return self.flights[0]
 
     @property
-    def newest(self) -> tuple[StepPlan, Flight]:
+    def newest(self) -> tuple[StepPlan, FlightT]:
         """The plan made last. Errors: IndexError where none is in flight."""
         return self.flights[-1]
 
-    def add(self, plan: StepPlan, flight: Flight) -> None:
+    def add(self, plan: StepPlan, flight: FlightT) -> None:
         """Adds a plan that was just launched."""
         self.flights.append((plan, flight))
 
-    def replace_newest(self, plan: StepPlan, flight: Flight) -> None:
+    def replace_newest(self, plan: StepPlan, flight: FlightT) -> None:
         """Puts a shortened plan in the place of the one made last."""
         self.flights[-1] = (plan, flight)
 

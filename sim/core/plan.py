@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 from pagecast.sim.core.request import Request
 
+DECODE_TOKENS = 1
+
 
 def counts_as_decode(tokens: int) -> bool:
     """Whether a request that computes `tokens` tokens in a step counts as a decode: one token does.
 
     The last token of a prompt costs what a decode costs, so engines and recorded runs count it as one.
     """
-    return tokens == 1
+    return tokens == DECODE_TOKENS
 
 
 class Chunk(NamedTuple):

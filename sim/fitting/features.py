@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pagecast.sim.core.plan import DECODE_TOKENS
 from pagecast.sim.costs.calibration import attention_work
 from pagecast.sim.costs.calibration.shape import TileShape
 from pagecast.sim.costs.calibration.terms import COOLING, padded
@@ -210,7 +211,7 @@ def _shared(run: RecordedRun, shape: TileShape) -> Floats:
 
 def single_tokens_decoding(steps: Steps) -> Steps:
     """The steps with each prompt chunk of one token as the decode that it is to a GPU."""
-    single = steps.prefill_tokens == 1
+    single = steps.prefill_tokens == DECODE_TOKENS
     if not single.any():
         return steps
     owner = np.repeat(np.arange(len(steps)), np.diff(steps.prefill_start))

@@ -27,7 +27,7 @@ from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 
-Flight = tuple[int, int, int]
+FlightTimes = tuple[int, int, int]
 """A plan under way: planned at, host free to plan the next step at, done at. In nanoseconds."""
 
 _COMMITS_PER_EVENT = 1024
@@ -61,7 +61,7 @@ class Replica:
         self.recorder = recorder
         self.fast_forward = fast_forward
         self.after_step = after_step
-        self._pipeline: Pipeline[Flight] = Pipeline(scheduler)
+        self._pipeline: Pipeline[FlightTimes] = Pipeline(scheduler)
         self._device_free = 0
         self._base = 0  # when the first step of the newest stretch begins
         self._prompt_tokens = 0  # tokens of the last step planned, if it had prompts

@@ -8,7 +8,7 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session, session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, MOST_REQUESTS, UPLOAD, View
-from pagecast.planner_app.dashboard.shell.widgets import Look, more_looks, server_looks
+from pagecast.planner_app.dashboard.shell.widgets import WidgetLook, more_looks, server_looks
 from pagecast.traces.bundled import sample_names
 
 _TRACES = (
@@ -136,7 +136,7 @@ def _more() -> dict[str, Any]:
     return given
 
 
-def _looking(looks: dict[str, Look]) -> dict[str, Any]:
+def _looking(looks: dict[str, WidgetLook]) -> dict[str, Any]:
     """The fields of a scenario, each as it looks."""
     given: dict[str, Any] = {}
     for name, look in looks.items():

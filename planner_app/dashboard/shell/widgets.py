@@ -26,7 +26,7 @@ _THREE = {None: "default", True: "on", False: "off"}
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WidgetLook:
     """How a parameter is asked for: a function of streamlit, its label and its other arguments."""
 
     widget: str
@@ -34,10 +34,10 @@ class Look:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def server_looks() -> dict[str, Look]:
+def server_looks() -> dict[str, WidgetLook]:
     """Of the fields that are always in sight, in their order."""
     return {
-        "model": Look(
+        "model": WidgetLook(
             "selectbox",
             "Model",
             {
@@ -46,9 +46,9 @@ def server_looks() -> dict[str, Look]:
                 "help": "a known model, or type the path of a folder with its config.json",
             },
         ),
-        "gpu": Look("selectbox", "GPU", {"options": [gpu.name for gpu in GPUS]}),
-        "block_size": Look("select_slider", "Block size, tokens", {"options": _BLOCK_SIZES}),
-        "gpu_memory_utilization": Look(
+        "gpu": WidgetLook("selectbox", "GPU", {"options": [gpu.name for gpu in GPUS]}),
+        "block_size": WidgetLook("select_slider", "Block size, tokens", {"options": _BLOCK_SIZES}),
+        "gpu_memory_utilization": WidgetLook(
             "slider",
             "HBM budget, fraction of the GPU",
             {
@@ -58,12 +58,12 @@ def server_looks() -> dict[str, Look]:
                 "help": "vLLM's --gpu-memory-utilization: weights, workspace and KV cache together",
             },
         ),
-        "max_num_batched_tokens": Look(
+        "max_num_batched_tokens": WidgetLook(
             "select_slider", "Batched tokens, most in a step", {"options": _BATCHED}
         ),
-        "max_num_seqs": Look("select_slider", "Sequences, most at once", {"options": _SEQUENCES}),
-        "kv_cache_dtype": Look("selectbox", "KV dtype", {"options": _KV_DTYPES}),
-        "profile": Look(
+        "max_num_seqs": WidgetLook("select_slider", "Sequences, most at once", {"options": _SEQUENCES}),
+        "kv_cache_dtype": WidgetLook("selectbox", "KV dtype", {"options": _KV_DTYPES}),
+        "profile": WidgetLook(
             "selectbox",
             "Profile",
             {
@@ -71,18 +71,18 @@ def server_looks() -> dict[str, Look]:
                 "help": "the engine whose scheduling rules are followed",
             },
         ),
-        "enable_prefix_caching": Look("toggle", "Prefix caching"),
+        "enable_prefix_caching": WidgetLook("toggle", "Prefix caching"),
     }
 
 
-def more_looks(kind: type[Scenario] = Scenario) -> dict[str, Look]:
+def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
     """Of all other fields of a scenario: those with an entry here first."""
     known = {
-        "tensor_parallel_size": Look("selectbox", "GPUs per replica", {"options": _GPUS_EACH}),
-        "costs": Look("selectbox", "Step costs", {"options": ["auto", "roofline", *sorted(shipped())]}),
-        "transfer_costs": Look("toggle", "Carry a calibration over to other models and GPUs"),
-        "scheduling_policy": Look("selectbox", "Queue order", {"options": ["fcfs", "priority"]}),
-        "seed": Look("number_input", "Seed", {"min_value": 0, "max_value": 2**31 - 1}),
+        "tensor_parallel_size": WidgetLook("selectbox", "GPUs per replica", {"options": _GPUS_EACH}),
+        "costs": WidgetLook("selectbox", "Step costs", {"options": ["auto", "roofline", *sorted(shipped())]}),
+        "transfer_costs": WidgetLook("toggle", "Carry a calibration over to other models and GPUs"),
+        "scheduling_policy": WidgetLook("selectbox", "Queue order", {"options": ["fcfs", "priority"]}),
+        "seed": WidgetLook("number_input", "Seed", {"min_value": 0, "max_value": 2**31 - 1}),
     }
     server = server_looks()
     rest = {
@@ -93,20 +93,22 @@ def more_looks(kind: type[Scenario] = Scenario) -> dict[str, Look]:
     return {**known, **rest}
 
 
-def plain_look(name: str, info: FieldInfo) -> Look:
+def plain_look(name: str, info: FieldInfo) -> WidgetLook:
     """A widget by a field's type; an optional field's begins empty."""
     label, optional = name.replace("_", " ").capitalize(), info.default is None
     about: dict[str, Any] = {"help": info.description}
     values = value_type(info)
     if get_origin(info.annotation) is Literal:
-        return Look("selectbox", label, {"options": list(get_args(info.annotation)), **about})
+        return WidgetLook("selectbox", label, {"options": list(get_args(info.annotation)), **about})
     if values is bool and optional:
-        return Look("selectbox", label, {"options": list(_THREE), "format_func": _THREE.__getitem__, **about})
+        return WidgetLook(
+            "selectbox", label, {"options": list(_THREE), "format_func": _THREE.__getitem__, **about}
+        )
     if values is bool:
-        return Look("toggle", label, about)
+        return WidgetLook("toggle", label, about)
     if values is str:
-        return Look("text_input", label, {"max_chars": 200, **about})
-    return Look("number_input", label, {**_bounds(info, values), **about})
+        return WidgetLook("text_input", label, {"max_chars": 200, **about})
+    return WidgetLook("number_input", label, {**_bounds(info, values), **about})
 
 
 def _bounds(info: FieldInfo, values: type) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
                 trace,
                 result,
                 verdicts,
-                found["spread"],
-                known_of(view),  # type: ignore[arg-type]
+                found["spread"],  # type: ignore[arg-type]
+                known_of(view),
                 {slot: "" if found[slot] is not None else _word(own, slot) for slot in found},
             ),
         )

@@ -6,6 +6,7 @@ from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
+from pagecast.sim.core.plan import counts_as_decode
 from pagecast.sim.costs.calibration import attention_work, trust
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.line import UnevenLine
@@ -239,7 +240,7 @@ class Calibrated:
 def _single_tokens_decoding(batch: Batch) -> Batch:
     """The batch with each prompt chunk of one token as the decode that it is to a GPU."""
     n, ctx, longest, prefill, after = batch
-    contexts = [context for tokens, context in prefill if tokens == 1]
+    contexts = [context for tokens, context in prefill if counts_as_decode(tokens)]
     if not contexts:
         return batch
     chunks = tuple([chunk for chunk in prefill if chunk[0] > 1])
