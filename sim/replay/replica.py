@@ -210,7 +210,7 @@ class Replica:
         free = self._device_free
         end = (free if free > host else host) + duration
         self._device_free = end = end if end > launched else launched
-        self._pipeline.flights.append((plan, (now, launched, end)))
+        self._pipeline.add(plan, (now, launched, end))
         return launched
 
     def _plan_stretch(self, stride: Stride, now: int, quiet: int) -> int:
@@ -238,7 +238,7 @@ class Replica:
                 self._base = now + host
             plan = stride.plan(steps)
         flight = self._times(plan, line, now, now + host, gap)
-        self._pipeline.flights.append((plan, flight))
+        self._pipeline.add(plan, flight)
         return now + host
 
     def _times(
