@@ -1,4 +1,4 @@
-"""Attention by the project's own Triton kernels: one launch a layer for each kind of row."""
+"""Attention by the project's own Triton kernels: one launch per layer for each kind of row."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Shape:
 
     @classmethod
     def of(cls, spec: ModelSpec, kv: Tensor, max_rows: int) -> Shape:
-        """The shape of a model's attention over the cache `kv`, for at most `max_rows` sequences a step."""
+        """The shape of a model's attention over the cache `kv`, for at most `max_rows` sequences per step."""
         return cls(kv, spec.facts.attention.heads, spec.windows, max_rows)
 
 

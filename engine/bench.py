@@ -43,7 +43,7 @@ class BenchResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens a second, prefill included."""
+        """Output tokens per second, prefill included."""
         return self.output_tokens / self.seconds
 
     @property

@@ -1,4 +1,4 @@
-"""What a recorded run says of the engine that made it: model, GPU, versions, and what step times hang on."""
+"""Facts of the engine in a recorded run: model, GPU, versions, and the options that step times depend on."""
 
 from __future__ import annotations
 

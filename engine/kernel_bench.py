@@ -1,4 +1,4 @@
-"""What the kernels reach on this GPU, in tables; a peer's attention may join, and must compute the same.
+"""Speed of the kernels on this GPU, in tables. A peer's attention may join if it computes the same.
 
 Each row is timed by replaying a CUDA graph, on random data several times larger than the L2 cache. GB/s of
 decode count K and V read once; of the movers, bytes read plus bytes written.

@@ -1,4 +1,4 @@
-"""What the engine's memory went to, beside what was predicted; and how many KV blocks the rest makes.
+"""Measured memory of the engine beside the prediction, and the KV blocks that fit in the rest.
 
 The items are those of `pagecast.sim.machine.memory`, so that a start of the engine checks the budget line
 by line.

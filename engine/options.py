@@ -1,4 +1,4 @@
-"""What an engine is started with."""
+"""Options that an engine is started with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen, and when it ends."""
+"""Sampling parameters of a request, and the conditions that end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was, as it goes: turned into a `RecordedRun` when it is over."""
+"""Recorder of a run in progress; it makes a `RecordedRun` at the end."""
 
 from __future__ import annotations
 

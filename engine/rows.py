@@ -1,4 +1,4 @@
-"""Which row of the device's tables a running request has, and what has changed in them since the last step.
+"""Rows of the device's tables: one per running request, with the changes since the last step.
 
 The block tables, sampling parameters and newest tokens of running requests stay on the device. A step
 sends only what is new: a few blocks of tables that grew, and the parameters of requests that came.

@@ -1,4 +1,4 @@
-"""Which model is served: its sizes, and what `config.json` says beyond sizes."""
+"""Specification of the served model: its sizes, and the rest that `config.json` defines."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ A token of a sequence at position p lies in slot `block_table[sequence, p // blo
 p % block_size`. Modules:
 
     store_kv.py        writes new K and V to their slots
-    paged_decode.py    attention of one new token a sequence
+    paged_decode.py    attention of one new token per sequence
     paged_prefill.py   causal attention of chunks of new tokens
     prefill_plan.py    which tiles, and pieces of long ones, a step with such chunks has
     merge_pieces.py    adds up the pieces of a tile that was cut

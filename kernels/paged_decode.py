@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over the paged cache: flash decoding with equal shares of work.
+"""Attention of one new token per sequence over the paged cache: flash decoding with equal shares of work.
 
 A step's work is one line of KV tiles: sequence after sequence, KV head after KV head. A fixed number of
 programs each take an equal stretch of that line, so lengths may differ as they like, and the grid does
@@ -357,7 +357,7 @@ def paged_decode(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one new token a sequence over its cached tokens, itself included.
+    """Attention of one new token per sequence over its cached tokens, itself included.
 
     q and out are [batch, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim], in q's dtype
     or fp8 with scales (fp32, [1] or [kv_heads]); block_table int32 [batch, blocks]; seq_lens int32 [batch].

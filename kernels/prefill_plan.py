@@ -20,7 +20,7 @@ SLOTS_PER_SM = 2
 MOST_SLOTS = 80
 """How many pieces may wait to be merged: of all heads together per multiprocessor, and of each head."""
 
-# In KV tiles, of 1.5 us on an H200: what a piece costs beside its keys, what merging costs a step, and what
+# In KV tiles, of 1.5 us on an H200: what a piece costs beside its keys, what merging costs per step, and what
 # a round of pieces costs that wait to be merged.
 START_COST = 1
 MERGE_COST = 1

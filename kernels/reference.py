@@ -1,4 +1,4 @@
-"""What each kernel must compute, in plain PyTorch: the reference of the tests, and the way without a GPU."""
+"""Reference of every kernel in plain PyTorch: used by the tests, and on machines without a GPU."""
 
 import math
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ def paged_decode(
     v_scale: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Attention of one new token a sequence, q [sequences, heads, head_dim]; rows of length 0 are zero."""
+    """Attention of one new token per sequence, q [sequences, heads, head_dim]; rows of length 0 are zero."""
     live = [i for i, length in enumerate(seq_lens) if length > 0]
     out = torch.zeros(q.shape, dtype=dtype, device=q.device)
     if not live:

@@ -1,4 +1,4 @@
-"""What the commands share: where words go, how errors end a command, how tables and JSON are printed."""
+"""Output of all commands: messages, errors, tables and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing a part pulls in: the core stays bare, the simulator never loads torch."""
+"""Imports of each part: the core stays bare, the simulator never loads torch."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the README shows is what the commands print."""
+"""The README shows the output of real commands."""
 
 from pathlib import Path
 

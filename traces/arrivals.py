@@ -33,7 +33,7 @@ class ArrivalProcess:
         if self.kind not in KINDS:
             raise BadInput(f"arrivals {self.kind!r}: no such kind; choose {', '.join(KINDS)}")
         if not (np.isfinite(self.rate) and self.rate > 0):
-            raise BadInput(f"arrival rate {self.rate:g}: give a positive number of arrivals a second")
+            raise BadInput(f"arrival rate {self.rate:g}: give a positive number of arrivals per second")
         if self.kind in ("gamma", "weibull") and not 0.05 <= self.cv <= 30:
             raise BadInput(f"arrival cv {self.cv:g}: give a number from 0.05 to 30")
 

@@ -89,7 +89,7 @@ class BlockSpans:
         self._rows.append((0, 0, 0))
 
     def _flush(self) -> None:
-        """Turns the collected ids into merged spans: counts a row, content, offset, length."""
+        """Turns the collected ids into merged spans: counts per row, content, offset, length."""
         if not self._rows:
             return
         block = self.block_tokens

@@ -1,4 +1,4 @@
-"""Where the bundled samples lie, and what they are called; `samples.py` makes them."""
+"""Places and names of the bundled samples; `samples.py` makes them."""
 
 from __future__ import annotations
 

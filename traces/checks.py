@@ -1,4 +1,4 @@
-"""What a trace must satisfy before anything replays it, checked a whole column at a time."""
+"""Conditions that every trace meets before a replay, checked one column at a time."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def conversations(
 
 def _need(times: Floats, arrivals: ArrivalProcess, duration_s: float | None) -> None:
     if not len(times):
-        raise BadInput(f"nothing arrives in {duration_s} s at {arrivals.rate:g} a second; make it longer")
+        raise BadInput(f"nothing arrives in {duration_s} s at {arrivals.rate:g} per second; make it longer")
 
 
 def _say(shape: Conversations, first: Ints, turns: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:

@@ -200,7 +200,7 @@ def _mixed_spans(traces: Sequence[Trace], share_contents: bool) -> Spans | None:
             counts.append(np.zeros(len(trace), dtype=np.int64))
         else:
             counts.append(np.diff(spans.start))
-            # Private names hold row numbers, two names a row.
+            # Private names hold row numbers, two names per row.
             contents.append(spans.content + np.where(spans.content < 0, 2 * before, shift))
             offsets.append(spans.offset)
             lengths.append(spans.length)

@@ -1,4 +1,4 @@
-"""Finds which prompts begin alike: a tree of prompts, exact to the token, at the cost of a few steps a span.
+"""Common beginnings of prompts: a tree of prompts, exact to the token, in a few operations per span.
 
 The tree is kept as chains. A chain is one continuation of what lies before it; a prompt that departs from
 it starts a new one, and a prompt that goes on past its end makes it longer. So a token's place in the tree,

@@ -74,7 +74,7 @@ def read(
     Args:
         path: the file, the folder of a recorded run or of `replay --out`, or the name of a bundled sample.
         tokenizer: for texts (ShareGPT): a function from text to token ids, or a transformers folder.
-        session_rate: sessions a second, where a format has no absolute times (agents 0.01, ShareGPT 1).
+        session_rate: sessions per second, where a format has no absolute times (agents 0.01, ShareGPT 1).
         think_s: seconds from an answer to the next turn, where a format has none (ShareGPT 10).
         seed: for what is drawn at random, the starts of such sessions.
         limit: read at most this many requests.
@@ -227,6 +227,6 @@ def _check(
     if block_tokens is not None and block_tokens < 1:
         raise BadInput(f"block_tokens {block_tokens}: a hash id names at least one token")
     if session_rate is not None and not 0 < session_rate < float("inf"):
-        raise BadInput(f"session_rate {session_rate:g}: give a positive number of sessions a second")
+        raise BadInput(f"session_rate {session_rate:g}: give a positive number of sessions per second")
     if think_s is not None and not 0 <= think_s < float("inf"):
         raise BadInput(f"think_s {think_s:g}: give seconds, 0 or more")

@@ -1,4 +1,4 @@
-"""How a trace was generated, kept with it, so that other seeds of the same generator can be played.
+"""The recipe of a generated trace, kept with it, so that other seeds of its generator can be replayed.
 
 A recipe is plain JSON: the options of `pagecast trace generate`, and what was done to the trace since that
 can be done to another one as well (`limit`, `speedup`). Operations that can't be repeated so drop it.

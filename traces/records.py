@@ -78,7 +78,7 @@ class Record:
 
 
 def records(source: Source, limit: int | None = None) -> Iterator[Record]:
-    """The JSON objects of a file, one a line, at most `limit`; blank lines are passed over.
+    """The JSON objects of a file, one per line, at most `limit`; blank lines are passed over.
 
     Raises BadInput for a broken or cut-off line, one that is no object, and text that is not UTF-8.
     """

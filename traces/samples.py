@@ -20,7 +20,7 @@ _SEED = 20_250_101
 
 
 def chat() -> Trace:
-    """2,000 turns of chat over five system prompts in two minutes, some 16 requests a second.
+    """2,000 turns of chat over five system prompts in two minutes, some 16 requests per second.
 
     Output lengths follow Azure's conversations of 2023 (p50 129, mean 211).
     """

@@ -108,7 +108,7 @@ def servegen(
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     if not len(rows):
         raise BadInput(
-            f"nothing arrived in {duration_s:g} s at {expected / duration_s:g} a second; make it longer"
+            f"nothing arrived in {duration_s:g} s at {expected / duration_s:g} per second; make it longer"
         )
     note = "input and output lengths are drawn independently of each other; prompts share nothing"
     columns = {"arrival_s": rows[:, 0] - start_s, "input_tokens": rows[:, 1], "output_tokens": rows[:, 2]}

@@ -81,7 +81,7 @@ def _remedy(line: bytes) -> str:
     """What to do about an endless line."""
     if not line.strip(b"\0"):
         return " of zero bytes; the file was not written in full: fetch it again"
-    return "; a trace has a request a line: write it so (jq -c '.[]' splits a JSON array)"
+    return "; a trace has a request per line: write it so (jq -c '.[]' splits a JSON array)"
 
 
 def open_source(path: str | Path, max_bytes: int = MAX_BYTES) -> Source:

@@ -194,7 +194,7 @@ def _explain(source: Source, names: list[str], delimiter: str, problem: str) -> 
     """Turns pyarrow's message into a line number and a remedy."""
     if "straddling object" in problem:
         return source.fail(
-            f"a line longer than {_BLOCK_BYTES // MIB} MiB; a trace has a request a line: write it so"
+            f"a line longer than {_BLOCK_BYTES // MIB} MiB; a trace has a request per line: write it so"
         )
     if "UTF8" in problem:
         for number, line in source.lines():

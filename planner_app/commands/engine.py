@@ -159,7 +159,7 @@ def bench_command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Runs the 256-request benchmark: output tokens a second, and how much of the time the floor is.
+    """Runs the 256-request benchmark: output tokens per second, and how much of the time the floor is.
 
     With --kernels: what attention, store and copies reach on this GPU, beside its own ceilings.
     """
@@ -271,6 +271,6 @@ def _bench_line(result: BenchResult) -> str:
     return (
         f"{result.tokens_per_s:,.0f} output tokens/s: {result.output_tokens:,} tokens in "
         f"{console.seconds(result.seconds)}, {result.steps:,} steps{floor}; a decode step "
-        f"{each}, planning {planning} a step, "
+        f"{each}, planning takes {planning} per step, "
         f"{1 - result.waited_s / result.seconds:.0%} of the time the host was busy"
     )

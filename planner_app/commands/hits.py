@@ -29,7 +29,7 @@ def hits_command(
     limit: Annotated[int | None, Opt(help="count only the first N requests")] = None,
     sort: Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")] = False,
     session_rate: Annotated[
-        float | None, Opt(help="sessions a second, where a format has no absolute times: it sets the order")
+        float | None, Opt(help="sessions per second, where a format has no absolute times: it sets the order")
     ] = None,
     tokenizer: Annotated[Path | None, Opt(help="transformers folder, for traces that hold texts")] = None,
     seed: Annotated[int, Opt(help="of whatever is drawn at random")] = 0,

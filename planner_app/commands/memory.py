@@ -106,7 +106,7 @@ def _figures(budget: HbmBudget) -> Table:
     table.add_row("KV tokens", f"{budget.kv_tokens:,}, set by {budget.limit}")
     per = budget.bytes_per_token
     table.add_row(
-        "bytes a token",
+        "bytes per token",
         f"{per.theoretical:,.0f} theoretical, {per.allocated:,.0f} allocated, {per.admissible:,.0f} "
         f"admissible (sequences of {per.sequence_tokens:,} tokens)",
     )

@@ -1,4 +1,4 @@
-"""`pagecast plan`: how many requests at once, and how many a second, keep a service level."""
+"""`pagecast plan`: how many requests at once, and how many per second, keep a service level."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def plan_command(
         Opt(min=0, help="plan as well for users who pause so many seconds in the mean before a session"),
     ] = None,
     replicas_for: Annotated[
-        float | None, Opt(help="requests a second to tell the number of replicas for [the trace's own]")
+        float | None, Opt(help="requests per second to tell the number of replicas for [the trace's own]")
     ] = None,
     max_preemption_rate: Annotated[
-        float, Opt(min=0, help="most preemptions a request at the admissible concurrency")
+        float, Opt(min=0, help="most preemptions per request at the admissible concurrency")
     ] = 0.01,
     most_users: Annotated[
         int | None, Opt(min=1, help="users at which a search gives up [4 times --max-num-seqs]")

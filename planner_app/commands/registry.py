@@ -34,7 +34,7 @@ COMMANDS = {
     "trace": _Command("trace", "app", "Describes, converts, cuts and generates traces"),
     "generate": _Command("engine", "generate_command", "Goes on with texts, on a GPU or the CPU"),
     "record": _Command("engine", "record_command", "Serves a trace in wall time and records the run"),
-    "bench": _Command("engine", "bench_command", "Measures the engine: output tokens a second"),
+    "bench": _Command("engine", "bench_command", "Measures the engine: output tokens per second"),
     "dashboard": _Command("dashboard", "dashboard_command", "Opens the what-if in a browser"),
 }
 

@@ -34,7 +34,7 @@ TraceName = Annotated[
 ]
 Limit = Annotated[int | None, Opt(help="read only the first N requests")]
 Sort = Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")]
-SessionRate = Annotated[float | None, Opt(help="sessions a second, where a format has no absolute times")]
+SessionRate = Annotated[float | None, Opt(help="sessions per second, where a format has no absolute times")]
 Think = Annotated[float | None, Opt(help="seconds before the next turn, where a format has none (ShareGPT)")]
 Seed = Annotated[int, Opt(help="of whatever is drawn at random")]
 Tokenizer = Annotated[Path | None, Opt(help="transformers folder, for formats that hold texts (ShareGPT)")]

@@ -30,7 +30,7 @@ def generate_command(
     ],
     arrivals: Annotated[str, Opt(help=", ".join(KINDS))] = "poisson",
     rate: Annotated[
-        float | None, Opt(help="requests a second [5]; with --turns, sessions a second [1]")
+        float | None, Opt(help="requests per second [5]; with --turns, sessions per second [1]")
     ] = None,
     cv: Annotated[
         float, Opt(help="coefficient of variation of the times between, for gamma and weibull")

@@ -1,4 +1,4 @@
-"""How the trace commands read traces and print them: a bar while reading, a table of what is in one."""
+"""Reading and display of traces for the trace commands: a progress bar, and a table of a trace's facts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def show(told: dict[str, Any]) -> None:
     if told["sessions"]:
         turns = told["sessions"]["turns"]
         table.add_row(
-            "turns a session", *(f"{turns[column]:,.3g}" for column in ("mean", "p50", "p90", "p99", "max"))
+            "turns per session", *(f"{turns[column]:,.3g}" for column in ("mean", "p50", "p90", "p99", "max"))
         )
     if told["gap_s"]:
         gaps = told["gap_s"]

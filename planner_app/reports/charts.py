@@ -277,7 +277,7 @@ def step_tokens(steps: pd.DataFrame, max_num_batched_tokens: int) -> go.Figure:
         if full
         else "the token budget never binds."
     )
-    figure = chart("Tokens a step", caption, "seconds", "tokens in a step (log)", yaxis_type="log")
+    figure = chart("Tokens per step", caption, "seconds", "tokens in a step (log)", yaxis_type="log")
     if len(steps):
         # A logarithm has no zero: none at all is drawn below one.
         shown = pd.DataFrame({name: steps[name].clip(lower=0.5) for name in ("prefill_tokens", "decode_n")})

@@ -149,7 +149,7 @@ def _table(made: Calibration) -> HtmlTable:
         )
         for row in made.regions
     ]
-    header = ("region", "steps", "of the time", "total off by", "a step: p50", "p90")
+    header = ("region", "steps", "of the time", "total off by", "per step: p50", "p90")
     return HtmlTable(
         "", header, rows, "Signed error of the region's total, and how far single steps are off."
     )

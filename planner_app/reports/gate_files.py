@@ -1,4 +1,4 @@
-"""What the gate found, as files that CI systems show: JUnit XML and Markdown."""
+"""Findings of the gate as files that CI systems show: JUnit XML and Markdown."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def page(
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f"<h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p><div class=cards>{shown}</div>{body}"
-        + (f"<section><h2>What to know of these figures</h2><ul>{said}</ul></section>" if said else "")
+        + (f"<section><h2>Notes on these figures</h2><ul>{said}</ul></section>" if said else "")
         + f"</main>{_scripts(drawn)}</body></html>\n"
     )
 

@@ -95,7 +95,7 @@ def _us(ns: int) -> float:
 
 
 def _steps(steps: pd.DataFrame, num_blocks: int) -> Iterator[TraceEvent]:
-    """A slice a step, or fast-forwarded row of steps, and the counters that change where it begins."""
+    """A slice per step, or fast-forwarded row of steps, and the counters that change where it begins."""
     free = 0
     counters = _Counters()
     for row in _rows(steps):
@@ -139,7 +139,7 @@ class _Counters:
         now: dict[str, TraceEvent] = {
             "requests": {"running": running, "waiting": waiting},
             "KV blocks in use, %": {"used": used},
-            "tokens a step": {"prompt": prompt, "decode": decode},
+            "tokens per step": {"prompt": prompt, "decode": decode},
         }
         for name, values in now.items():
             if self._last.get(name) != values:

@@ -82,7 +82,7 @@ def _breaks(tried: Sequence[LoadTrial], unit: str, answer: float | None) -> str:
 def throughput_by_load(
     outcomes: Sequence[LoadTrial], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
 ) -> go.Figure:
-    """Output tokens a second at each load tried."""
+    """Output tokens per second at each load tried."""
     tried = sorted(outcomes, key=lambda outcome: outcome.amount)
     most = max((outcome.output_tokens_per_s for outcome in tried), default=0.0)
     knee = next((outcome for outcome in tried if outcome.output_tokens_per_s >= 0.95 * most), None)

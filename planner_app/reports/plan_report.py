@@ -77,7 +77,7 @@ def _answer(answer: Answer) -> Section:
     """What was tried of one kind of load, and the loads on both sides of the answer."""
     unit, bounds = UNITS[answer.kind], _bounds(answer)
     drawn = [charts.terms_by_load(answer.tried, unit, *bounds)]
-    if answer.kind != "rate":  # of a rate beyond what is served, tokens a second are asked for, not given
+    if answer.kind != "rate":  # of a rate beyond what is served, tokens per second are asked for, not given
         drawn.append(charts.throughput_by_load(answer.tried, unit, *bounds))
     why = [answer.says] if answer.says else []
     if answer.binding is not None:
@@ -91,7 +91,7 @@ def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
     terms = list(dict.fromkeys(term.text for _, outcome in known for term in outcome.terms))
     rows = [_row(name, outcome, terms) for name, outcome in known]
     offered = "requests/s offered" if answer.kind == "rate" else unit
-    header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions a request")
+    header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions per request")
     marked = frozenset(at for at, (_, outcome) in enumerate(known) if not outcome.holds)
     return HtmlTable("", header, rows, why, marked)
 

@@ -1,4 +1,4 @@
-"""How every chart looks: one palette, one template, and the numbers of captions. Needs plotly.
+"""Style of every chart: one palette, one template, and the numbers of captions. Needs plotly.
 
 Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), those that stand out from white and from
 black alike; lines also differ in dash and points in symbol, for those who see no colours. Text, grid and

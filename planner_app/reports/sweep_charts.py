@@ -1,6 +1,6 @@
 """Charts of many scenarios side by side: what they trade, what each knob does. Needs plotly.
 
-They take plain tables with a row a trial (columns as `study.Swept.table` has them), so that sweeps, tuning
+They take plain tables with a row per trial (columns as `study.Swept.table` has them), so that sweeps, tuning
 and the dashboard share them.
 """
 

@@ -19,7 +19,7 @@ _TITLES = {
     "peak_kv_usage": "KV in use at peak",
     "token_hit_rate": "prefix hit rate",
     "gpus": "GPUs",
-    "usd_per_hour": "cost an hour",
+    "usd_per_hour": "cost per hour",
     "usd_per_million_output_tokens": "cost of a million output tokens",
 }
 _UNITS = {

@@ -1,4 +1,4 @@
-"""What a replica may do at once."""
+"""Limits of one replica: blocks, block size, batch size, token budget, pipeline depth."""
 
 from __future__ import annotations
 

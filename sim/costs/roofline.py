@@ -240,7 +240,7 @@ class Roofline:
         return rows * values * m.dtype_bytes / (self._bandwidth * self.efficiencies.kv_stream)
 
     def _communication_s(self, rows: int) -> float:
-        """Two all-reduces of the hidden rows a layer, and one all-gather of logits left out as small."""
+        """Two all-reduces of the hidden rows per layer, and one all-gather of logits left out as small."""
         tp, e = self.tensor_parallel_size, self.efficiencies
         if tp == 1:
             return 0.0

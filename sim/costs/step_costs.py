@@ -1,4 +1,4 @@
-"""What a step costs: one interface for every cost model, in integer nanoseconds.
+"""Step costs: the interface of every cost model, in integer nanoseconds.
 
 A step has CPU work on the host (scheduling, launching, handing out tokens) and work on the device.
 Without pipelining a step takes their sum; at pipeline depth 1 they overlap. A pure decode step's

@@ -1,4 +1,4 @@
-"""What steps take on a device that never waits: those of an asynchronous run, from end to end.
+"""Device times of asynchronous runs: from the end of one step to the end of the next.
 
 A step that is planned while the one before it runs begins on the device when that one ends. From one end to
 the next is then what the device takes for it, and nothing of the host's: two recordings of one sweep agree in
@@ -49,7 +49,7 @@ class AheadSteps:
         return total
 
     def most(self, values: Ints) -> Ints:
-        """The greatest of whole numbers, one a step, in each group."""
+        """The greatest of whole numbers, one per step, in each group."""
         found = np.zeros(len(self.ns), np.int64)
         np.maximum.at(found, self.group, values)
         return found

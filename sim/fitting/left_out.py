@@ -1,4 +1,4 @@
-"""What was fitted, as the rest of it forecasts it: each recording, and each segment of sweeps, left out.
+"""Errors of the fit on data left out of it: one recording, or one segment of sweeps, at a time.
 
 Segments of one name are the same shapes recorded again: a fit that holds the second recording has seen the
 first, so they are left out together. Recordings are told apart by their place, not by their names, which may

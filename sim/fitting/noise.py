@@ -1,4 +1,4 @@
-"""How far steps, runs and loads stray from the fit: what intervals are made of.
+"""Deviations of steps, runs and loads from the fit: the source of the intervals.
 
 Two things are watched of a recording, or of a segment of it: its total time against the fit, and its steps
 with prompts against its pure decode steps. Both stray between recordings (clocks, host), and between loads

@@ -1,4 +1,4 @@
-"""What changes when steps are planned ahead: the host's part of a step disappears behind the device.
+"""Effect of asynchronous scheduling on step times: the device hides the host's part of a step.
 
 So does launching the kernels of a step with prompts; but a device that never rests runs its matrix work at
 lower clocks. This is for engines whose asynchronous steps don't tell what the device takes for each: where

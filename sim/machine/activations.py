@@ -1,4 +1,4 @@
-"""What an engine holds on a GPU beside weights and KV cache: activations at peak, samplers, CUDA graphs.
+"""GPU memory beside weights and KV cache: peak activations, samplers, CUDA graphs.
 
 An engine measures its peak with one dummy step of `max_num_batched_tokens` tokens that ends in sampling for
 `max_num_seqs` requests (vLLM's profile run). These functions list the tensors alive together at that step's
@@ -56,7 +56,7 @@ def activation_bytes(
 
 
 def _attention_stage(model: ModelFacts, tp: int) -> int:
-    """Bytes a token: residual, hidden, fused QKV, and query, key, value after norms and rotation."""
+    """Bytes per token: residual, hidden, fused QKV, and query, key, value after norms and rotation."""
     a = model.attention
     heads, kv = a.heads // tp, model.local_kv_heads(tp)
     if a.mla:
@@ -68,7 +68,7 @@ def _attention_stage(model: ModelFacts, tp: int) -> int:
 
 
 def _mlp_stage(model: ModelFacts, tp: int) -> int:
-    """Bytes a token: residual, hidden, gate and up, and their product; for experts once per active one."""
+    """Bytes per token: residual, hidden, gate and up, and their product; for experts once per active one."""
     twice = 2 if model.gated else 1
     moe = model.moe
     dense = (twice + 1) * model.intermediate // tp if moe is None or moe.layers < model.layers else 0

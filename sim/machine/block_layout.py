@@ -1,4 +1,4 @@
-"""How layers share KV blocks: one block table for every group of layers, all blocks of one size.
+"""Layout of layers over KV blocks: one block table per group of layers, all blocks of one size.
 
 A plain model has one group. A model whose layers keep different windows is cut as vLLM cuts it: groups of
 equally many layers of one kind, the last one padded, so that any block can serve any group.

@@ -202,7 +202,7 @@ def _budget(
     if rest < 0:
         notes.append("the items do not fit: expect to run out of memory when CUDA graphs are captured")
     if layout.groups > 1:
-        notes.append(f"layers keep different windows: {layout.groups} block tables a sequence")
+        notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
     half = (layout.block_size - 1) / 2
     held = sum((min(w, sequence_tokens) if w else sequence_tokens) + half for w in layout.windows)
     blocks_each = held / layout.block_size

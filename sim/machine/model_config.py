@@ -154,7 +154,7 @@ class _Reader:
             value = self.config.get(field)
             if value is None:
                 continue
-            if isinstance(value, list):  # some vision models list one size a layer
+            if isinstance(value, list):  # some vision models list one size per layer
                 value = value[0] if value and all(each == value[0] for each in value) else value
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise BadInput(f"{self.where}: {field} is {value!r}; it must be a positive integer")
@@ -265,7 +265,7 @@ def _moe(read: _Reader, kind: str) -> Moe | None:
     experts = read.integer("num_experts", "num_local_experts", "n_routed_experts")
     active = read.integer("num_experts_per_tok", "moe_topk", "num_experts_per_token")
     if active > experts:
-        raise BadInput(f"{read.where}: {active} experts a token, but there are only {experts} experts")
+        raise BadInput(f"{read.where}: {active} experts per token, but there are only {experts} experts")
     return Moe(
         layers=_sparse_layers(read),
         experts=experts,

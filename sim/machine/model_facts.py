@@ -1,4 +1,4 @@
-"""What a model is made of, and the arithmetic that follows: parameters, bytes, KV per token, FLOPs.
+"""Facts of a model, and the arithmetic on them: parameters, bytes, KV per token, FLOPs.
 
 A `ModelFacts` describes the text decoder of one transformer. Everything else is derived from it: the
 list of its matrix products for any tensor-parallel size, the exact parameter count, what its weights and
@@ -44,7 +44,7 @@ _KV_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Mla:
-    """Multi-head latent attention: one latent and one rotary key a token, shared by all heads."""
+    """Multi-head latent attention: one latent and one rotary key per token, shared by all heads."""
 
     kv_lora_rank: int
     rope_dim: int
@@ -54,7 +54,7 @@ class Mla:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads and what hangs on them; `windows` has one entry a layer, 0 for full attention."""
+    """Heads and what hangs on them; `windows` has one entry per layer, 0 for full attention."""
 
     heads: int
     kv_heads: int

@@ -1,4 +1,4 @@
-"""When requests come and clients go: the replica's view of the future.
+"""Clients of a replica: the times at which requests arrive and are cancelled.
 
 Arrivals with a time of their own are a sorted list; those that follow another request, and the moments at
 which clients give up, join a heap when they become known. So the next event is always known, which is

@@ -1,4 +1,4 @@
-"""What a replay leaves behind: rows of numbers, held flat in memory or written away as they come."""
+"""Record of a replay: rows of numbers, held flat in memory or written to disk on the way."""
 
 from __future__ import annotations
 

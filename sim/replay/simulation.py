@@ -39,7 +39,7 @@ _SLICE = 4096
 class Result:
     """A replay's figures. `summary` is what `pagecast replay --json` prints.
 
-    `requests` has a row a request (latencies in seconds), `steps` a row a step or fast-forwarded row of
+    `requests` has a row per request (latencies in seconds), `steps` a row per step or fast-forwarded row of
     steps (nanoseconds; empty with `keep_steps=False`). `notes` are sentences that qualify the figures.
     """
 

@@ -1,4 +1,4 @@
-"""How many KV blocks an engine was expected to find room for, beside how many it did.
+"""KV block count of a recorded engine: predicted beside measured.
 
 The expectation comes from the model, the GPU and the engine's options alone (`memory.hbm_budget`), never from
 the run. Blocks are those that requests can use: vLLM's own figure has one more, the null block.

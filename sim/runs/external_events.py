@@ -1,4 +1,4 @@
-"""What no plan could know of a recorded run: what came from outside, and which requests ended early."""
+"""External events of a recorded run: cancellations, early ends, and all else that no plan could know."""
 
 from __future__ import annotations
 

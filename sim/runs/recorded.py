@@ -3,7 +3,7 @@
 A run is a folder of four files (`events.jsonl.gz` may stand beside them):
 
 - `meta.json`: engine, version, GPU, model, configuration, `usable_blocks`; `format` (1 where absent).
-- `inputs.jsonl.gz`: a request a line: `arrival_s`, `input_tokens`, `output_tokens`, perhaps `priority`; a
+- `inputs.jsonl.gz`: a request per line: `arrival_s`, `input_tokens`, `output_tokens`, perhaps `priority`; a
   prompt that shares content has `block_ids` with `block_ids_tokens` (equal id: equal tokens; the prompt is
   their concatenation, cut) or, where blocks can't say it, `spans` of [content, offset, length].
 - `requests.csv.gz`: a request a row: when it was submitted, got its first token and finished.

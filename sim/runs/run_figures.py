@@ -1,4 +1,4 @@
-"""What a run amounted to, measured or simulated, in the same figures, to be set side by side.
+"""Figures of a run, measured or simulated, in one form for comparison.
 
 Times of a request count from its arrival: queue until its first step is planned, TTFT until its first
 token, E2E until its last. TPOT is (last - first token) / (output tokens - 1).
@@ -35,7 +35,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Latencies in seconds, one a request that has them (in no order that matters), totals, and load."""
+    """Latencies in seconds, one per request that has them (in no order that matters), totals, and load."""
 
     latencies: dict[str, Floats]
     scalars: dict[str, float]

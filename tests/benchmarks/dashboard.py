@@ -1,4 +1,4 @@
-"""How long the dashboard keeps people waiting: `python tests/benchmarks/dashboard.py`.
+"""Waiting times of the dashboard: `python tests/benchmarks/dashboard.py`.
 
     cold start      from `pagecast dashboard` to figures on the first page in a browser that is already open
     slider          from a key on a slider to new figures of 2,000 requests, never replayed before

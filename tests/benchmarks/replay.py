@@ -1,4 +1,4 @@
-"""How fast a replay is, beside every peer that installs. Run it with `make bench`.
+"""Speed of a replay, beside every peer that is installed. Run it with `make bench`.
 
 Rows: P10k (10,000 requests, Poisson 5/s, 512 in, 128 out), AZ (Azure conversation 2023) and MC (Mooncake
 conversation at a quarter of its rate, 16-token blocks), block 16, 256 sequences, 8,192 batched tokens, 7,000

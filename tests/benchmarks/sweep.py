@@ -1,4 +1,4 @@
-"""How long a sweep takes: 200 trials over 2,000 requests, by one process and by two.
+"""Time of a sweep: 200 trials over 2,000 requests, with one process and with two.
 
     OPENBLAS_NUM_THREADS=1 python tests/benchmarks/sweep.py
 
@@ -28,7 +28,7 @@ LEVEL = "ttft_p99<2s,tpot_p95<50ms"
 
 
 def main() -> None:
-    """Prints seconds, trials a second and the ratio."""
+    """Prints seconds, trials per second and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=1, help="of each number of processes; the best counts")

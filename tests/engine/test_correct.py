@@ -9,7 +9,7 @@ from pagecast.engine.params import SamplingParams
 from pagecast.sim.core.events import EventKind
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
-# Block size: number of blocks (too few for all requests at once), tokens a step, length of the shared prefix.
+# Block size: number of blocks (too few for all requests at once), tokens per step, length of shared prefix.
 SHAPES = {16: (22, 48, 50), 64: (9, 100, 150), 256: (8, 300, 480)}
 
 

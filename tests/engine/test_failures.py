@@ -1,4 +1,4 @@
-"""What goes wrong with one request ends that request; what goes wrong with a step ends that step's."""
+"""A failing request ends alone; a failing step ends the requests of that step."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the engine decided is what the core decides again from the recorded times alone."""
+"""The core repeats every decision of the engine from the recorded times alone."""
 
 from dataclasses import replace
 from pathlib import Path

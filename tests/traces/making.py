@@ -11,7 +11,7 @@ Prompt = Sequence[tuple[int, int, int]]
 
 
 def trace_of(prompts: Sequence[Prompt], **columns: Sequence) -> Trace:
-    """A trace of the given prompts, one a second; an empty one is unique and has 5 tokens."""
+    """A trace of the given prompts, one per second; an empty one is unique and has 5 tokens."""
     made = {
         "arrival_s": np.arange(len(prompts), dtype=float),
         "input_tokens": [sum(length for _, _, length in prompt) or 5 for prompt in prompts],

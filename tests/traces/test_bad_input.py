@@ -109,7 +109,7 @@ def test_a_bomb_is_refused_by_its_unpacked_size(tmp_path: Path, pack) -> None:
 def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 20)
     long = b'{"timestamp": 5, "x": "' + b"y" * (1 << 21) + b'"}\n'
-    assert ", line 4: longer than 1 MiB; a trace has a request a line: write" in refusal(
+    assert ", line 4: longer than 1 MiB; a trace has a request per line: write" in refusal(
         tmp_path, mooncake() + long
     )
 

@@ -149,7 +149,7 @@ def test_agent_sessions_overlap_at_a_high_rate_and_say_the_default(tmp_path: Pat
     rows = [turn(name, 10.0 * i, [1], think_time=8.0 * (i > 0)) for name in "ab" for i in range(3)]
     path = write(tmp_path, lines(*rows))
     assert read(path, session_rate=100).requests["session"].tolist() == ["a", "b", "a", "b", "a", "b"]
-    assert "0.01 a second" in read(path).notes[0]
+    assert "0.01 per second" in read(path).notes[0]
 
 
 def test_published_agent_sessions(shared: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is written comes back equal, or the writer says what its form would lose."""
+"""Written traces are read back equal, or the writer names the loss."""
 
 import json
 from pathlib import Path

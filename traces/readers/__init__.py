@@ -1,1 +1,1 @@
-"""One reader a public trace format; `pagecast.traces.read` picks among them by a file's content."""
+"""One reader per public trace format; `pagecast.traces.read` picks among them by a file's content."""

@@ -47,7 +47,7 @@ def read(
     seed: int = 0,
     block_tokens: int | None = None,
 ) -> Trace:
-    """Reads the file; sessions start as a Poisson process of `session_rate` a second (0.01 unless given).
+    """Reads the file; sessions start as a Poisson process of `session_rate` per second (0.01 unless given).
 
     Rows come in the order of arrival that they would have if serving took no time; `limit` counts the
     file's lines.
@@ -68,7 +68,7 @@ def read(
         given = (arrival_s, input_tokens, max(output_tokens, 1), session.name, after, gap_s, model)
         rows.add(record.line, *given)
     notes = [
-        f"{sessions.count} sessions start at {sessions.law.rate:g} a second (Poisson, seed {seed})",
+        f"{sessions.count} sessions start at {sessions.law.rate:g} per second (Poisson, seed {seed})",
         "answers are not named in this format: later turns do not reuse the blocks of generated tokens",
     ]
     if session_rate is None:

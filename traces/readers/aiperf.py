@@ -1,4 +1,4 @@
-"""AIPerf's `profile_export.jsonl`: one line a request of a benchmark, as it was really sent.
+"""AIPerf's `profile_export.jsonl`: one line per request of a benchmark, as it was really sent.
 
 Uses `metadata` (`request_start_ns`, `conversation_id`, `benchmark_phase`) and `metrics`
 (`input_sequence_length`, `output_sequence_length`, each with a `value`). Lines come as requests end, so

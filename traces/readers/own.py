@@ -1,4 +1,4 @@
-"""Our own JSON lines, and the `inputs.jsonl.gz` of a recorded run: one request a line, schema names.
+"""Our own JSON lines, and the `inputs.jsonl.gz` of a recorded run: one request per line, schema names.
 
     {"arrival_s": 0.5, "input_tokens": 900, "output_tokens": 80, "session": "a",
      "spans": [[0, 0, 800], [7, 0, 100]], "output_content": 7, "output_offset": 100}

@@ -52,7 +52,7 @@ def read(
 ) -> Trace:
     """Reads the file with `tokenizer`: a function from text to token ids, or a transformers folder.
 
-    Sessions start at `session_rate` a second (1 unless given); turns follow `think_s` seconds (10) after
+    Sessions start at `session_rate` per second (1 unless given); turns follow `think_s` seconds (10) after
     the answer before them. Raises BadInput without a tokenizer.
     """
     law = ArrivalProcess("poisson", SESSION_RATE if session_rate is None else session_rate)
@@ -64,7 +64,7 @@ def read(
         if limit is not None and len(played.rows) >= limit:
             break
     return played.finish(
-        f"the format has no times: sessions start at {law.rate:g} a second (Poisson, seed {seed}; "
+        f"the format has no times: sessions start at {law.rate:g} per second (Poisson, seed {seed}; "
         f"choose with --session-rate), turns follow {think:g} s after the last answer (--think)"
     )
 

@@ -1,4 +1,4 @@
-"""What is known of one block, under the grid: its holders, age and scope, its chain to the root, its life."""
+"""Facts of one block under the grid: holders, age, scope, its chain to the root, and its history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log of block events as pictures of the pool: a frame a step, of which only what changed is kept.
+"""A log of block events as pictures of the pool: a frame per step, of which only what changed is kept.
 
 A block's picture is one whole number: what it is (`Look`) in the low three bits, and above them whose:
 the request that holds it, the request that wrote it (cached), or how many hold it (shared).
@@ -35,7 +35,7 @@ class Frames:
 
     From one frame to the next, blocks `changes[i, 0]` to `changes[i, 0] + changes[i, 1]` become
     `changes[i, 2]`, for `i` from `change[f]` to `change[f + 1]`. Parts begin at frames `parts`, with the
-    pictures `before` (one a part, int32 of `num_blocks`).
+    pictures `before` (one per part, int32 of `num_blocks`).
     """
 
     log: BlockLog

@@ -1,4 +1,4 @@
-"""What happened to the blocks of a pool, as columns: of a replay, or of any scheduler.
+"""Log of a pool's block events as columns, from a replay or from any scheduler.
 
 The core's event log says all but one thing: which blocks a cancellation withdraws, because the step that
 was to fill them never ended. These are looked up in the core when it happens.

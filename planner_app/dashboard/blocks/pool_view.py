@@ -22,7 +22,7 @@ COLORS: dict[str, Any] = {
     "requests": ["#56B4E9", "#009E73", "#3F7FD0", "#8FD3C1", "#6F9FB8", "#B3D4F5"],
 }
 LOOKS = (
-    (Look.REQUEST, "one request's", "full, and held by one request; a shade a request"),
+    (Look.REQUEST, "one request's", "full, and held by one request; a shade per request"),
     (Look.SHARED, "shared", "held by several requests at once"),
     (Look.TAIL, "tail", "a request's last block: what it does not fill is wasted for now"),
     (Look.CACHED, "cached", "held by nobody; its content can still be found, until its space is needed"),

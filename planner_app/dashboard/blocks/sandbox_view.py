@@ -123,7 +123,7 @@ def _setting() -> SandboxServer:
             columns[2].selectbox("Rules of", list(PROFILES), key="sb_profile", **kept),
             columns[3].toggle("Prefix caching", base.caching, key="sb_caching", **kept),
             columns[4].number_input(
-                "Tokens a step, at most", 32, 8192, base.batched_tokens, key="sb_tokens", **kept
+                "Tokens per step, at most", 32, 8192, base.batched_tokens, key="sb_tokens", **kept
             ),
         )
 

@@ -31,7 +31,7 @@ def report_html(result: Result, spread: Spread | None) -> bytes:
 
 
 def requests_parquet(result: Result) -> bytes:
-    """A row a request, latencies in seconds."""
+    """A row per request, latencies in seconds."""
     out = io.BytesIO()
     result.requests.to_parquet(out, index=False)
     return out.getvalue()

@@ -56,7 +56,7 @@ def _trace(own: Session) -> dict[str, Any]:
         8.0,
         step=0.1,
         format="%.1f ×",
-        help="times as many arrivals a second as in the trace; think times stay",
+        help="times as many arrivals per second as in the trace; think times stay",
     )
     return given | _bound(
         st.number_input,
@@ -88,7 +88,7 @@ def _generator() -> dict[str, Any]:
     given = _bound(
         st.slider,
         "g_rate",
-        "Arrivals a second",
+        "Arrivals per second",
         0.1,
         50.0,
         step=0.1,

@@ -1,4 +1,4 @@
-"""What one session holds: its view, its pins, its uploads, its jobs. Nothing of it is shared with another.
+"""State of one session: its view, pins, uploads and jobs. Sessions share none of it.
 
 The view and the pins also stand in the URL, so that a link shows what its sender saw.
 """

@@ -1,4 +1,4 @@
-"""What a page shows: a trace, its load, a scenario and an SLO. All of it fits in a URL and in a command line.
+"""A view: trace, load, scenario and SLO. All of it fits in a URL and in a command line.
 
 A view is equal to another if both show the same; it names no user and holds no data. The names of its
 parameters are those of the widgets and of the URL's query.

@@ -130,7 +130,7 @@ def matrix_curve(calibration: Calibration) -> go.Figure:
     knots, curve = np.array(calibration.knots), np.array(calibration.curve_ns) / 1e6
     knee = int(knots[int(np.argmax(curve > 1.25 * curve[0]))]) if np.any(curve > 1.25 * curve[0]) else 0
     caption = f"One token takes {curve[0]:.1f} ms, {knots[-1]:,} take {curve[-1]:.0f} ms. " + (
-        f"Up to about {knee:,} tokens a step costs what reading the weights costs: batching is nearly free."
+        f"Up to about {knee:,} tokens per step costs what reading the weights costs: batching is nearly free."
         if knee
         else "The time hardly grows with the tokens."
     )

@@ -1,4 +1,4 @@
-"""Which calibration is in force for a scenario, and in what it differs from the set-up it was made for."""
+"""The calibration in force for a scenario, and its differences from the set-up it was fitted to."""
 
 from __future__ import annotations
 

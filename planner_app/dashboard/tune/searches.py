@@ -1,4 +1,4 @@
-"""What the Tune page asks for: a grid of block size and HBM budget, tuning curves, the hit-ratio curve."""
+"""Jobs of the Tune page: the grid of block size and HBM budget, tuning curves, the hit-ratio curve."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _fits(scenario: Scenario, fraction: float) -> bool:
 
 
 def grid_for(own: Session, view: View, trace: Trace) -> pd.DataFrame | None:
-    """A row a trial of block size and HBM budget, as `sweep` gives them; None until the job is done."""
+    """A row per trial of block size and HBM budget, as `sweep` gives them; None until the job is done."""
     found: pd.DataFrame | None = own.ask(
         "grid", ("grid", view["slo"], *view.key()), grid_job, trace, view.scenario(), view["slo"]
     )

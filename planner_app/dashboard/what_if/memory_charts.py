@@ -58,8 +58,9 @@ def bytes_per_token(budget: HbmBudget) -> go.Figure:
     values = {"theoretical": each.theoretical, "allocated": each.allocated, "admissible": each.admissible}
     over = each.admissible / each.theoretical - 1 if each.theoretical else 0.0
     caption = (
-        f"Size admission by the third: {each.admissible / 1024:,.1f} KiB a token, {over:+.1%} over the bare "
-        f"tensors, for sequences of {each.sequence_tokens:,} tokens: whole blocks, whole sequences, tables."
+        f"Plan with the admissible figure: {each.admissible / 1024:,.1f} KiB per token, {over:+.1%} over the "
+        f"bare tensors. It counts whole blocks and block tables, for sequences of {each.sequence_tokens:,} "
+        "tokens."
     )
     figure = chart("Bytes per token of KV", caption, "KiB per token, on each GPU", "")
     figure.add_bar(

@@ -1,4 +1,4 @@
-"""What-if, the first page: the figures of the side bar's scenario, at once, and sharper as jobs come in."""
+"""The first page, What-if: figures of the side bar's scenario at once, and intervals as jobs end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which limit binds: what must grow for the server to take a quarter more.
+"""The limit that binds: the one that must grow so that the server takes 25% more load.
 
 The load is put a quarter beyond the answer and replayed again with twice of one thing at a time: KV blocks
-(HBM), running requests (batch size), tokens a step (token budget), speed (compute). Looked at are the terms
+(HBM), running requests (batch size), tokens per step (token budget), speed (compute). Looked at are the terms
 that break first, just beyond the answer: the thing that lets them hold binds, and where nothing alone does,
 the one that helps most. How full batch, budget and KV cache were is told beside it.
 """

@@ -165,7 +165,7 @@ def _bisect(ask: Callable[[int], bool], good: int, bad: int, resolution: int) ->
 class LoadTrial:
     """What a load came to: the SLO's terms and the preemption rate, over the requests that count.
 
-    `amount` is the number of users, or requests a second offered. `requests_per_s` and
+    `amount` is the number of users, or requests per second offered. `requests_per_s` and
     `output_tokens_per_s` are what is served in the settled time.
     """
 
@@ -222,7 +222,7 @@ class Searched:
 class CapacityQuestion:
     """A trace, a server and a service level. Searches of it are independent, and may run anywhere.
 
-    `rate` is the trace's own, in requests a second. `costs` replaces the scenario's; `draw_costs`: whether
+    `rate` is the trace's own, in requests per second. `costs` replaces the scenario's; `draw_costs`: whether
     draws differ by it; `workload` makes a draw's trace, as for `Study`.
     """
 

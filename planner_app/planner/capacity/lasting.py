@@ -1,4 +1,4 @@
-"""Whether a server keeps up with a request rate for good: the trace at it, many times over.
+"""Test of a request rate that lasts: the trace at that rate, repeated many times.
 
 A short load can hide that it is too much: a batch that is not full yet takes in the excess, and caches that
 still hold what they need make it cheaper than it stays. So the trace is played over and over, a period after

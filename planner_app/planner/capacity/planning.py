@@ -1,4 +1,4 @@
-"""How much a server takes while it keeps a service level: the answers of `pagecast plan`, as a function.
+"""Capacity planning under an SLO: the answers of `pagecast plan`, as a function.
 
     plan(trace, scenario, Slo.parse("ttft_p99<2s,tpot_p95<50ms"))
 
@@ -55,7 +55,7 @@ Progress = Callable[[int], None]  # told how many searches and explanations are 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The most of one kind of load: users, or requests a second; None where none keeps the level.
+    """The most of one kind of load: users, or requests per second; None where none keeps the level.
 
     `low` and `high` are the 90% interval, None without replicates. `at_limit`: the level held at the most
     that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails, `tried` holds
@@ -185,7 +185,7 @@ def plan(
 ) -> Plan:
     """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
 
-    `replicas_for`: requests a second to tell the number of replicas for, by default the trace's own.
+    `replicas_for`: requests per second to tell the number of replicas for, by default the trace's own.
     `most_users` ends a search for users: by default 4 times `max_num_seqs`, for more only wait.
     `most_requests` bounds a replay: longer traces are cut, shorter ones played over. `workload` draws a
     replicate's trace (None: the same each time); `costs` replaces the scenario's and is drawn from unless
@@ -427,7 +427,7 @@ def said(term: Judged) -> str:
     if name == "backlog_growth":
         return f"{term.value:.0%} more in the server in the last third of a long load than in its second"
     if name == "preemptions":
-        return f"{term.value:.2g} preemptions a request"
+        return f"{term.value:.2g} preemptions per request"
     if name == "goodput":
         return f"goodput is {term.value:.4g}"
     return f"{name} is {seconds(term.value)}"

@@ -1,4 +1,4 @@
-"""How many replicas a request rate takes: what each takes at most goes into it so many times.
+"""Number of replicas for a request rate: the rate divided by one replica's highest rate, rounded up.
 
 A router that spreads sessions evenly, and keeps each on one replica, gives each the same traffic, thinner.
 """

@@ -1,4 +1,4 @@
-"""What runs on a Dask worker: the functions shipped to it, each unpickled once."""
+"""The part that runs on a Dask worker: functions are sent to it, and each is unpickled once."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _PATIENCE_S = 2.0
 
 @contextmanager
 def executor(workers: int | None = None, cluster: str | None = None) -> Iterator[Executor]:
-    """An executor with `workers` processes (None: one a core; 1: this one), or with a Dask cluster's workers.
+    """An executor: `workers` processes (None: one per core; 1: this one), or the workers of a Dask cluster.
 
     Errors: BadInput for a number below 1, or a scheduler that can't be reached at `cluster`
     (`tcp://host:8786`); CannotRunHere where Dask is not installed.

@@ -45,7 +45,9 @@ class Check(BaseModel):
     limit: int | None = Field(None, ge=1, description="serve only the first N requests")
     speedup: float = Field(1.0, gt=0, description="divide arrival times by this")
     sort: bool = Field(False, description="put requests out of order in order of arrival")
-    session_rate: float | None = Field(None, gt=0, description="sessions a second, for traces without times")
+    session_rate: float | None = Field(
+        None, gt=0, description="sessions per second, for traces without times"
+    )
     tokenizer: str | None = Field(None, description="transformers folder, for traces that hold texts")
     slo: str | None = Field(None, description="service level: ttft_p99<2s, tpot_p95<50ms")
     limits: dict[str, Bound] = Field(default_factory=dict, description="bounds of figures")

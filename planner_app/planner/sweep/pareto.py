@@ -1,4 +1,4 @@
-"""Which trials no other beats in everything, and how much each knob matters."""
+"""The Pareto front of a sweep's trials, and the effect of each knob."""
 
 from __future__ import annotations
 

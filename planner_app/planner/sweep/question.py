@@ -1,4 +1,4 @@
-"""What a sweep is asked: the trace, the space around a scenario, the service level, prices and objectives."""
+"""The question of a sweep: trace, space around a scenario, SLO, prices and objectives."""
 
 from __future__ import annotations
 

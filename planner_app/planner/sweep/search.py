@@ -1,4 +1,4 @@
-"""Where a search looks next: generations of fixed size, asked of Optuna's multi-objective TPE.
+"""The next points of a search: generations of fixed size from Optuna's multi-objective TPE.
 
 A generation depends on the study's seed, its own number and the trials of the generations before it, told
 in the order of their numbers, and on nothing else: neither on how many workers there are, nor on which of

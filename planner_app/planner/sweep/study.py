@@ -32,7 +32,7 @@ Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
 class Swept:
     """What a sweep found. `replayed`: trials of this run; the others were in the folder already.
 
-    `table` has a row a trial in the order of their numbers: `number`, the knobs, `meets` (serves every
+    `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (serves every
     request and keeps the service level), `margin` (how far the tightest term is from its bound, as a part of
     it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the service level by their
     text, `step_costs` (by name, those that it was served with), and `reason` where the scenario can't run.
@@ -51,7 +51,7 @@ class Swept:
 
     @property
     def cost(self) -> str:
-        """The column that `cheapest` goes by: USD an hour, or where no price is known the number of GPUs."""
+        """The column that `cheapest` goes by: USD per hour, or where no price is known the number of GPUs."""
         return "usd_per_hour" if self.question.prices else "gpus"
 
     @cached_property

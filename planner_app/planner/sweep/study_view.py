@@ -59,9 +59,9 @@ def answer(found: Swept) -> str:
     ran = table[table["reason"] == ""]
     if best is None:
         return _none(found, ran) + stopped
-    cost = f"${best['usd_per_hour']:,.2f} an hour" if question.prices else _gpus(best["gpus"])
+    cost = f"${best['usd_per_hour']:,.2f} per hour" if question.prices else _gpus(best["gpus"])
     each = best.get("usd_per_million_output_tokens")
-    tokens = f", ${each:,.2f} a million output tokens" if each else ""
+    tokens = f", ${each:,.2f} per million output tokens" if each else ""
     level = f" that meets {question.slo}" if question.slo else ""
     others = int((table["meets"] & (table[found.cost] == best[found.cost])).sum()) - 1
     chosen = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"

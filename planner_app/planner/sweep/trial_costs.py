@@ -1,4 +1,4 @@
-"""Which step costs the trials of a sweep were served with, and what that means for comparing them.
+"""Step costs of a sweep's trials, and the limits they set to comparing trials.
 
 `costs: auto` may choose a calibration for one GPU and the roofline for another: then a part of what
 separates their trials is what separates the methods.
@@ -19,7 +19,7 @@ from pagecast.sim.core.errors import BadInput
 
 ONE_REPLICA = (
     "Every trial is of one replica that serves the whole trace, and its cost is that replica's; "
-    "`pagecast plan` tells how many requests a second one takes, and how many replicas a rate needs."
+    "`pagecast plan` gives the highest request rate of one replica, and the number of replicas for a rate."
 )
 
 

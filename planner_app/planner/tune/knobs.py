@@ -1,4 +1,4 @@
-"""Which block size, and how much HBM for KV: each setting served, and one recommended, with the reason.
+"""Tuning of block size and HBM for KV: every value is replayed, one is recommended, with the reason.
 
     tuned = tune_block_size(trace, scenario)
     print(tuned.table, tuned.recommended, tuned.reason)

@@ -1,4 +1,4 @@
-"""What one setting of a tuned knob comes to: hits, waste in a sequence's last block, tables, times, room."""
+"""Results of one value of a tuned knob: hits, waste in the last block, tables, times, room."""
 
 from __future__ import annotations
 

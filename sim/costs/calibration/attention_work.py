@@ -1,4 +1,4 @@
-"""How evenly attention's work is spread over a GPU: tiles, waves, and the longest sequence.
+"""The share of a GPU that attention keeps busy: tiles, waves, and the longest sequence.
 
 FlashAttention 3 cuts a step's attention into tiles of 128 query rows (the heads of a group packed) by one
 sequence's keys, walks them in blocks of 128 keys, and hands them to the SMs in order of request. Long

@@ -1,4 +1,4 @@
-"""Which step costs a scenario gets: by name, from a file, from first principles, or what fits best."""
+"""Choice of a scenario's step costs: by name, from a file, the roofline, or the best fit (`auto`)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ FITTED = "fitted from runs with asynchronous scheduling"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """CPU time of a step that the device does not need, in nanoseconds: a constant and one a request.
+    """CPU time of a step that the device does not need, in nanoseconds: a constant and one per request.
 
     Of steps with prompts that are planned ahead: `launch_ns` is hidden as well, and `busy` is the share by
     which the device is slower than after a rest. `single_ns` is how long launching one of them kernel by
@@ -230,7 +230,7 @@ def _rows(body: dict[str, Any], name: str, key: str) -> list[dict[str, Any]]:
 
 
 def _compact(body: dict[str, Any]) -> str:
-    """JSON with one line a field, and one a row of lists of rows."""
+    """JSON with one line per field, and one per row of lists of rows."""
     lines = []
     for key, value in body.items():
         if isinstance(value, list) and value and isinstance(value[0], list | dict):

@@ -1,4 +1,4 @@
-"""What the cost terms must know of a model, its GPU and its engine: heads, SMs, tiles and graph sizes."""
+"""Sizes of model, GPU and engine that the cost terms use: heads, SMs, tiles and graph sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What step costs are wanted for."""
+"""The set-up that step costs are for: model, GPU, engine and its options."""
 
 from __future__ import annotations
 

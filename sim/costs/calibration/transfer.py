@@ -1,4 +1,4 @@
-"""Whether a calibration may be used for a model and GPU, and what becomes of it for others when asked.
+"""The rules for using a calibration beyond its own set-up: accepted, scaled on request, or refused.
 
 The efficiencies carry over: each term is scaled by what first principles say of both set-ups (weights and
 KV bytes over bandwidth, arithmetic over peak, launches by layers); other CPU terms stay. The interval widens.

@@ -34,7 +34,7 @@ def test_describe_prints_a_table() -> None:
     result = run("describe", "chat")
     assert result.exit_code == 0
     assert "chat: 2,000 requests" in result.stdout
-    for word in ("input tokens", "turns a session", "think time", "burstiness", "reuse", "working set"):
+    for word in ("input tokens", "turns per session", "think time", "burstiness", "reuse", "working set"):
         assert word in result.stdout
 
 

@@ -1,4 +1,4 @@
-"""What the dashboard does beside its pages: jobs, the server, and what the Tune page asks for."""
+"""The dashboard beside its pages: jobs, the server, and the searches of the Tune page."""
 
 from __future__ import annotations
 

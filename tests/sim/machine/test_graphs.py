@@ -1,4 +1,4 @@
-"""Which batch sizes are captured as CUDA graphs."""
+"""Batch sizes captured as CUDA graphs."""
 
 from pagecast.sim.costs.calibration.shape import graph_sizes
 from pagecast.sim.machine.graphs import capture_sizes, engine_graphs, graph_reserve

@@ -258,7 +258,7 @@ def test_an_unknown_architecture_is_read_as_llama_and_says_so(tmp_path: Path) ->
         ({**CONFIG, "torch_dtype": "float99"}, "torch_dtype is 'float99'; it must be one of bfloat16"),
         ({**MOE, "mlp_only_layers": 5}, "mlp_only_layers is '5'; it must be a list of layer numbers"),
         ({**MOE, "n_shared_experts": "x"}, "n_shared_experts is 'x'"),
-        ({**MOE, "num_experts_per_tok": 9}, "9 experts a token, but there are only 8 experts"),
+        ({**MOE, "num_experts_per_tok": 9}, "9 experts per token, but there are only 8 experts"),
         (
             {**CONFIG, "quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
             "config_groups is not made of groups",

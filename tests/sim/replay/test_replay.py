@@ -1,4 +1,4 @@
-"""What a replay promises: exact fast-forward, an end for every request, figures that add up."""
+"""Promises of a replay: exact fast-forward, an end for every request, figures that add up."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What our engine measured on an H200, and what its calibrations, fitted to sweeps alone, forecast of it."""
+"""Our engine's measurements on H200s beside forecasts by calibrations fitted to sweeps alone."""
 
 from functools import cache
 from pathlib import Path

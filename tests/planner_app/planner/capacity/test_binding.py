@@ -1,4 +1,4 @@
-"""Which limit binds, said in one sentence: how far off the level is, what would do, and what would not."""
+"""The sentence on the limit that binds: the distance from the level, and which cures help."""
 
 import pytest
 from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, Pressed

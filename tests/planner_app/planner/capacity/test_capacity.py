@@ -238,7 +238,7 @@ def test_a_good_guess_settles_a_rate_in_four_loads():
 
 
 def test_a_short_load_hides_what_a_long_one_shows():
-    """Twelve places of 9.8 s each serve 1.22 requests a second; of 80 at 1.32 none waits for long."""
+    """Twelve places of 9.8 s each serve 1.22 requests per second; of 80 at 1.32 none waits for long."""
     trace = equal_at(80, 1.0)
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
     capacity = 12 / (98 * SERVICE_S)

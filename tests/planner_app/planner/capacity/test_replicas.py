@@ -1,4 +1,4 @@
-"""How many replicas a rate takes: whole ones, and never fewer than one's highest rate allows."""
+"""Replicas for a rate: whole ones, and never fewer than one replica's highest rate allows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How a space is written: values, steps, factors; what can't be is refused in one line."""
+"""The notation of a space: values, steps, factors; a mistake is refused in one line."""
 
 import pytest
 from hypothesis import given

@@ -39,7 +39,7 @@ def test_larger_blocks_waste_more_and_hold_shorter_tables(chat):
 
 
 def test_a_pool_of_exactly_four_sequences_admits_four():
-    # Four blocks a sequence, prompt and answer; nothing is shared.
+    # Four blocks per sequence, prompt and answer; nothing is shared.
     columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
     trace = Trace("even", table(columns))
     scenario = Scenario(costs="roofline", num_gpu_blocks=16)

@@ -1,4 +1,4 @@
-"""Which step costs a scenario gets by its names, and what is said of them."""
+"""Step costs chosen by a scenario's names, and the notes on them."""
 
 import pytest
 from pagecast.planner_app.wording.note_sentences import sentence
