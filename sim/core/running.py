@@ -24,9 +24,9 @@ class Running:
 
     `tick` is the clock of the decoding requests (see `Decoders`): it stands still in steps that are not for
     them, as `nano-vllm`'s steps of prompts. `late` is by how many steps generated content is published later
-    than the plan that computes it: 1 where that plan cannot know the token yet (pipelining), or where nothing
-    is published before its commit (`at_commit`). `left_out` are the decoding requests that the newest plan
-    leaves out.
+    than the plan that computes it: one step where that plan cannot know the token yet (pipelining), and one
+    where nothing is published before its commit (`at_commit`). `left_out` are the decoding requests that the
+    newest plan leaves out.
     """
 
     def __init__(self, block_size: int, *, pipeline_depth: int, at_commit: bool) -> None:
@@ -40,7 +40,7 @@ class Running:
         self.left_out: frozenset[Request] = frozenset()
         self.tick = 0
         self.at_commit = at_commit
-        self.late = 1 if at_commit else pipeline_depth
+        self.late = pipeline_depth + at_commit
 
     def knows(self, request: Request) -> bool:
         """Whether the token that a request decodes next is known: no plan in flight yields it."""

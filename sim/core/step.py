@@ -129,6 +129,12 @@ class Step:
             if crossing or filling:
                 for request in sorted({**crossing, **filling}, key=admission_order):
                     self.decode(request, begins=request in crossing, fills=request in filling)
+            if running.late == 2:
+                # Filled two steps ago and committed now. A prompt is published by its own commit.
+                for request in running.decoders.crossing(running.tick - 1):
+                    committed = running.planned(request) - 1
+                    if committed >= request.known:
+                        self._memory.publish(request, committed)
         if running.knows_ahead():
             self.publish_known()
         return True
@@ -153,7 +159,7 @@ class Step:
             self._log.add(EventKind.ALLOCATED, request.id, taken)
             # The block before is full since the last step. Only a log or keys per block need it published on
             # the spot: otherwise that is made up for when somebody looks (`FullGroup.find`).
-            if running.late and (self._log.events is not None or request.keys.explicit):
+            if running.late == 1 and (self._log.events is not None or request.keys.explicit):
                 self._memory.publish(request, computed)
         if fills and running.publishes_at_once(request):
             self._memory.publish(request, computed + 1)

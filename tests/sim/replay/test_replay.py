@@ -213,6 +213,25 @@ def test_fast_forward_changes_nothing(tmp_path_factory, profile, rows, fields, p
     pd.testing.assert_frame_equal(*logs)
 
 
+def test_a_log_does_not_publish_blocks_before_their_commit(tmp_path):
+    """nano-vLLM's rules with plans in flight: what is logged changes no decision."""
+    sizes = [(1, 1, 0), (1, 1, 0), (128, 19, 1), (177, 18, 0), (48, 18, 0)]
+    rows = [{"arrival_s": 0.0, "input_tokens": size, "output_tokens": out} for size, out, _ in sizes]
+    spans = [[(text, 0, size)] for size, _, text in sizes]
+    trace = trace_of(rows, spans)
+    scenario = small(
+        num_gpu_blocks=27,
+        max_num_seqs=5,
+        max_num_batched_tokens=2048,
+        profile="nano-vllm",
+        async_scheduling=True,
+    )
+    plain = replay(trace, scenario, costs=Plain())
+    logged = replay(trace, scenario, costs=Plain(), out=tmp_path)
+    pd.testing.assert_frame_equal(plain.requests, logged.requests, check_exact=True)
+    assert plain.summary["failed_allocations"] == logged.summary["failed_allocations"]
+
+
 # ---- pressure, on public traces
 
 
