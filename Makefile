@@ -51,10 +51,10 @@ lint: $(VENV)/.dev $(TREE)/__init__.py
 	PYTHONPATH=build/tree $(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests
 
 bench: $(VENV)/.base
 	$(BIN)/python tests/benchmarks/replay.py

@@ -3,7 +3,6 @@ wanted, workloads like the trace's."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from pagecast.sim.costs.calibration.draw import draw, scaled
 from pagecast.sim.note import Note
+from pagecast.sim.replay.cores import cores
 from pagecast.sim.replay.simulation import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -151,7 +151,7 @@ class Study:
         return Spread(low, high, *_sensitivity(point or {}, near), middle)
 
     def _all(self, jobs: list[ReplicateJob], workers: int | None) -> Iterable[dict[str, float]]:
-        count = min(workers or os.cpu_count() or 1, len(jobs))
+        count = min(workers or cores(), len(jobs))
         if count <= 1:
             yield from map(self.run, jobs)
             return

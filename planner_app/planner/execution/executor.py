@@ -27,6 +27,7 @@ from typing import Any
 import xxhash
 from pagecast.planner_app.planner.execution.interface import AnswerT, Executor, ItemT
 from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.replay.cores import cores
 
 _PATIENCE_S = 2.0
 
@@ -55,11 +56,6 @@ def executor(workers: int | None = None, cluster: str | None = None) -> Iterator
         raise
     finally:
         chosen.close()
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Serial(Executor):

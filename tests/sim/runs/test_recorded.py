@@ -179,6 +179,7 @@ def test_a_truncated_file_and_a_missing_one_are_named(tmp_path):
         (gzip.compress(b"\xff\xfe\x00index"), "can't decode byte 0xff"),
         (gzip.compress(f"{HEADER}\n{ROW}\n".encode())[:-12], "ended before the end-of-stream marker"),
     ],
+    ids=["not gzip", "not text", "cut off"],
 )
 def test_a_request_table_that_is_no_text_is_named(tmp_path, body, words):
     folder = lay(tmp_path / "run")
