@@ -326,6 +326,7 @@ def test_an_upload_is_read_and_a_bad_one_gives_the_readers_line():
         b"PK\x03\x04" + b"x" * 100,
         b"",
     ],
+    ids=["zeros", "long string", "deep list", "zip", "nothing"],
 )
 def test_a_hostile_upload_ends_in_one_line(data):
     own = Session()

@@ -127,7 +127,9 @@ def test_two_sessions_do_not_see_each_other(visit: Visit, tmp_path: Path) -> Non
     assert "secret" not in thief.content()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1920, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), pytest.param(1920, "dark", marks=pytest.mark.slow)]
+)
 def test_every_page_fits_its_window(visit: Visit, screenshots: Path, width: int, scheme: str) -> None:
     page = visit("/?requests=300&pin=on one L40S?requests=300%26gpu=L40S", width=width, scheme=scheme)
     expect(card(page, "TTFT")).to_be_visible()
