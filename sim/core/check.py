@@ -143,7 +143,7 @@ def _check_request(s: Scheduler, request: Request) -> None:
         holding = group.holdings.get(request)
         blocks = [] if holding is None else holding.blocks()
         # Blocks for drafts that were rejected are kept for the next ones.
-        enough = len(blocks) >= needed if s.lifecycle.drafting else len(blocks) == needed
+        enough = len(blocks) >= needed if s.lifecycle.drafter is not None else len(blocks) == needed
         _hold(enough, f"{request!r} holds {len(blocks)} blocks, needs {needed}")
         _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
     if request in running.decoders.requests:

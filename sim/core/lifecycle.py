@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
@@ -26,12 +27,19 @@ class Lifecycle:
     A request leaves PREFILL with the plan that computes the last of its prompt, which also yields its first
     token; where that is its only one, it goes to DRAINING at once. DRAINING: its last token is planned, but
     not committed. A request that stops early finishes from DECODE, or from WAITING where it was preempted
-    meanwhile. With a drafter it finishes from DECODE too, since only a commit tells how far it is. A failed
-    request ends as a cancelled one, with a `reason`.
+    meanwhile. With a drafter it finishes from DECODE too, since only a commit tells how far it is: it goes
+    on in chunks and publishes at once what is known to be right. A failed request ends as a cancelled one, with
+    a `reason`.
     """
 
     def __init__(
-        self, limits: Limits, memory: KvMemory, queue: Queue, running: Running, log: EventLog
+        self,
+        limits: Limits,
+        memory: KvMemory,
+        queue: Queue,
+        running: Running,
+        log: EventLog,
+        drafter: Drafter | None = None,
     ) -> None:
         self.limits = limits
         self.memory = memory
@@ -40,7 +48,7 @@ class Lifecycle:
         self.log = log
         self.requests: dict[str, Request] = {}
         self.preemptions = 0
-        self.drafting = False  # whether requests that generate go on in chunks, with drafts
+        self.drafter = drafter
         self._admissions = 0
 
     # ---- coming
@@ -52,7 +60,10 @@ class Lifecycle:
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
         reason = self.limits.refusal(
-            request.prompt_tokens, request.output_tokens, self.memory.crossing_blocks
+            request.prompt_tokens,
+            request.output_tokens,
+            self.memory.crossing_blocks,
+            self.drafter.lookahead if self.drafter is not None else 0,
         )
         if reason:
             request.state = State.REJECTED
@@ -122,6 +133,10 @@ class Lifecycle:
         running = self.running
         if self.queue.forks.count:
             self.queue.release_forks(request)
+        if self.drafter is not None:
+            request.state = State.DECODE
+            running.chunked[request] = None
+            return
         known = request.known
         ticks = request.prompt_tokens + request.output_tokens - known - 1
         if not ticks:
@@ -130,15 +145,26 @@ class Lifecycle:
             return
         request.state = State.DECODE
         self.memory.generate(request)
-        if self.drafting:
-            running.chunked[request] = None
-            return
         request.lag = running.tick - known
         request.last_tick = running.tick + ticks - 1
         if running.decoders.count < self.limits.max_num_seqs:
             running.decoders.add(request)
         else:
             running.parked[request] = None
+
+    def await_tokens(self, plan: StepPlan) -> None:
+        """Takes note of the tokens that a plan of requests that speculate may yield.
+
+        Planning ahead, the next plan leaves room for guesses before anybody knows them.
+        """
+        assert self.drafter is not None
+        ahead = self.limits.pipeline_depth > 0
+        for chunk in plan.chunks:
+            if chunk.last:
+                request = chunk.request
+                request.flying += 1 + chunk.drafts
+                if ahead:
+                    request.drafts = self.drafter.draft(request, len(plan.chunks))
 
     def unpark(self) -> None:
         """Lets parked requests decode where the batch has room again; ticks they missed add to their lag."""
@@ -170,7 +196,10 @@ class Lifecycle:
         request.preemptions += 1
         running = self.running
         computed = running.planned(request)
-        if request.state is not State.PREFILL:
+        if self.drafter is not None:
+            computed = min(computed, request.known)
+            request.drafts = 0
+        elif request.state is not State.PREFILL:
             # It publishes in its own turns, and what it published stays findable. With a decode in flight
             # that is one token short of `computed`: the token was not known when its step was planned.
             # Being served in this step made up for it.
@@ -197,9 +226,10 @@ class Lifecycle:
     def commit(self, plan: StepPlan, outcome: Outcome, now: int) -> list[Request]:
         """Applies what came of a plan that has just landed. Returns the requests that ended, in order."""
         running = self.running
-        ended: list[Request] = []
+        if self.drafter is not None:
+            return self._commit_guesses(self.drafter, plan.chunks, outcome, now)
         if plan.chunks:
-            ended += self._commit_chunks(plan.chunks, outcome, now)
+            self._commit_chunks(plan.chunks, now)
         finished = running.draining.pop(plan.step + plan.steps - 1, [])
         if outcome.stopped:
             early = [request for request in self._live(outcome.stopped) if request not in finished]
@@ -209,32 +239,55 @@ class Lifecycle:
             finished = sorted([*finished, *early], key=admission_order)
         for request in finished:
             self.finish(request, now)
-        return ended + finished
+        return finished
 
-    def _commit_chunks(self, chunks: tuple[Chunk, ...], outcome: Outcome, now: int) -> list[Request]:
-        ended = []
-        accepted = dict(outcome.accepted)
+    def _commit_chunks(self, chunks: tuple[Chunk, ...], now: int) -> None:
         for chunk in chunks:
             request = chunk.request
             if self.running.at_commit and request.alive and self.memory.holds(request):
                 self.memory.publish(request, chunk.start + chunk.tokens)
-            if not chunk.last:
+            if chunk.last and request.first_token_ns == NEVER:
+                request.first_token_ns = now
+
+    def _commit_guesses(
+        self, drafter: Drafter, chunks: tuple[Chunk, ...], outcome: Outcome, now: int
+    ) -> list[Request]:
+        """Applies a plan of requests that speculate: the right guesses count, and one token more.
+
+        A preempted request gets its tokens too; it computes them again.
+        """
+        ended = []
+        accepted = dict(outcome.accepted)
+        stopped = set(outcome.stopped)
+        ahead = self.limits.pipeline_depth > 0
+        for chunk in chunks:
+            request = chunk.request
+            if not chunk.last or not request.alive:
                 continue
             if request.first_token_ns == NEVER:
                 request.first_token_ns = now
-            if request.state is State.DECODE and request in self.running.chunked:
-                rejected = chunk.drafts - accepted.get(request.id, chunk.drafts)
-                request.computed = chunk.start + chunk.tokens - rejected
-                request.known = request.computed + 1
-                if request.known == request.total_tokens:
-                    self.finish(request, now)
-                    ended.append(request)
+            right = accepted.get(request.id, chunk.drafts)
+            request.flying -= 1 + chunk.drafts
+            request.known = min(request.known + 1 + right, request.total_tokens)
+            if request.id in stopped:
+                request.output_tokens = request.known - request.prompt_tokens
+            runs = request.state is State.DECODE
+            if runs:
+                request.computed -= chunk.drafts - right
+                if ahead:
+                    self.memory.publish(request, request.known - 1)
+            if request.known == request.total_tokens:
+                self.finish(request, now)
+                ended.append(request)
+            elif runs and not ahead:
+                request.drafts = drafter.draft(request, len(chunks))
         return ended
 
     def finish(self, request: Request, now: int) -> None:
         """Ends a request that has all its output; what it computed stays findable."""
         total = request.prompt_tokens + request.output_tokens
-        self.memory.publish(request, total - 1)
+        if self.drafter is None:
+            self.memory.publish(request, total - 1)
         self._leave(request)
         request.known = total
         self._end(request, State.FINISHED, EventKind.FINISHED, now)

@@ -43,10 +43,11 @@ class Limits:
         if self.pipeline_depth not in (0, 1):
             raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
 
-    def refusal(self, prompt_tokens: int, output_tokens: int, groups: int = 1) -> str:
+    def refusal(self, prompt_tokens: int, output_tokens: int, groups: int = 1, lookahead: int = 0) -> str:
         """Why a request of these lengths can never be served; empty where it can.
 
-        `groups`: how many KV groups need blocks for its tokens.
+        `groups`: how many KV groups need blocks for its tokens. `lookahead`: for how many more tokens it gets
+        blocks than it computes (see `Drafter`).
         """
         total = prompt_tokens + output_tokens
         if self.max_model_len is not None and total > self.max_model_len:
@@ -54,7 +55,10 @@ class Limits:
                 f"{prompt_tokens} prompt + {output_tokens} output tokens exceed "
                 f"max_model_len {self.max_model_len}"
             )
-        needed = -(-(total - 1) // self.block_size) * groups  # the last token is never computed
+        tokens = total - 1 + lookahead  # the last token is never computed
+        if self.max_model_len is not None:
+            tokens = min(tokens, self.max_model_len)
+        needed = -(-tokens // self.block_size) * groups
         if needed > self.num_blocks:
             return f"needs {needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
         return ""

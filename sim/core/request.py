@@ -29,7 +29,9 @@ class Request:
     is: `state`, `known`, `computed`. The blocks it holds are not here: see `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
-    `lag` and `last_tick`, from which `Running.planned` computes its position.
+    `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates has
+    `known` tokens and those `flying`: `computed` is one less than both together, as if every guess in flight
+    were right.
     """
 
     __slots__ = (
@@ -37,8 +39,10 @@ class Request:
         "arrival_ns",
         "cached_tokens",
         "computed",
+        "drafts",
         "finished_ns",
         "first_token_ns",
+        "flying",
         "id",
         "index",
         "keys",
@@ -83,6 +87,8 @@ class Request:
         # Tokens whose content is decided: prompt, and output so far. Not updated while decoding.
         self.known = prompt_tokens
         self.computed = 0  # tokens whose KV is planned or there; not updated while decoding
+        self.drafts = 0  # guesses that its next step verifies, beside its next token
+        self.flying = 0  # tokens that plans in flight may yield; counted only where requests speculate
         self.lag = 0
         self.last_tick = NEVER
         self.order = 0  # number of its latest admission

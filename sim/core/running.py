@@ -64,6 +64,8 @@ class Running:
 
     def committed(self, request: Request) -> int:
         """Tokens whose KV is certainly there: those that no plan in flight still computes."""
+        if self.speculates(request):
+            return request.known - 1
         flying = 0
         for plan in self.in_flight:
             for chunk in plan.chunks:
@@ -76,10 +78,16 @@ class Running:
         """Tokens of a running request whose blocks may be published now."""
         if self.at_commit:
             return self.committed(request)
+        if self.speculates(request):
+            return 0  # what is right is published when that is known
         if request in self.chunked:
             return min(request.computed, request.known)
         late = self.late if request.state in (State.DECODE, State.DRAINING) else 0
         return self.planned(request) - late
+
+    def speculates(self, request: Request) -> bool:
+        """Whether a request generates in chunks, with guesses to verify."""
+        return request.state is State.DECODE and request in self.chunked
 
     def emitted(self, request: Request) -> int:
         """Output tokens that the plans committed so far have yielded."""

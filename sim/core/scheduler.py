@@ -16,6 +16,8 @@ step is the profile's rule (`rules/`); the blocks are behind `memory/kv_memory.p
 
 from __future__ import annotations
 
+from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
@@ -26,7 +28,7 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.running import Running
-from pagecast.sim.core.step import Drafter, Step
+from pagecast.sim.core.step import Step
 from pagecast.sim.core.stride import Stride
 
 
@@ -47,6 +49,8 @@ class Scheduler:
         drafter: Drafter | None = None,
     ) -> None:
         limits.check()
+        if drafter is not None:
+            _check_drafter(limits, profile, drafter)
         self.limits = limits
         self.profile = profile
         self.log = EventLog(enabled=log)
@@ -63,8 +67,8 @@ class Scheduler:
             groups=profile.groups,
         )
         self.queue = Queue(profile.order(limits), self.memory)
-        self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log)
-        self.lifecycle.drafting = drafter is not None
+        self.memory.recomputes_block = drafter is not None and drafter.recomputes_block
+        self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log, drafter)
         self._step = Step(self.lifecycle, self.memory, drafter)
         self.stride = Stride(self.lifecycle, self.memory, self._step)
         self._mix = profile.mix(limits)
@@ -184,3 +188,15 @@ class Scheduler:
     def tokens_of(self, request: Request) -> int:
         """Tokens whose KV a running request has, those of plans in flight included."""
         return self.running.planned(request)
+
+
+def _check_drafter(limits: Limits, profile: Profile, drafter: Drafter) -> None:
+    """Errors: BadInput where requests can't speculate under this profile and these limits."""
+    if profile.publish_at_commit:
+        raise BadInput(f"the profile {profile.name} has no speculative decoding; choose vllm")
+    reserved = drafter.reserved * limits.max_num_seqs
+    if limits.max_num_batched_tokens <= reserved:
+        raise BadInput(
+            f"max_num_batched_tokens ({limits.max_num_batched_tokens}) leaves no token beside the {reserved} "
+            f"that the drafter needs for max_num_seqs ({limits.max_num_seqs}); raise one or lower the other"
+        )

@@ -5,9 +5,8 @@ Rules fill a step: they let running requests compute, admit waiting ones and pre
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
@@ -16,14 +15,6 @@ from pagecast.sim.core.plan import Chunk, StepPlan, Transfer, counts_as_decode
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
-
-
-class Drafter(Protocol):
-    """Speculation as the scheduler sees it."""
-
-    def draft(self, request: Request) -> int:
-        """How many guessed tokens a request verifies in its next step, beside its next token."""
-        ...
 
 
 class Step:
@@ -35,7 +26,8 @@ class Step:
     (`admit`, `run`, `compute`).
 
     A decoding request computes one token unless it is left out or preempted, whether or not a rule names it:
-    `decode` has to be called only for those that begin or fill a block.
+    `decode` has to be called only for those that begin or fill a block. Where requests speculate nobody is a
+    decoding request in this sense: all go on in chunks.
     """
 
     def __init__(self, lifecycle: Lifecycle, memory: KvMemory, drafter: Drafter | None) -> None:
@@ -53,6 +45,12 @@ class Step:
         self._queue: Queue = lifecycle.queue
         self._log: EventLog = lifecycle.log
         self._drafter = drafter
+        self._budget = self.limits.max_num_batched_tokens
+        self._lookahead = 0
+        if drafter is not None:
+            self._budget -= drafter.reserved * self.limits.max_num_seqs
+            self._lookahead = drafter.lookahead
+        self._computing = 0  # tokens of all chunks
         self._tick = 0
         self._decodes: tuple[Request, ...] = ()
         self._context = 0
@@ -66,6 +64,7 @@ class Step:
         self.left_out = set()
         self.loads = []
         self.stores = []
+        self._computing = 0
         self._tick = self.running.tick
         self._decodes = ()
         self._context = 0
@@ -75,30 +74,47 @@ class Step:
 
     def budget(self) -> int:
         """Tokens that are left for admissions once `end_decodes` has closed the decoding requests' part."""
-        budget = self.limits.max_num_batched_tokens - len(self._decodes)
-        for chunk in self.chunks:
-            budget -= chunk.tokens
-        return budget
+        return self._budget - len(self._decodes) - self._computing
 
     def next_chunk(self, request: Request) -> int:
         """Tokens that a running request with chunks to come computes now; 0 where the budget is used up."""
-        taken = self.running.decoders.count + sum([chunk.tokens for chunk in self.chunks])
-        left = self.limits.max_num_batched_tokens - taken
-        return max(min(request.known - request.computed + self._drafts(request), left), 0)
+        left = self._budget - self.running.decoders.count - self._computing
+        if self._drafter is None:
+            return max(min(request.known - request.computed, left), 0)
+        if request.flying and request.known + 1 >= request.total_tokens:
+            return 0  # even if every guess in flight is wrong, its last token is
+        known = request.known + request.flying
+        longest = self.limits.max_model_len
+        if longest is not None:
+            left = min(left, longest - 1 - request.computed)
+        return max(min(known + request.drafts - request.computed, left), 0)
 
-    def _drafts(self, request: Request) -> int:
-        if self._drafter is None or request.state is not State.DECODE:
-            return 0
-        if request.computed >= request.known:
-            return 0  # its last chunk is in flight
-        return max(min(self._drafter.draft(request), request.total_tokens - request.known - 1), 0)
+    @property
+    def drafting(self) -> bool:
+        """Whether requests speculate."""
+        return self._drafter is not None
+
+    def reach(self, tokens: int) -> int:
+        """For how many tokens a request needs blocks that computes its first `tokens`."""
+        if not self._lookahead:
+            return tokens
+        longest = self.limits.max_model_len
+        return tokens + self._lookahead if longest is None else min(tokens + self._lookahead, longest)
 
     def compute(self, request: Request, tokens: int, forked: int = 0) -> None:
         """Lets a request compute its next `tokens` tokens; the caller checked that their blocks are free."""
         reached = request.computed + tokens
-        self._memory.grow(request, reached)
-        drafts = max(reached - request.known, 0)
+        self._memory.grow(request, self.reach(reached))
+        drafts = 0
+        if self._drafter is not None:
+            drafts = max(reached - request.known - request.flying, 0)
+            request.drafts = 0
+        self._computing += tokens
         self.chunks.append(self.lifecycle.compute(request, tokens, forked=forked, drafts=drafts))
+
+    def computes(self, request: Request) -> bool:
+        """Whether a request has a chunk in this step."""
+        return any(chunk.request is request for chunk in self.chunks)
 
     # ---- decoding requests
 
@@ -217,7 +233,11 @@ class Step:
         self.lifecycle.preempt(request, served=served)
         self.left_out.discard(request)
         self.preempted.append(request)
-        self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
+        for number, chunk in enumerate(self.chunks):
+            if chunk.request is request:
+                del self.chunks[number]
+                self._computing -= chunk.tokens
+                break
 
     # ---- the plan
 
@@ -267,6 +287,8 @@ class Step:
             for request in running.joining:
                 lifecycle.begin_decode(request)
             running.joining.clear()
+        if self._drafter is not None:
+            lifecycle.await_tokens(plan)
         running.in_flight.append(plan)
         return plan
 

@@ -70,6 +70,7 @@ class KvMemory:
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
         self._no_hit = Hit(0, 0, 0, (NOTHING,) * len(self.groups))
+        self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
     # ---- finding
@@ -82,6 +83,8 @@ class KvMemory:
         most = (request.known - 1) // size
         if self._single:
             found = self._first.find(request, most)
+            if self.recomputes_block and found.blocks:
+                found = self._first.find(request, found.blocks - 1)
             if not found.blocks:
                 return self._no_hit
             return Hit(found.blocks * size, found.blocks, found.idle, (found,))

@@ -39,7 +39,9 @@ class VllmMix:
         Of the decoding requests only those that begin or fill a block are visited: see `Step`.
         """
         running = step.running
-        if _enough_for_all(step, memory):
+        if step.drafting:
+            wanting = sorted(running.chunked, key=admission_order)
+        elif _enough_for_all(step, memory):
             step.decode_all()
             wanting = list(running.chunked)
         else:
@@ -60,7 +62,9 @@ class VllmMix:
 
     def _schedule_chunk(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
         tokens = step.next_chunk(request)
-        blocks = memory.missing(request, request.computed + tokens)
+        if step.drafting and not tokens:
+            return True
+        blocks = memory.missing(request, step.reach(request.computed + tokens))
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         if tokens:
@@ -90,6 +94,7 @@ class VllmMix:
             victim = self.victim.choose(step, memory, queue)
             before = victim.order < request.order
             idle = victim.state is State.DRAINING or victim in step.left_out
+            idle = idle or (step.running.speculates(victim) and not step.computes(victim))
             passed_over += before and idle
             step.preempt(victim, served=before and not idle)
             if victim is request:
@@ -115,12 +120,17 @@ class VllmMix:
             if len(step.running.requests) >= step.limits.max_num_seqs:
                 queue.blocked = True
                 return
+            if request.flying:
+                return  # preempted between steps: what its last step yields comes first
             hit = memory.find(request)
             if not self.admission.admits(step, memory, queue, request, hit):
                 step.refuse(request, hit)
                 return
             forked = memory.fork_tokens(request, hit) if request.parent is not None else 0
             tokens = min(request.known - hit.tokens - forked, budget)
+            if step.drafting and not memory.fits(request, hit, step.reach(hit.tokens + forked + tokens)):
+                step.refuse(request, hit)
+                return
             budget -= tokens
             step.admit(request, hit, forked)
             step.run(request)

@@ -12,6 +12,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
+from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.group import FullGroup, Progress
@@ -241,10 +242,10 @@ def test_two_groups_never_lose_a_block(lives: list[tuple[int, int, int]], blocks
 # ---- several tokens per decode step
 
 
-class TwoDrafts:
+class TwoDrafts(Drafter):
     """Every decode step verifies two guesses beside the next token."""
 
-    def draft(self, request: Request) -> int:
+    def draft(self, request: Request, requests: int) -> int:
         return 2
 
 
@@ -263,7 +264,7 @@ def test_a_request_computes_three_tokens_per_decode_step() -> None:
         s.commit(plan, Outcome(accepted=accepted))
         check(s)
         outputs.append(one.known - 10)
-    assert computed == [(0, 10), (10, 3), (12, 3), (15, 3), (17, 2)]
+    assert computed == [(0, 10), (10, 3), (12, 3), (15, 3), (17, 3)]
     assert outputs == [1, 3, 6, 8, 10]
     assert one.state is State.FINISHED and s.memory.used_blocks == 0
 
