@@ -59,11 +59,14 @@ COLUMNS: dict[str, str] = {
     "output_content": "text that the generated tokens are, so that later prompts may quote it; "
     "-1 for one of their own (int64, -1)",
     "output_offset": "where in that text they begin (int64, 0)",
+    "drafts": "guesses made after each step that yielded tokens, as numbers with spaces between "
+    "(string, missing)",
+    "accepted_drafts": "guesses that were right at each step that verified some, likewise (string, missing)",
 }
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
 INTEGERS = ("input_tokens", "output_tokens", "priority", "after", "output_content", "output_offset")
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
-TEXTS = ("session", "model", "adapter", "salt")
+TEXTS = ("session", "model", "adapter", "salt", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
     "priority": 0,
     "session": None,
@@ -75,6 +78,8 @@ DEFAULTS: dict[str, Any] = {
     "salt": None,
     "output_content": -1,
     "output_offset": 0,
+    "drafts": None,
+    "accepted_drafts": None,
 }
 
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from pagecast.sim.core.request import Request
 
 
-class Drafter:
+class Drafter(Protocol):
     """Says how many guessed tokens a request verifies beside its next token.
 
     `lookahead`: a request gets blocks for so many tokens beyond those that it computes (vLLM: where the
     drafter keeps KV of its own). `reserved`: so many tokens of the budget are kept free for each of
-    `max_num_seqs` requests. `recomputes_block`: the last block of a cached prefix is computed again, because the
-    drafter needs the hidden states that are not cached (EAGLE, MTP).
+    `max_num_seqs` requests. `recomputes_block`: the last block of a cached prefix is computed again, because
+    the drafter needs the hidden states that are not cached (EAGLE, MTP).
     """
 
-    lookahead: int = 0
-    reserved: int = 0
-    recomputes_block: bool = False
+    lookahead: int
+    reserved: int
+    recomputes_block: bool
 
     def draft(self, request: Request, requests: int) -> int:
         """How many guesses follow the tokens that a step yields; the step has so many `requests`.
 
         Asked when the step is committed. With asynchronous scheduling asked when it is planned: then the
-        answer is how many guesses the next plan leaves room for.
+        answer is for how many guesses the next plan leaves room.
         """
-        raise NotImplementedError
+        ...

@@ -28,8 +28,8 @@ class Lifecycle:
     token; where that is its only one, it goes to DRAINING at once. DRAINING: its last token is planned, but
     not committed. A request that stops early finishes from DECODE, or from WAITING where it was preempted
     meanwhile. With a drafter it finishes from DECODE too, since only a commit tells how far it is: it goes
-    on in chunks and publishes at once what is known to be right. A failed request ends as a cancelled one, with
-    a `reason`.
+    on in chunks and publishes at once what is known to be right. A failed request ends as a cancelled one,
+    with a `reason`.
     """
 
     def __init__(

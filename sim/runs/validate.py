@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.pipeline import Pipeline
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.rules.rules import Profile
@@ -20,9 +20,14 @@ from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.external_events import Endings, Kind, Outside, outside
 from pagecast.sim.runs.recorded import RecordedRun, Steps
+from pagecast.sim.speculation.config import SpeculativeConfig
+from pagecast.sim.speculation.recorded import RecordedGuesses
+from pagecast.sim.speculation.speculation import Speculation
+from pagecast.traces.schema import Trace
 
 USAGE_TOLERANCE = 1e-6
 _FOREVER = 1 << 62
+Accepted = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,16 @@ def limits_of(run: RecordedRun) -> Limits:
     )
 
 
+def speculation_of(run: RecordedRun, trace: Trace, limits: Limits) -> Speculation | None:
+    """How a recorded run's requests speculated: `config.speculative_config` says how, the trace what came of
+    it. None where they did not. Errors: BadInput naming what is wrong."""
+    fields = run.meta.get("config", {}).get("speculative_config")
+    if not fields:
+        return None
+    config = SpeculativeConfig.make(fields, f"{run.folder}/meta.json: config: speculative_config")
+    return Speculation(config, ahead=limits.pipeline_depth > 0, recorded=RecordedGuesses.of(trace))
+
+
 class DecisionReplay:
     """A scheduler fed with a recorded run's requests and times, one step at a time.
 
@@ -80,8 +95,11 @@ class DecisionReplay:
         if not len(run.requests):
             raise BadInput(f"{run.folder}: has no requests.csv.gz: a run of steady shapes can't be replayed")
         self.run = run
-        self.scheduler = Scheduler(limits_of(run), profile, log=log)
-        feed = Feed(run.trace("submitted"), self.scheduler.limits.block_size)
+        limits = limits_of(run)
+        trace = run.trace("submitted")
+        self._speculation = speculation_of(run, trace, limits)
+        self.scheduler = Scheduler(limits, profile, log=log, drafter=self._speculation)
+        feed = Feed(trace, limits.block_size)
         self.requests: list[Request] = [
             feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())
         ]
@@ -121,8 +139,26 @@ class DecisionReplay:
                 return
 
     def _commit(self) -> None:
-        end = self._pipeline.oldest[1]
-        self._pipeline.commit(self._endings.at(end), end)
+        plan, end = self._pipeline.oldest
+        outcome = self._endings.at(end)
+        if self._speculation is not None:
+            accepted = self._speculation.outcome(plan).accepted
+            outcome = outcome._replace(accepted=self._until_stop(accepted, outcome))
+        self._pipeline.commit(outcome, end)
+
+    def _until_stop(self, accepted: Accepted, outcome: Outcome) -> Accepted:
+        """The guesses that count: those of a request that stopped end with its last token."""
+        if not outcome.stopped:
+            return accepted
+        tokens_out = self.run.requests["tokens_out"]
+        kept = []
+        for id, right in accepted:
+            if id in outcome.stopped:
+                request = self.scheduler.requests[id]
+                left = int(tokens_out[request.index]) - (request.known - request.prompt_tokens)
+                right = min(right, left - 1)
+            kept.append((id, right))
+        return tuple(kept)
 
     def _happen(self, what: Outside) -> None:
         s = self.scheduler

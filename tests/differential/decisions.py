@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import lzma
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,12 +49,16 @@ class Served(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """All that was decided for one specification."""
+    """All that was decided for one specification.
+
+    `contents`: where recorded, for each step that computes, a digest of the blocks stored and removed.
+    """
 
     seed: int
     checksum: str
     steps: list[Step]
     served: list[Served]
+    contents: tuple[int, ...] = ()
 
 
 def write(path: Path, runs: Iterable[Decisions]) -> None:
@@ -90,7 +95,10 @@ def _packed(run: Decisions) -> dict[str, Any]:
         columns["end_us"][-1] = step.end_us - step.start_us
         before = step
     served = [list(column) for column in zip(*run.served, strict=True)]
-    return {"seed": run.seed, "checksum": run.checksum, "steps": columns, "served": served}
+    packed = {"seed": run.seed, "checksum": run.checksum, "steps": columns, "served": served}
+    if run.contents:
+        packed["contents"] = run.contents
+    return packed
 
 
 def _unpacked(line: dict[str, Any]) -> Decisions:
@@ -109,7 +117,35 @@ def _unpacked(line: dict[str, Any]) -> Decisions:
         before = Step(**fields)
         steps.append(before)
     served = [Served(*row) for row in zip(*line["served"], strict=True)]
-    return Decisions(line["seed"], line["checksum"], steps, served)
+    return Decisions(line["seed"], line["checksum"], steps, served, tuple(line.get("contents", ())))
+
+
+class Contents:
+    """Digests of which contents were stored and removed, step by step.
+
+    A content (whatever tells one from another) is numbered when it is first stored, so digests are the same
+    where the same happens in the same order, whatever the keys are.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+        self._happened: list[int] = []
+
+    def stored(self, content: object) -> None:
+        """Takes note that a block of this content can be found from now on."""
+        self._happened.append(self._numbers.setdefault(content, len(self._numbers)))
+
+    def removed(self, content: object) -> None:
+        """Takes note that a block of this content can be found no more."""
+        self._happened.append(-1 - self._numbers[content])
+
+    def digest(self) -> int:
+        """A number below 2**8 for all since the last digest; 0 where there was nothing."""
+        if not self._happened:
+            return 0
+        text = ",".join(map(str, self._happened))
+        self._happened.clear()
+        return zlib.crc32(text.encode()) & 0xFF or 1
 
 
 def _likely(before: Step) -> dict[str, int]:

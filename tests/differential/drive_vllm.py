@@ -1,6 +1,6 @@
 """A driver of vLLM's own scheduler in virtual time, without a GPU: prints what it decided, a line per seed.
 
-    python drive_vllm.py FIRST LAST
+    python drive_vllm.py FIRST LAST [FEATURE...]
 
 runs with the interpreter that has vLLM (see README.md). The scheduler and KV cache manager are vLLM's; this
 script takes the engine's part: it hands requests in, pretends to compute steps for as long as the
@@ -28,9 +28,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from decisions import Decisions, Served, Step, to_line
+from decisions import Contents, Decisions, Served, Step, to_line
 from specifications import checksum, specification
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from speculation import Guesses
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.distributed.kv_events import BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -38,7 +40,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -65,7 +67,7 @@ MODEL = {
 
 
 class Computing(NamedTuple):
-    """A plan in flight: when it will be computed, and the requests that it yields a token for."""
+    """A plan in flight: when it will be computed, and the requests that it yields tokens for."""
 
     output: SchedulerOutput
     end_us: int
@@ -125,6 +127,9 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         cache_config=cache,
         device_config=DeviceConfig(device="cpu"),
     )
+    if "speculative_config" in config:
+        whole.speculative_config = speculative_config(config["speculative_config"])
+        whole._set_max_num_scheduled_tokens()
     attention = FullAttentionSpec(
         block_size=config["block_size"],
         num_kv_heads=1,
@@ -147,17 +152,33 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
     )
 
 
+def speculative_config(fields: Row) -> SpeculativeConfig:
+    """vLLM's configuration of speculation, without the draft model that it would look up."""
+    made = object.__new__(SpeculativeConfig)
+    made.num_speculative_tokens_per_batch_size = None
+    made.parallel_drafting = False
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
 class Engine:
     """One specification being served."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, features: list[str], folder: Path) -> None:
         self.seed = seed
-        self.spec = specification(seed)
+        self.spec = specification(seed, *features)
         self.rows: list[Row] = self.spec["requests"]
         self.depth = int(self.spec["config"]["async_scheduling"])
         self.scheduler = make_scheduler(self.spec["config"], folder)
         hasher = get_request_block_hasher(self.spec["config"]["block_size"], sha256)
         self.requests = [self._request(number, row, hasher) for number, row in enumerate(self.rows)]
+        self.guesses = Guesses(self.rows)
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.pool.enable_kv_cache_events = bool(features)
+        self.scheduler.kv_cache_manager.take_events = list  # the scheduler would publish them
+        self.contents = Contents()
+        self.digests: list[int] = []
         self.stories: dict[str, Story] = {}
         self.steps: list[Step] = []
         self.flying: deque[Computing] = deque()
@@ -193,7 +214,7 @@ class Engine:
             else:
                 self.now_us = self.rows[len(self.stories)]["arrival_us"]
         served = [self._served(number) for number in range(len(self.rows))]
-        return Decisions(self.seed, checksum(self.spec), self.steps, served)
+        return Decisions(self.seed, checksum(self.spec), self.steps, served, tuple(self.digests))
 
     def _take_in(self) -> None:
         """Hands the scheduler what has arrived by now."""
@@ -207,6 +228,7 @@ class Engine:
         """Lets the scheduler decide, and computes the oldest plan where no further one may be in flight."""
         self.now_us += 1
         output = self.scheduler.schedule()
+        self._look_at_contents(output)
         if not output.total_num_scheduled_tokens:
             if output.preempted_req_ids:
                 self.steps.append(self._step([], self.now_us))
@@ -224,6 +246,17 @@ class Engine:
         self.flying.append(Computing(output, end_us, sampling))
         if len(self.flying) > self.depth:
             self._commit()
+
+    def _look_at_contents(self, output: SchedulerOutput) -> None:
+        """Takes note of the blocks stored and removed since the last step."""
+        if not self.pool.enable_kv_cache_events:
+            return
+        for event in self.pool.take_events():
+            note = self.contents.stored if isinstance(event, BlockStored) else self.contents.removed
+            for content in event.block_hashes:
+                note((event.group_idx, content))
+        if output.total_num_scheduled_tokens:
+            self.digests.append(self.contents.digest())
 
     def _chunks(self, output: SchedulerOutput) -> list[tuple[int, int]]:
         """(tokens, tokens already there) of each request in a plan; takes note of prefix hits."""
@@ -268,7 +301,7 @@ class Engine:
         answer = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={id: index for index, id in enumerate(ids)},
-            sampled_token_ids=[self._sampled(id) if id in sampling else [] for id in ids],
+            sampled_token_ids=[self._sampled(id, output) if id in sampling else [] for id in ids],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
@@ -281,14 +314,31 @@ class Engine:
                 story.tokens_out += len(one.new_token_ids)
                 if one.finished:
                     story.finish_us = self.now_us
+        if "speculative_config" in self.spec["config"] and not self.depth:
+            self._draft(output)
 
-    def _sampled(self, id: str) -> list[int]:
+    def _sampled(self, id: str, output: SchedulerOutput) -> list[int]:
+        """The next token, and one for each guess that is right."""
         number = int(id)
         row = self.rows[number]
         done = self.stories[id].tokens_out
-        if row.get("stop_after") == done + 1:
-            return [STOP]
-        return [token(row.get("output_content", PRIVATE_OUTPUT + number), done)]
+        count = 1
+        guesses = output.scheduled_spec_decode_tokens.get(id)
+        if guesses and id in self.scheduler.requests:
+            count += min(self.guesses.next("accepted_drafts", number), len(guesses))
+        content = row.get("output_content", PRIVATE_OUTPUT + number)
+        stop_after = row.get("stop_after")
+        return [STOP if at + 1 == stop_after else token(content, at) for at in range(done, done + count)]
+
+    def _draft(self, output: SchedulerOutput) -> None:
+        """Hands the scheduler the guesses that follow a step's tokens."""
+        guesses = {}
+        for id in output.num_scheduled_tokens:
+            request = self.scheduler.requests.get(id)
+            if request is not None and not request.is_prefill_chunk:
+                most = output.num_spec_tokens_to_schedule
+                guesses[id] = [0] * min(self.guesses.next("drafts", int(id)), most)
+        self.scheduler.update_draft_token_ids(DraftTokenIds(list(guesses), list(guesses.values())))
 
     def _served(self, number: int) -> Served:
         story = self.stories[str(number)]
@@ -304,10 +354,11 @@ class Engine:
 
 def main() -> None:
     first, last = (int(text) for text in sys.argv[1:3])
+    features = sys.argv[3:]
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, last + 1):
-            run = Engine(seed, Path(folder)).run()
+            run = Engine(seed, features, Path(folder)).run()
             print(to_line(run), flush=True)
             preemptions = sum(served.preemptions for served in run.served)
             print(f"seed {seed}: {len(run.steps)} steps, {preemptions} preemptions", file=sys.stderr)

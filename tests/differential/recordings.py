@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decisions import Decisions, Served, Step
+from decisions import Contents, Decisions, Served, Step
+from pagecast.sim.core.events import Event, EventKind
+from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 from specifications import Spec
@@ -26,16 +29,19 @@ COLUMNS = (
     "tokens_out",
 )
 REQUEST_FIELDS = ("input_tokens", "output_tokens", "priority", "salt", "spans", "output_content")
+GUESSES = ("drafts", "accepted_drafts")
 
 
 class Difference(NamedTuple):
-    """What the core decides otherwise: the first difference, and how many requests and steps are the same."""
+    """What the core decides otherwise: the first difference in steps, in preemptions, in stored and removed
+    blocks."""
 
     steps: str | None
     preemptions: str | None
+    contents: str | None
 
     def __bool__(self) -> bool:
-        return self.steps is not None or self.preemptions is not None
+        return any(part is not None for part in self)
 
     def __str__(self) -> str:
         return "; ".join(part for part in self if part is not None) or "none"
@@ -45,14 +51,48 @@ def compare(spec: Spec, run: Decisions, folder: Path) -> Difference:
     """Replays a run by the core, in a folder to write to, and says what is not the same."""
     recorded = RecordedRun.load(lay(spec, run, folder))
     report = compare_decisions(recorded)
-    return Difference(report.first_mismatch, _other_preemptions(recorded, run))
+    if report.first_mismatch is not None:
+        return Difference(report.first_mismatch, None, None)
+    replay = DecisionReplay(recorded, log=bool(run.contents))
+    contents = _other_contents(replay, run)
+    return Difference(None, _other_preemptions(replay, run), contents)
 
 
-def _other_preemptions(recorded: RecordedRun, run: Decisions) -> str | None:
-    replay = DecisionReplay(recorded)
-    for number in range(len(recorded.steps)):
+def _other_contents(replay: DecisionReplay, run: Decisions) -> str | None:
+    """Replays all steps; says where the blocks stored and removed since the step before are not the same."""
+    watch = Watch(replay.scheduler) if run.contents else None
+    different = None
+    for number in range(len(replay.run.steps)):
         replay.step(number)
+        if watch is not None and watch.contents.digest() != run.contents[number] and different is None:
+            different = f"step {number}: other blocks were stored or removed since the step before"
     replay.finish()
+    return different
+
+
+class Watch(list[Event]):
+    """A scheduler's log that takes note of each content stored and removed, as it happens."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.contents = Contents()
+        self._scheduler = scheduler
+        self._content_of: dict[int, bytes] = {}
+        scheduler.log.events = self
+
+    def append(self, event: Event) -> None:
+        if event.kind is EventKind.STORED:
+            request = self._scheduler.requests[event.request]
+            place = {block: number for number, block in enumerate(self._scheduler.memory.blocks(request))}
+            for block in event.blocks:
+                self._content_of[block] = request.keys.block_key(place[block])
+                self.contents.stored(self._content_of[block])
+        elif event.kind is EventKind.EVICTED:
+            for block in event.blocks:
+                self.contents.removed(self._content_of[block])
+
+
+def _other_preemptions(replay: DecisionReplay, run: Decisions) -> str | None:
     for request, served in zip(replay.requests, run.served, strict=True):
         ours, theirs = request.preemptions, served.preemptions
         if ours != theirs:
@@ -113,6 +153,10 @@ def _step(step: Step, usable_blocks: int) -> dict[str, Any]:
 
 def _input(request: dict[str, Any]) -> dict[str, Any]:
     fields = {name: request[name] for name in REQUEST_FIELDS if name in request}
+    for name in GUESSES:
+        if name in request:
+            numbers = islice(cycle(request[name]), request["output_tokens"])
+            fields[name] = " ".join(map(str, numbers))
     return {"arrival_s": request["arrival_us"] / US, **fields}
 
 

@@ -18,15 +18,29 @@ import json
 import random
 from typing import Any
 
+from speculation import speculate
+
 Spec = dict[str, Any]
 
 OUTPUTS = 10_000  # content ids of quoted outputs begin here
 TAILS = 20_000  # and those of what a prompt has for itself here
 
 
-def specification(seed: int) -> Spec:
-    """The scenario of a seed: small enough to run in a second, tight enough to preempt."""
-    return Draw(seed).specification()
+FEW_REQUESTS = 16  # keep what is recorded of scenarios with features small
+FEATURES = {"speculation": speculate}
+
+
+def specification(seed: int, *features: str) -> Spec:
+    """The scenario of a seed: small enough to run in a second, tight enough to preempt.
+
+    `features`: what is added to it, by names in `FEATURES`. Such a scenario has fewer requests.
+    """
+    spec = Draw(seed).specification()
+    if features:
+        spec["requests"] = spec["requests"][:FEW_REQUESTS]
+    for feature in features:
+        spec = FEATURES[feature](spec, seed)
+    return spec
 
 
 def checksum(spec: Spec) -> str:

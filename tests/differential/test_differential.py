@@ -24,6 +24,10 @@ FEW = range(60)
 MANY = range(60, 500)
 FRESH = range(500, 560)
 CHOSEN = (595, 819, 1119)  # the first in which blocks were found, or given back, in another order once
+FEATURES = {"speculation": ("speculation",)}  # by the name of the recorded files
+FEW_EACH = range(24)
+MANY_EACH = range(24, 300)
+FRESH_EACH = range(300, 330)
 INTERPRETER = "PAGECAST_VLLM_PYTHON"
 
 
@@ -34,13 +38,20 @@ def recorded(seeds: range | tuple[int, ...]) -> dict[int, Decisions]:
     return {run.seed: run for run in read(HERE / "recorded" / f"seeds-{name}.jsonl.xz")}
 
 
+@cache
+def recorded_with(name: str, seeds: range) -> dict[int, Decisions]:
+    """The committed decisions of scenarios with features."""
+    path = HERE / "recorded" / f"{name}-{seeds.start}-{seeds.stop - 1}.jsonl.xz"
+    return {run.seed: run for run in read(path)}
+
+
 def seed_name(seed: int) -> str:
     return f"seed-{seed}"
 
 
-def check(run: Decisions, folder: Path) -> None:
+def check(run: Decisions, folder: Path, *features: str) -> None:
     """Fails with the first difference between a run's decisions and the core's."""
-    spec = specification(run.seed)
+    spec = specification(run.seed, *features)
     assert checksum(spec) == run.checksum, "the specifications have changed: record the decisions again"
     difference = compare(spec, run, folder / "run")
     assert not difference, f"seed {run.seed}: {difference}"
@@ -62,6 +73,19 @@ def test_every_decision_of_many_random_scenarios_is_vllms(seed, tmp_path):
     check(recorded(MANY)[seed], tmp_path)
 
 
+@pytest.mark.parametrize("seed", FEW_EACH, ids=seed_name)
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_decision_with_a_feature_is_vllms(name, seed, tmp_path):
+    check(recorded_with(name, FEW_EACH)[seed], tmp_path, *FEATURES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MANY_EACH, ids=seed_name)
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_decision_of_many_scenarios_with_a_feature_is_vllms(name, seed, tmp_path):
+    check(recorded_with(name, MANY_EACH)[seed], tmp_path, *FEATURES[name])
+
+
 @pytest.fixture(scope="module")
 def vllm_python() -> str:
     """The interpreter that has vLLM; skips where none is named."""
@@ -71,9 +95,9 @@ def vllm_python() -> str:
     return interpreter
 
 
-def drive(interpreter: str, seeds: range) -> list[Decisions]:
+def drive(interpreter: str, seeds: range, *features: str) -> list[Decisions]:
     """What vLLM's scheduler decides now."""
-    command = [interpreter, str(HERE / "drive_vllm.py"), str(seeds.start), str(seeds.stop - 1)]
+    command = [interpreter, str(HERE / "drive_vllm.py"), str(seeds.start), str(seeds.stop - 1), *features]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [from_line(line) for line in done.stdout.splitlines()]
@@ -90,6 +114,16 @@ def test_vllm_decides_now_what_was_recorded(vllm_python, seeds):
 def test_decisions_vllm_takes_now_are_the_same(vllm_python, tmp_path):
     for run in drive(vllm_python, FRESH):
         check(run, tmp_path / str(run.seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEATURES)
+def test_decisions_with_a_feature_are_the_same_now(vllm_python, name, tmp_path):
+    for seeds in (FEW_EACH, MANY_EACH):
+        for run in drive(vllm_python, seeds, *FEATURES[name]):
+            assert run == recorded_with(name, seeds)[run.seed], f"seed {run.seed}"
+    for run in drive(vllm_python, FRESH_EACH, *FEATURES[name]):
+        check(run, tmp_path / str(run.seed), *FEATURES[name])
 
 
 def test_equal_seeds_give_equal_specifications_and_others_others():
@@ -118,6 +152,29 @@ def test_the_scenarios_are_rough():
         found["prefix hits"] += any(served.cached_tokens for served in run.served)
         found["preemptions"] += any(served.preemptions for served in run.served)
         found["preempted and computed nothing"] += any(is_idle(step) for step in run.steps)
+    assert min(found.values()) >= 2, found
+
+
+def test_scenarios_with_speculation_are_rough():
+    """Each of these once could have been decided otherwise unnoticed."""
+    found = Counter()
+    for seed, run in recorded_with("speculation", FEW_EACH).items():
+        spec = specification(seed, "speculation")
+        config, requests = spec["config"], spec["requests"]
+        speculative = config["speculative_config"]
+        found["asynchronous" if config["async_scheduling"] else "synchronous"] += 1
+        found[speculative["method"]] += 1
+        found["guesses by batch size"] += "num_speculative_tokens_per_batch_size" in speculative
+        found["no guesses at times"] += any(0 in request["drafts"] for request in requests)
+        found["all wrong at times"] += any(0 in request["accepted_drafts"] for request in requests)
+        found["early stops"] += any("stop_after" in request for request in requests)
+        found["near the longest sequence"] += any(
+            request["input_tokens"] + request["output_tokens"] + 2 >= config["max_model_len"]
+            for request in requests
+        )
+        found["prefix hits"] += any(served.cached_tokens for served in run.served)
+        found["preemptions"] += any(served.preemptions for served in run.served)
+        found["removed blocks"] += len(set(run.contents)) > 1
     assert min(found.values()) >= 2, found
 
 
@@ -150,7 +207,18 @@ def test_a_hit_and_a_preemption_that_differ_are_named(tmp_path):
     served = [one._replace(cached_tokens=one.cached_tokens + 1, preemptions=9) for one in run.served]
     difference = compare(specification(3), run._replace(served=served), tmp_path)
     assert difference.steps.startswith("request 0: cached_tokens is ")
+    run = run._replace(served=[one._replace(preemptions=9) for one in run.served])
+    difference = compare(specification(3), run, tmp_path)
     assert difference.preemptions.startswith("request 0: preempted ")
+
+
+def test_blocks_stored_otherwise_are_named(tmp_path):
+    run = recorded_with("speculation", FEW_EACH)[1]
+    number = next(number for number, digest in enumerate(run.contents) if digest > 1)
+    contents = list(run.contents)
+    contents[number] -= 1
+    difference = compare(specification(1, "speculation"), run._replace(contents=tuple(contents)), tmp_path)
+    assert str(difference) == f"step {number}: other blocks were stored or removed since the step before"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])

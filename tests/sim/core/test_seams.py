@@ -12,7 +12,6 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
-from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.group import FullGroup, Progress
@@ -242,8 +241,12 @@ def test_two_groups_never_lose_a_block(lives: list[tuple[int, int, int]], blocks
 # ---- several tokens per decode step
 
 
-class TwoDrafts(Drafter):
+class TwoDrafts:
     """Every decode step verifies two guesses beside the next token."""
+
+    lookahead = 0
+    reserved = 0
+    recomputes_block = False
 
     def draft(self, request: Request, requests: int) -> int:
         return 2

@@ -1,0 +1,1 @@
+"""Speculative decoding: what is drafted, what of it is right, and what drafting costs."""

@@ -1,0 +1,67 @@
+"""Recorded guesses: how many were made, and were right, at each step of a request.
+
+A trace has them as texts of numbers, `"3 0 2"`: `drafts` after each step that yielded tokens, and
+`accepted_drafts` at each step that verified guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.request import Request
+from pagecast.traces.schema import Trace
+
+DRAFTS, ACCEPTED = "drafts", "accepted_drafts"
+
+
+class RecordedGuesses:
+    """What a trace has recorded, read step by step. Steps beyond it are drawn."""
+
+    def __init__(self, drafts: Sequence[str] | None, accepted: Sequence[str] | None) -> None:
+        self._drafts = drafts
+        self._accepted = accepted
+        self._drafting: dict[int, Iterator[int]] = {}
+        self._accepting: dict[int, Iterator[int]] = {}
+
+    @classmethod
+    def of(cls, trace: Trace) -> RecordedGuesses | None:
+        """What a trace has recorded; None where it has nothing of the kind."""
+        columns = []
+        for name in (DRAFTS, ACCEPTED):
+            known = name in trace.requests
+            columns.append(trace.requests[name].fillna("").astype(str).tolist() if known else None)
+        return cls(*columns) if any(column is not None for column in columns) else None
+
+    def drafted(self, request: Request, most: int) -> int:
+        """How many guesses were made after the request's latest tokens; `most` where none are recorded."""
+        number = _next(self._drafting, self._drafts, DRAFTS, request)
+        return most if number is None else number
+
+    def accepted(self, request: Request) -> int | None:
+        """How many guesses were right in the step being committed; None where none are recorded."""
+        return _next(self._accepting, self._accepted, ACCEPTED, request)
+
+
+def _next(
+    reading: dict[int, Iterator[int]], texts: Sequence[str] | None, name: str, request: Request
+) -> int | None:
+    if texts is None:
+        return None
+    numbers = reading.get(request.index)
+    if numbers is None:
+        numbers = reading[request.index] = iter(numbers_of(texts[request.index], name, request.index))
+    return next(numbers, None)
+
+
+def numbers_of(text: str, name: str, row: int) -> list[int]:
+    """The numbers of a column's text. Errors: BadInput naming row and column."""
+    try:
+        numbers = [int(part) for part in text.split()]
+    except ValueError:
+        numbers = [-1]
+    if any(number < 0 for number in numbers):
+        raise BadInput(
+            f"row {row}: {name} is {text!r}; it must be whole numbers of at least 0, with spaces between"
+        )
+    return numbers

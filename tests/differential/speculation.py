@@ -1,0 +1,76 @@
+"""Speculation in a scenario: who guesses, how many guesses there are, and how many are right.
+
+`speculate(spec, seed)` adds to a specification:
+
+- to `config`: `speculative_config`, with the names of vLLM's.
+- to requests: `drafts`, how many guesses follow each step that yields tokens (read in a circle, at most what
+  the method makes; asynchronous scheduling leaves room for all of them anyway), and `accepted_drafts`, how
+  many are right at each step that verifies some (in a circle, too).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+Spec = dict[str, Any]
+
+SYNCHRONOUS = ("ngram", "ngram", "eagle", "mtp", "draft_model")
+AHEAD = ("eagle", "eagle", "mtp", "draft_model", "ngram_gpu")
+WITH_KV = ("eagle", "mtp", "draft_model")
+
+
+def speculate(spec: Spec, seed: int) -> Spec:
+    """Lets the requests of a specification speculate."""
+    draw = random.Random(f"speculation {seed}")
+    config = spec["config"]
+    method = draw.choice(AHEAD if config["async_scheduling"] else SYNCHRONOUS)
+    guesses = draw.choice((1, 1, 2, 3, 3, 4, 5, 7))
+    made: Spec = {"method": method, "num_speculative_tokens": guesses}
+    if draw.randrange(4) == 0:
+        made["num_speculative_tokens_per_batch_size"] = [
+            [1, 2, guesses],
+            [4, draw.randrange(4, 7), draw.randrange(guesses + 1)],
+            [9, 9, draw.randrange(guesses + 2)],
+        ]
+    if method in WITH_KV:
+        config["usable_blocks"] += -(-guesses // config["block_size"])
+        if draw.randrange(8) == 0:
+            made["parallel_drafting"] = True
+    config["max_num_batched_tokens"] += _reserved(made) * config["max_num_seqs"]
+    config["speculative_config"] = made
+    mood = draw.randrange(4)  # mostly wrong, mostly right, mixed
+    for request in spec["requests"]:
+        count = draw.randrange(1, 6)
+        request["drafts"] = [
+            draw.choice((guesses, guesses, draw.randrange(guesses + 1))) for _ in range(count)
+        ]
+        count = draw.randrange(1, 6)
+        request["accepted_drafts"] = [_accepted(draw, guesses, mood) for _ in range(count)]
+    return spec
+
+
+def _accepted(draw: random.Random, guesses: int, mood: int) -> int:
+    if mood < 2 and draw.randrange(4):
+        return guesses * mood
+    return draw.randrange(guesses + 1)
+
+
+def _reserved(config: Spec) -> int:
+    slots = config["num_speculative_tokens"] - 1 if config.get("parallel_drafting") else 0
+    return slots + (config["method"] == "draft_model")
+
+
+class Guesses:
+    """Reads `drafts` and `accepted_drafts` of each request step by step."""
+
+    def __init__(self, rows: list[Spec]) -> None:
+        self.rows = rows
+        self._read = {"drafts": [0] * len(rows), "accepted_drafts": [0] * len(rows)}
+
+    def next(self, name: str, row: int) -> int:
+        """The next number of that name for a request."""
+        numbers = self.rows[row][name]
+        at = self._read[name][row]
+        self._read[name][row] = at + 1
+        return int(numbers[at % len(numbers)])
