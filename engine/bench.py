@@ -2,7 +2,7 @@
 
 The floor is arithmetic: each step reads the weights and the KV of its decoding requests once at the memory's
 practical rate, and prompts are computed at the practical rate of large matrix products. What a run takes
-beyond that is the engine's.
+beyond that is the engine's. Of a mixture's experts, a step reads those that its decoding requests go to.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import random
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import Recording
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import Gpu, gpu
+from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.runs.recorded import Steps
 
 # Shares of the datasheet's rates that a device copy and an 8192^3 bf16 product reach on an H200: 4.3 TB/s,
@@ -117,13 +120,24 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
         return None
     facts = engine.loaded.spec.facts
     element = engine.loaded.kv.element_size()
-    unread = 0 if facts.tied else facts.embedding_params
     kv_bytes = facts.kv_bytes_per_token() // facts.dtype_bytes * element
     decoding = steps.decode_n > 0
-    read = int(decoding.sum()) * (facts.params - unread) * element
+    read = int(parameters_read(facts, steps.decode_n[decoding]).sum() * element)
     read += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
     flops = int(steps.prefill_tokens.sum()) * facts.matmul_flops_per_token()
     chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
     flops += sum(facts.attention_flops(tokens, context) for tokens, context in chunks)
     seconds = read / (known.hbm_bytes_per_s * _BANDWIDTH_SHARE)
     return seconds + flops / (known.flops["bf16"] * _MATMUL_SHARE)
+
+
+def parameters_read(facts: ModelFacts, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Parameters that a step of so many tokens reads, elementwise; embeddings are looked up, not read.
+
+    Of a mixture's experts, those that tokens routed evenly and independently are expected to touch.
+    """
+    unread = 0 if facts.tied else facts.embedding_params
+    read = np.full(tokens.shape, float(facts.params - unread))
+    for linear in facts.linears():
+        read -= linear.params * (1 - linear.active / linear.experts) ** tokens
+    return read

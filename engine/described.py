@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pagecast.engine.spec import ModelSpec
 from pagecast.sim.core.errors import CannotRunHere
-from pagecast.sim.machine.model_facts import ModelFacts
 
 if TYPE_CHECKING:
     from pagecast.engine.engine import Engine
@@ -31,7 +31,7 @@ def described(engine: Engine) -> dict[str, Any]:
         "driver": driver() if on_gpu else None,
         "torch": torch.__version__,
         "triton": _installed("triton"),
-        "model": model_config(loaded.spec.facts),
+        "model": model_config(loaded.spec),
         "model_name": loaded.spec.facts.name,
         "weights": "random" if loaded.options.random_weights else "as published",
         "usable_blocks": limits.num_blocks,
@@ -64,8 +64,9 @@ def pagecast_version() -> str:
     return known
 
 
-def model_config(facts: ModelFacts) -> dict[str, Any]:
+def model_config(spec: ModelSpec) -> dict[str, Any]:
     """A model's sizes in the words of its `config.json`."""
+    facts = spec.facts
     a = facts.attention
     return {
         "model_type": facts.model_type,
@@ -79,6 +80,21 @@ def model_config(facts: ModelFacts) -> dict[str, Any]:
         "max_position_embeddings": facts.max_position,
         "tie_word_embeddings": facts.tied,
         "dtype": _DTYPES.get(facts.dtype, facts.dtype),
+        **_experts(spec),
+    }
+
+
+def _experts(spec: ModelSpec) -> dict[str, Any]:
+    """The sizes of its mixtures of experts; nothing for a dense model."""
+    moe = spec.facts.moe
+    if moe is None:
+        return {}
+    return {
+        "num_experts": moe.experts,
+        "num_experts_per_tok": moe.active,
+        "moe_intermediate_size": moe.intermediate,
+        "mlp_only_layers": sorted(set(range(spec.facts.layers)) - spec.mixtures.layers),
+        "norm_topk_prob": spec.mixtures.normalised,
     }
 
 

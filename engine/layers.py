@@ -98,6 +98,49 @@ class RowLinear(nn.Module):
         return self.shard.sum(F.linear(x, self.weight, self.bias))
 
 
+class ExpertColumns(nn.Module):
+    """`ColumnLinear` of two projections, the gate and what it gates, for each of several experts."""
+
+    def __init__(self, experts: int, inputs: int, width: int, *, shard: Shard = WHOLE) -> None:
+        super().__init__()
+        self.shard, self.width = shard, width
+        self.weight = parameter(experts, 2 * (width // shard.size), inputs)
+
+    def load(self, part: int, name: str, value: Tensor) -> None:
+        """Fills in this shard's rows of one expert: `part` is twice its number, plus one for the second."""
+        expert, second = divmod(part, 2)
+        own = self.width // self.shard.size
+        fill(self.weight[expert, second * own : (second + 1) * own], self.shard.share(value, 0, self.width))
+
+
+class ExpertRows(nn.Module):
+    """`RowLinear` for each of several experts; the sum over shards is left to what uses it."""
+
+    def __init__(self, experts: int, width: int, outputs: int, *, shard: Shard = WHOLE) -> None:
+        super().__init__()
+        self.shard, self.width = shard, width
+        self.weight = parameter(experts, outputs, width // shard.size)
+
+    def load(self, part: int, name: str, value: Tensor) -> None:
+        """Fills in this shard's columns of expert number `part`."""
+        fill(self.weight[part], self.shard.share(value, 1, self.width))
+
+
+class Router(nn.Module):
+    """Scores of the experts for each token, whole on every shard."""
+
+    def __init__(self, inputs: int, experts: int) -> None:
+        super().__init__()
+        self.weight = parameter(experts, inputs)
+
+    def load(self, part: int, name: str, value: Tensor) -> None:
+        """Fills in the weight."""
+        fill(self.weight, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
 class Norm(nn.Module):
     """The weight of an RMS norm, whole on every shard; the arithmetic is in `ops`."""
 

@@ -1,4 +1,5 @@
-"""The decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3) over a paged KV cache.
+"""The decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3) and its mixtures of experts (Mixtral,
+Qwen3-MoE) over a paged KV cache.
 
 Tokens of all requests lie one after another; attention is the only place that knows whose they are, and it
 is given as a function of (layer, qkv, turn).
@@ -8,9 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from pagecast.engine import ops
-from pagecast.engine.layers import WHOLE, ColumnLinear, Embedding, Norm, RowLinear, Shard
+from pagecast.engine.layers import (
+    WHOLE,
+    ColumnLinear,
+    Embedding,
+    ExpertColumns,
+    ExpertRows,
+    Norm,
+    Router,
+    RowLinear,
+    Shard,
+)
 from pagecast.engine.spec import ModelSpec
+from pagecast.sim.machine.model_facts import Moe
 from torch import Tensor, nn
 
 Attend = Callable[[int, Tensor, ops.Turn], Tensor]
@@ -50,8 +63,32 @@ class Mlp(nn.Module):
         self.gate_up = ColumnLinear(facts.hidden, widths, bias=facts.mlp_bias, shard=shard)
         self.down = RowLinear(facts.intermediate, facts.hidden, bias=facts.mlp_bias, shard=shard)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         return self.down(ops.silu_mul(self.gate_up(x)))
+
+
+class Mixture(nn.Module):
+    """A mixture of experts: each token goes through the few that its router prefers.
+
+    Every shard has its share of each expert's width. `counts` is the kernels' workspace, zero between steps.
+    """
+
+    def __init__(self, spec: ModelSpec, moe: Moe, shard: Shard) -> None:
+        super().__init__()
+        hidden = spec.facts.hidden
+        self.shard = shard
+        self.active, self.normalised = moe.active, spec.mixtures.normalised
+        self.router = Router(hidden, moe.experts)
+        self.gate_up = ExpertColumns(moe.experts, hidden, moe.intermediate, shard=shard)
+        self.down = ExpertRows(moe.experts, moe.intermediate, hidden, shard=shard)
+        self.counts: Tensor
+        self.register_buffer("counts", torch.zeros(moe.experts, dtype=torch.int32), persistent=False)
+
+    def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
+        experts = ops.Experts(
+            self.gate_up.weight, self.down.weight, self.counts, self.active, self.normalised
+        )
+        return self.shard.sum(ops.mixture(x, self.router(x), experts, slots))
 
 
 class Layer(nn.Module):
@@ -63,16 +100,17 @@ class Layer(nn.Module):
         self.attention_norm = Norm(spec.facts.hidden)
         self.attention = Attention(spec, layer, shard)
         self.mlp_norm = Norm(spec.facts.hidden)
-        self.mlp = Mlp(spec, shard)
+        moe = spec.facts.moe if layer in spec.mixtures.layers else None
+        self.mlp = Mlp(spec, shard) if moe is None else Mixture(spec, moe, shard)
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, angles: Tensor, attend: Attend
+        self, x: Tensor, residual: Tensor | None, angles: Tensor, attend: Attend, slots: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """x and what is still to be added to it, so that the sum is part of the next norm."""
         x, residual = ops.add_rms_norm(x, residual, self.attention_norm.weight, self.eps)
         x = self.attention(x, angles, attend)
         x, residual = ops.add_rms_norm(x, residual, self.mlp_norm.weight, self.eps)
-        return self.mlp(x), residual
+        return self.mlp(x, slots), residual
 
 
 class Decoder(nn.Module):
@@ -88,15 +126,21 @@ class Decoder(nn.Module):
         self.head = self.embedding if facts.tied else Embedding(facts.vocab, facts.hidden)
 
     def forward(
-        self, tokens: Tensor, angles: Tensor, attend: Attend, sampled: Tensor | None = None
+        self,
+        tokens: Tensor,
+        angles: Tensor,
+        attend: Attend,
+        sampled: Tensor | None = None,
+        slots: Tensor | None = None,
     ) -> Tensor:
         """Final states [rows, hidden] of the tokens numbered `sampled`, or of each of `tokens` [n].
 
-        `angles` is float32 [n, head_dim], a row of the rotary table for each token.
+        `angles` is float32 [n, head_dim], a row of the rotary table for each token. A token with a negative
+        one of `slots` [n] is padding, which no expert computes.
         """
         x, residual = self.embedding(tokens), None
         for layer in self.layers:
-            x, residual = layer(x, residual, angles, attend)
+            x, residual = layer(x, residual, angles, attend, slots)
         assert residual is not None
         if sampled is not None:
             x, residual = x.index_select(0, sampled), residual.index_select(0, sampled)

@@ -82,3 +82,28 @@ def turn_and_store(qkv: Tensor, turn: Turn, keys: Tensor, values: Tensor, slots:
 
         return rotate_store_kv(qkv, *turn, keys, values, slots)
     return reference.rotate_store_kv(qkv, *turn, keys, values, slots)
+
+
+class Experts(NamedTuple):
+    """A mixture of experts: gate_up [experts, 2 * width, hidden] with the gate first, down [experts, hidden,
+    width]. A token goes to `active` of them, whose weights are scaled to a sum of one if `normalised`.
+    `counts` int32 [experts] is workspace, zero between uses."""
+
+    gate_up: Tensor
+    down: Tensor
+    counts: Tensor
+    active: int
+    normalised: bool
+
+
+def mixture(x: Tensor, logits: Tensor, experts: Experts, slots: Tensor | None) -> Tensor:
+    """What the experts make of x [tokens, hidden] by router logits [tokens, experts]; the same shape.
+
+    Tokens with a negative one of `slots` [tokens] go to no expert.
+    """
+    if x.is_cuda:
+        from pagecast.kernels.mixture import mixture as fused_mixture
+
+        return fused_mixture(x, logits, *experts, slots=slots)
+    gate_up, down, _, active, normalised = experts
+    return reference.mixture(x, logits, gate_up, down, active, normalised=normalised, slots=slots)

@@ -189,7 +189,7 @@ class Runner:
             keys, values = self._caches[layer]
             return self.backend.attend(layer, ops.turn_and_store(qkv, turn, keys, values, pages.slots))
 
-        return self.model(placed.ids, placed.angles, attend, sampled)
+        return self.model(placed.ids, placed.angles, attend, sampled, placed.slots)
 
     def _draw(self, batch: StepLayout, states: Tensor) -> Tensor:
         packed, draws = self.batches.packed.device, batch.draws

@@ -12,8 +12,16 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.models import model as find_facts
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 DEFAULT_ROPE_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mixtures:
+    """Which layers are mixtures of experts, and whether the weights of a token's experts add up to one."""
+
+    layers: frozenset[int] = frozenset()
+    normalised: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,7 @@ class ModelSpec:
     norm_eps: float = 1e-6
     rope: Mapping[str, Any] = field(default_factory=dict)
     eos_ids: frozenset[int] = frozenset()
+    mixtures: Mixtures = Mixtures()
 
     @classmethod
     def find(cls, model: str) -> ModelSpec:
@@ -41,7 +50,7 @@ class ModelSpec:
             folder = folder.parent
         if not folder.is_dir():
             _check(facts, {}, model)
-            return cls(facts, None)
+            return cls(facts, None, mixtures=_mixtures(facts, {}, model))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         _check(facts, config, str(folder / "config.json"))
         return cls(
@@ -50,6 +59,7 @@ class ModelSpec:
             norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             rope=_rope(config),
             eos_ids=_eos_ids(folder, config),
+            mixtures=_mixtures(facts, config, str(folder / "config.json")),
         )
 
     @property
@@ -67,6 +77,21 @@ def _check(facts: ModelFacts, config: Mapping[str, Any], where: str) -> None:
     act = config.get("hidden_act", "silu")
     if act != "silu":
         raise BadInput(f"{where}: hidden_act is {act!r}; the engine knows silu only")
+
+
+def _mixtures(facts: ModelFacts, config: Mapping[str, Any], where: str) -> Mixtures:
+    """Layers with experts. A model known by name alone has them in every layer, as all such models here."""
+    moe = facts.moe
+    if moe is None:
+        return Mixtures()
+    dense = set(config.get("mlp_only_layers") or ())
+    step = int(config.get("decoder_sparse_step") or 1)
+    layers = frozenset(i for i in range(facts.layers) if i not in dense and (i + 1) % step == 0)
+    if len(layers) != moe.layers:
+        raise BadInput(f"{where}: {moe.layers} of {facts.layers} layers have experts; which is not known")
+    # Mixtral always scales the weights; Qwen3 says so, and its published mixtures all do.
+    normalised = facts.model_type == "mixtral" or not config or bool(config.get("norm_topk_prob", False))
+    return Mixtures(layers, normalised)
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
-from pagecast.engine.model import Decoder
+from pagecast.engine.model import Decoder, Mixture
 from pagecast.sim.core.errors import BadInput
 from torch import Tensor, nn
 
@@ -24,8 +23,15 @@ _IN_LAYER = {
     "input_layernorm": ("attention_norm", 0),
     "post_attention_layernorm": ("mlp_norm", 0),
 }
+# Of mixtures by family: the module's name, and those of each expert's gate, up and down projections.
+_MIXTURES = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
 _OUTSIDE = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)$")
+
+Places = dict[str, tuple[nn.Module, int, str]]
+"""transformers' names of tensors: the module that holds it, which part of it, and its parameter's name."""
 
 
 def load(model: Decoder, folder: Path) -> None:
@@ -38,13 +44,12 @@ def load(model: Decoder, folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise BadInput(f"{folder}: holds no *.safetensors file; convert the weights, or use --random-weights")
-    missing = _expected(model)
+    missing = _places(model)
     for path in files:
         with safe_open(path, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
                 if name in missing:
-                    _fill(model, name, tensors.get_tensor(name), path)
-                    missing.discard(name)
+                    _fill(missing.pop(name), name, tensors.get_tensor(name), path)
     if missing:
         raise BadInput(f"{folder}: tensor {min(missing)} is in none of {len(files)} safetensors files")
 
@@ -61,36 +66,39 @@ def randomise(model: Decoder, seed: int = 0) -> None:
             values.normal_(0.0, 0.02, generator=generator)
 
 
-def _place(model: Decoder, name: str) -> tuple[nn.Module, int, str] | None:
-    """The module that holds a tensor of transformers' model, which part of it, and its parameter's name."""
-    found = _LAYER.match(name)
-    if found is None:
-        module, _, kind = name.rpartition(".")
-        return (getattr(model, _OUTSIDE[module]), 0, kind) if module in _OUTSIDE else None
-    number, module, kind = int(found[1]), found[2], found[3]
-    if module not in _IN_LAYER or number >= len(model.layers):
-        return None
-    path, part = _IN_LAYER[module]
-    return model.layers[number].get_submodule(path), part, kind
-
-
-def _expected(model: Decoder) -> set[str]:
-    """transformers' names of every tensor that the model needs."""
-    names = {f"{module}.weight" for module in _OUTSIDE}
+def _places(model: Decoder) -> Places:
+    """Where every tensor goes that the model needs."""
+    places: Places = {
+        f"{theirs}.weight": (getattr(model, ours), 0, "weight") for theirs, ours in _OUTSIDE.items()
+    }
     if model.spec.facts.tied:
-        names.discard("lm_head.weight")
+        del places["lm_head.weight"]
     for number, layer in enumerate(model.layers):
-        ours = dict(layer.named_parameters())
-        for module, (path, _) in _IN_LAYER.items():
+        prefix, parameters = f"model.layers.{number}.", dict(layer.named_parameters())
+        mixed = isinstance(layer.mlp, Mixture)
+        for theirs, (path, part) in _IN_LAYER.items():
+            if mixed and path.startswith("mlp."):
+                continue
             for kind in ("weight", "bias"):
-                if f"{path}.{kind}" in ours:
-                    names.add(f"model.layers.{number}.{module}.{kind}")
-    return names
+                if f"{path}.{kind}" in parameters:
+                    places[f"{prefix}{theirs}.{kind}"] = (layer.get_submodule(path), part, kind)
+        if mixed:
+            places |= _expert_places(layer.mlp, prefix, *_MIXTURES[model.spec.facts.model_type])
+    return places
 
 
-def _fill(model: Decoder, name: str, value: Tensor, path: Path) -> None:
-    place = _place(model, name)
-    assert place is not None
+def _expert_places(mixture: Mixture, prefix: str, name: str, projections: tuple[str, str, str]) -> Places:
+    places: Places = {f"{prefix}{name}.gate.weight": (mixture.router, 0, "weight")}
+    gate, up, down = projections
+    for expert in range(len(mixture.down.weight)):
+        of_expert = f"{prefix}{name}.experts.{expert}"
+        places[f"{of_expert}.{gate}.weight"] = (mixture.gate_up, 2 * expert, "weight")
+        places[f"{of_expert}.{up}.weight"] = (mixture.gate_up, 2 * expert + 1, "weight")
+        places[f"{of_expert}.{down}.weight"] = (mixture.down, expert, "weight")
+    return places
+
+
+def _fill(place: tuple[nn.Module, int, str], name: str, value: Tensor, path: Path) -> None:
     module, part, kind = place
     try:
         module.load(part, kind, value)

@@ -1,4 +1,4 @@
-"""Moves bytes: Triton kernels for a paged KV cache. Importing this package imports nothing.
+"""Triton kernels for a paged KV cache and for mixtures of experts. Importing this package imports nothing.
 
 The KV cache of one layer is one tensor
 
@@ -18,6 +18,7 @@ p % block_size`. Modules:
     prefill_plan.py    which tiles, and pieces of long ones, a step with such chunks has
     merge_pieces.py    adds up the pieces of a tile that was cut
     copy_blocks.py     copies blocks inside the pool, to the host and back
+    mixture.py         a mixture of experts: routing.py, grouped_gemm.py and the weighted sum
     reference.py       the same in plain PyTorch: what each kernel must compute
 
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)

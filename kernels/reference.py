@@ -163,3 +163,40 @@ def _rotated(x: Tensor, angles: Tensor) -> Tensor:
     cos, sin = angles[:, None].to(x.dtype).chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def choose_experts(logits: Tensor, active: int, *, normalised: bool) -> tuple[Tensor, Tensor]:
+    """The `active` likeliest experts of each token and their weights, [tokens, active] both.
+
+    Of equal logits, that of the lower expert counts as the greater. Weights are the softmax over all experts
+    in float32 (float64 for such logits), scaled to a sum of one if `normalised`.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    experts = wide.sort(dim=-1, descending=True, stable=True).indices[:, :active]
+    weights = wide.softmax(-1).gather(1, experts)
+    return experts, weights / weights.sum(-1, keepdim=True) if normalised else weights
+
+
+def mixture(
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    active: int,
+    *,
+    normalised: bool,
+    first: int = 0,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """See `pagecast.kernels.mixture`; one expert after another."""
+    experts, weights = choose_experts(logits, active, normalised=normalised)
+    if slots is not None:
+        weights = weights * (slots >= 0)[:, None]
+    out = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
+    for expert, (into, back) in enumerate(zip(gate_up, down, strict=True), start=first):
+        tokens, place = (experts == expert).nonzero(as_tuple=True)
+        if len(tokens):
+            gate, up = (x[tokens] @ into.T).chunk(2, dim=-1)
+            value = (torch.nn.functional.silu(gate) * up) @ back.T
+            out.index_add_(0, tokens, value.to(weights.dtype) * weights[tokens, place, None])
+    return out.to(x.dtype)

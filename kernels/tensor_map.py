@@ -56,7 +56,7 @@ class TensorMaps:
         rows = (blocks - 1) * strides[0] + (heads - 1) * strides[1] + block_size
         columns = (heads - 1) * strides[2] + dim
         return TensorDescriptor(
-            _Address(cache.data_ptr(), cache.dtype),
+            Address(cache.data_ptr(), cache.dtype),
             [rows, columns],
             [cache.stride(1), 1],
             [box_rows(block_size, self._tile), next_power_of_2(dim)],
@@ -65,7 +65,7 @@ class TensorMaps:
 
 
 @dataclass(frozen=True, slots=True)
-class _Address:
+class Address:
     """A tensor's address without the tensor, which a kept map must not keep alive."""
 
     address: int

@@ -36,6 +36,17 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True, "rope_theta": 500.0}),
     "mistral": ("Mistral", {"sliding_window": 24, "head_dim": 16}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 FAMILIES = tuple(_FAMILIES)
 

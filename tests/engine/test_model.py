@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from pagecast.engine.described import model_config
 from pagecast.engine.layers import ColumnLinear, RowLinear, Shard
+from pagecast.engine.model import Mixture
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.rope import rotary_table
 from pagecast.engine.spec import ModelSpec
+from pagecast.kernels import reference
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.model_config import model_from_config
+from safetensors.torch import load_file, save_file
 
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
@@ -103,3 +108,76 @@ def test_random_weights_need_no_file(model_of: Any, engine_of: Any, tmp_path: Pa
     assert len(completion.outputs[0].token_ids) == 5
     with pytest.raises(BadInput, match="no such folder"):
         engine_of("Qwen/Qwen3-0.6B")
+
+
+def test_a_mixture_beside_dense_layers_and_weights_that_do_not_add_up_to_one(
+    model_of: Any, engine_of: Any
+) -> None:
+    changes = {"mlp_only_layers": [0], "norm_topk_prob": False, "num_hidden_layers": 3}
+    model = model_of("qwen3_moe", **changes, decoder_sparse_step=1)
+    spec = ModelSpec.find(str(model.folder))
+    assert (spec.mixtures.layers, spec.mixtures.normalised) == ({1, 2}, False)
+    engine = engine_of(model.folder)
+    prompt = list(range(40))
+    (completion,) = engine.generate([prompt], SamplingParams(max_tokens=24))
+    (output,) = completion.outputs
+    expected = model.logits(prompt + output.token_ids)[39:-1].argmax(-1)
+    assert output.token_ids == expected.tolist()
+    described = model_config(spec)
+    assert model_from_config(described, spec.facts.name, "meta.json") == spec.facts
+    assert (described["mlp_only_layers"], described["norm_topk_prob"]) == ([0], False)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@torch.inference_mode()
+def test_experts_are_those_that_transformers_chooses(family: str, model_of: Any) -> None:
+    model = model_of(family)
+    spec = ModelSpec.find(str(model.folder))
+    moe = spec.facts.moe
+    assert moe is not None
+    ids = torch.randint(0, 256, (1, 200), generator=torch.Generator().manual_seed(0))
+    chosen: list[Any] = []
+    gates = [layer.mlp.gate for layer in model.theirs.model.layers]
+    hooks = [
+        gate.register_forward_hook(lambda gate, args, out: chosen.append((args[0], out))) for gate in gates
+    ]
+    model.logits(ids[0].tolist())
+    for hook in hooks:
+        hook.remove()
+    assert len(chosen) == spec.facts.layers
+    for gate, (states, out) in zip(gates, chosen, strict=True):
+        logits = torch.nn.functional.linear(states.reshape(-1, spec.facts.hidden), gate.weight)
+        experts, weights = reference.choose_experts(logits, moe.active, normalised=spec.mixtures.normalised)
+        assert torch.equal(experts, out[2])
+        torch.testing.assert_close(weights, out[1])
+
+
+def test_shares_of_a_mixture_add_up_to_the_whole(model_of: Any) -> None:
+    spec = ModelSpec.find(str(model_of("qwen3_moe").folder))
+    moe = spec.facts.moe
+    assert moe is not None
+    torch.manual_seed(0)
+    router, x = torch.randn(6, 64), torch.randn(9, 64)
+    experts = [(torch.randn(48, 64), torch.randn(48, 64), torch.randn(64, 48)) for _ in range(6)]
+
+    def part(shard: Shard) -> torch.Tensor:
+        mixture = Mixture(spec, moe, shard)
+        mixture.shard = Shard()  # the sum is made here
+        mixture.router.load(0, "weight", router)
+        for number, (gate, up, down) in enumerate(experts):
+            mixture.gate_up.load(2 * number, "weight", gate)
+            mixture.gate_up.load(2 * number + 1, "weight", up)
+            mixture.down.load(number, "weight", down)
+        return mixture(x, None)
+
+    torch.testing.assert_close(part(Shard(0, 2)) + part(Shard(1, 2)), part(Shard()), rtol=1e-3, atol=1e-3)
+
+
+def test_a_missing_expert_is_named(model_of: Any, engine_of: Any, tmp_path: Path) -> None:
+    folder = model_of("mixtral").folder
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.block_sparse_moe.experts.3.w1.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=r"layers\.1\.block_sparse_moe\.experts\.3\.w1\.weight is in none"):
+        engine_of(tmp_path)

@@ -1,0 +1,229 @@
+"""Grouped matrix products: rows of each expert times that expert's matrix, tile by tile of a `Routes` table.
+
+`gate_up_silu` gathers the tokens of each row and multiplies gate by up where they are computed; `down` reads
+and writes rows in their order. A program computes one tile of rows and one of columns, and ends at once where
+the table has no such tile: the grid depends on the number of tokens alone (CUDA graphs).
+"""
+
+# Device code takes tensors of the kernel language, which has no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
+from pagecast.kernels.routing import TILE_FIELDS, Routes
+from pagecast.kernels.tensor_map import Address
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_ROW_BYTES = 16  # what the tensor memory accelerator needs rows to be a multiple of
+_MOST_MAPS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """How a product is cut: `columns` of the result per program (of gate and of up each), `depth` of the
+    inner dimension per step of a pipeline of `stages`."""
+
+    columns: int
+    depth: int
+    stages: int
+    warps: int
+
+
+@triton.jit
+def _product(
+    a,
+    weights,
+    first_column,
+    second_column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """Rows at the pointers `a` [ROWS, 1] times COLUMNS lines of `weights` from `first_column` on; with PAIR
+    also those from `second_column` on (else zeros). fp32 [ROWS, COLUMNS] each."""
+    one = tl.zeros([ROWS, COLUMNS], tl.float32)
+    other = tl.zeros([ROWS, COLUMNS], tl.float32)
+    lanes = tl.arange(0, DEPTH)[None, :]
+    for k in tl.range(0, INNER, DEPTH, num_stages=STAGES):
+        if INNER % DEPTH == 0:
+            tile = tl.load(a + k + lanes)
+        else:
+            tile = tl.load(a + k + lanes, mask=k + lanes < INNER, other=0.0)
+        one = tl.dot(tile, weights.load([first_column, k]).T, one, input_precision="ieee")
+        if PAIR:
+            other = tl.dot(tile, weights.load([second_column, k]).T, other, input_precision="ieee")
+    return one, other
+
+
+@triton.jit
+def _gate_up_silu(
+    x,
+    weights,
+    row_tokens,
+    tiles,
+    counts,
+    out,
+    LOCAL: tl.constexpr,
+    LOCAL_POW2: tl.constexpr,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    FIELDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    after_predecessor(OVERLAP)
+    if tl.program_id(0) == 0:
+        expert_lanes = tl.arange(0, LOCAL_POW2)
+        nothing = tl.zeros([LOCAL_POW2], tl.int32)
+        tl.store(counts + expert_lanes, nothing, mask=expert_lanes < LOCAL)
+    ACROSS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    line = tiles + tl.program_id(0) // ACROSS * FIELDS
+    expert = tl.load(line)
+    if expert >= 0:
+        column = tl.program_id(0) % ACROSS * COLUMNS
+        row = tl.load(line + 1) + tl.arange(0, ROWS)
+        live = row < tl.load(line + 2)
+        token = tl.load(row_tokens + row, mask=live, other=0).to(tl.int64)
+        first = expert * 2 * WIDTH + column
+        at = x + token[:, None] * INNER
+        gate, up = _product(at, weights, first, first + WIDTH, ROWS, COLUMNS, DEPTH, INNER, STAGES, True)
+        value = gate / (1.0 + tl.exp(-gate)) * up
+        columns = column + tl.arange(0, COLUMNS)
+        to = out + row.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+        tl.store(to, value.to(out.dtype.element_ty), mask=live[:, None] & (columns < WIDTH)[None, :])
+
+
+@triton.jit
+def _down(
+    x,
+    weights,
+    tiles,
+    out,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    FIELDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    after_predecessor(OVERLAP)
+    ACROSS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    line = tiles + tl.program_id(0) // ACROSS * FIELDS
+    expert = tl.load(line)
+    if expert >= 0:
+        column = tl.program_id(0) % ACROSS * COLUMNS
+        row = tl.load(line + 1) + tl.arange(0, ROWS)
+        end = tl.load(line + 2)
+        at = x + tl.minimum(row, end - 1).to(tl.int64)[:, None] * INNER
+        first = expert * WIDTH + column
+        value, _ = _product(at, weights, first, first, ROWS, COLUMNS, DEPTH, INNER, STAGES, False)
+        columns = column + tl.arange(0, COLUMNS)
+        to = out + row.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+        live = (row < end)[:, None] & (columns < WIDTH)[None, :]
+        tl.store(to, value.to(out.dtype.element_ty), mask=live)
+
+
+_launches: dict[Any, Launch] = {}
+_maps: dict[Any, TensorDescriptor] = {}
+
+
+def gate_up_silu(x: Tensor, weight: Tensor, routes: Routes, counts: Tensor, blocking: Blocking) -> Tensor:
+    """silu(gate) * up of each row's token, [rows, width]: x is dense [tokens, hidden], weight dense
+    [experts, 2 * width, hidden] with the gate first. Zeroes `counts`, which `route` was given."""
+    experts, twice, inner = weight.shape
+    _check("gate_up_silu", x, weight, inner)
+    rows, width = routes.tokens.shape[0], twice // 2
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if not rows:
+        return out
+    key = ("up", x.device, x.dtype, weight.shape, routes.tile_rows, blocking)
+    launch = _launches.get(key)
+    if launch is None:
+        constants = {"LOCAL": experts, "LOCAL_POW2": next_power_of_2(experts)}
+        launch = _launches[key] = _launch(
+            _gate_up_silu, constants, width, inner, routes.tile_rows, blocking, x.device
+        )
+    programs = routes.tiles.shape[0] * -(-width // blocking.columns)
+    launch(programs, (x, _map(weight, blocking), routes.tokens, routes.tiles, counts, out))
+    return out
+
+
+def down(x: Tensor, weight: Tensor, routes: Routes, blocking: Blocking) -> Tensor:
+    """Each row of x, dense [rows, width], times its expert's weight, dense [experts, hidden, width]: [rows,
+    hidden]. Rows that are in no tile are left as they are."""
+    _, width, inner = weight.shape
+    _check("down", x, weight, inner)
+    out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
+    if not x.shape[0]:
+        return out
+    key = ("down", x.device, x.dtype, weight.shape, routes.tile_rows, blocking)
+    launch = _launches.get(key)
+    if launch is None:
+        launch = _launches[key] = _launch(_down, {}, width, inner, routes.tile_rows, blocking, x.device)
+    programs = routes.tiles.shape[0] * -(-width // blocking.columns)
+    launch(programs, (x, _map(weight, blocking), routes.tiles, out))
+    return out
+
+
+def _check(name: str, x: Tensor, weight: Tensor, inner: int) -> None:
+    require(
+        x.dtype == weight.dtype
+        and x.shape[1] == inner
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and inner * weight.element_size() % _ROW_BYTES == 0,
+        f"{name}: x {tuple(x.shape)} {x.dtype} doesn't fit weight {tuple(weight.shape)} {weight.dtype}; both "
+        f"must be dense, of one dtype and inner size, with rows of a multiple of {_ROW_BYTES} bytes",
+    )
+
+
+def _map(weight: Tensor, blocking: Blocking) -> TensorDescriptor:
+    """All experts' matrices, one below the other, as the tensor memory accelerator reads them."""
+    block = [blocking.columns, blocking.depth]
+    if not weight.is_cuda:
+        return TensorDescriptor.from_tensor(weight.flatten(0, 1), block)
+    key = (weight.data_ptr(), weight.shape, weight.dtype, *block)
+    known = _maps.get(key)
+    if known is None:
+        if len(_maps) >= _MOST_MAPS:
+            _maps.clear()
+        inner = weight.shape[2]
+        shape = [weight.shape[0] * weight.shape[1], inner]
+        known = TensorDescriptor(Address(weight.data_ptr(), weight.dtype), shape, [inner, 1], block)
+        _maps[key] = known
+    return known
+
+
+def _launch(
+    kernel: Any,
+    constants: dict[str, Any],
+    width: int,
+    inner: int,
+    tile_rows: int,
+    blocking: Blocking,
+    device: torch.device,
+) -> Launch:
+    constants |= {
+        "WIDTH": width,
+        "INNER": inner,
+        "ROWS": tile_rows,
+        "COLUMNS": blocking.columns,
+        "DEPTH": blocking.depth,
+        "STAGES": blocking.stages,
+        "FIELDS": TILE_FIELDS,
+    }
+    return Launch(kernel, constants, device, num_warps=blocking.warps)
