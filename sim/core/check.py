@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.run import Run
@@ -54,6 +55,15 @@ def check(s: Scheduler) -> None:
     """
     check_counts(s)
     memory = s.memory
+    if isinstance(memory, HybridMemory):
+        _check_hybrid(s, memory)
+    else:
+        _check_runs(s, memory)
+    stuck = s.queue.size and not s.running.requests and s.queue.blocked
+    _hold(not stuck, "the queue is blocked and nothing runs")
+
+
+def _check_runs(s: Scheduler, memory: KvMemory) -> None:
     pool = memory.pool
     runs = _runs_held(memory)
     _check_index(pool)
@@ -73,8 +83,41 @@ def check(s: Scheduler) -> None:
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     for request in s.requests.values():
         _check_request(s, request)
-    stuck = s.queue.size and not s.running.requests and s.queue.blocked
-    _hold(not stuck, "the queue is blocked and nothing runs")
+
+
+def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
+    pool = memory.blocks_pool
+    holders: Counter[int] = Counter()
+    entries = 0
+    for group in memory.layers:
+        for request, table in group.tables.items():
+            _hold(request.alive, f"{request!r} has ended and holds blocks")
+            real = table.blocks[table.nulls :]
+            _hold(pool.null not in real, f"{request!r} has a null block among those it keeps")
+            _hold(set(table.blocks[: table.nulls]) <= {pool.null}, f"{request!r} keeps a block it has left")
+            _hold(len(set(real)) == len(real), f"{request!r} holds a block twice")
+            holders.update(real)
+            entries += len(real)
+            if request in s.running.requests:
+                tokens = _expected_tokens(s, request)
+                enough = len(table.blocks) >= group.spec.blocks_of(tokens)
+                _hold(enough, f"{request!r} holds {len(table.blocks)} blocks for {tokens} tokens")
+                spec = group.spec
+                left = spec.skipped_tokens(tokens + spec.reach % spec.block_size) // spec.block_size
+                _hold(table.nulls <= left, f"{request!r} has left blocks that its next token reads")
+    counted = {block: count for block, count in enumerate(pool.holders) if count}
+    _hold(counted == dict(holders), "the holders of a block are counted wrong")
+    _hold(set(pool.free) == set(range(pool.num_blocks)) - set(counted), "free and held blocks overlap")
+    shared = sum(group.shared_blocks for group in memory.layers)
+    _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
+    indexed = [block for segment in pool.index.values() for block in segment.values()]
+    indexed += [block for blocks in pool.later.values() for block in blocks]
+    _hold(len(indexed) == len(set(indexed)), "a block is indexed twice")
+    _hold(set(indexed) == pool.findable(), "the index and the blocks' keys differ")
+    for key, segment in pool.index.items():
+        for number, block in segment.items():
+            same = pool.keys[block] == key and pool.numbers[block] == number
+            _hold(same, "an index entry points at another content")
 
 
 def _free_blocks(pool: BlockPool) -> set[int]:

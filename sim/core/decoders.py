@@ -10,6 +10,7 @@ greater lag from then on.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 from pagecast.sim.core.request import Request
 
@@ -139,6 +140,14 @@ class Decoders:
     def filling(self, tick: int) -> dict[Request, None]:
         """The requests that fill a block at a tick, in admission order."""
         return self._buckets[(tick + 1) % self.block_size]
+
+    def at_places(self, tick: int, places: Iterable[int]) -> list[Request]:
+        """The requests that compute, at a tick, one of these places of a block."""
+        size = self.block_size
+        requests: list[Request] = []
+        for place in places:
+            requests += self._buckets[(tick - place) % size]
+        return requests
 
     def ticks_within(self, tick: int, crossings: int) -> int:
         """How many ticks from `tick` on have at most `crossings` block boundaries together."""

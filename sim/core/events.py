@@ -27,19 +27,25 @@ class EventKind(Enum):
 
 
 class Event(NamedTuple):
-    """One line of the log. `request` is empty for evictions; `detail` is a reason or a count of tokens."""
+    """One line of the log. `request` is empty for evictions; `detail` is a reason or a count of tokens.
+
+    `group` is the number of the KV group whose blocks these are (0 for evictions: see what stored them).
+    """
 
     step: int
     kind: EventKind
     request: str
     blocks: tuple[int, ...] = ()
     detail: str = ""
+    group: int = 0
 
     def line(self) -> str:
         """The event as text, blocks run-length coded: `12 allocated r7 100-131,40`."""
         parts = [str(self.step), self.kind.value, self.request or "-"]
         if self.blocks:
             parts.append(run_length(self.blocks))
+        if self.group:
+            parts.append(f"group={self.group}")
         if self.detail:
             parts.append(self.detail)
         return " ".join(parts)
@@ -52,10 +58,17 @@ class EventLog:
         self.events: list[Event] | None = [] if enabled else None
         self.step = 0  # the number of the next plan, which new events carry
 
-    def add(self, kind: EventKind, request: str, blocks: list[int] | None = None, detail: str = "") -> None:
+    def add(
+        self,
+        kind: EventKind,
+        request: str,
+        blocks: list[int] | None = None,
+        detail: str = "",
+        group: int = 0,
+    ) -> None:
         """Adds one event, where a log is kept."""
         if self.events is not None:
-            self.events.append(Event(self.step, kind, request, tuple(blocks or ()), detail))
+            self.events.append(Event(self.step, kind, request, tuple(blocks or ()), detail, group))
 
 
 def run_length(blocks: tuple[int, ...]) -> str:

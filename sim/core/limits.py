@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.group_spec import GroupSpec, check_groups
 
 MOST_BLOCKS = 20_000_000
 
@@ -15,6 +16,8 @@ class Limits:
 
     `pipeline_depth`: how many plans may be in flight when another is made, 0 or 1 (asynchronous scheduling).
     `policy`: the order of the queue, and who is preempted (see `rules/profiles.py`). `caching`: prefix reuse.
+    `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
+    the number of tokens per block key: their block sizes are multiples of it.
     """
 
     num_blocks: int
@@ -25,6 +28,7 @@ class Limits:
     policy: str = "fcfs"
     pipeline_depth: int = 0
     caching: bool = True
+    groups: tuple[GroupSpec, ...] = ()
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -42,12 +46,14 @@ class Limits:
             raise BadInput(f"scheduling policy {self.policy!r} is not known; choose fcfs or priority")
         if self.pipeline_depth not in (0, 1):
             raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
+        if self.groups:
+            check_groups(self.groups, self.block_size, caching=self.caching)
 
     def refusal(self, prompt_tokens: int, output_tokens: int, groups: int = 1, lookahead: int = 0) -> str:
         """Why a request of these lengths can never be served; empty where it can.
 
-        `groups`: how many KV groups need blocks for its tokens. `lookahead`: for how many more tokens it gets
-        blocks than it computes (see `Drafter`).
+        `groups`: how many equal KV groups need blocks for its tokens, where `self.groups` names none.
+        `lookahead`: for how many more tokens it gets blocks than it computes (see `Drafter`).
         """
         total = prompt_tokens + output_tokens
         if self.max_model_len is not None and total > self.max_model_len:
@@ -58,7 +64,15 @@ class Limits:
         tokens = total - 1 + lookahead  # the last token is never computed
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)
-        needed = -(-tokens // self.block_size) * groups
+        needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
         if needed > self.num_blocks:
             return f"needs {needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
         return ""
+
+    def most_held(self, tokens: int) -> int:
+        """Blocks that a request of so many tokens holds at most at a time, in all of `groups`."""
+        held = [
+            min(group.blocks_of(tokens), group.most_blocks(self.max_num_batched_tokens, self.max_model_len))
+            for group in self.groups
+        ]
+        return sum(held)

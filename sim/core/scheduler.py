@@ -21,6 +21,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.queue import Queue
@@ -57,7 +58,18 @@ class Scheduler:
         self.running = Running(
             limits.block_size, pipeline_depth=limits.pipeline_depth, at_commit=profile.publish_at_commit
         )
-        self.memory = KvMemory(
+        self.memory = self._make_memory(limits, profile)
+        self.queue = Queue(profile.order(limits), self.memory)
+        self.memory.recomputes_block = drafter is not None and drafter.recomputes_block
+        self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log, drafter)
+        self._step = Step(self.lifecycle, self.memory, drafter)
+        self.stride = Stride(self.lifecycle, self.memory, self._step)
+        self._mix = profile.mix(limits) if not limits.groups else profile.hybrid_mix(limits)
+
+    def _make_memory(self, limits: Limits, profile: Profile) -> KvMemory:
+        if limits.groups:
+            return HybridMemory(limits, self.log)
+        return KvMemory(
             limits.num_blocks,
             limits.block_size,
             log=self.log,
@@ -66,12 +78,6 @@ class Scheduler:
             eviction=profile.eviction(limits),
             groups=profile.groups,
         )
-        self.queue = Queue(profile.order(limits), self.memory)
-        self.memory.recomputes_block = drafter is not None and drafter.recomputes_block
-        self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log, drafter)
-        self._step = Step(self.lifecycle, self.memory, drafter)
-        self.stride = Stride(self.lifecycle, self.memory, self._step)
-        self._mix = profile.mix(limits)
 
     # ---- requests come and go
 
@@ -194,6 +200,8 @@ def _check_drafter(limits: Limits, profile: Profile, drafter: Drafter) -> None:
     """Errors: BadInput where requests can't speculate under this profile and these limits."""
     if profile.publish_at_commit:
         raise BadInput(f"the profile {profile.name} has no speculative decoding; choose vllm")
+    if limits.groups and drafter.recomputes_block:
+        raise BadInput("EAGLE and MTP are not simulated for models whose layers keep different tokens")
     reserved = drafter.reserved * limits.max_num_seqs
     if limits.max_num_batched_tokens <= reserved:
         raise BadInput(

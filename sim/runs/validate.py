@@ -19,6 +19,7 @@ from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.external_events import Endings, Kind, Outside, outside
+from pagecast.sim.runs.kv_groups import recorded_groups
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.speculation.config import SpeculativeConfig
 from pagecast.sim.speculation.recorded import RecordedGuesses
@@ -70,6 +71,7 @@ def limits_of(run: RecordedRun) -> Limits:
         policy=str(config.get("scheduling_policy", "fcfs")),
         pipeline_depth=run.pipeline_depth,
         caching=bool(config.get("enable_prefix_caching", True)),
+        groups=recorded_groups(run),
     )
 
 

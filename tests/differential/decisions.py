@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 
 class Step(NamedTuple):
@@ -23,7 +24,8 @@ class Step(NamedTuple):
     `decode_n` requests compute one token each over `decode_ctx` tokens of context together, the longest
     `decode_max`; `prefill` are the chunks of several tokens as (tokens, tokens already there), sorted.
     `running`, `waiting` and `used_blocks` are counted after the decision. A step without any of the first
-    four preempted somebody and computed nothing.
+    four preempted somebody and computed nothing. `trail` is a check digit of the blocks that became findable
+    or were given up since the step before (see `BlockTrail`); runs recorded without it have None.
     """
 
     start_us: int
@@ -35,6 +37,35 @@ class Step(NamedTuple):
     running: int
     waiting: int
     used_blocks: int
+    trail: int | None = None
+
+
+class BlockTrail:
+    """Which blocks became findable and which were given up, by number and in order, as a check digit a step.
+
+    A digit covers all that happened up to its step, so one difference shows in nearly every later step.
+    """
+
+    def __init__(self) -> None:
+        self._state = 0
+        self._changed = False
+
+    def stored(self, group: int, block: int) -> None:
+        """A block of a group became findable."""
+        self._add(2 * (block * 64 + group))
+
+    def removed(self, block: int) -> None:
+        """A block's content was given up."""
+        self._add(2 * block + 1)
+
+    def _add(self, number: int) -> None:
+        self._state = crc32(number.to_bytes(8, "little"), self._state)
+        self._changed = True
+
+    def cut(self) -> int:
+        """The digit of the step just planned: 0 where nothing happened."""
+        changed, self._changed = self._changed, False
+        return 1 + self._state % 4095 if changed else 0
 
 
 class Served(NamedTuple):
@@ -91,9 +122,13 @@ def _packed(run: Decisions) -> dict[str, Any]:
         likely = _likely(before)
         for name, column in columns.items():
             value = getattr(step, name)
-            column.append(list(value) if name == "prefill" else value - likely[name])
+            if name in likely:
+                value -= likely[name]
+            column.append(value)
         columns["end_us"][-1] = step.end_us - step.start_us
         before = step
+    if run.steps and run.steps[0].trail is None:
+        del columns["trail"]
     served = [list(column) for column in zip(*run.served, strict=True)]
     packed = {"seed": run.seed, "checksum": run.checksum, "steps": columns, "served": served}
     if run.contents:
@@ -105,15 +140,13 @@ def _unpacked(line: dict[str, Any]) -> Decisions:
     columns = line["steps"]
     steps: list[Step] = []
     before = Step(0, 0, 0, 0, 0, (), 0, 0, 0)
-    for row in zip(*(columns[name] for name in Step._fields), strict=True):
+    for row in zip(*columns.values(), strict=True):
         likely = _likely(before)
         fields: dict[str, Any] = {}
-        for name, value in zip(Step._fields, row, strict=True):
-            if name == "prefill":
-                fields[name] = tuple((tokens, there) for tokens, there in value)
-            else:
-                fields[name] = value + likely[name]
-        fields["end_us"] = row[1] + fields["start_us"]
+        for name, value in zip(columns, row, strict=True):
+            fields[name] = value + likely[name] if name in likely else value
+        fields["prefill"] = tuple((tokens, there) for tokens, there in fields["prefill"])
+        fields["end_us"] += fields["start_us"]
         before = Step(**fields)
         steps.append(before)
     served = [Served(*row) for row in zip(*line["served"], strict=True)]

@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 from collections import deque
+from math import lcm
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +28,12 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hybrid_specifications
+import specifications
 import torch
-from decisions import Contents, Decisions, Served, Step, to_line
-from specifications import checksum, specification
+from decisions import BlockTrail, Contents, Decisions, Served, Step, to_line
+from hybrid_specifications import HYBRID
+from specifications import Spec, checksum
 from speculation import Guesses
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.distributed.kv_events import BlockStored
@@ -39,7 +43,16 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -96,6 +109,28 @@ def prompt(number: int, row: Row) -> list[int]:
     return [token(content, offset + i) for content, offset, length in spans for i in range(length)]
 
 
+def group_spec(group: Row, config: Row) -> KVCacheSpec:
+    """vLLM's specification of one KV group."""
+    if group.get("state"):
+        return MambaSpec(
+            block_size=config["max_model_len"],
+            shapes=((1,),),
+            dtypes=(torch.float32,),
+        )
+    sizes = {"block_size": group["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    if "window" in group:
+        return SlidingWindowSpec(sliding_window=group["window"], **sizes)
+    if "chunk" in group:
+        return ChunkedLocalAttentionSpec(attention_chunk_size=group["chunk"], **sizes)
+    return MLAAttentionSpec(**sizes) if group.get("latent") else FullAttentionSpec(**sizes)
+
+
+def aligned_tokens(config: Row) -> int:
+    """The tokens of which vLLM's hits are multiples: the least common multiple of all block sizes."""
+    groups = [group_spec(group, config) for group in config.get("kv_groups", [config])]
+    return lcm(*(group.block_size for group in groups))
+
+
 def make_scheduler(config: Row, folder: Path) -> Scheduler:
     """vLLM's scheduler for a specification's configuration."""
     (folder / "config.json").write_text(json.dumps(MODEL))
@@ -130,12 +165,7 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
     if "speculative_config" in config:
         whole.speculative_config = speculative_config(config["speculative_config"])
         whole._set_max_num_scheduled_tokens()
-    attention = FullAttentionSpec(
-        block_size=config["block_size"],
-        num_kv_heads=1,
-        head_size=1,
-        dtype=torch.float32,
-    )
+    groups = [group_spec(group, config) for group in config.get("kv_groups", [config])]
     blocks = config["usable_blocks"] + 1  # vLLM keeps one for itself
     cache.num_gpu_blocks = blocks
     kind = AsyncScheduler if config["async_scheduling"] else Scheduler
@@ -144,10 +174,11 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
+            kv_cache_groups=[KVCacheGroupSpec([f"layer {n}"], group) for n, group in enumerate(groups)],
         ),
         structured_output_manager=StructuredOutputManager(whole),
-        block_size=config["block_size"],
+        block_size=aligned_tokens(config),
+        hash_block_size=config["block_size"] if config["enable_prefix_caching"] else None,
         log_stats=False,
     )
 
@@ -162,20 +193,41 @@ def speculative_config(fields: Row) -> SpeculativeConfig:
     return made
 
 
+def watch_blocks(pool: Any) -> BlockTrail:
+    """Takes note of every block that becomes findable, and of every one whose content is given up."""
+    trail = BlockTrail()
+    insert, remove = pool._insert_block_hash, pool._remove_cached_block_hashes
+
+    def stored(key: bytes, block: Any, num_tokens: int | None) -> None:
+        # The last four bytes of a key are the group's number; vLLM's block 0 is the null block.
+        trail.stored(int.from_bytes(key[-4:], "big"), block.block_id - 1)
+        insert(key, block, num_tokens)
+
+    def removed(block: Any) -> Any:
+        keys = remove(block)
+        if keys:
+            trail.removed(block.block_id - 1)
+        return keys
+
+    pool._insert_block_hash, pool._remove_cached_block_hashes = stored, removed
+    return trail
+
+
 class Engine:
     """One specification being served."""
 
-    def __init__(self, seed: int, features: list[str], folder: Path) -> None:
+    def __init__(self, seed: int, spec: Spec, folder: Path, features: list[str]) -> None:
         self.seed = seed
-        self.spec = specification(seed, *features)
+        self.spec = spec
         self.rows: list[Row] = self.spec["requests"]
         self.depth = int(self.spec["config"]["async_scheduling"])
         self.scheduler = make_scheduler(self.spec["config"], folder)
+        self.trail = watch_blocks(self.scheduler.kv_cache_manager.block_pool) if HYBRID in features else None
         hasher = get_request_block_hasher(self.spec["config"]["block_size"], sha256)
         self.requests = [self._request(number, row, hasher) for number, row in enumerate(self.rows)]
         self.guesses = Guesses(self.rows)
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.pool.enable_kv_cache_events = bool(features)
+        self.pool.enable_kv_cache_events = bool(features) and HYBRID not in features
         self.scheduler.kv_cache_manager.take_events = list  # the scheduler would publish them
         self.contents = Contents()
         self.digests: list[int] = []
@@ -291,6 +343,7 @@ class Engine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.skipped_waiting),
             used_blocks=self.spec["config"]["usable_blocks"] - pool.get_num_free_blocks(),
+            trail=self.trail.cut() if self.trail is not None else None,
         )
 
     def _commit(self) -> None:
@@ -355,10 +408,13 @@ class Engine:
 def main() -> None:
     first, last = (int(text) for text in sys.argv[1:3])
     features = sys.argv[3:]
+    family = hybrid_specifications if HYBRID in features else specifications
+    others = [feature for feature in features if feature != HYBRID]
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, last + 1):
-            run = Engine(seed, features, Path(folder)).run()
+            spec = family.specification(seed, *others)
+            run = Engine(seed, spec, Path(folder), features).run()
             print(to_line(run), flush=True)
             preemptions = sum(served.preemptions for served in run.served)
             print(f"seed {seed}: {len(run.steps)} steps, {preemptions} preemptions", file=sys.stderr)

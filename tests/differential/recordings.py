@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decisions import Contents, Decisions, Served, Step
+from decisions import BlockTrail, Contents, Decisions, Served, Step
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.runs.recorded import RecordedRun
@@ -33,12 +33,13 @@ GUESSES = ("drafts", "accepted_drafts")
 
 
 class Difference(NamedTuple):
-    """What the core decides otherwise: the first difference in steps, in preemptions, in stored and removed
-    blocks."""
+    """What the core decides otherwise: the first difference in steps, in preemptions, in the contents stored
+    and removed, and in the numbers of their blocks."""
 
     steps: str | None
     preemptions: str | None
     contents: str | None
+    blocks: str | None = None
 
     def __bool__(self) -> bool:
         return any(part is not None for part in self)
@@ -53,34 +54,49 @@ def compare(spec: Spec, run: Decisions, folder: Path) -> Difference:
     report = compare_decisions(recorded)
     if report.first_mismatch is not None:
         return Difference(report.first_mismatch, None, None)
-    replay = DecisionReplay(recorded, log=bool(run.contents))
-    contents = _other_contents(replay, run)
-    return Difference(None, _other_preemptions(replay, run), contents)
+    replay = DecisionReplay(recorded, log=bool(run.contents) or run.steps[0].trail is not None)
+    contents, blocks = _other_contents(replay, run)
+    return Difference(None, _other_preemptions(replay, run), contents, blocks)
 
 
-def _other_contents(replay: DecisionReplay, run: Decisions) -> str | None:
-    """Replays all steps; says where the blocks stored and removed since the step before are not the same."""
-    watch = Watch(replay.scheduler) if run.contents else None
-    different = None
-    for number in range(len(replay.run.steps)):
+def _other_contents(replay: DecisionReplay, run: Decisions) -> tuple[str | None, str | None]:
+    """Replays all steps; says where the blocks stored and removed since the step before are not the same, by
+    their contents and by their numbers."""
+    watch = Watch(replay.scheduler) if replay.scheduler.events is not None else None
+    computing = [step for step in run.steps if step.decode_n or step.prefill]
+    contents = blocks = None
+    for number, step in enumerate(computing):
         replay.step(number)
-        if watch is not None and watch.contents.digest() != run.contents[number] and different is None:
-            different = f"step {number}: other blocks were stored or removed since the step before"
+        if watch is None:
+            continue
+        where = f"step {number}: other blocks were stored or removed since the step before"
+        if run.contents and watch.contents.digest() != run.contents[number]:
+            contents = contents or where
+        if step.trail is not None and watch.trail.cut() != step.trail:
+            blocks = blocks or where
     replay.finish()
-    return different
+    return contents, blocks
 
 
 class Watch(list[Event]):
-    """A scheduler's log that takes note of each content stored and removed, as it happens."""
+    """A scheduler's log that takes note of each block stored and removed, and of what it contains."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
         self.contents = Contents()
+        self.trail = BlockTrail()
         self._scheduler = scheduler
         self._content_of: dict[int, bytes] = {}
         scheduler.log.events = self
 
     def append(self, event: Event) -> None:
+        for block in event.blocks:
+            if event.kind is EventKind.STORED:
+                self.trail.stored(event.group, block)
+            elif event.kind is EventKind.EVICTED:
+                self.trail.removed(block)
+        if self._scheduler.limits.groups:
+            return  # several groups: the numbers of blocks alone are compared
         if event.kind is EventKind.STORED:
             request = self._scheduler.requests[event.request]
             place = {block: number for number, block in enumerate(self._scheduler.memory.blocks(request))}
@@ -109,8 +125,10 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
         "engine": "vllm",
         "engine_version": "0.24.0",
         "usable_blocks": config["usable_blocks"],
-        "config": config,
+        "config": {name: value for name, value in config.items() if name != "kv_groups"},
     }
+    if "kv_groups" in config:
+        meta["kv_groups"] = config["kv_groups"]
     (folder / "meta.json").write_text(json.dumps(meta))
     _write_lines(folder / "steps.jsonl.gz", [_step(step, config["usable_blocks"]) for step in run.steps])
     _write_lines(folder / "inputs.jsonl.gz", [_input(request) for request in spec["requests"]])

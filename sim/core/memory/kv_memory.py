@@ -18,12 +18,16 @@ from pagecast.sim.core.request import Request, State
 
 
 class Hit(NamedTuple):
-    """A cached prefix: `tokens` tokens in `blocks` blocks of all groups, `idle` of them free now."""
+    """A cached prefix: `tokens` tokens in `blocks` blocks of all groups, `idle` of them free now.
+
+    What is found is in `groups`, or in `tables` where groups keep different tokens (`HybridMemory`).
+    """
 
     tokens: int
     blocks: int
     idle: int
     groups: tuple[GroupHit, ...]
+    tables: tuple[list[int], ...] = ()
 
 
 class Growth(Protocol):

@@ -12,6 +12,7 @@ from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
 from pagecast.sim.core.rules.rules import Mix, Profile, Victim
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.rules.vllm import VllmMix
+from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
 
 
 def _order(limits: Limits) -> Order:
@@ -24,6 +25,10 @@ def _victim(limits: Limits) -> Victim:
 
 def _vllm_mix(limits: Limits) -> Mix:
     return VllmMix(WholeSequence(), _victim(limits))
+
+
+def _vllm_hybrid_mix(limits: Limits) -> Mix:
+    return VllmHybridMix(WholeSequence(), _victim(limits))
 
 
 def _nano_vllm_mix(limits: Limits) -> Mix:
@@ -44,6 +49,7 @@ VLLM = Profile(
     "preemption by recompute, newest first",
     order=_order,
     mix=_vllm_mix,
+    hybrid_mix=_vllm_hybrid_mix,
     eviction=_vllm_eviction,
     pipelined=True,
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory, MakeGroups, one_full_group
@@ -51,6 +52,11 @@ class Mix(Protocol):
         """Lets requests compute, admits and preempts, by calling the step's methods."""
 
 
+def no_hybrid_mix(limits: Limits) -> Mix:
+    """An engine that serves models of one kind of layers only. Errors: BadInput."""
+    raise BadInput("this profile serves no models whose layers keep different tokens; use vllm")
+
+
 @dataclass(frozen=True)
 class Profile:
     """One engine's rules. Each field makes a rule for a replica with given limits.
@@ -58,7 +64,8 @@ class Profile:
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan. Two fields describe the engine to others: `whole_prompt` tells the invariant checks
     that the mix takes the blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the
-    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides).
+    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides). `hybrid_mix` takes the mix's
+    place for models whose layers keep different tokens (`Limits.groups`).
     """
 
     name: str
@@ -66,6 +73,7 @@ class Profile:
     order: Callable[[Limits], Order]
     mix: Callable[[Limits], Mix]
     eviction: Callable[[Limits], Eviction]
+    hybrid_mix: Callable[[Limits], Mix] = no_hybrid_mix
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
     whole_prompt: bool = False

@@ -1,0 +1,234 @@
+"""KV memory of models whose layers keep different tokens: several groups, one pool of single blocks.
+
+It stands behind the same door as `KvMemory`. A prefix hit is a fixed point: each kind of layers may shorten
+it. Before a running request takes blocks, those that left its windows are given back (`leave`).
+
+Source: vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py (0.24).
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
+from pagecast.sim.core.memory.layer_group import LayerGroup, Lookup
+from pagecast.sim.core.memory.numbered_pool import NumberedPool
+from pagecast.sim.core.request import Request
+
+_NO_HIT = Hit(0, 0, 0, ())
+
+
+class HybridMemory(KvMemory):
+    """The blocks of one replica, in groups of layers as `limits.groups` says.
+
+    `block_size` is the number of tokens per block key. `places` are the positions within a key block at which
+    a decoding request may take, publish or give back blocks.
+    """
+
+    def __init__(self, limits: Limits, log: EventLog) -> None:
+        self.num_blocks = limits.num_blocks
+        self.block_size = limits.block_size
+        self.caching = limits.caching
+        self.log = log
+        specs = limits.groups
+        self.aligned = aligned_tokens(specs)
+        self.blocks_pool = NumberedPool(limits.num_blocks, log)
+        self.layers = [
+            LayerGroup(self.blocks_pool, spec, limits, index, limits.block_size, self.aligned)
+            for index, spec in enumerate(specs)
+        ]
+        self.crossing_blocks = len(self.layers)
+        self.places = _places(specs, limits.block_size)
+        self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
+        self._lookups = self._make_lookups()
+        self._simple = len(self._lookups) == 2 and self._lookups[0].keeps_all
+
+    def _make_lookups(self) -> list[Lookup]:
+        """Groups of equal layers are looked up together, those that keep every token first."""
+        equal: dict[GroupSpec, list[LayerGroup]] = {}
+        for group in self.layers:
+            if group.spec.kind is not KvKind.STATE:
+                equal.setdefault(group.spec, []).append(group)
+        lookups = [
+            Lookup(self.blocks_pool, spec, groups, self.block_size, self.aligned)
+            for spec, groups in equal.items()
+        ]
+        return sorted(lookups, key=lambda lookup: not lookup.keeps_all)
+
+    # ---- finding
+
+    def find(self, request: Request) -> Hit:
+        """The longest cached prefix that all groups have; the last known token is always left to compute."""
+        if not self.caching:
+            return _NO_HIT
+        keys = request.keys
+        hit = request.known - 1
+        found: dict[int, list[list[int]]] = {}
+        while True:
+            length = hit
+            for number, lookup in enumerate(self._lookups):
+                size = lookup.spec.block_size
+                if lookup.keeps_all and number in found:
+                    # What was found once can only be cut.
+                    length = length // size * size
+                    continue
+                tables = lookup.find(keys, length)
+                found[number] = tables
+                length = len(tables[0]) * size
+            if length >= hit:
+                break
+            hit = length
+            if self._simple:
+                break
+        if not hit:
+            return _NO_HIT
+        tables_of: dict[int, list[int]] = {}
+        for number, lookup in enumerate(self._lookups):
+            most = hit // lookup.spec.block_size
+            for group, table in zip(lookup.groups, found[number], strict=True):
+                del table[most:]
+                tables_of[group.index] = table
+        return Hit(hit, 0, 0, (), tuple([tables_of[group.index] for group in self.layers]))
+
+    def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
+        """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
+
+        A group counts no more blocks than a request ever holds in it. `reserved` free blocks are kept for
+        others.
+        """
+        return self._needed(hit, tokens, capped=True) + reserved <= len(self.blocks_pool.free)
+
+    def fits_now(self, hit: Hit, tokens: int) -> bool:
+        """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
+        return self._needed(hit, tokens, capped=False) <= len(self.blocks_pool.free)
+
+    def _needed(self, hit: Hit, tokens: int, *, capped: bool) -> int:
+        needed = 0
+        for group in self.layers:
+            table = hit.tables[group.index] if hit.tables else []
+            needed += group.needed(table, hit.tokens, tokens, capped=capped)
+        return needed
+
+    def missing(self, request: Request, tokens: int) -> int:
+        """Blocks that a request still needs so that its first `tokens` tokens have a place."""
+        return sum([group.missing(request, tokens) for group in self.layers])
+
+    def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
+        """Always: blocks that leave a window may make room in any step."""
+        return True
+
+    def fork_tokens(self, request: Request, hit: Hit) -> int:
+        """None: a parent's blocks are not copied."""
+        return 0
+
+    # ---- claiming and growing
+
+    def claim(self, request: Request, hit: Hit) -> None:
+        """Gives a request, which holds nothing, the prefix found for it in the same step."""
+        for group, table in zip(self.layers, hit.tables, strict=True):
+            group.claim(request, table, hit.tokens)
+
+    def leave(self, request: Request, computed: int) -> None:
+        """Gives back the blocks that no layer reads once `computed` tokens are computed."""
+        for group in self.layers:
+            group.leave(request, computed)
+
+    def grow(self, request: Request, tokens: int) -> None:
+        """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
+        for group in self.layers:
+            group.grow(request, tokens)
+
+    def generate(self, request: Request) -> None:
+        """Takes note that a request decodes from now on."""
+        self.fresh[request] = None
+
+    # ---- publishing and giving back
+
+    def publish(self, request: Request, tokens: int) -> None:
+        """Makes the full blocks of a request's first `tokens` tokens findable, in whole aligned pieces."""
+        if self.caching:
+            whole = tokens // self.aligned * self.aligned
+            for group in self.layers:
+                group.publish(request, whole)
+
+    def withdraw(self, request: Request, tokens: int) -> None:
+        """Nothing: vLLM leaves what it published findable.
+
+        A cancelled request's step is computed all the same. A request that is preempted after its turn in the
+        same step leaves blocks that nobody computed; vLLM finds them, and so does this memory.
+        """
+
+    def release(self, request: Request) -> None:
+        """Gives back every block of a request. Freed content stays findable until its block is taken."""
+        self.fresh.pop(request, None)
+        for group in self.layers:
+            group.release(request)
+
+    def evict(self, blocks: int) -> int:
+        """Forgets the content of the next `blocks` free blocks (all there are, at most) in eviction order.
+
+        They stay free, ahead of all others. Returns how many that were.
+        """
+        pool = self.blocks_pool
+        taken = pool.take(min(blocks, len(pool.free)))
+        pool.drop(taken)
+        return len(taken)
+
+    # ---- quiet time
+
+    def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
+        """None: blocks may leave a window in any step."""
+        return 0
+
+    # ---- figures
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds, with cached content or without."""
+        return len(self.blocks_pool.free)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that some request holds."""
+        return self.num_blocks - len(self.blocks_pool.free)
+
+    def room(self, blocks: int) -> bool:
+        """Whether so many blocks are free."""
+        return blocks <= len(self.blocks_pool.free)
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks with findable content that were taken for other content so far."""
+        return self.blocks_pool.evicted_blocks
+
+    def shared_tokens(self) -> int:
+        """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""
+        return sum([group.shared_blocks * group.spec.block_size for group in self.layers])
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request holds any block."""
+        return request in self.layers[0].tables
+
+    def blocks(self, request: Request, group: int = 0) -> list[int]:
+        """A request's block table in one group; `num_blocks` stands for the null block."""
+        table = self.layers[group].tables.get(request)
+        return [] if table is None else list(table.blocks)
+
+    def last_block(self, request: Request, group: int = 0) -> int:
+        """The newest block of a generating request's table. O(1)."""
+        return self.layers[group].tables[request].blocks[-1]
+
+    def findable_blocks(self) -> set[int]:
+        """Every block whose content can be found. Linear in the pool; for displays."""
+        return self.blocks_pool.findable()
+
+
+def _places(specs: tuple[GroupSpec, ...], unit: int) -> tuple[int, ...]:
+    places = {0, unit - 1}
+    for spec in specs:
+        if spec.kind is KvKind.WINDOW:
+            places.add((spec.reach - 1) % unit)
+        elif spec.kind is KvKind.CHUNK and spec.reach % unit:
+            places.update(range(unit))
+    return tuple(sorted(places))

@@ -1,0 +1,279 @@
+"""Layer groups: block tables and prefix hits of layers that keep the same tokens.
+
+A hybrid model has several groups: layers with full attention, with a sliding window, with chunked local
+attention, with a recurrent state. Blocks that no layer of a group reads any more are null in its tables.
+
+Source: vllm/v1/core/single_type_kv_cache_manager.py (0.24).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from pagecast.sim.core.events import EventKind
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.numbered_pool import NumberedPool
+from pagecast.sim.core.request import Request
+
+
+class Table:
+    """One request's block table in one group.
+
+    `blocks` has the null block in its first `nulls` places; `stored` counts the places that need not be
+    published any more.
+    """
+
+    __slots__ = ("blocks", "nulls", "stored")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.nulls = 0
+        self.stored = 0
+
+
+class LayerGroup:
+    """One group's tables. `index` is its number in its memory.
+
+    `unit` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
+    """
+
+    def __init__(
+        self, pool: NumberedPool, spec: GroupSpec, limits: Limits, index: int, unit: int, aligned: int
+    ) -> None:
+        self.pool = pool
+        self.log = pool.log
+        self.spec = spec
+        self.index = index
+        self.tables: dict[Request, Table] = {}
+        self.shared_blocks = 0
+        self.most_blocks = spec.most_blocks(limits.max_num_batched_tokens, limits.max_model_len)
+        self.keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
+        self.mark = bytes([index])
+        self._units = max(spec.block_size // unit, 1)
+        self._reachable = _reachable(spec, aligned)
+        self._segment_blocks = max(aligned // spec.block_size, 1)
+
+    # ---- how many blocks
+
+    def missing(self, request: Request, tokens: int) -> int:
+        """Blocks to be taken so that the first `tokens` tokens have a place."""
+        table = self.tables.get(request)
+        held = 0 if table is None else len(table.blocks)
+        return max(self.spec.blocks_of(tokens) - held, 0)
+
+    def needed(self, hit: list[int], hit_tokens: int, tokens: int, *, capped: bool) -> int:
+        """Free blocks that a waiting request takes for its first `tokens` tokens, beside those of a hit.
+
+        Blocks of the hit that nobody holds count: claiming them takes them from the free ones. `capped`: no
+        more than a request ever holds.
+        """
+        required = self.spec.blocks_of(tokens)
+        if capped and self.most_blocks < required:
+            required = self.most_blocks
+        skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
+        free = self.pool.free
+        idle = sum([block in free for block in hit[skipped:]])
+        return max(required - max(skipped, len(hit)), 0) + idle
+
+    # ---- claiming, growing, giving back
+
+    def claim(self, request: Request, hit: list[int], hit_tokens: int) -> None:
+        """Gives a request, which holds nothing, the prefix that was found for it."""
+        table = self.tables[request] = Table()
+        skipped = min(self.spec.skipped_tokens(hit_tokens) // self.spec.block_size, len(hit))
+        while skipped < len(hit) and hit[skipped] == self.pool.null:
+            skipped += 1  # a chunk that ends within a block
+        kept = hit[skipped:]
+        self.shared_blocks += self.pool.hold(kept)
+        table.blocks = [self.pool.null] * skipped + kept
+        table.nulls = skipped
+        table.stored = len(table.blocks)
+        if kept:
+            self.log.add(EventKind.REUSED, request.id, kept, group=self.index)
+
+    def grow(self, request: Request, tokens: int) -> None:
+        """Takes the missing blocks for the first `tokens` tokens; the caller checked that they are free."""
+        table = self.tables.get(request)
+        if table is None:
+            table = self.tables[request] = Table()
+        wanted = self.spec.blocks_of(tokens) - len(table.blocks)
+        if wanted > 0:
+            taken = self.pool.take(wanted)
+            table.blocks += taken
+            self.log.add(EventKind.ALLOCATED, request.id, taken, group=self.index)
+
+    def leave(self, request: Request, computed: int) -> None:
+        """Gives back the blocks that no layer reads once `computed` tokens are computed, the last first."""
+        skipped = self.spec.skipped_tokens(computed) // self.spec.block_size
+        if not skipped:
+            return
+        table = self.tables.get(request)
+        if table is None or skipped <= table.nulls:
+            return
+        blocks = table.blocks
+        last = min(skipped, len(blocks))
+        gone = blocks[table.nulls : last][::-1]
+        blocks[table.nulls : last] = [self.pool.null] * len(gone)
+        table.nulls = last
+        self._drop(request, gone)
+
+    def release(self, request: Request) -> None:
+        """Gives back every block, the last first."""
+        table = self.tables.pop(request, None)
+        if table is not None:
+            self._drop(request, table.blocks[table.nulls :][::-1])
+
+    def _drop(self, request: Request, blocks: list[int]) -> None:
+        freed = self.pool.drop(blocks)
+        self.shared_blocks -= len(blocks) - len(freed)
+        if freed:
+            self.log.add(EventKind.FREED, request.id, freed, group=self.index)
+
+    # ---- publishing
+
+    def publish(self, request: Request, tokens: int) -> None:
+        """Makes the full blocks of the first `tokens` tokens findable, those that a hit can ever ask for."""
+        table = self.tables.get(request)
+        if table is None:
+            return
+        full = min(tokens // self.spec.block_size, len(table.blocks))
+        first = table.stored
+        if full <= first:
+            return
+        table.stored = full
+        keys = request.keys
+        pool = self.pool
+        stored: list[int] = []
+        for place in range(max(first, table.nulls), full):
+            if self._segment_blocks - place % self._segment_blocks > self._reachable:
+                continue
+            block = table.blocks[place]
+            number = (place + 1) * self._units - 1
+            pool.publish(block, keys.digests[segment_of(keys, number)] + self.mark, number)
+            stored.append(block)
+        if stored:
+            self.log.add(EventKind.STORED, request.id, stored, group=self.index)
+
+
+def _reachable(spec: GroupSpec, aligned: int) -> int:
+    """How many of the last blocks of each aligned piece a hit can ever ask for."""
+    if spec.kind is KvKind.WINDOW:
+        return -(-(spec.reach - 1) // spec.block_size)
+    return max(aligned // spec.block_size, 1)
+
+
+def segment_of(keys: BlockKeys, number: int) -> int:
+    """The segment in which a key block lies."""
+    return number if keys.explicit else bisect_right(keys.ends, number)
+
+
+class Lookup:
+    """Prefix hits of the groups that keep the same tokens in blocks of one size: all must have a block."""
+
+    def __init__(
+        self, pool: NumberedPool, spec: GroupSpec, groups: list[LayerGroup], unit: int, aligned: int
+    ):
+        self.spec = spec
+        self.groups = groups
+        self.keeps_all = groups[0].keeps_all
+        self._pool = pool
+        self._units = spec.block_size // unit
+        self._aligned_blocks = aligned // spec.block_size
+        self._needed = -(-(spec.reach - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
+
+    def find(self, keys: BlockKeys, tokens: int) -> list[list[int]]:
+        """The longest prefix of at most `tokens` tokens: a table for each group, null where none is kept."""
+        most = tokens // self.spec.block_size
+        if self.keeps_all:
+            return self._from_start(keys, 0, most)
+        if self.spec.kind is KvKind.WINDOW:
+            return self._from_end(keys, most)
+        first = tokens // self.spec.reach * self.spec.reach // self.spec.block_size
+        return self._from_start(keys, first, most)
+
+    def _segments(self, keys: BlockKeys, segment: int) -> list[dict[int, int]] | None:
+        """What is cached of a segment in each group; None where some group has nothing."""
+        digest = keys.digests[segment]
+        index = self._pool.index
+        cached: list[dict[int, int]] = []
+        for group in self.groups:
+            blocks = index.get(digest + group.mark)
+            if blocks is None:
+                return None
+            cached.append(blocks)
+        return cached
+
+    def _from_start(self, keys: BlockKeys, first: int, most: int) -> list[list[int]]:
+        """Cached blocks from place `first` on, without a gap; null before it."""
+        hits = [[self._pool.null] * min(first, most) for _ in self.groups]
+        units = self._units
+        place = first
+        while place < most:
+            segment = segment_of(keys, (place + 1) * units - 1)
+            cached = self._segments(keys, segment)
+            if cached is None:
+                break
+            end = min(most, keys.ends[segment] // units)
+            if len(cached) == 1:
+                blocks = cached[0]
+                hit = hits[0]
+                for number in range((place + 1) * units - 1, end * units, units):
+                    block = blocks.get(number)
+                    if block is None:
+                        break
+                    hit.append(block)
+                place = len(hit)
+                if place < end:
+                    break
+                continue
+            while place < end:
+                number = (place + 1) * units - 1
+                row = [blocks.get(number, -1) for blocks in cached]
+                if min(row) < 0:
+                    break
+                for hit, block in zip(hits, row, strict=True):
+                    hit.append(block)
+                place += 1
+            if place < end:
+                break
+        if self.keeps_all and place % self._aligned_blocks:
+            for hit in hits:
+                del hit[place - place % self._aligned_blocks :]
+        return hits
+
+    def _from_end(self, keys: BlockKeys, most: int) -> list[list[int]]:
+        """The last run of cached blocks that fills a window, or else the run at the very start."""
+        null = self._pool.null
+        hits = [[null] * most for _ in self.groups]
+        units = self._units
+        aligned = self._aligned_blocks
+        count = 0
+        place = most - 1
+        segment = -1
+        cached: list[dict[int, int]] | None = None
+        while place >= 0:
+            number = (place + 1) * units - 1
+            if segment < 0 or (segment and number < keys.ends[segment - 1]):
+                segment = segment_of(keys, number)
+                cached = self._segments(keys, segment)
+            if cached is None:
+                count = 0
+                place = keys.ends[segment - 1] // units - 1 if segment else -1
+                continue
+            row = [blocks.get(number, -1) for blocks in cached]
+            if min(row) < 0:
+                count = 0
+            elif count or not (place + 1) % aligned:
+                for hit, block in zip(hits, row, strict=True):
+                    hit[place] = block
+                count += 1
+                if count >= self._needed:
+                    for hit in hits:
+                        del hit[place + count :]
+                    return hits
+            place -= 1
+        for hit in hits:
+            del hit[count:]
+        return hits

@@ -1,0 +1,104 @@
+"""vLLM v1's step for models whose layers keep different tokens.
+
+The order is that of `VllmMix`. But a running request first gives back what left its windows, also where it
+then finds too few blocks; and a waiting request is admitted only where the blocks of its first chunk are
+free, beside the check of its whole sequence, which counts no more than a window ever holds.
+
+Source: vllm/v1/core/kv_cache_manager.py, `KVCacheManager.allocate_slots` (0.24).
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.vllm import VllmMix
+from pagecast.sim.core.step import Step
+
+
+class VllmHybridMix(VllmMix):
+    """Prompts and decodes share a step; `memory` is a `HybridMemory`."""
+
+    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Schedules the running requests, and waiting ones if nobody was preempted."""
+        assert isinstance(memory, HybridMemory)
+        self._schedule_all(step, memory, queue)
+        step.end_decodes()
+        if not step.preempted:
+            self._admit_waiting(step, memory, queue)
+
+    # ---- running requests
+
+    def _schedule_all(self, step: Step, memory: HybridMemory, queue: Queue) -> None:
+        """Visits, in admission order, the requests that take, publish or give back blocks in this step."""
+        running = step.running
+        if running.knows_ahead():
+            # Requests without a token in flight publish when their last one is known, ahead of all turns.
+            for request in running.decoders.requests:
+                if running.knows(request):
+                    memory.publish(request, running.planned(request))
+        due = dict.fromkeys(running.decoders.at_places(running.tick, memory.places))
+        if memory.fresh:
+            due.update(memory.fresh)
+        due.update(running.chunked)
+        for request in sorted(due, key=admission_order):
+            if request.state is State.WAITING or request in step.left_out:
+                continue
+            if request in running.chunked:
+                scheduled = self._compute_chunk(step, memory, queue, request)
+            else:
+                scheduled = self._decode(step, memory, queue, request)
+            if not scheduled:
+                # It had to preempt itself: those behind it are left out of this step.
+                step.leave_out([other for other in running.decoders.requests if other.order > request.order])
+                return
+
+    def _compute_chunk(self, step: Step, memory: HybridMemory, queue: Queue, request: Request) -> bool:
+        tokens = step.next_chunk(request)
+        if not tokens:
+            return True
+        memory.leave(request, request.computed)
+        blocks = memory.missing(request, step.reach(request.computed + tokens))
+        if not self._make_room(step, memory, queue, request, blocks):
+            return False
+        step.compute(request, tokens)
+        return True
+
+    def _decode(self, step: Step, memory: HybridMemory, queue: Queue, request: Request) -> bool:
+        running = step.running
+        computed = running.planned(request)
+        known = not running.late or running.knows(request)
+        memory.leave(request, computed)
+        blocks = memory.missing(request, computed + 1)
+        if not self._make_room(step, memory, queue, request, blocks):
+            return False
+        if request.state is State.DECODE and request not in step.left_out:
+            memory.fresh.pop(request, None)
+            memory.grow(request, computed + 1)
+            memory.publish(request, computed + 1 if known else computed)
+        return True
+
+    # ---- waiting requests
+
+    def _admit_waiting(self, step: Step, memory: HybridMemory, queue: Queue) -> None:
+        """Admits waiting requests in order until the batch, the budget or the blocks are used up."""
+        queue.blocked = False
+        budget = step.budget()
+        while budget > 0 and queue.size:
+            request = queue.first()
+            if request is None or len(step.running.requests) >= step.limits.max_num_seqs:
+                return
+            if request.flying:
+                return  # preempted between steps: what its last step yields comes first
+            hit = memory.find(request)
+            tokens = min(request.known - hit.tokens, budget)
+            admitted = self.admission.admits(step, memory, queue, request, hit)
+            if not admitted or not memory.fits_now(hit, step.reach(hit.tokens + tokens)):
+                step.refuse(request, hit)
+                return
+            budget -= tokens
+            step.admit(request, hit)
+            step.run(request)
+            step.compute(request, tokens)

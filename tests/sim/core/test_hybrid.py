@@ -1,0 +1,196 @@
+"""Models whose layers keep different tokens: windows, chunks, states, and hits that all groups agree on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagecast.sim.core.check import check
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.group_spec import GroupSpec, KvKind, unit_tokens
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import Outcome, StepPlan
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.profiles import NANO_VLLM
+from pagecast.sim.core.scheduler import Scheduler
+
+SIZE = 4
+FULL = GroupSpec(KvKind.FULL, SIZE)
+WINDOW = GroupSpec(KvKind.WINDOW, SIZE, reach=8)
+CHUNK = GroupSpec(KvKind.CHUNK, SIZE, reach=8)
+STATE = GroupSpec(KvKind.STATE)
+
+
+def request(id: str, text: int, prompt: int, output: int, size: int = SIZE) -> Request:
+    """A request for the first `prompt` tokens of a text; its output is its own."""
+    keys = BlockKeys.of_spans(size, [(text, 0, prompt)], (1000 + int(id), 0))
+    return Request(id, keys, prompt, output)
+
+
+def scheduler(*groups: GroupSpec, blocks: int = 60, depth: int = 0, caching: bool = True) -> Scheduler:
+    limits = Limits(blocks, unit_tokens(groups), 8, 32, pipeline_depth=depth, caching=caching, groups=groups)
+    return Scheduler(limits)
+
+
+def serve(s: Scheduler, *requests: Request) -> int:
+    """Serves requests to the end, checking every invariant after each step. Returns the most blocks used."""
+    for each in requests:
+        assert s.submit(each)
+    flying: list[StepPlan] = []
+    most = 0
+    while s.requests:
+        plan = s.plan(0)
+        if plan is not None:
+            flying.append(plan)
+            most = max(most, plan.used_blocks)
+        if plan is None or len(flying) > s.limits.pipeline_depth:
+            s.commit(flying.pop(0), Outcome())
+        check(s)
+    assert s.memory.used_blocks == 0
+    return most
+
+
+def test_a_window_holds_no_more_than_itself_however_long_the_sequence_is() -> None:
+    assert serve(scheduler(WINDOW), request("0", 1, 100, 60)) <= 8 + 3 + 1
+    assert serve(scheduler(FULL), request("0", 1, 100, 60)) == 40
+
+
+def test_blocks_that_left_a_window_are_null_in_its_table_and_kept_in_the_others() -> None:
+    s = scheduler(FULL, WINDOW)
+    one = request("0", 1, 20, 8)
+    s.submit(one)
+    s.commit(s.plan(0))
+    s.plan(0)
+    null = s.limits.num_blocks
+    assert null not in s.memory.blocks(one, 0)
+    # Token 20 attends to 13 and later: blocks 0 to 2 (tokens 0 to 11) are out of reach.
+    assert [block == null for block in s.memory.blocks(one, 1)] == [True, True, True, False, False, False]
+
+
+def test_a_hit_needs_a_whole_window_in_the_cache_and_every_token_of_full_attention() -> None:
+    s = scheduler(FULL, WINDOW)
+    serve(s, request("0", 1, 40, 2))
+    again = request("1", 1, 40, 2)
+    serve(s, again)
+    assert again.cached_tokens == 36
+    # Of a prompt that parts from it at token 20, the window's blocks before token 20 left the cache last.
+    other = Request("2", BlockKeys.of_spans(SIZE, [(1, 0, 20), (7, 0, 20)], (9, 0)), 40, 2)
+    serve(s, other)
+    assert other.cached_tokens == 20
+
+
+def test_a_prefix_whose_window_was_evicted_is_not_found() -> None:
+    s = scheduler(FULL, WINDOW)
+    serve(s, request("0", 1, 40, 2))
+    s.evict(60 - 22 + 8)  # the blocks never used, and those that left the window while the prompt was read
+    other = Request("1", BlockKeys.of_spans(SIZE, [(1, 0, 20), (7, 0, 20)], (9, 0)), 40, 2)
+    serve(s, other)
+    assert other.cached_tokens == 0
+    again = request("2", 1, 40, 2)
+    serve(s, again)
+    assert again.cached_tokens == 36
+
+
+def test_chunked_attention_counts_what_lies_before_the_chunk_as_found() -> None:
+    s = scheduler(CHUNK)
+    cold = request("0", 1, 21, 2)
+    serve(s, cold)
+    # Tokens 0 to 15 lie in chunks that token 20 does not see, so no block of them is needed.
+    assert cold.cached_tokens == 16
+
+
+def test_hits_are_whole_multiples_of_all_block_sizes() -> None:
+    s = scheduler(GroupSpec(KvKind.FULL, 4), GroupSpec(KvKind.WINDOW, 6, reach=7))
+    assert s.limits.block_size == 2
+    serve(s, request("0", 1, 40, 2, size=2))
+    again = request("1", 1, 40, 2, size=2)
+    serve(s, again)
+    assert again.cached_tokens == 36
+
+
+def test_recurrent_states_take_one_block_per_request_and_group() -> None:
+    s = scheduler(FULL, STATE, STATE, caching=False)
+    one = request("0", 1, 20, 30)
+    s.submit(one)
+    plan = s.plan(0)
+    assert plan is not None and plan.used_blocks == 5 + 2
+    s.commit(plan)
+    assert serve(s) == 13 + 2
+
+
+def test_a_long_request_fits_a_window_that_its_whole_length_would_not() -> None:
+    assert scheduler(WINDOW, blocks=11).submit(request("0", 1, 500, 3))
+    assert not scheduler(FULL, blocks=11).submit(request("0", 1, 500, 3))
+
+
+@pytest.mark.parametrize(
+    ("groups", "block_size", "caching", "message"),
+    [
+        ((STATE,), 4, False, "one must keep KV per token"),
+        ((FULL, STATE), 4, True, "turn enable_prefix_caching off"),
+        ((FULL, GroupSpec(KvKind.WINDOW, 6, 5)), 4, True, "block_size 4 does not divide"),
+        ((GroupSpec(KvKind.FULL, 8), CHUNK), 4, True, "one block size in all KV groups"),
+        ((GroupSpec(KvKind.WINDOW, 4),), 4, True, "a reach of at least 1 token"),
+    ],
+)
+def test_groups_that_do_not_fit_together_are_refused(
+    groups: tuple[GroupSpec, ...], block_size: int, caching: bool, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        Scheduler(Limits(60, block_size, 8, 32, caching=caching, groups=groups))
+
+
+def test_an_engine_of_plain_models_refuses_groups() -> None:
+    with pytest.raises(BadInput, match="use vllm"):
+        Scheduler(Limits(60, SIZE, 8, 32, groups=(FULL, WINDOW)), NANO_VLLM)
+
+
+LIVES = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(1, 20)), min_size=2, max_size=12
+)
+MADE = st.lists(
+    st.sampled_from(
+        [
+            FULL,
+            WINDOW,
+            GroupSpec(KvKind.WINDOW, 8, 3),
+            GroupSpec(KvKind.FULL, 12),
+            GroupSpec(KvKind.LATENT, 4),
+        ]
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lives=LIVES,
+    groups=MADE,
+    room=st.integers(0, 40),
+    depth=st.integers(0, 1),
+    cancelled=st.sets(st.integers(0, 11)),
+)
+def test_no_block_is_ever_lost(
+    lives: list[tuple[int, int, int]], groups: list[GroupSpec], room: int, depth: int, cancelled: set[int]
+) -> None:
+    s = scheduler(*groups, blocks=1, depth=depth)
+    most = max(s.limits.most_held(prompt + output) for _, prompt, output in lives)
+    s = scheduler(*groups, blocks=most + room, depth=depth)
+    for id, life in enumerate(lives):
+        assert s.submit(request(str(id), *life, size=s.limits.block_size))
+    steps = 0
+    flying: list[StepPlan] = []
+    while s.requests:
+        if steps in cancelled:
+            s.cancel(str(steps), 0)
+            check(s)
+        plan = s.plan(0)
+        if plan is not None:
+            flying.append(plan)
+        if flying and (plan is None or len(flying) > depth):
+            s.commit(flying.pop(0))
+        check(s)
+        steps += 1
+    assert s.memory.used_blocks == 0
