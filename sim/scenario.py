@@ -42,7 +42,7 @@ class Scenario(BaseModel):
     profile: str = Field("vllm", description="engine whose rules are followed")
     costs: str = Field(
         "auto",
-        description="step costs: roofline, a shipped calibration's name, a file, or auto (what fits best)",
+        description="step costs: measured, roofline, a shipped calibration's name, a file, or auto (best)",
     )
     engine: str | None = Field(
         None, description="engine whose calibration `costs: auto` takes: vllm, pagecast [the profile's]"
@@ -64,6 +64,9 @@ class Scenario(BaseModel):
     )
     kv_cache_dtype: str = Field("auto", description="dtype of the KV cache (vLLM: auto, the model's)")
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs a replica is sharded over (vLLM: 1)")
+    enable_expert_parallel: bool = Field(
+        False, description="spread whole experts over a replica's GPUs, not slices of each (vLLM: off)"
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="queue order (vLLM: fcfs)")
     async_scheduling: bool | None = Field(
         None, description="plan a step while the last one runs (vLLM: on; nano-vllm: off)"
@@ -165,6 +168,8 @@ class Scenario(BaseModel):
             kv_cache_dtype=self.kv_cache_dtype,
             pipeline_depth=int(self.pipelined),
             engine=self.engine or self.profile,
+            max_num_seqs=self.max_num_seqs,
+            expert_parallel=self.enable_expert_parallel,
         )
 
 

@@ -38,6 +38,8 @@ def _roofline(f: Mapping[str, Any]) -> str:
         parts.append(f"No shipped calibration fits ({reasons}).")
         if f["transferable"]:
             parts.append("--transfer-costs would transfer the nearest one.")
+    if f["unmeasured"] is not None:
+        parts.append(f"Measured operations do not cover it: {f['unmeasured']}.")
     parts.append(
         "Roofline costs come from published rates, not from measurements of this set-up. On recorded runs of "
         f"Qwen3-8B (vLLM 0.24, one H200) the error was {between('decode_steps_percent')} in the time of "
@@ -60,6 +62,18 @@ def _roofline(f: Mapping[str, Any]) -> str:
             "Layers with a sliding window are charged for the mean context of the decode batch: too much "
             "where some contexts are shorter than the window and others are longer."
         )
+    return " ".join(parts)
+
+
+def _measured(f: Mapping[str, Any]) -> str:
+    parts = []
+    if f["misfits"] is not None:
+        reasons = "; ".join(f"{name} is {reason}" for name, reason in f["misfits"]) or "there is none"
+        parts.append(f"No shipped calibration fits ({reasons}).")
+    parts.append(
+        f"Step costs composed of operations that NVIDIA measured with {f['engine']} {f['engine_version']} on "
+        f"{f['gpu']}; the model itself was not recorded."
+    )
     return " ".join(parts)
 
 
@@ -175,6 +189,7 @@ def _blocks_beyond_memory(f: Mapping[str, Any]) -> str:
 
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "roofline_costs": _roofline,
+    "measured_costs": _measured,
     "calibrated_costs": _calibrated,
     "transferred_costs": _transferred,
     "outside_fit": _outside_fit,

@@ -73,18 +73,14 @@ class WindowLine(TwoPieces):
         """Steps from this one on whose mean context is below the window."""
         return -((ctx - self.n * self.window) // self.n)
 
+    def scaled(self, factor: float) -> WindowLine:
+        """Every time `factor` as long."""
+        return WindowLine.of(DecodeLine(*self).scaled(factor), self.first.scaled(factor), self.window)
+
 
 def steeper(line: DecodeLine, slope: int) -> DecodeLine:
     """A plain line, or one over windows, with `slope` femtoseconds more for each context token."""
     plain = DecodeLine(*line)._replace(per_ctx=line.per_ctx + slope)
     if isinstance(line, WindowLine):
         return WindowLine.of(plain, steeper(line.first, slope), line.window)
-    return plain
-
-
-def longer(line: DecodeLine, factor: float) -> DecodeLine:
-    """A plain line, or one over windows, with every time `factor` as long."""
-    plain = DecodeLine(line.n, *(round(value * factor) for value in line[1:]))
-    if isinstance(line, WindowLine):
-        return WindowLine.of(plain, longer(line.first, factor), line.window)
     return plain

@@ -96,6 +96,7 @@ _NV4 = ("NVLink", 450.0)
 _NV5 = ("NVLink", 900.0)
 _GEN4 = ("PCIe", 32.0)
 _GEN5 = ("PCIe", 64.0)
+_RESERVED = "less the 616 MiB that the driver keeps on an H200"
 _OOM = "usable memory as torch's out-of-memory messages state it"
 
 # name, aliases, usable GiB, GB/s, dense TFLOP/s (bf16, fp16, fp8), SMs, link (GB/s one way), source
@@ -119,6 +120,36 @@ GPUS: tuple[Gpu, ...] = (
         152,
         _NV5,
         f"NVIDIA GB200 NVL72 datasheet, a half of a superchip; {_OOM} (184.31 GiB)",
+    ),
+    _gpu(
+        "B300",
+        "B300 SXM, HGX B300",
+        267.99,
+        7750,
+        (2250, 2250, 4500),
+        148,
+        _NV5,
+        f"AIConfigurator's b300_sxm.yaml (275,040 MiB by nvidia-smi), {_RESERVED}",
+    ),
+    _gpu(
+        "GB300",
+        "GB300 NVL72",
+        276.94,
+        8000,
+        (2500, 2500, 5000),
+        152,
+        _NV5,
+        f"AIConfigurator's gb300.yaml (284,208 MiB by nvidia-smi), {_RESERVED}",
+    ),
+    _gpu(
+        "RTX PRO 6000",
+        "RTX PRO 6000 Blackwell Server Edition, RTX PRO 6000 server, RTX PRO 6000 96GB",
+        94.99,
+        1792,
+        (467.8, 467.8, 935.6),
+        188,
+        _GEN5,
+        f"AIConfigurator's rtx_pro_6000_server.yaml (97,887 MiB by nvidia-smi), {_RESERVED}",
     ),
     _gpu(
         "H200",

@@ -1,32 +1,42 @@
-"""Choice of a scenario's step costs: by name, from a file, the roofline, or the best fit (`auto`)."""
+"""Choice of a scenario's step costs: by name, from a file, or the best tier that covers it (`auto`).
+
+The tiers are calibrated (fitted to recordings of the set-up), measured (composed of operations measured on
+the GPU) and roofline (published rates).
+"""
 
 from __future__ import annotations
 
 from math import log
 
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.calibration.transfer import costs_for, difference
+from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
 
 AUTO = "auto"
 ROOFLINE = "roofline"
+MEASURED = "measured"
 TRANSFERRED = ", transferred"  # what the name of carried costs ends in
 
 
 def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
-    """The costs called `name`: "roofline", a shipped calibration, a file, or "auto".
+    """The costs called `name`: "measured", "roofline", a shipped calibration, a file, or "auto".
 
-    "auto" is the shipped calibration that fits engine, model and GPU. Where none does it is the roofline, or
-    with `transfer` the nearest calibration of the engine, carried over; its `expected_error` has its origin.
+    "auto" is the shipped calibration that fits engine, model and GPU. Where none does it is what measured
+    operations give, and where they lack something the roofline; or with `transfer` the nearest calibration of
+    the engine, carried over. `expected_error` has the origin.
     A name that a replay printed for carried costs is taken as well. Errors: BadInput for an unknown name, or
     a calibration for something else unless `transfer` allows it.
     """
     if name == ROOFLINE:
         return target.roofline()
+    if name == MEASURED:
+        return _measured(target)
     if name != AUTO:
         return costs_for(load(name.removesuffix(TRANSFERRED)), target, transfer=transfer)
     found = [Calibration.load(path) for path in shipped().values()]
@@ -35,9 +45,25 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
         return costs_for(max(fits, key=_version), target, transfer=transfer)
     carried = [calibration for calibration in found if _can_be_carried(calibration, target)]
     if not transfer or not carried:
-        return target.roofline(misfits(found, target), transferable=bool(carried))
+        return _uncalibrated(target, misfits(found, target), transferable=bool(carried))
     nearest = min(carried, key=lambda calibration: _distance(calibration, target))
     return costs_for(nearest, target, transfer=True)
+
+
+def _measured(target: Target) -> StepCosts:
+    """Errors: BadInput naming what was not measured."""
+    try:
+        return target.measured()
+    except NotMeasured as missing:
+        raise BadInput(f"no measured costs: {missing}; use --costs roofline or auto") from None
+
+
+def _uncalibrated(target: Target, near: tuple[tuple[str, str], ...], *, transferable: bool) -> StepCosts:
+    """Measured operations, or the roofline with what they lack."""
+    try:
+        return target.measured(near)
+    except NotMeasured as missing:
+        return target.roofline(near, transferable=transferable, unmeasured=str(missing))
 
 
 def misfits(found: list[Calibration], target: Target) -> tuple[tuple[str, str], ...]:

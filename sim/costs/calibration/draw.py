@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.file import Calibration
-from pagecast.sim.costs.pieces import longer
+from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 
 UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
@@ -88,7 +88,7 @@ class Scaled:
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests."""
-        return longer(self._costs.decode_line(n), self._factor)
+        return self._costs.decode_line(n).scaled(self._factor)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step adds when nothing overlaps it."""
@@ -115,7 +115,8 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     """Draw number `index` of any costs."""
     if isinstance(costs, Calibrated):
         return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
-    return Scaled(costs, math.exp(UNFITTED_SD * _heavy(_levels(index, seed)[0], math.inf)))
+    sd = costs.spread_sd if isinstance(costs, MeasuredCosts) else UNFITTED_SD
+    return Scaled(costs, math.exp(sd * _heavy(_levels(index, seed)[0], math.inf)))
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.machine.gpus import Gpu
+from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_facts import ModelFacts
+
+if TYPE_CHECKING:
+    from pagecast.sim.costs.measured.costs import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model on a GPU, as one replica runs it. `engine` names the engine whose calibrations apply."""
+    """A model on a GPU, as one replica runs it. `engine` names the engine whose calibrations apply.
+
+    `expert_parallel`: whole experts are spread over the GPUs, instead of slices of all of them.
+    """
 
     model: ModelFacts
     gpu: Gpu
@@ -19,11 +27,17 @@ class Target:
     kv_cache_dtype: str = "auto"
     pipeline_depth: int = 0
     engine: str = "vllm"
+    max_num_seqs: int = 256
+    expert_parallel: bool = False
 
     def roofline(
-        self, misfits: tuple[tuple[str, str], ...] | None = None, *, transferable: bool = False
+        self,
+        misfits: tuple[tuple[str, str], ...] | None = None,
+        *,
+        transferable: bool = False,
+        unmeasured: str | None = None,
     ) -> Roofline:
-        """Its costs from first principles; for `misfits` and `transferable` see `Roofline`."""
+        """Its costs from first principles; for the arguments see `Roofline`."""
         return Roofline(
             self.model,
             self.gpu,
@@ -31,6 +45,27 @@ class Target:
             kv_cache_dtype=self.kv_cache_dtype,
             misfits=misfits,
             transferable=transferable,
+            unmeasured=unmeasured,
+        )
+
+    def measured(self, misfits: tuple[tuple[str, str], ...] | None = None) -> MeasuredCosts:
+        """Its costs composed of measured operations. Errors: NotMeasured with what is missing."""
+        from pagecast.sim.costs.measured.compose import compose
+        from pagecast.sim.costs.measured.costs import MeasuredCosts
+
+        operations = compose(
+            self.model,
+            self.gpu,
+            self.engine,
+            tensor_parallel_size=self.tensor_parallel_size,
+            expert_parallel=self.expert_parallel,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+        return MeasuredCosts(
+            operations,
+            pipeline_depth=self.pipeline_depth,
+            graph_sizes=tuple(capture_sizes(self.max_num_seqs)),
+            misfits=misfits,
         )
 
     @property

@@ -55,7 +55,7 @@ def test_a_redrawn_workload_tells_how_much_reuse_is_lost():
 
 
 def test_roofline_costs_name_their_errors():
-    text = sentence(replay(read("chat", limit=5), Scenario(gpu="L40S")).notes[0])
+    text = sentence(replay(read("chat", limit=5), Scenario(gpu="L4")).notes[0])
     assert text.startswith("No shipped calibration fits (")
     assert "-2 to +5% in the time of decode steps, 0 to +9% in the time of steps with prompts" in text
     assert "allow 25%" in text

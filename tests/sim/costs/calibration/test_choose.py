@@ -18,9 +18,25 @@ def test_auto_takes_what_fits_whether_or_not_others_might_be_carried_over():
 @pytest.mark.parametrize(
     "fields", [{"gpu": "L40S"}, {"model": "Qwen/Qwen3-0.6B"}, {"tensor_parallel_size": 2}]
 )
+def test_without_a_calibration_auto_takes_measured_operations(fields):
+    costs = Scenario(**fields).step_costs()
+    assert costs.name == "measured"
+    text = sentence(costs.expected_error())
+    assert text.startswith("No shipped calibration fits (")
+    assert "operations that NVIDIA measured with vllm 0.24.0 on" in text
+
+
+def test_the_name_of_measured_costs_can_be_given_and_says_what_is_missing():
+    assert Scenario(costs="measured").step_costs().name == "measured"
+    with pytest.raises(BadInput, match="not measured on L4, but on A100 80GB, B200"):
+        Scenario(costs="measured", gpu="L4").step_costs()
+
+
+@pytest.mark.parametrize("fields", [{"gpu": "L4"}, {"gpu": "A100 40GB"}, {"model": "Qwen/Qwen3-8B-AWQ"}])
 def test_auto_carries_the_nearest_over_only_when_asked(fields):
     plain, carried = (Scenario(transfer_costs=transfer, **fields).step_costs() for transfer in (False, True))
     assert plain.name == "roofline"
+    assert "Measured operations do not cover it: " in sentence(plain.expected_error())
     assert "No shipped calibration fits (" in sentence(plain.expected_error())
     assert "--transfer-costs would transfer the nearest one." in sentence(plain.expected_error())
     assert carried.name == f"{FITS}, transferred"
@@ -39,7 +55,7 @@ def test_the_nearest_is_the_model_then_the_gpu_then_the_weight():
 
 
 def test_an_engine_without_a_calibration_is_not_given_another_engines():
-    costs = Scenario(profile="nano-vllm", transfer_costs=True).step_costs()
+    costs = Scenario(profile="nano-vllm", gpu="L4", transfer_costs=True).step_costs()
     assert costs.name == "roofline"
     assert not costs.expected_error().figures["transferable"]
     assert "--transfer-costs" not in sentence(costs.expected_error())

@@ -155,7 +155,8 @@ def test_what_fits_is_chosen_and_first_principles_where_nothing_does():
     assert choose("auto", here).name == VLLM
     assert choose("roofline", here).name == "roofline"
     assert choose(VLLM, here).name == VLLM
-    assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("H100"))).name == "roofline"
+    assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("H100"))).name == "measured"
+    assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("L4"))).name == "roofline"
     assert choose("auto", replace(here, engine="another")).name == "roofline"
     assert choose("auto", replace(here, engine="pagecast")).name == "pagecast-h200-qwen3-8b"
     own = Scenario(engine="pagecast", model="Qwen/Qwen3-0.6B")

@@ -1,0 +1,56 @@
+"""Measured costs of a set-up: which table, which kernels, which of the engine's habits."""
+
+from __future__ import annotations
+
+from pagecast.sim.costs.measured.missing import NotMeasured
+from pagecast.sim.costs.measured.operations import Operations
+from pagecast.sim.costs.measured.products import BF16
+from pagecast.sim.costs.measured.tables import Table, paths, table
+from pagecast.sim.machine.gpus import Gpu
+from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.model_facts import ModelFacts
+
+# The lane of each engine that an answer may be asked for; nano-vllm runs on the same libraries as vLLM.
+LANES = {"vllm": "vllm", "nano-vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
+
+
+def compose(
+    model: ModelFacts,
+    gpu: Gpu,
+    engine: str,
+    *,
+    tensor_parallel_size: int = 1,
+    expert_parallel: bool = False,
+    kv_cache_dtype: str = "auto",
+) -> Operations:
+    """The operations of a model on an engine and GPU. Errors: NotMeasured with what is missing."""
+    tp = tensor_parallel_size
+    return Operations(
+        lane(gpu.name, engine),
+        model,
+        gpu,
+        tp=tp,
+        ep=tp if expert_parallel else 1,
+        kv_dtype=_kv_dtype(model, kv_cache_dtype),
+    )
+
+
+def lane(gpu: str, engine: str) -> Table:
+    """The table of an engine on a GPU. Errors: NotMeasured."""
+    name = LANES.get(engine) or ("trtllm" if engine.startswith("trtllm") else None)
+    if name is None:
+        raise NotMeasured(f"operations of the engine {engine} were not measured")
+    found = table(gpu, name)
+    if found is None:
+        measured = ", ".join(find_gpu(key).name for key, engine in paths() if engine == name)
+        raise NotMeasured(f"operations of {name} were not measured on {gpu}, but on {measured}")
+    return found
+
+
+def _kv_dtype(model: ModelFacts, kv_cache_dtype: str) -> str:
+    size = model.kv_element_bytes(kv_cache_dtype)
+    if size == 2:
+        return BF16
+    if size == 1:
+        return "fp8"
+    raise NotMeasured(f"a KV cache in {kv_cache_dtype} was not measured")

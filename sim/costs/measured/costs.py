@@ -1,0 +1,195 @@
+"""`MeasuredCosts`: step costs composed of measured operations; implements `StepCosts`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+from pagecast.sim.costs.measured.grid import extended
+from pagecast.sim.costs.measured.host import HOST, HostTimes
+from pagecast.sim.costs.measured.lines import ContextPieces
+from pagecast.sim.costs.measured.operations import Operations
+from pagecast.sim.costs.measured.packing import Floats
+from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
+from pagecast.sim.machine.graphs import capture_sizes
+from pagecast.sim.note import Note
+
+MEASURED = "measured"
+SPREAD_SD = 0.06  # of the level of step time: what holds 90% of the mean TPOTs in docs/measured-operations.md
+_FS = 1e15  # femtoseconds in a second
+_TABLE = 16384  # token counts whose time is looked up
+_MOST_CHUNKS = 1 << 16
+# Mean contexts between which decode time is a line.
+_CONTEXTS = np.array([0, *(2**power - 1 for power in range(7, 18))], np.float64)
+
+
+class MeasuredCosts:
+    """Costs of a model composed of `operations`.
+
+    `pipeline_depth` 1 hides the host's time. Steps of up to the last of `graph_sizes` tokens are padded to
+    these. `misfits`: calibrations that do not fit, by name with the reason.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        *,
+        pipeline_depth: int = 0,
+        host: HostTimes = HOST,
+        graph_sizes: tuple[int, ...] = tuple(capture_sizes(256)),
+        misfits: tuple[tuple[str, str], ...] | None = None,
+    ) -> None:
+        self.name = MEASURED
+        self.spread_sd = SPREAD_SD
+        self.operations, self.pipeline_depth, self.host = operations, pipeline_depth, host
+        self._misfits = misfits
+        self._sizes = np.array(graph_sizes)
+        self._sizes_end = graph_sizes[-1] if graph_sizes else 0
+        layers = operations.model.layers
+        exposed = 0.0 if pipeline_depth else 1.0
+        self._prompt_step_fs = round(exposed * host.prompt_step * _FS)
+        self._ungraphed_fs = round(exposed * host.ungraphed_layer * layers * _FS)
+        self._launch_fs = round(host.launch_layer * layers * _FS)
+        self._hot = host.hot
+        self._host_step_ns = round(host.step * 1e9)
+        self._host_request_ns = round(host.request * 1e9)
+        self._row_times, self._head_times = operations.row_seconds(), operations.head_seconds()
+        every = np.arange(_TABLE + 1)
+        self._rows: list[int] = self._femtoseconds(self._padded(every), self._row_times)
+        self._heads: list[int] = self._femtoseconds(every, self._head_times)
+        self._lines: dict[int, ContextPieces] = {}
+        self._chunks: dict[tuple[int, int], int] = {}
+        self._tiles()
+
+    def _tiles(self) -> None:
+        """What decoding requests take beside prompts in a kernel that computes both, in femtoseconds."""
+        prompt = self.operations.prompt
+        self._least_fs = round(sum(layers * p.least_s for layers, _, p in prompt) * _FS)
+        full = [(layers, p) for layers, window, p in prompt if not window]
+        self._tile_fs = round(sum(layers * p.tile_seconds(1) for layers, p in full) * _FS)
+        self._span_fs = round(sum(layers * p.span_seconds(1) for layers, p in full) * _FS)
+        self._window_tiles = [
+            (window, round(layers * p.tile_seconds(1) * _FS)) for layers, window, p in prompt if window
+        ]
+
+    # -- the interface ---------------------------------------------------------------------------
+
+    def device_ns(self, batch: Batch) -> int:
+        """Device time of a step with prompt chunks: all rows in one pass, attention by kind."""
+        n, ctx, longest, prefill, after = batch
+        tokens, attention, chunks = n, 0, self._chunks
+        for chunk in prefill:
+            size, context = chunk
+            tokens += size
+            cost = chunks.get(chunk)
+            attention += self._chunk_fs(size, context) if cost is None else cost
+            if size + context > longest:
+                longest = size + context
+        if n:
+            attention += self._decode_fs(n, ctx) + self._tile_fs * ctx
+            for window, tile in self._window_tiles:
+                attention += tile * min(ctx, window * n)
+        else:
+            attention += self._least_fs
+        total = max(attention, self._span_fs * longest)
+        rows = self._rows_fs(tokens)
+        if after:
+            rows += round(rows * self._hot * min(after / tokens, 1.0))
+        total += rows + self._heads_fs(n + len(prefill)) + self._prompt_step_fs
+        if tokens > self._sizes_end:
+            total = max(total + self._ungraphed_fs, self._launch_fs)
+        return total // FEMTO
+
+    def launch_ns(self, batch: Batch) -> int:
+        """None: launching bounds the device time of a step already."""
+        return 0
+
+    def decode_line(self, n: int) -> DecodeLine:
+        """Device time of a pure decode step of `n` requests; kept once computed."""
+        return self._lines.get(n) or self._make_line(n)
+
+    def host_ns(self, requests: int) -> int:
+        """CPU time a step of `requests` requests adds when nothing overlaps it."""
+        return self._host_step_ns + requests * self._host_request_ns
+
+    def warm_ns(self, after: int) -> int:
+        """Nothing: clocks are taken as steady."""
+        return 0
+
+    def shared_ns(self, tokens: int, requests: int) -> int:
+        """Nothing: what a cache spares the memory was not measured."""
+        return 0
+
+    def arrival_ns(self, input_tokens: int) -> int:
+        """CPU time between steps for one arriving request."""
+        return round((self.host.arrival + self.host.arriving_token * input_tokens) * 1e9)
+
+    def expected_error(self) -> Note:
+        """Errors on runs that fitted nothing, and the calibrations that do not fit."""
+        table = self.operations.table
+        return Note(
+            "measured_costs",
+            misfits=self._misfits,
+            engine=table.engine,
+            engine_version=table.version,
+            gpu=table.gpu,
+            source=table.facts["source"],
+        )
+
+    def outside(
+        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
+    ) -> Note | None:
+        """None: beyond the measured sizes times are extrapolated in a line."""
+        return None
+
+    # -- the parts -------------------------------------------------------------------------------
+
+    def _padded(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens up to the next CUDA graph size where there is one."""
+        if not len(self._sizes):
+            return tokens
+        slot = np.minimum(np.searchsorted(self._sizes, tokens), len(self._sizes) - 1)
+        return np.where(tokens <= self._sizes[-1], self._sizes[slot], tokens)
+
+    def _femtoseconds(self, tokens: np.ndarray, times: Floats) -> list[int]:
+        seconds = extended(tokens, self.operations.rows, times)
+        made: list[int] = np.rint(seconds * _FS).astype(np.int64).tolist()
+        return made
+
+    def _rows_fs(self, tokens: int) -> int:
+        if tokens <= _TABLE:
+            return self._rows[tokens]
+        return self._femtoseconds(np.array([tokens]), self._row_times)[0]
+
+    def _heads_fs(self, rows: int) -> int:
+        if rows <= _TABLE:
+            return self._heads[rows]
+        return self._femtoseconds(np.array([rows]), self._head_times)[0]
+
+    def _chunk_fs(self, tokens: int, context: int) -> int:
+        cost = round(self.operations.chunk_seconds(tokens, context) * _FS)
+        if len(self._chunks) < _MOST_CHUNKS:
+            self._chunks[tokens, context] = cost
+        return cost
+
+    def _decode_fs(self, n: int, ctx: int) -> int:
+        """Decode attention alone."""
+        line = self._lines.get(n) or self._make_line(n)
+        piece = line.pieces[bisect_right(line.starts, ctx) - 1]
+        return piece.base + piece.per_ctx * ctx - self._fixed_fs(n)
+
+    def _fixed_fs(self, n: int) -> int:
+        return self._rows_fs(n) + self._heads_fs(n)
+
+    def _make_line(self, n: int) -> ContextPieces:
+        times = self.operations.decode_seconds(n, _CONTEXTS) * _FS
+        slopes = np.diff(times) / np.diff(_CONTEXTS)
+        bases = times[:-1] - slopes * _CONTEXTS[:-1]
+        fixed = self._fixed_fs(n)
+        pieces = [
+            DecodeLine(n, fixed + round(base), round(slope / n), 0)
+            for base, slope in zip(bases.tolist(), slopes.tolist(), strict=True)
+        ]
+        starts = [int(context) * n for context in _CONTEXTS[:-1]]
+        line = self._lines[n] = ContextPieces.of(starts, pieces)
+        return line

@@ -1,0 +1,101 @@
+"""Measured mixtures of experts: routed experts of one layer on one GPU, by tokens.
+
+Times are those with skewed routing (a power law), the published data's default for real models. A shape that
+was not measured takes the utilisation of the nearest: its time, times the ratio of what both take at the
+least (weights of the touched experts over bandwidth, or arithmetic over peak).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from pagecast.sim.costs.measured.grid import completed
+from pagecast.sim.costs.measured.missing import NotMeasured
+from pagecast.sim.costs.measured.packing import Floats
+from pagecast.sim.costs.measured.tables import Table
+from pagecast.sim.machine.gpus import Gpu
+from pagecast.sim.machine.model_facts import WEIGHT_BITS, Moe
+
+SKEWED = "skewed"
+_KERNELS = {
+    "bf16": ("bfloat16",),
+    "fp16": ("bfloat16",),
+    "fp8": ("fp8_block", "fp8"),
+    "int4": ("int4_wo",),
+    "nvfp4": ("nvfp4",),
+    "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
+}
+_FARTHEST = np.log(8.0)  # of the product of all sizes, to a measured shape
+
+
+class Shape(NamedTuple):
+    """Routed experts of a layer: sizes of the whole layer, and how it is cut over GPUs."""
+
+    dtype: str
+    hidden: int
+    inter: int
+    active: int
+    experts: int
+    tp: int
+    ep: int
+
+
+class Experts:
+    """Measured layers of experts of one GPU and engine."""
+
+    def __init__(self, table: Table, gpu: Gpu) -> None:
+        if "moe" not in table:
+            raise NotMeasured("mixtures of experts were not measured")
+        self._family = table.family("moe")
+        self._gpu = gpu
+        self.tokens = self._family.axes["tokens"]
+
+    def shape(self, hidden: int, moe: Moe, stored: str, tp: int, ep: int) -> Shape:
+        """The shape of a model's experts. Errors: NotMeasured for the dtype of its weights."""
+        measured = {key[0] for key in self._family.keys}
+        for dtype in _KERNELS.get(stored, ()):
+            if dtype in measured:
+                return Shape(dtype, hidden, moe.intermediate, moe.active, moe.experts, tp, ep)
+        raise NotMeasured(f"experts with {stored} weights were not measured")
+
+    def seconds(self, wanted: Shape, stored: str) -> Floats:
+        """Time of one layer's experts for each number of tokens in `tokens`. Errors: NotMeasured."""
+        times = self._family.of(*wanted, SKEWED)
+        if times is not None:
+            return completed(times, self.tokens)
+        near = self._nearest(wanted)
+        at = self._family.keys[*near, SKEWED]
+        ratio = self._least(wanted, stored) / self._least(near, stored)
+        return completed(self._family.times[at], self.tokens) * ratio
+
+    def _nearest(self, wanted: Shape) -> Shape:
+        keys = [Shape(*key[:-1]) for key in self._family.keys if key[0] == wanted.dtype and key[-1] == SKEWED]
+
+        def distance(key: Shape) -> float:
+            return float(sum(abs(np.log(a / b)) for a, b in zip(_local(key), _local(wanted), strict=True)))
+
+        near = min(keys, key=distance, default=None)
+        if near is None or distance(near) > _FARTHEST:
+            raise NotMeasured(
+                f"no experts like {wanted.experts} of {wanted.hidden} x {wanted.inter} were measured"
+            )
+        return near
+
+    def _least(self, shape: Shape, stored: str) -> Floats:
+        """The least time for each number of tokens: streaming touched experts, or the arithmetic."""
+        matrix = 3.0 * shape.hidden * shape.inter / shape.tp
+        touched = touched_experts(shape.experts, shape.active, self.tokens) / shape.ep
+        stream = touched * matrix * WEIGHT_BITS[stored] / 8 / self._gpu.hbm_bytes_per_s
+        rate = self._gpu.matmul_flops("fp8" if shape.dtype.startswith("fp8") else "bf16")
+        return np.maximum(stream, 2.0 * self.tokens * shape.active / shape.ep * matrix / rate)
+
+
+def touched_experts(experts: int, active: int, tokens: Floats) -> Floats:
+    """Expected number of distinct experts that tokens are sent to, if each chooses evenly."""
+    return np.asarray(experts * (1.0 - (1.0 - active / experts) ** tokens))
+
+
+def _local(shape: Shape) -> tuple[float, ...]:
+    """Sizes that a time hangs on: of a GPU's share of experts."""
+    return (shape.hidden, shape.inter / shape.tp, shape.experts / shape.ep, shape.active)

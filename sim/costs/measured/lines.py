@@ -1,0 +1,68 @@
+"""Decode time as a chain of straight pieces in the mean context.
+
+Between two measured contexts the time is a line. While a batch decodes all its contexts grow together, so
+that a stretch of steps crosses the pieces in order, and its sums are those of single steps to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from pagecast.sim.costs.step_costs import DecodeLine
+
+
+class ContextPieces(DecodeLine):
+    """Lines by mean context: `pieces[i]` holds from a total context of `starts[i]` tokens on.
+
+    As a tuple it is the last piece.
+    """
+
+    starts: list[int]
+    pieces: list[DecodeLine]
+
+    @classmethod
+    def of(cls, starts: list[int], pieces: list[DecodeLine]) -> ContextPieces:
+        """`starts` ascend from 0, one for each piece."""
+        line = cls(*pieces[-1])
+        line.starts, line.pieces = starts, pieces
+        return line
+
+    def scaled(self, factor: float) -> ContextPieces:
+        """Every time `factor` as long."""
+        return ContextPieces.of(self.starts, [piece.scaled(factor) for piece in self.pieces])
+
+    def ns(self, ctx: int, mx: int, steps: int = 1) -> int:
+        """Nanoseconds of `steps` consecutive decode steps, the first at context `ctx` (longest `mx`)."""
+        at = bisect_right(self.starts, ctx) - 1
+        if at + 1 == len(self.starts) or ctx + (steps - 1) * self.n < self.starts[at + 1]:
+            return self.pieces[at].ns(ctx, mx, steps)
+        return sum(line.ns(*part) for line, part in self._parts(at, ctx, mx, steps))
+
+    def steps_begun(self, ctx: int, mx: int, within_ns: int, most: int, extra_ns: int = 0) -> int:
+        """How many of `most` steps begin before `within_ns` has passed; at least one."""
+        at = bisect_right(self.starts, ctx) - 1
+        if at + 1 == len(self.starts) or ctx + (most - 1) * self.n < self.starts[at + 1]:
+            return self.pieces[at].steps_begun(ctx, mx, within_ns, most, extra_ns)
+        begun = 0
+        for line, (here, longest, steps) in self._parts(at, ctx, mx, most):
+            if begun and within_ns <= 0:
+                break
+            taken = line.ns(here, longest, steps) + extra_ns * steps
+            if taken >= within_ns or begun + steps == most:
+                return begun + line.steps_begun(here, longest, within_ns, steps, extra_ns)
+            begun += steps
+            within_ns -= taken
+        return begun
+
+    def _parts(
+        self, at: int, ctx: int, mx: int, steps: int
+    ) -> Iterator[tuple[DecodeLine, tuple[int, int, int]]]:
+        """The pieces that `steps` steps cross, each with its context, longest context and steps."""
+        while steps > 0:
+            here = steps
+            if at + 1 < len(self.starts):
+                here = min(steps, -((ctx - self.starts[at + 1]) // self.n))
+            if here > 0:
+                yield self.pieces[at], (ctx, mx, here)
+            ctx, mx, steps, at = ctx + here * self.n, mx + here, steps - here, at + 1

@@ -1,0 +1,157 @@
+"""A model's step as measured operations: what its rows take, its attention, and its head.
+
+The rules, each of them stated in `docs/measured-operations.md`:
+- a layer is its matrix products, its attention or latent attention, its experts, five small kernels, and with
+  tensor parallelism two all-reduces;
+- a small kernel takes 3 us and its bytes at 0.8 of the GPU's bandwidth (the published data's own rule);
+- the head is a 16-bit product over the rows that emit a token, with three passes over their logits in fp32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pagecast.sim.costs.measured.attention import DecodeAttention, Heads, PromptAttention, Tiles
+from pagecast.sim.costs.measured.experts import Experts
+from pagecast.sim.costs.measured.grid import completed, extended
+from pagecast.sim.costs.measured.latent import LatentAttention
+from pagecast.sim.costs.measured.missing import NotMeasured
+from pagecast.sim.costs.measured.packing import Floats
+from pagecast.sim.costs.measured.products import BF16, Products
+from pagecast.sim.costs.measured.tables import Table
+from pagecast.sim.costs.measured.tables import table as find_table
+from pagecast.sim.machine.gpus import Gpu
+from pagecast.sim.machine.model_facts import Linear, ModelFacts
+
+KERNEL_S, KERNEL_BANDWIDTH = 3e-6, 0.8
+GRAPH = "graph"
+# GPUs on which vLLM computes prompts and decoding requests in one launch of FlashAttention, and its tiles:
+# FlashAttention 3 packs a group's query heads into 128 rows; FlashAttention 2 has a tile for each head.
+_FA3 = Tiles(rows=128, packed=True)
+_TILES = {
+    "H100 SXM": _FA3,
+    "H200": _FA3,
+    "A100 80GB": Tiles(rows=128, packed=False),
+    "L40S": Tiles(rows=64, packed=False),
+    "RTX PRO 6000": Tiles(rows=64, packed=False),
+}
+
+
+class Operations:
+    """A model on `tp` GPUs, experts spread over `ep` of them. Errors: NotMeasured."""
+
+    def __init__(
+        self, table: Table, model: ModelFacts, gpu: Gpu, *, tp: int = 1, ep: int = 1, kv_dtype: str = BF16
+    ) -> None:
+        self.table, self.model, self.gpu, self.tp, self.ep = table, model, gpu, tp, ep
+        self._products = Products(table)
+        self.rows = self._products.rows
+        self._linears = model.linears(tp)
+        self.latent = self._latent(kv_dtype)
+        groups = () if self.latent else model.kv_groups(tp)
+        tiles = _TILES.get(gpu.name) if table.engine == "vllm" else None
+        self._decode: list[tuple[int, DecodeAttention]] = []
+        self.prompt: list[tuple[int, int, PromptAttention]] = []
+        for group in groups:
+            a = model.attention
+            heads = Heads(kv_dtype, a.heads // tp, model.local_kv_heads(tp), a.head_dim, group.window)
+            self._decode.append((group.layers, DecodeAttention(table.family("decode"), heads)))
+            prompt = PromptAttention(table.family("context"), heads, tiles, gpu.sms)
+            self.prompt.append((group.layers, group.window, prompt))
+
+    # -- attention
+
+    def decode_seconds(self, n: int, contexts: Floats) -> Floats:
+        """Attention of `n` decoding requests in all layers, at each mean context."""
+        total = np.zeros(len(contexts))
+        for layers, attention in self._decode:
+            total += layers * attention.seconds(n, contexts)
+        if self.latent:
+            total += self.model.layers * self.latent.decode_seconds(n, contexts)
+        return total
+
+    def chunk_seconds(self, tokens: int, context: int) -> float:
+        """Attention of a prompt chunk in all layers, above that of the smallest launch."""
+        total = sum(layers * attention.seconds(tokens, context) for layers, _, attention in self.prompt)
+        if self.latent:
+            total += self.model.layers * self.latent.seconds(tokens, context)
+        return total
+
+    # -- rows
+
+    def row_seconds(self) -> Floats:
+        """Everything but attention and head for each number of tokens in `rows`."""
+        total = self._small_kernels_s() + self._communication_s()
+        for linear in self._linears:
+            if linear.name.startswith("expert_"):
+                continue
+            if self.latent and linear.name in _IN_LATENT:
+                continue
+            total += linear.layers * self._linear_s(linear)
+        if self.model.moe:
+            total += self.model.moe.layers * self._experts_s()
+        if self.latent:
+            total += self.model.layers * self.latent.row_seconds(self.rows)
+        return np.asarray(total)
+
+    def head_seconds(self) -> Floats:
+        """The head and sampling for each number of emitting rows in `rows`."""
+        m = self.model
+        product = self._products.seconds(BF16, m.hidden, -(-m.vocab // self.tp))
+        logits = 12.0 * self.rows * m.vocab / (self.gpu.hbm_bytes_per_s * KERNEL_BANDWIDTH)
+        return np.asarray(product + logits)
+
+    def _linear_s(self, linear: Linear) -> Floats:
+        m = self.model
+        plain = m.linear_bits(linear) == 8.0 * m.dtype_bytes
+        dtype = BF16 if plain else self._products.dtype(m.weight_dtype, m.model_type)
+        return self._products.seconds(dtype, linear.inputs, linear.outputs)
+
+    def _experts_s(self) -> Floats:
+        m = self.model
+        assert m.moe
+        experts = Experts(self.table, self.gpu)
+        tp = 1 if self.ep > 1 else self.tp
+        shape = experts.shape(m.hidden, m.moe, m.weight_dtype, tp, self.ep)
+        return extended(self.rows, experts.tokens, experts.seconds(shape, m.weight_dtype))
+
+    def _small_kernels_s(self) -> Floats:
+        """Norms, rotary positions, KV store and activation: bytes that they read and write."""
+        m, tp = self.model, self.tp
+        a, moe = m.attention, m.moe
+        width = a.heads // tp * a.head_dim + 2 * m.local_kv_heads(tp) * a.head_dim
+        mlp = moe.shared_intermediate // tp if moe else m.intermediate // tp
+        values = 8 * m.hidden + 2 * width + 3 * mlp
+        kernels = 5
+        if self.latent:
+            values, kernels = 8 * m.hidden + 3 * mlp, 3
+        per_token = values * m.dtype_bytes / (self.gpu.hbm_bytes_per_s * KERNEL_BANDWIDTH)
+        return m.layers * (kernels * KERNEL_S + per_token * self.rows)
+
+    def _communication_s(self) -> Floats:
+        """Two all-reduces of the hidden rows in each layer."""
+        if self.tp == 1:
+            return np.zeros(len(self.rows))
+        if "all_reduce" not in self.table:
+            raise NotMeasured("all-reduces were not measured")
+        family = self.table.family("all_reduce")
+        times = family.of(self.tp, GRAPH)
+        if times is None:
+            raise NotMeasured(f"all-reduces over {self.tp} GPUs were not measured")
+        elements = family.axes["elements"]
+        once = extended(self.rows * self.model.hidden, elements, completed(times, elements))
+        return np.asarray(2 * self.model.layers * once)
+
+    def _latent(self, kv_dtype: str) -> LatentAttention | None:
+        m = self.model
+        if m.attention.mla is None:
+            return None
+        table = self.table
+        if "mla_decode" not in table:
+            table = find_table(self.gpu.name, "vllm") or table
+        stored = BF16 if m.weight_dtype in ("bf16", "fp16") or m.quantized != "all" else "fp8_block"
+        return LatentAttention(
+            table, m.attention.mla, m.hidden, (kv_dtype, stored, m.attention.heads // self.tp)
+        )
+
+
+_IN_LATENT = ("q", "q_a", "q_b", "kv_a", "kv_b", "o")

@@ -1,0 +1,100 @@
+"""Measured matrix products: the time of `m` rows for any inputs x outputs.
+
+Two traps of the source. Some times stand above those of more rows, to which it could be padded: they are
+cut to 5% above them. vLLM's products scaled by blocks were measured with the launches of Python, 60 to 280 us
+for any few rows: the same kernels are taken from SGLang's measurements, or TensorRT-LLM's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pagecast.sim.costs.measured.grid import bracket, completed, extended
+from pagecast.sim.costs.measured.missing import NotMeasured
+from pagecast.sim.costs.measured.packing import Floats
+from pagecast.sim.costs.measured.tables import Family, Table
+from pagecast.sim.costs.measured.tables import table as find_table
+
+BF16 = "bfloat16"
+BLOCKS = "fp8_block"
+# How the tables call the kernels for weights stored so, best first. Published FP8 checkpoints of the models
+# below are scaled by blocks of 128 x 128, others by tensor or channel.
+_KERNELS = {
+    "bf16": (BF16,),
+    "fp16": (BF16,),
+    "fp8": ("fp8", BLOCKS),
+    "int8": ("sq", "int8_wo"),
+    "int4": ("int4_wo",),
+    "nvfp4": ("nvfp4",),
+    "mxfp4": (),
+}
+_SCALED_BY_BLOCKS = ("qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe", "minimax_m2")
+_LEAST_SHAPES = 100  # with fewer, a kernel was not swept over shapes
+_ABOVE_MORE_ROWS = 1.05
+
+
+class Products:
+    """Matrix products of one GPU and engine. A shape between measured ones is interpolated in both sizes."""
+
+    def __init__(self, table: Table) -> None:
+        self._family = table.family("gemm")
+        self._blocks = _blocks(table)
+        self.rows = self._family.axes["m"]
+        self._sizes: dict[str, tuple[list[float], list[float]]] = {}
+
+    def dtype(self, stored: str, model_type: str) -> str:
+        """The kernel for weights of dtype `stored`. Errors: NotMeasured."""
+        wanted = _KERNELS.get(stored, ())
+        if stored == "fp8" and model_type in _SCALED_BY_BLOCKS:
+            wanted = wanted[::-1]
+        for dtype in wanted:
+            if _shapes(self._of(dtype), dtype) >= _LEAST_SHAPES:
+                return dtype
+        raise NotMeasured(f"matrix products with {stored} weights were not measured")
+
+    def seconds(self, dtype: str, inputs: int, outputs: int) -> Floats:
+        """Time of one product for each number of rows in `rows`."""
+        wide, deep = self._shapes(dtype)
+        total = np.zeros(len(self.rows))
+        for n, share in bracket(outputs, wide):
+            for k, part in bracket(inputs, deep):
+                total += share * part * self._measured(dtype, n, k)
+        return total
+
+    def _shapes(self, dtype: str) -> tuple[list[float], list[float]]:
+        if dtype not in self._sizes:
+            keys = [key for key in self._of(dtype).keys if key[0] == dtype]
+            self._sizes[dtype] = sorted({key[1] for key in keys}), sorted({key[2] for key in keys})
+        return self._sizes[dtype]
+
+    def _of(self, dtype: str) -> Family:
+        """The measurements that kernels of `dtype` are taken from."""
+        return self._blocks if dtype == BLOCKS else self._family
+
+    def _measured(self, dtype: str, n: float, k: float) -> Floats:
+        """A measured shape, or the nearest one in proportion to its weights."""
+        family = self._of(dtype)
+        times, scale = family.of(dtype, n, k), 1.0
+        if times is None:
+            keys = [key for key in family.keys if key[0] == dtype]
+            near = min(keys, key=lambda key: abs(np.log(key[1] / n)) + abs(np.log(key[2] / k)))
+            times, scale = family.times[family.keys[near]], n * k / (near[1] * near[2])
+        rows = family.axes["m"]
+        whole = completed(times, rows)
+        least = np.minimum.accumulate(whole[::-1])[::-1]
+        kept = np.minimum(whole, _ABOVE_MORE_ROWS * least) * scale
+        return kept if rows is self.rows else extended(self.rows, rows, kept)
+
+
+def _blocks(table: Table) -> Family:
+    """Where products scaled by blocks are taken from."""
+    if table.engine == "vllm":
+        for engine in ("sglang", "trtllm"):
+            other = find_table(table.gpu, engine)
+            if other is not None and _shapes(other.family("gemm"), BLOCKS) >= _LEAST_SHAPES:
+                return other.family("gemm")
+    return table.family("gemm")
+
+
+def _shapes(family: Family, dtype: str) -> int:
+    """How many shapes were measured."""
+    return sum(key[0] == dtype for key in family.keys)

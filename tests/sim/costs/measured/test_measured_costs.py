@@ -1,0 +1,148 @@
+"""Costs composed of measured operations: what they add up from, and that any cut of steps adds up alike."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagecast.sim.costs.measured.packing import pack, unpack
+from pagecast.sim.costs.measured.tables import paths, table
+from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.scenario import Scenario
+
+CHUNK = Batch(0, 0, 0, ((1024, 0),))
+
+
+def measured(**fields):
+    return Scenario(costs="measured", **fields).step_costs()
+
+
+@pytest.fixture(scope="module")
+def costs():
+    return measured()
+
+
+def test_packed_times_come_back_within_a_twentieth_of_a_percent():
+    seconds = np.geomspace(1e-7, 1.0, 1000)
+    assert np.allclose(unpack(pack(seconds)), seconds, rtol=5.1e-4)
+    assert math.isnan(unpack(pack(np.array([np.nan])))[0])
+
+
+def test_every_table_is_small_and_has_what_a_decoder_takes():
+    assert {engine for _, engine in paths()} == {"vllm", "sglang", "trtllm"}
+    for (gpu, engine), path in paths().items():
+        assert path.stat().st_size < 3_000_000
+        facts = table(gpu, engine).facts
+        assert {"gemm", "context", "decode"} <= set(facts["families"])
+        assert "Apache-2.0" in facts["source"]
+
+
+def test_a_product_that_was_measured_is_what_the_source_has(costs):
+    """Qwen3-8B's output projection, 4,096 x 4,096, of 64 rows on an H200: 13 us in the published table."""
+    gemm = table("H200", "vllm").family("gemm")
+    at = int(np.flatnonzero(gemm.axes["m"] == 64)[0])
+    assert 11e-6 < gemm.of("bfloat16", 4096, 4096)[at] < 15e-6
+
+
+@given(
+    n=st.integers(1, 256),
+    mean=st.integers(0, 140_000),
+    first=st.integers(1, 40),
+    second=st.integers(1, 40_000),
+)
+def test_sums_over_any_cut_of_steps_agree(costs, n, mean, first, second):
+    line = costs.decode_line(n)
+    ctx = mean * n + n // 2
+    whole = line.ns(ctx, mean + 9, first + second)
+    assert whole == line.ns(ctx, mean + 9, first) + line.ns(ctx + first * n, mean + 9 + first, second)
+
+
+@given(n=st.integers(1, 64), mean=st.integers(0, 9_000), within=st.integers(1, 10**11))
+def test_the_steps_that_begin_in_time_are_counted_exactly(costs, n, mean, within):
+    line, extra = costs.decode_line(n), 12_345
+    ctx = mean * n
+    begun = line.steps_begun(ctx, mean, within, 20_000, extra)
+
+    def before(step):
+        return line.ns(ctx, mean, step - 1) + extra * (step - 1) if step > 1 else 0
+
+    assert begun == 1 or before(begun) < within
+    assert begun == 20_000 or before(begun + 1) >= within
+
+
+def test_more_work_takes_longer(costs):
+    assert costs.decode_line(64).ns(64 * 512, 512) < costs.decode_line(128).ns(128 * 512, 512)
+    assert costs.decode_line(64).ns(64 * 512, 512) < costs.decode_line(64).ns(64 * 4096, 4096)
+    assert costs.device_ns(CHUNK) < costs.device_ns(Batch(0, 0, 0, ((1024, 8192),)))
+    assert costs.device_ns(CHUNK) < costs.device_ns(Batch(64, 64 * 2048, 2048, ((1024, 0),)))
+
+
+def test_a_cached_prefix_costs_less_than_computing_it(costs):
+    cached = costs.device_ns(Batch(0, 0, 0, ((1024, 7168),)))
+    assert cached < 0.35 * costs.device_ns(Batch(0, 0, 0, ((8192, 0),)))
+
+
+def test_a_decoding_request_costs_more_beside_a_prompt_only_where_one_kernel_computes_both():
+    """FlashAttention on Hopper pads it to a tile; on Blackwell decode has a kernel of its own."""
+
+    def extra(gpu):
+        costs = measured(gpu=gpu)
+        alone, base = costs.decode_line(64), costs.decode_line(64).ns(0, 0)
+        decode = alone.ns(64 * 8192, 8192) - base
+        mixed = [costs.device_ns(Batch(64, 64 * ctx, ctx, ((2048, 0),))) for ctx in (0, 8192)]
+        return (mixed[1] - mixed[0]) / decode
+
+    assert 1.5 < extra("H200") < 2.2
+    assert 0.9 < extra("B200") < 1.1
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_tensor_parallelism_pays_for_its_all_reduces(tp):
+    one, more = measured(model="Qwen/Qwen3-32B"), measured(model="Qwen/Qwen3-32B", tensor_parallel_size=tp)
+    ratio = one.decode_line(16).ns(16 * 1024, 1024) / more.decode_line(16).ns(16 * 1024, 1024)
+    assert 1 < ratio < tp
+
+
+def test_asynchronous_scheduling_hides_the_host():
+    batch = Batch(16, 16 * 900, 900, ((600, 0),))
+    exposed, hidden = measured(async_scheduling=False), measured()
+    assert exposed.device_ns(batch) > hidden.device_ns(batch)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "Qwen/Qwen3-30B-A3B", "gpu": "H200"},
+        {"model": "Qwen/Qwen3-30B-A3B", "tensor_parallel_size": 4, "enable_expert_parallel": True},
+        {"model": "mistralai/Mixtral-8x7B-v0.1", "gpu": "H100", "tensor_parallel_size": 2},
+        {"model": "openai/gpt-oss-20b", "gpu": "B200"},
+        {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "tensor_parallel_size": 8},
+        {"model": "meta-llama/Llama-3.1-70B", "gpu": "A100 80GB", "tensor_parallel_size": 4},
+        {"model": "meta-llama/Llama-3.1-8B", "gpu": "L40S", "kv_cache_dtype": "fp8"},
+        {"model": "meta-llama/Llama-3.1-8B-FP8", "gpu": "H100"},
+        {"model": "Qwen/Qwen3-8B-NVFP4", "gpu": "B200", "kv_cache_dtype": "fp8"},
+        {"model": "google/gemma-3-27b-it", "gpu": "RTX PRO 6000"},
+        {"model": "Qwen/Qwen3-8B", "gpu": "GB300", "engine": "sglang"},
+        {"model": "Qwen/Qwen3-8B", "gpu": "B300", "engine": "trtllm"},
+    ],
+    ids=lambda fields: f"{fields['model']} {fields.get('gpu', 'H200')}",
+)
+def test_a_step_is_never_faster_than_the_hardware(fields):
+    """At least the time of reading the weights that one token touches, and at most 20 times it."""
+    costs = measured(**fields)
+    model, gpu, tp = costs.operations.model, costs.operations.gpu, costs.operations.tp
+    idle = sum(
+        ln.params * (1 - ln.active / ln.experts) * model.linear_bits(ln) / 8 for ln in model.linears(tp)
+    )
+    least_s = (model.weight_bytes(tp) - idle - model.vocab * model.hidden * 2 / tp) / gpu.hbm_bytes_per_s
+    taken_s = costs.decode_line(1).ns(128, 128) / 1e9
+    assert least_s < taken_s < 20 * least_s
+
+
+def test_fewer_bits_are_faster():
+    plain = measured(model="meta-llama/Llama-3.1-8B", gpu="B200").decode_line(1).ns(1, 1)
+    fp8 = measured(model="meta-llama/Llama-3.1-8B-FP8", gpu="B200").decode_line(1).ns(1, 1)
+    assert fp8 < plain
+    long, kv8 = (measured(gpu="H200", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
+    assert kv8.decode_line(64).ns(64 * 8192, 8192) < long.decode_line(64).ns(64 * 8192, 8192)
