@@ -1,4 +1,4 @@
-"""What is raised where the measured operations do not cover a set-up."""
+"""Error for what the measured operations do not cover."""
 
 
 class NotMeasured(Exception):
