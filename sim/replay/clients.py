@@ -25,6 +25,8 @@ class Arrivals:
     Errors: BadInput where a fixed arrival is missing, or times are out of order.
     """
 
+    open = False  # whether others may add requests while the replica runs
+
     def __init__(self, trace: Trace) -> None:
         table = trace.requests
         seconds = table["arrival_s"].to_numpy(np.float64)

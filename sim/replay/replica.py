@@ -26,6 +26,7 @@ from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
+from simpy.events import URGENT
 
 FlightTimes = tuple[int, int, int]
 """A plan under way: planned at, host free to plan the next step at, done at. In nanoseconds."""
@@ -39,6 +40,10 @@ class Replica:
 
     `fast_forward=False` makes every step a flight of its own; the outcome is the same to the nanosecond.
     `after_step` is called between steps, for checks.
+
+    Where `arrivals.open` is true, somebody adds requests while the replica runs, at the environment's time,
+    and calls `wake` after each; the replica waits where it has nothing to do. `clock` is the time of its
+    latest change, which may be ahead of the environment's.
     """
 
     def __init__(
@@ -65,6 +70,10 @@ class Replica:
         self._device_free = 0
         self._base = 0  # when the first step of the newest stretch begins
         self._prompt_tokens = 0  # tokens of the last step planned, if it had prompts
+        self._idle: simpy.Event | None = None  # what it waits for where it has nothing to do
+        self.clock = 0
+        self.look: Callable[[int], None] | None = None  # called before the first change at or after `look_ns`
+        self.look_ns = NEVER_NS
         self.process = env.process(self._run())
 
     def cut(self, now: int) -> None:
@@ -83,16 +92,42 @@ class Replica:
         gap = -self._saved(n)
         if not self._pipeline.depth:
             gap += host
-            steps = line.steps_begun(plan.decode_ctx, plan.decode_max, now - self._base, plan.steps, gap)
-        elif now > self._base and plan.steps > 1:
-            within = now - self._base
-            steps = 1 + line.steps_begun(plan.decode_ctx, plan.decode_max, within, plan.steps - 1, gap)
-        else:
-            steps = 1
+        steps = self._begun(plan, line, gap, now)
         shorter = self.scheduler.cut(plan, steps)
         if shorter is not plan:
             self._pipeline.replace_newest(shorter, self._times(shorter, line, start_ns, start_ns + host, gap))
             self.process.interrupt()
+
+    def _begun(self, plan: StepPlan, line: DecodeLine, gap: int, now: int) -> int:
+        """How many steps of the open stretch begin before `now`."""
+        within = now - self._base
+        if not self._pipeline.depth:
+            return line.steps_begun(plan.decode_ctx, plan.decode_max, within, plan.steps, gap)
+        if within > 0 and plan.steps > 1:
+            return 1 + line.steps_begun(plan.decode_ctx, plan.decode_max, within, plan.steps - 1, gap)
+        return 1
+
+    def used_blocks(self, now: int) -> int:
+        """Blocks that requests hold at `now`, not before the latest change. It changes nothing."""
+        scheduler = self.scheduler
+        used = scheduler.memory.used_blocks
+        plan = scheduler.stride.open
+        if plan is None:
+            return used
+        gap = -self._saved(plan.decode_n)
+        if not self._pipeline.depth:
+            gap += self.costs.host_ns(plan.decode_n)
+        steps = self._begun(plan, self.costs.decode_line(plan.decode_n), gap, now)
+        running = scheduler.running
+        return used + running.decoders.crossings(running.tick, steps)[1] * scheduler.memory.crossing_blocks
+
+    def wake(self, now: int) -> None:
+        """Takes note that `arrivals` has a new entry, which joins the first step planned from `now` on."""
+        if self._idle is not None:
+            self._idle.succeed()
+            self._idle = None
+        elif self.scheduler.stride.open is not None:
+            self.cut(now)
 
     # ---- the loop
 
@@ -108,12 +143,15 @@ class Replica:
         while True:
             if len(flights) <= depth:
                 goal = flights[-1][1][1] if flights else now
-                if goal > now:
-                    if others and others[0][0] <= goal and (yield from self._cut_short(goal)):
-                        continue
-                    now = goal
+                if goal < now:
+                    goal = now
+                if others and self._others_first(goal) and (yield from self._cut_short(goal)):
+                    continue
+                now = goal
                 if arrivals.next_ns <= now:
                     now = self._take_in(now)
+                    if others and others[0][0] <= now:
+                        continue  # more may arrive while these are handled
                 launched = self._plan(now)
                 if launched is not None:
                     now = launched
@@ -122,7 +160,11 @@ class Replica:
                 elif not flights:
                     goal = arrivals.next_ns
                     if goal == NEVER_NS:
-                        break
+                        if not arrivals.open:
+                            break
+                        self._idle = env.event()
+                        yield self._idle
+                        continue
                     if not (others and others[0][0] <= goal and (yield from self._cut_short(goal))):
                         now = goal
                     continue
@@ -134,6 +176,9 @@ class Replica:
                         continue
                 now = end_ns
             unseen += 1
+            if now >= self.look_ns and self.look is not None:
+                self.look(now)
+            self.clock = now
             ended = pipeline.commit(DONE, now)
             self.recorder.step(plan, start_ns, end_ns)
             for request in ended:
@@ -142,6 +187,12 @@ class Replica:
                 self.after_step()
         if now > env.now:
             yield env.timeout(now - env.now)
+
+    def _others_first(self, goal: int) -> bool:
+        """Whether other processes have something to do before a step planned at `goal`: earlier, or urgently
+        at that time, as arrivals are."""
+        time, priority, *_ = self.env._queue[0]
+        return bool(time < goal or (time == goal and (priority == URGENT or goal > self.env.now)))
 
     def _cut_short(self, goal: int) -> Generator[Any, Any, bool]:
         """Waits until `goal`. True: a flight was cut meanwhile, and its times are others now."""
@@ -155,6 +206,8 @@ class Replica:
         """Handles what has arrived, and who has gone, one after another; each takes the host some time."""
         arrivals = self.arrivals
         scheduler = self.scheduler
+        if now >= self.look_ns and self.look is not None:
+            self.look(now)
         while (due := arrivals.take(now)) is not None:
             row, arrival_ns = due
             if arrival_ns is None:
@@ -173,6 +226,9 @@ class Replica:
 
     def _plan(self, now: int) -> int | None:
         """Plans at `now` and launches. Returns when that is done; None: nothing can be planned."""
+        if now >= self.look_ns and self.look is not None:
+            self.look(now)
+        self.clock = now
         stride = self.scheduler.stride
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0

@@ -103,7 +103,7 @@ def replay(
             raise AssertionError(f"{len(scheduler.requests)} requests never ended")
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
-        summary = _summary(table, recorder, scheduler, scenario, costs, wall_s)
+        summary = summarise(table, recorder, scheduler, scenario, costs, wall_s)
         said = notes(trace, scenario, costs, table, recorder, share)
         result = Result(trace.name, scenario, summary, table, recorder.steps(), said)
         if folder is not None:
@@ -124,7 +124,7 @@ def _run(env: simpy.Environment, recorder: Recorder, progress: Progress | None) 
             progress(recorder.ended)
 
 
-def _summary(
+def summarise(
     table: pd.DataFrame,
     recorder: Recorder,
     scheduler: Scheduler,
@@ -132,6 +132,7 @@ def _summary(
     costs: StepCosts,
     wall_s: float,
 ) -> dict[str, Any]:
+    """The figures of one replica. `table` has the requests that ended there."""
     states = table["state"].value_counts()
     served = table[table["state"] != "rejected"]
     completed = table[table["state"] == "completed"]

@@ -273,6 +273,8 @@ class FullGroup:
                 index.add(run)
             if run.next is not None or index.first[run.key] is not run:
                 self._overtake(run)
+            if self.pool.watcher is not None and run.published > before:
+                self.pool.watcher.stored(run.key, run.start + before, run.start + run.published)
             if self.log.events is not None:
                 self.log.add(EventKind.STORED, request.id, run.blocks[before : run.published])
 

@@ -6,10 +6,22 @@ order that `Eviction` says. Only KV groups call the pool.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.index import PrefixIndex
 from pagecast.sim.core.memory.run import FreePiece, Run
+
+
+class Watcher(Protocol):
+    """Hears which content can be found: blocks `begin` to `end` of the segment that has the key `key`."""
+
+    def stored(self, key: bytes, begin: int, end: int) -> None:
+        """These blocks can be found from now on."""
+
+    def removed(self, key: bytes, begin: int, end: int) -> None:
+        """These blocks can no longer be found, or one copy of them less."""
 
 
 class BlockPool:
@@ -22,6 +34,7 @@ class BlockPool:
         self.eviction = eviction
         self.index = PrefixIndex()
         self.log = log
+        self.watcher: Watcher | None = None
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
         # Pieces are taken from their high end, so the first block to be taken stands last.
         self._free(Run(None, 0, list(range(num_blocks - 1, -1, -1))), 0, num_blocks)
@@ -74,6 +87,8 @@ class BlockPool:
     def _evict(self, run: Run, blocks: list[int]) -> None:
         left = len(run.blocks)
         self.evicted_blocks += run.published - left
+        if self.watcher is not None and run.key is not None:
+            self.watcher.removed(run.key, run.start + left, run.start + run.published)
         run.published = left
         if not left:
             self._forget(run)
@@ -87,6 +102,8 @@ class BlockPool:
 
     def unpublish(self, run: Run, published: int) -> None:
         """Makes the blocks of a run after the first `published` unfindable; their holders keep them."""
+        if self.watcher is not None and run.key is not None:
+            self.watcher.removed(run.key, run.start + published, run.start + run.published)
         run.published = published
         if not published:
             self.index.remove(run)

@@ -1,0 +1,88 @@
+"""A replay's figures as tables on the console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pagecast.planner_app import console
+from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.sim.replay import Result
+from pagecast.sim.replay.metrics import STATISTICS, telling
+from pagecast.sim.replay.replicates import Spread
+from rich.table import Table
+
+
+def show(result: Result, out: Path | None, spread: Spread | None = None) -> None:
+    """Prints a result as tables, with its intervals, and what the figures mean and how far to trust them."""
+    s, scenario = result.summary, result.scenario
+    console.out.print(
+        f"{result.trace}: {s['requests']:,} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
+        f"{scenario.gpu}, profile {scenario.profile}, costs {s['costs']}",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in STATISTICS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for title, key in _rows(result):
+        table.add_row(title, *(console.seconds(s[key][statistic]) for statistic in STATISTICS))
+        for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
+            values = (bounds.get(f"{key}.{statistic}") for statistic in STATISTICS)
+            table.add_row(f"  {side}", *(console.seconds(value) for value in values), style="dim")
+    console.out.print(table)
+    console.out.print(_facts(s, scenario.tensor_parallel_size))
+    for note in result.notes:
+        console.out.print(f"note: {sentence(note)}", soft_wrap=True, markup=False)
+    written = f"; written to {out}" if out else ""
+    console.out.print(f"replayed in {s['wall_s']:.2f} s{written}", soft_wrap=True)
+
+
+def _rows(result: Result) -> list[tuple[str, str]]:
+    """Latencies, parts below their sum: queue, lookup and prefill make TTFT, and with decode E2E.
+
+    TTFT with and without a prefix hit, at equal queues, where enough requests can be compared.
+    """
+    rows = [
+        ("E2E", "e2e_s"),
+        ("  TTFT", "ttft_s"),
+        ("    queue", "queue_s"),
+        ("    lookup", "prefix_lookup_s"),
+        ("    prefill", "prefill_s"),
+        ("  decode", "decode_s"),
+        ("TPOT", "tpot_s"),
+    ]
+    sides = [("TTFT cached", "ttft_cached_s"), ("TTFT uncached", "ttft_uncached_s")]
+    return rows + (sides if telling(result.requests) else [])
+
+
+def _facts(s: dict[str, Any], gpus: int) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    ended = f"{s['completed']:,} completed"
+    ended += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
+    rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
+    table.add_row("requests", f"{ended} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
+    if reasons := s.get("rejected_reasons"):
+        reason, count = max(reasons.items(), key=lambda pair: pair[1])
+        others = f", and {s['rejected'] - count:,} for other reasons" if s["rejected"] > count else ""
+        table.add_row("rejected", f"{count:,}: {reason}{others}")
+    table.add_row("output", f"{s['output_tokens_per_s']:,.0f} tokens/s, {s['output_tokens']:,} tokens")
+    table.add_row(
+        "prefix hits",
+        f"{s['token_hit_rate']:.1%} of eligible prompt tokens reused, "
+        f"{console.seconds(s['prefill_avoided_s'])} of prefill avoided",
+    )
+    table.add_row(
+        "KV cache",
+        f"{s['num_gpu_blocks']:,} blocks, {s['peak_kv_usage']:.1%} in use at peak, "
+        f"{s['evicted_blocks']:,} evicted",
+    )
+    over = f", over all {gpus} GPUs" if gpus > 1 else ""
+    table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, in the mean{over}")
+    table.add_row(
+        "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
+    )
+    table.add_row("steps", f"{s['steps']:,}")
+    return table

@@ -1,0 +1,125 @@
+"""Figures of a fleet: those of all its replicas together, and how evenly a router spread the requests.
+
+Herding is how much a router runs after one replica for a while: of each row of 4 N consecutive requests (N
+replicas), the largest share that one replica got, from 0 (an even share) to 1 (all of them), in the mean.
+Imbalance is the busiest replica's output and uncached prompt tokens over the mean replica's. Stale tokens are
+prompt tokens that the router believed cached and the replica had to compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary
+
+_SUMS = (
+    "requests",
+    "completed",
+    "rejected",
+    "cancelled",
+    "steps",
+    "input_tokens",
+    "output_tokens",
+    "prefill_avoided_s",
+    "eligible_prefix_tokens",
+    "reused_prefix_tokens",
+    "num_gpu_blocks",
+    "evicted_blocks",
+    "preemptions",
+    "recomputed_tokens",
+    "failed_allocations",
+)
+_WINDOW = 4
+
+
+def together(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float) -> dict[str, Any]:
+    """The summary of several replicas, with the names and meanings of one replica's.
+
+    `num_gpu_blocks` is of all of them, `peak_kv_usage` the highest of any. `table` has every request.
+    """
+    if len(summaries) == 1:
+        return summaries[0]
+    found: dict[str, Any] = dict(summaries[0])
+    for name in _SUMS:
+        found[name] = sum(summary[name] for summary in summaries)
+    served = table[table["state"] != "rejected"]
+    ends = served["finished_s"].to_numpy(np.float64)
+    makespan = float(ends.max() - table["arrival_s"].min()) if len(served) else 0.0
+    reasons: dict[str, int] = {}
+    for summary in summaries:
+        for reason, count in summary["rejected_reasons"].items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    cached, uncached = cached_and_uncached(table)
+    completed = [summary["completed"] for summary in summaries]
+    sizes = [summary["bytes_per_sequence"] for summary in summaries]
+    eligible = found["eligible_prefix_tokens"]
+    found.update(
+        makespan_s=makespan,
+        wall_s=wall_s,
+        output_tokens_per_s=found["output_tokens"] / makespan if makespan > 0 else 0.0,
+        **latency_summary(table),
+        ttft_cached_s=cached,
+        ttft_uncached_s=uncached,
+        bytes_per_sequence=float(np.average(sizes, weights=completed)) if sum(completed) else 0.0,
+        token_hit_rate=found["reused_prefix_tokens"] / eligible if eligible else 0.0,
+        peak_kv_usage=max(summary["peak_kv_usage"] for summary in summaries),
+        rejected_reasons=reasons,
+    )
+    return found
+
+
+def spread(
+    table: pd.DataFrame, choices: list[int], believed: list[int], replicas: pd.DataFrame
+) -> dict[str, Any]:
+    """How a router spread the requests: herding, imbalance and stale tokens."""
+    admitted = table[table["admitted_s"].notna()]
+    claimed = np.array(believed, dtype=np.int64)[admitted["row"].to_numpy(np.int64)]
+    cached = admitted["cached_tokens"].to_numpy(np.int64)
+    work = replicas["computed_tokens"].to_numpy(np.float64)
+    return {
+        "herding": herding(choices, len(replicas)),
+        "imbalance": float(work.max() / work.mean()) if work.sum() else 1.0,
+        "believed_tokens": int(claimed.sum()),
+        "stale_tokens": int(np.maximum(claimed - cached, 0).sum()),
+    }
+
+
+def herding(choices: list[int], replicas: int) -> float:
+    """See above; 0 for one replica, or fewer than one window of requests."""
+    size = _WINDOW * replicas
+    windows = len(choices) // size
+    if replicas < 2 or not windows:
+        return 0.0
+    rows = np.array(choices[: windows * size], dtype=np.int64).reshape(windows, size)
+    counts = np.zeros((windows, int(rows.max()) + 1), dtype=np.int64)
+    np.add.at(counts, (np.arange(windows)[:, None], rows), 1)
+    share = counts.max(axis=1) / size
+    even = 1 / replicas
+    return float(((share - even) / (1 - even)).mean())
+
+
+def by_replica(summaries: list[dict[str, Any]], names: list[str], gpus: list[str]) -> list[dict[str, Any]]:
+    """What each replica served, how fast, and how much of it was cached."""
+    rows = []
+    for name, gpu, summary in zip(names, gpus, summaries, strict=True):
+        computed = summary["input_tokens"] - summary["reused_prefix_tokens"] + summary["output_tokens"]
+        rows.append(
+            {
+                "replica": name,
+                "gpu": gpu,
+                "requests": summary["requests"],
+                "completed": summary["completed"],
+                "rejected": summary["rejected"],
+                "computed_tokens": max(computed, 0),
+                "output_tokens": summary["output_tokens"],
+                "token_hit_rate": summary["token_hit_rate"],
+                "ttft_p99_s": summary["ttft_s"]["p99"],
+                "tpot_p99_s": summary["tpot_s"]["p99"],
+                "peak_kv_usage": summary["peak_kv_usage"],
+                "preemptions": summary["preemptions"],
+                "steps": summary["steps"],
+            }
+        )
+    return rows

@@ -1,0 +1,52 @@
+"""What routers have sent to one replica: its arrivals, which become known only while it runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pagecast.sim.replay.clients import NEVER_NS, Arrivals
+
+Ended = Callable[[int, int], None]
+
+
+class Inbox(Arrivals):
+    """Entries in the order they were sent, each `(due, row, arrival)`; without an arrival a cancellation.
+
+    `on_end(row, now)` hears of every request that has ended on the replica.
+    """
+
+    def __init__(self, on_end: Ended) -> None:
+        self.open = True
+        self.next_ns = NEVER_NS
+        self._on_end = on_end
+        self._entries: deque[tuple[int, int, int | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, row: int, now: int, arrival_ns: int | None) -> None:
+        """Adds a request that came to the fleet at `arrival_ns`; with None, its client has given up."""
+        self._entries.append((now, row, arrival_ns))
+        if self.next_ns == NEVER_NS:
+            self.next_ns = now
+
+    def take(self, now: int) -> tuple[int, int | None] | None:
+        """Takes what is due by `now`, as a row and its arrival time; without one, a client has given up."""
+        if self.next_ns > now:
+            return None
+        entries = self._entries
+        _, row, arrival_ns = entries.popleft()
+        self.next_ns = entries[0][0] if entries else NEVER_NS
+        return row, arrival_ns
+
+    def ended(self, row: int, now: int) -> None:
+        """A request has ended on the replica."""
+        self._on_end(row, now)
+
+    def take_all(self) -> list[int]:
+        """Takes every entry, due or not: the rows of the requests among them."""
+        rows = [row for _, row, arrival_ns in self._entries if arrival_ns is not None]
+        self._entries.clear()
+        self.next_ns = NEVER_NS
+        return rows

@@ -1,0 +1,1 @@
+"""Prefix indexes: what a router believes that replicas have cached."""

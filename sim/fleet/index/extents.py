@@ -1,0 +1,84 @@
+"""Which blocks of which segments each replica is believed to have."""
+
+from __future__ import annotations
+
+from pagecast.sim.fleet.query import Piece
+
+
+class Extent:
+    """Blocks `begin` to `end` of one segment on one replica, noted at `time` (nanoseconds)."""
+
+    __slots__ = ("begin", "end", "key", "time")
+
+    def __init__(self, key: bytes, begin: int, end: int, time: int) -> None:
+        self.key = key
+        self.begin = begin
+        self.end = end
+        self.time = time
+
+
+class Extents:
+    """Disjoint extents by segment and replica, each list in order of position."""
+
+    def __init__(self) -> None:
+        self.of: dict[bytes, dict[int, list[Extent]]] = {}
+
+    def at(self, key: bytes, replica: int) -> list[Extent]:
+        """The extents of a segment on a replica, made where there were none."""
+        holders = self.of.get(key)
+        if holders is None:
+            holders = self.of[key] = {}
+        extents = holders.get(replica)
+        if extents is None:
+            extents = holders[replica] = []
+        return extents
+
+    def discard(self, extent: Extent, replica: int) -> None:
+        """Removes an extent that has become empty."""
+        holders = self.of[extent.key]
+        extents = holders[replica]
+        extents.remove(extent)
+        if not extents:
+            del holders[replica]
+            if not holders:
+                del self.of[extent.key]
+
+    def forget(self, replica: int) -> None:
+        """Removes all that is believed of a replica. Linear in all segments."""
+        for key in [key for key, holders in self.of.items() if replica in holders]:
+            holders = self.of[key]
+            del holders[replica]
+            if not holders:
+                del self.of[key]
+
+    def overlaps(self, path: list[Piece], since: int) -> dict[int, int]:
+        """How many blocks, from the prompt's start, each replica has: those with none are left out.
+
+        Extents noted before `since` do not count.
+        """
+        matched: dict[int, int] = {}
+        whole: list[int] | None = None  # replicas that have all so far
+        for key, begin, end in path:
+            holders = self.of.get(key)
+            if not holders:
+                break
+            going = []
+            for replica in list(holders) if whole is None else whole:
+                extents = holders.get(replica)
+                if not extents:
+                    continue
+                reach = begin
+                for extent in extents:
+                    if extent.begin > reach or extent.time < since:
+                        break
+                    if extent.end > reach:
+                        reach = extent.end
+                if reach >= end:
+                    going.append(replica)
+                    matched[replica] = end
+                elif reach > begin:
+                    matched[replica] = reach
+            whole = going
+            if not whole:
+                break
+        return matched

@@ -1,0 +1,85 @@
+"""A replica in a fleet: its scheduler, its process, what is sent to it and what it leaves behind."""
+
+from __future__ import annotations
+
+import simpy
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.request import NEVER
+from pagecast.sim.core.rules.profiles import profile as find_profile
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.fleet.gauges import Gauges, Scrape, gauges
+from pagecast.sim.fleet.inbox import Ended, Inbox
+from pagecast.sim.fleet.view import View
+from pagecast.sim.replay.clients import NEVER_NS
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.replica import Replica
+from pagecast.sim.scenario import Scenario
+
+
+class Member:
+    """Replica number `number` of a fleet."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        number: int,
+        name: str,
+        scenario: Scenario,
+        *,
+        limits: Limits,
+        costs: StepCosts,
+        feed: Feed,
+        on_end: Ended,
+        keep_steps: bool,
+        fast_forward: bool = True,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.scenario = scenario
+        self.limits = limits
+        self.costs = costs
+        self.scheduler = Scheduler(limits, find_profile(scenario.profile))
+        self.recorder = Recorder(keep_steps=keep_steps)
+        self.inbox = Inbox(on_end)
+        self.replica = Replica(
+            env,
+            self.scheduler,
+            costs,
+            self.inbox,
+            feed,
+            self.recorder,
+            fast_forward=fast_forward,
+        )
+        self._scrape: Scrape | None = None
+
+    def send(self, row: int, now: int, arrival_ns: int | None) -> None:
+        """Gives the replica a request, or without an arrival takes one back that its client gave up."""
+        self.inbox.put(row, now, arrival_ns)
+        self.replica.wake(now)
+
+    def view(self, metrics_period_ns: int) -> View:
+        """The replica in a router's account. Gauges are read every so often, or with 0 as they are."""
+        if metrics_period_ns:
+            self._scrape = Scrape(self.replica, metrics_period_ns)
+        return View(
+            self.number,
+            self.name,
+            num_blocks=self.limits.num_blocks,
+            block_size=self.limits.block_size,
+            max_num_seqs=self.limits.max_num_seqs,
+            costs=self.costs,
+            gauges=self._scrape.read if self._scrape else self._gauges,
+            first_token_ns=self.first_token_ns,
+        )
+
+    def _gauges(self, now: int) -> Gauges:
+        return gauges(self.replica, now)
+
+    def first_token_ns(self, row: int) -> int:
+        """When a live request got its first token; `NEVER_NS` where it has not."""
+        request = self.scheduler.requests.get(str(row))
+        if request is None or request.first_token_ns == NEVER:
+            return NEVER_NS
+        return request.first_token_ns

@@ -1,0 +1,80 @@
+"""A request as a router sees it: lengths, session and the keys of its prompt's blocks."""
+
+from __future__ import annotations
+
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.replay.feed import Feed
+from pagecast.traces.schema import Trace
+
+Piece = tuple[bytes, int, int]
+"""Blocks `begin` to `end` of a prompt, all of one segment: `(key, begin, end)`. See `core.identity.keys`."""
+
+
+class Query:
+    """One routing question. `row` is the request's row in the trace, `now` the time in nanoseconds.
+
+    A router must not read `output_tokens`, which only the future knows; `Cost` estimates them.
+    """
+
+    __slots__ = ("_prompts", "attempt", "now", "prompt_tokens", "row", "session")
+
+    def __init__(self, prompts: Prompts, row: int, now: int, attempt: int = 0) -> None:
+        self._prompts = prompts
+        self.row = row
+        self.now = now
+        self.attempt = attempt
+        self.prompt_tokens = prompts.input_tokens[row]
+        self.session = prompts.session(row)
+
+    def path(self, block_tokens: int) -> list[Piece]:
+        """The full blocks of the prompt, of `block_tokens` tokens each, segment by segment."""
+        return self._prompts.path(self.row, block_tokens)
+
+
+class Prompts:
+    """The prompts of a trace for routers, at any block size. Keeps the last path of each size."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._feeds: dict[int, Feed] = {}
+        self._last: dict[int, tuple[int, list[Piece]]] = {}
+        self.input_tokens: list[int] = trace.integers("input_tokens").tolist()
+        self._sessions: list[str | None] | None = None
+        if "session" in trace.requests:
+            names = trace.requests["session"].astype(object)
+            self._sessions = names.where(names.notna(), None).tolist()
+
+    def session(self, row: int) -> str | None:
+        """The session that a row belongs to; None: none."""
+        return None if self._sessions is None else self._sessions[row]
+
+    def feed(self, block_size: int) -> Feed:
+        """The trace's requests at a block size, made once."""
+        feed = self._feeds.get(block_size)
+        if feed is None:
+            feed = self._feeds[block_size] = Feed(self._trace, block_size)
+        return feed
+
+    def path(self, row: int, block_tokens: int) -> list[Piece]:
+        """The full blocks of a prompt, segment by segment."""
+        kept = self._last.get(block_tokens)
+        if kept is not None and kept[0] == row:
+            return kept[1]
+        keys = self.feed(block_tokens).request(row, 0).keys
+        path = pieces(keys, self.input_tokens[row] // block_tokens)
+        self._last[block_tokens] = (row, path)
+        return path
+
+
+def pieces(keys: BlockKeys, blocks: int) -> list[Piece]:
+    """The first `blocks` blocks that `keys` name, segment by segment."""
+    path: list[Piece] = []
+    begin = 0
+    for key, end in zip(keys.digests, keys.ends, strict=True):
+        if begin >= blocks:
+            break
+        if end > blocks:
+            end = blocks
+        path.append((key, begin, end))
+        begin = end
+    return path

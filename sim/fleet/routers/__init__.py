@@ -1,0 +1,1 @@
+"""Routers: which replica gets a request. One file per router, and `registry` by name."""

@@ -1,0 +1,62 @@
+"""Routers by load alone: round robin, random, least loaded, and the better of two."""
+
+from __future__ import annotations
+
+from random import Random
+
+from pagecast.sim.fleet.query import Query
+from pagecast.sim.fleet.routers.router import Choice, Plain, fewest_requests
+from pagecast.sim.fleet.view import Views
+
+
+class RoundRobin(Plain):
+    """One replica after the other."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def choose(self, query: Query, views: Views) -> Choice:
+        """The ready replica with the next number."""
+        chosen = views[0]
+        for view in views:
+            if view.number > self._last:
+                chosen = view
+                break
+        self._last = chosen.number
+        return Choice(chosen)
+
+
+class Randomly(Plain):
+    """Any replica, with equal chances."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, query: Query, views: Views) -> Choice:
+        """A replica at random."""
+        return Choice(self._rng.choice(views))
+
+
+class LeastLoaded(Plain):
+    """The replica with the fewest requests in flight, as the router counts them."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, query: Query, views: Views) -> Choice:
+        """The least loaded replica; of equals one at random."""
+        return Choice(fewest_requests(views, self._rng))
+
+
+class PowerOfTwo(Plain):
+    """The less loaded of two replicas drawn at random."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, query: Query, views: Views) -> Choice:
+        """Of two different replicas, the one with fewer requests in flight."""
+        if len(views) == 1:
+            return Choice(views[0])
+        first, second = self._rng.sample(views, 2)
+        return Choice(second if second.requests < first.requests else first)

@@ -1,0 +1,110 @@
+"""Routers by name, made from settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.index.approximate import FOREVER_NS, ApproximateIndex
+from pagecast.sim.fleet.index.events import EventIndex
+from pagecast.sim.fleet.index.known import GuessedPrefixes, KnownPrefixes, ToldPrefixes
+from pagecast.sim.fleet.routers.load import LeastLoaded, PowerOfTwo, Randomly, RoundRobin
+from pagecast.sim.fleet.routers.prefix_affinity import PrefixAffinity
+from pagecast.sim.fleet.routers.router import Router
+from pagecast.sim.fleet.routers.session import SessionAffinity
+from pagecast.sim.fleet.settings import RouterSettings
+
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of router: how it is made, and the defaults of what it sees.
+
+    `options` are its weights and thresholds with their defaults.
+    """
+
+    make: Callable[[Parts], Router]
+    about: str
+    metrics_period_s: float = 0.05
+    index: str | None = None
+    block_tokens: int | None = None  # None: the engines' block size
+    index_blocks: int | None = None
+    index_ttl_s: float | None = None
+    most_tokens: int | None = None
+    leaf_first: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Parts:
+    """What a router is made of. `events` is the index that the replicas' events go to, where there is one."""
+
+    rng: Random
+    options: dict[str, Any]
+    prefixes: KnownPrefixes | None
+    events: EventIndex | None
+    metrics_period_ns: int
+
+    @property
+    def known(self) -> KnownPrefixes:
+        """The prefixes of a router that needs them."""
+        assert self.prefixes is not None
+        return self.prefixes
+
+
+KINDS: dict[str, Kind] = {
+    "round-robin": Kind(lambda parts: RoundRobin(), "one replica after the other"),
+    "random": Kind(lambda parts: Randomly(parts.rng), "any replica"),
+    "least-loaded": Kind(lambda parts: LeastLoaded(parts.rng), "fewest requests in flight"),
+    "power-of-two": Kind(lambda parts: PowerOfTwo(parts.rng), "fewer requests of two drawn at random"),
+    "session": Kind(lambda parts: SessionAffinity(parts.rng), "a session keeps to its replica"),
+    "prefix-affinity": Kind(
+        lambda parts: PrefixAffinity(parts.known, parts.rng, parts.options["min_share"]),
+        "longest cached prefix, whatever the load",
+        index="approximate",
+        options={"min_share": 0.3},
+    ),
+}
+
+
+def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, Parts]:
+    """A router and its parts. `block_size` is the engines'. Errors: BadInput for names that are not known."""
+    kind = KINDS.get(settings.policy)
+    if kind is None:
+        raise BadInput(f"router {settings.policy!r} is not known; routers are {', '.join(KINDS)}")
+    parts = Parts(
+        rng=Random(seed),
+        options=_options(kind, settings),
+        prefixes=None,
+        events=None,
+        metrics_period_ns=round((settings.metrics_period_s or kind.metrics_period_s) * NS),
+    )
+    index = settings.index or kind.index
+    if settings.index is not None and kind.index is None:
+        raise BadInput(f"router {settings.policy} uses no prefix index; leave --index out")
+    if index == "events":
+        parts.events = EventIndex(delay_ns=round((settings.index_delay_s or 0.0) * NS))
+        parts.prefixes = ToldPrefixes(parts.events, block_size)
+    elif index is not None:
+        ttl_s = settings.index_ttl_s or kind.index_ttl_s
+        guess = ApproximateIndex(
+            capacity=settings.index_blocks or kind.index_blocks,
+            ttl_ns=FOREVER_NS if ttl_s is None else round(ttl_s * NS),
+            delay_ns=round((settings.index_delay_s or 0.0) * NS),
+            leaf_first=kind.leaf_first,
+        )
+        tokens = settings.block_tokens or kind.block_tokens or block_size
+        parts.prefixes = GuessedPrefixes(guess, tokens, kind.most_tokens)
+    return kind.make(parts), parts
+
+
+def _options(kind: Kind, settings: RouterSettings) -> dict[str, Any]:
+    for name in settings.options:
+        if name not in kind.options:
+            known = ", ".join(kind.options) or "none"
+            raise BadInput(f"router {settings.policy} has no option {name!r}; its options: {known}")
+    return {**kind.options, **settings.options}

@@ -1,0 +1,71 @@
+"""Router protocol: the choice of a replica for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple, Protocol
+
+from pagecast.sim.fleet.query import Query
+from pagecast.sim.fleet.view import View, Views
+
+
+class Choice(NamedTuple):
+    """The replica chosen, and how many prompt tokens the router believes it has cached."""
+
+    view: View
+    cached_tokens: int = 0
+
+
+class Router(Protocol):
+    """Chooses replicas. `views` are those that take requests now: at least one, ordered by number.
+
+    A router reads queries, views and what it has kept itself, and nothing else of the fleet.
+    """
+
+    def choose(self, query: Query, views: Views) -> Choice:
+        """The replica that gets the request."""
+        ...
+
+    def sent(self, query: Query, view: View) -> None:
+        """The request is on its way there; the view counts it already."""
+
+    def ended(self, row: int, view: View, now: int) -> None:
+        """A request has ended there, whichever way; the view no longer counts it."""
+
+    def left(self, view: View) -> None:
+        """A replica has gone, and all that it had cached."""
+
+
+class Plain:
+    """A router that keeps nothing: a base for those that do not need all calls."""
+
+    def sent(self, query: Query, view: View) -> None:
+        """As `Router.sent`."""
+
+    def ended(self, row: int, view: View, now: int) -> None:
+        """As `Router.ended`."""
+
+    def left(self, view: View) -> None:
+        """As `Router.left`."""
+
+
+def lowest(views: Sequence[View], key: Callable[[View], float], rng: Random) -> View:
+    """The view with the least key; of equals one at random."""
+    best: list[View] = []
+    least = float("inf")
+    for view in views:
+        value = key(view)
+        if value < least:
+            least = value
+            best = [view]
+        elif value == least:
+            best.append(view)
+    return best[0] if len(best) == 1 else rng.choice(best)
+
+
+def fewest_requests(views: Views, rng: Random) -> View:
+    """The view with the fewest requests in flight; of equals one at random."""
+    least = min([view.requests for view in views])
+    best = [view for view in views if view.requests == least]
+    return best[0] if len(best) == 1 else rng.choice(best)

@@ -1,0 +1,92 @@
+"""Settings of a fleet: its replicas and its router. One form for the command line, YAML and Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
+from pagecast.sim.yaml_documents import read_mapping
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class RouterSettings(BaseModel):
+    """A router, and how much of the fleet it sees. What is left out is the router's own default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    policy: str = Field("round-robin", description="router")
+    metrics_period_s: float | None = Field(
+        None, gt=0, description="seconds between scrapes of the engines' gauges"
+    )
+    index: Literal["approximate", "events"] | None = Field(
+        None, description="how the router knows what is cached: its own guess, or the engines' KV events"
+    )
+    block_tokens: int | None = Field(None, ge=1, description="tokens in a block of the approximate index")
+    index_blocks: int | None = Field(None, ge=1, description="blocks per replica in the approximate index")
+    index_ttl_s: float | None = Field(None, gt=0, description="seconds that an index entry is believed")
+    index_delay_s: float | None = Field(None, ge=0, description="seconds until the index has an entry")
+    hop_s: float = Field(0.0, ge=0, description="seconds that a request takes from router to replica")
+    options: dict[str, float | int | str | bool] = Field(
+        default_factory=dict, description="weights and thresholds of the router, by name"
+    )
+
+
+class ReplicaGroup(BaseModel):
+    """Equal replicas. `scenario` has fields that differ from the fleet's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    replicas: int = Field(1, ge=0, description="how many")
+    name: str = Field("", description="name of the group; its replicas are NAME-0, NAME-1, ...")
+    scenario: dict[str, Any] = Field(default_factory=dict, description="fields of the scenario that differ")
+
+
+class FleetSettings(BaseModel):
+    """Everything besides trace and scenario that a fleet's replay depends on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    groups: tuple[ReplicaGroup, ...] = Field(
+        default_factory=lambda: (ReplicaGroup.model_validate({}),), description="the replicas", strict=False
+    )
+    router: RouterSettings = Field(
+        default_factory=lambda: RouterSettings.model_validate({}), description="the router"
+    )
+
+    @classmethod
+    def make(cls, fields: dict[str, Any], where: str = "fleet") -> FleetSettings:
+        """Checks fields from outside. Errors: BadInput naming the field and what it may be."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"]) or "?"
+            if first["type"] == "extra_forbidden":
+                raise BadInput(f"{where}: field {name!r} is not known; see docs/fleet.md") from None
+            raise BadInput(f"{where}: {name} is {first['input']!r}: {first['msg']}") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> FleetSettings:
+        """Reads a YAML file. Errors: BadInput naming file and field."""
+        return cls.make(read_mapping(path, "give a YAML file of a fleet's fields"), str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Writes every field."""
+        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        Path(path).write_text(text, encoding="utf-8")
+
+    def scenarios(self, base: Scenario) -> list[tuple[str, Scenario]]:
+        """Name and scenario of each replica. Errors: BadInput for a field that is not a scenario's."""
+        found = []
+        for number, group in enumerate(self.groups):
+            name = group.name or (f"group{number}" if len(self.groups) > 1 else "replica")
+            scenario = base
+            if group.scenario:
+                scenario = Scenario.make({**base.model_dump(), **group.scenario}, f"fleet: group {name}")
+            found += [(f"{name}-{index}", scenario) for index in range(group.replicas)]
+        if not found:
+            raise BadInput("the fleet has no replica; give at least one")
+        return found

@@ -1,0 +1,85 @@
+"""A replica as a router sees it: what the router counts itself, and gauges as of the last scrape."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.fleet.gauges import Gauges
+from pagecast.sim.replay.clients import NEVER_NS
+
+
+class View:
+    """One replica in one router's account.
+
+    `requests`, `prompt_tokens`: sent by this router and not ended yet. `prefilling`: rows of those whose
+    first token it has not seen, in order; call `settle` before reading it. `first_token_ns(row)` is when a
+    request got its first token, `NEVER_NS` where it has not; `gauges(now)` are those of the latest scrape.
+    """
+
+    __slots__ = (
+        "block_size",
+        "costs",
+        "first_token_ns",
+        "gauges",
+        "max_num_seqs",
+        "name",
+        "num_blocks",
+        "number",
+        "prefilling",
+        "prompt_tokens",
+        "prompts",
+        "requests",
+        "sent",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        *,
+        num_blocks: int = 1,
+        block_size: int = 16,
+        max_num_seqs: int = 256,
+        costs: StepCosts | None = None,
+        gauges: Callable[[int], Gauges],
+        first_token_ns: Callable[[int], int] = lambda row: NEVER_NS,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.costs = costs
+        self.gauges = gauges
+        self.first_token_ns = first_token_ns
+        self.requests = 0
+        self.prompt_tokens = 0
+        self.sent = 0
+        self.prompts: dict[int, int] = {}  # prompt tokens of the requests in flight, by row
+        self.prefilling: deque[int] = deque()
+
+    def add(self, row: int, prompt_tokens: int) -> None:
+        """A request was sent there."""
+        self.requests += 1
+        self.sent += 1
+        self.prompt_tokens += prompt_tokens
+        self.prompts[row] = prompt_tokens
+
+    def remove(self, row: int) -> None:
+        """A request has ended there, whichever way."""
+        self.requests -= 1
+        self.prompt_tokens -= self.prompts.pop(row)
+
+    def settle(self, now: int) -> None:
+        """Drops from `prefilling` those at its head that have ended or got their first token by `now`."""
+        prefilling = self.prefilling
+        while prefilling:
+            row = prefilling[0]
+            if row in self.prompts and self.first_token_ns(row) > now:
+                return
+            prefilling.popleft()
+
+
+Views = Sequence[View]
