@@ -32,7 +32,7 @@ $(VENV)/.base: pyproject.toml constraints.txt $(BIN)/python
 # torch comes first and pinned: an unpinned one would bring gigabytes of CUDA to a machine without a GPU.
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) -c constraints.txt torch==2.13.0
-	$(PIP) -c constraints.txt -e '.[dev,engine,app,cluster]'
+	$(PIP) -c constraints.txt -e '.[dev,engine,app,cluster,serve]'
 	@touch $@
 
 # Linters follow files, not the editable install's import hook: they get a tree of links.

@@ -1,0 +1,154 @@
+"""`pagecast serve`: vLLM's interface over the simulator in real time, or over the engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.field_options import gathering
+from pagecast.planner_app.commands.scenario_options import Given, scenario_from, scenario_options
+from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.scenario import Scenario
+
+if TYPE_CHECKING:
+    from pagecast.planner_app.server.app import Replica
+
+Opt = typer.Option
+_SERVER = "server"
+
+
+def _server(
+    host: Annotated[str, Opt(help="address to listen on; 0.0.0.0 for all")] = "127.0.0.1",
+    port: Annotated[int, Opt(min=0, max=65535, help="first port; 0 for any that is free")] = 8000,
+    replicas: Annotated[int, Opt(min=1, max=256, help="replicas, one port each")] = 1,
+    served_model_name: Annotated[
+        list[str] | None, Opt(help="name to serve under, may be repeated [--model]")
+    ] = None,
+    api_key: Annotated[
+        str | None, Opt(help="key that clients must send", envvar="PAGECAST_API_KEY", show_default=False)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, Opt(help="transformers folder with tokenizer.json [the model's]")
+    ] = None,
+    lora_modules: Annotated[list[str] | None, Opt(help="adapter as NAME=PATH, may be repeated")] = None,
+    max_loras: Annotated[int, Opt(min=1, help="adapters in a batch, as metrics tell it")] = 1,
+    max_waiting_queue_length: Annotated[
+        int | None, Opt(min=0, help="requests that may wait; others get 429 [no limit]")
+    ] = None,
+    max_connections: Annotated[int | None, Opt(min=1, help="connections at once; others get 503")] = None,
+    max_body_bytes: Annotated[int, Opt(min=1, help="longest body of a request")] = 32 << 20,
+    body_timeout: Annotated[float, Opt(min=0.1, help="seconds within which a body must arrive")] = 30.0,
+    drain_timeout: Annotated[
+        float, Opt(min=0, help="seconds that requests under way have after SIGTERM")
+    ] = 60.0,
+    failure_injection_rate: Annotated[
+        float, Opt(min=0, max=100, help="percent of requests that fail on purpose")
+    ] = 0.0,
+    failure_types: Annotated[list[str] | None, Opt(help="failures to inject, may be repeated [all]")] = None,
+) -> None:
+    """The options of the server, as a signature."""
+
+
+def _simulated(
+    simulate: Annotated[bool, Opt("--simulate", help="serve a simulated replica; needs no GPU")] = False,
+    time_scale: Annotated[float, Opt(help="simulated seconds in a second")] = 1.0,
+    mode: Annotated[str, Opt(help="text to answer with: random words, or echo the prompt")] = "random",
+    mean_output_tokens: Annotated[
+        int, Opt(min=1, help="mean length of answers whose request sets no max_tokens")
+    ] = 256,
+) -> None:
+    """The options of the simulated backend, as a signature."""
+
+
+_SERVER_OPTIONS = list(inspect.signature(_server, eval_str=True).parameters.values())
+_SIMULATED_OPTIONS = list(inspect.signature(_simulated, eval_str=True).parameters.values())
+_SCENARIO_OPTIONS = scenario_options()
+
+
+def _values(values: dict[str, Any]) -> dict[str, Any]:
+    return values
+
+
+_gathered = gathering("options", [*_SIMULATED_OPTIONS, *_SERVER_OPTIONS, *_SCENARIO_OPTIONS], _values)
+
+
+@_gathered
+def serve_command(options: dict[str, Any]) -> None:
+    """Serves a model behind OpenAI's and vLLM's HTTP interface.
+
+    With --simulate: the scheduler and costs of the simulator on the wall clock. Clients, routers and
+    dashboards see the latencies, queues, prefix hits and metrics that the forecast has.
+    """
+    _need_server()
+    from pagecast.planner_app.server.running import listen, serve
+
+    replicas = _simulated_replicas(options) if options["simulate"] else _engine_replicas(options)
+    server_options = replicas[0].options
+    sockets = listen(server_options, len(replicas))
+
+    def ready(ports: list[int]) -> None:
+        for port in ports:
+            url = f"http://{server_options.host}:{port}"
+            console.out.print(f"serving {server_options.names[0]} on {url}", soft_wrap=True, highlight=False)
+
+    serve(replicas, sockets, ready)
+
+
+def _simulated_replicas(options: dict[str, Any]) -> list[Replica]:
+    from pagecast.planner_app.server.answers import Lengths
+    from pagecast.planner_app.server.building import Simulation, simulated_replica
+    from pagecast.planner_app.server.tokenizer import tokenizer_for
+
+    fields = {name: options[name] for name in Scenario.model_fields if options[name] is not None}
+    scenario = scenario_from(Given(options["scenario"], fields))
+    simulation = Simulation(options["time_scale"], options["mode"], Lengths(options["mean_output_tokens"]))
+    simulation.check()
+    server = _server_options(options, scenario.model, scenario.seed)
+    tokenizer = tokenizer_for(scenario.model, options["tokenizer"])
+    costs = scenario.step_costs()
+    made = []
+    for number in range(options["replicas"]):
+        made.append(simulated_replica(scenario, costs, tokenizer, server, simulation, number))
+    return made
+
+
+def _engine_replicas(options: dict[str, Any]) -> list[Replica]:
+    raise BadInput("give --simulate: the engine is not served yet")
+
+
+def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:
+    from pagecast.planner_app.server.options import FAILURES, ServerOptions
+
+    made = ServerOptions(
+        model=model,
+        served_model_name=tuple(options["served_model_name"] or ()),
+        host=options["host"],
+        port=options["port"],
+        replicas=options["replicas"],
+        api_key=options["api_key"] or os.environ.get("VLLM_API_KEY"),
+        lora_modules=tuple(options["lora_modules"] or ()),
+        max_loras=options["max_loras"],
+        max_waiting_queue_length=options["max_waiting_queue_length"],
+        max_connections=options["max_connections"],
+        max_body_bytes=options["max_body_bytes"],
+        body_timeout_s=options["body_timeout"],
+        drain_timeout_s=options["drain_timeout"],
+        failure_injection_rate=options["failure_injection_rate"],
+        failure_types=tuple(options["failure_types"] or FAILURES),
+        seed=seed,
+    )
+    made.check()
+    return made
+
+
+def _need_server() -> None:
+    missing = [
+        name for name in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise CannotRunHere(f"the server needs {missing[0]}; install it with pip install 'pagecast[serve]'")

@@ -1,0 +1,199 @@
+"""Bodies of answers: whole ones, and the chunks of a stream, with the fields that vLLM sends.
+
+A stream has one chunk for each token of each client, so what is the same in all chunks of a request is
+rendered once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import xxhash
+from pagecast.planner_app.server.generation import Generation
+from pagecast.planner_app.server.intake import Asked
+from pagecast.planner_app.server.text import GrowingText
+from pagecast.planner_app.server.tokenizer import Tokenizer
+
+_GOES_ON = ', "logprobs": null, "finish_reason": null}]}\n\n'
+DONE = "data: [DONE]\n\n"
+_quoted = json.encoder.encode_basestring_ascii
+
+
+class Choice:
+    """One generation on its way to the client: its text, and how much of it has been sent."""
+
+    def __init__(self, index: int, generation: Generation, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.generation = generation
+        self.text = GrowingText(
+            tokenizer, generation.sampling.stop, include_stop=generation.sampling.include_stop
+        )
+        self.sent = 0  # tokens whose text has been taken
+        self.begun = False
+        self.finished = False
+
+    def take(self) -> tuple[list[int], str]:
+        """The tokens that have come since the last call, and their text."""
+        generation = self.generation
+        fresh = generation.tokens[self.sent : generation.count]
+        self.sent = generation.count
+        piece = self.text.add(fresh) if fresh else ""
+        if generation.done:
+            piece += self.text.rest()
+        return fresh, piece
+
+
+class AnswerWriter:
+    """Renders one request's answer. `choices` are in the order of their index."""
+
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, created: int) -> None:
+        self.asked = asked
+        self.tokenizer = tokenizer
+        self.choices = [Choice(i, one, tokenizer) for i, one in enumerate(asked.generations)]
+        self._created = created
+        kind = "chat.completion.chunk" if asked.chat else "text_completion"
+        head = {"id": asked.id, "object": kind, "created": created, "model": asked.model}
+        self._head = "data: " + json.dumps(head)[:-1] + ', "choices": ['
+        self._plain = asked.logprobs is None and not asked.return_token_ids and not asked.continuous_usage
+
+    # ---- streams
+
+    def chunks(self) -> str:
+        """What has come since the last call, as server-sent events; "" for nothing."""
+        parts: list[str] = []
+        for choice in self.choices:
+            if choice.finished:
+                continue
+            generation = choice.generation
+            if self.asked.chat and not choice.begun and (generation.count or generation.done):
+                parts.append(self._first(choice))
+            if choice.sent < generation.count or generation.done:
+                parts.append(self._next(choice))
+        return "".join(parts)
+
+    def tail(self) -> str:
+        """The end of a stream: usage where it was asked for, and the mark."""
+        if not self.asked.include_usage:
+            return DONE
+        return f'{self._head}], "usage": {json.dumps(self.usage())}}}\n\n{DONE}'
+
+    def _first(self, choice: Choice) -> str:
+        choice.begun = True
+        delta = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
+        return f'{self._head}{{"index": {choice.index}, {delta}}}]{self._counts(choice)}}}\n\n'
+
+    def _next(self, choice: Choice) -> str:
+        generation = choice.generation
+        fresh, piece = choice.take()
+        if self.asked.echo and not choice.begun:
+            choice.begun = True
+            piece = self.tokenizer.decode(generation.prompt) + piece
+        quoted = _quoted(piece)
+        text = f'"delta": {{"content": {quoted}}}' if self.asked.chat else f'"text": {quoted}'
+        if self._plain and not generation.done:
+            return f'{self._head}{{"index": {choice.index}, {text}{_GOES_ON}'
+        choice.finished = generation.done
+        finish = json.dumps(finish_reason(generation))
+        more = f', "stop_reason": {json.dumps(generation.stop_reason)}' if generation.done else ""
+        if self.asked.return_token_ids:
+            more += f', "token_ids": {json.dumps(fresh)}'
+        logprobs = json.dumps(self._logprobs(fresh))
+        return (
+            f'{self._head}{{"index": {choice.index}, {text}, "logprobs": {logprobs}, '
+            f'"finish_reason": {finish}{more}}}]{self._counts(choice)}}}\n\n'
+        )
+
+    def _counts(self, choice: Choice) -> str:
+        if not self.asked.continuous_usage:
+            return ""
+        prompt = len(choice.generation.prompt)
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": choice.sent,
+            "total_tokens": prompt + choice.sent,
+        }
+        return f', "usage": {json.dumps(usage)}'
+
+    # ---- whole answers
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        asked = self.asked
+        return {
+            "id": asked.id,
+            "object": "chat.completion" if asked.chat else "text_completion",
+            "created": self._created,
+            "model": asked.model,
+            "choices": [self._whole_choice(choice) for choice in self.choices],
+            "usage": self.usage(),
+        }
+
+    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+        generation = choice.generation
+        ids, text = choice.take()
+        fields: dict[str, Any] = {"index": choice.index}
+        if self.asked.chat:
+            fields["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+        else:
+            fields["text"] = self.tokenizer.decode(generation.prompt) + text if self.asked.echo else text
+        fields["logprobs"] = self._logprobs(ids)
+        fields["finish_reason"] = finish_reason(generation)
+        fields["stop_reason"] = generation.stop_reason
+        if self.asked.return_token_ids:
+            fields["token_ids"] = ids
+        return fields
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens of all prompts and choices."""
+        generations = self.asked.generations
+        prompt = sum(len(one.prompt) for one in generations if not one.choice)
+        output = sum(one.count for one in generations)
+        cached = sum(max(one.cached_tokens, 0) for one in generations if not one.choice)
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + output,
+            "completion_tokens": output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    # ---- logprobs
+
+    def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
+        """Made-up logprobs, which depend on the token alone; None where none were asked for."""
+        wanted = self.asked.logprobs
+        if wanted is None:
+            return None
+        rows = [self._alternatives(id, wanted) for id in ids]
+        if self.asked.chat:
+            return {
+                "content": [
+                    {**_told(*row[0]), "top_logprobs": [_told(*one) for one in row[:wanted]]} for row in rows
+                ]
+            }
+        return {
+            "tokens": [row[0][0] for row in rows],
+            "token_logprobs": [row[0][1] for row in rows],
+            "top_logprobs": [dict(row[:wanted]) for row in rows] if wanted else None,
+            "text_offset": [0] * len(rows),
+        }
+
+    def _alternatives(self, id: int, wanted: int) -> list[tuple[str, float]]:
+        words = self.tokenizer.words
+        rest = 0.05 + (xxhash.xxh3_64_intdigest(id.to_bytes(8, "little")) % 1000) / 2000
+        rows = [(self.tokenizer.decode((id,)), round(math.log(1 - rest), 6))]
+        for rank in range(1, wanted):
+            rest /= 2
+            other = int(words[(id + rank) % len(words)])
+            rows.append((self.tokenizer.decode((other,)), round(math.log(rest), 6)))
+        return rows
+
+
+def _told(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
+
+
+def finish_reason(generation: Generation) -> str | None:
+    """Why a text ended, as clients are told; None while it has not."""
+    return generation.finish_reason or None

@@ -1,0 +1,210 @@
+"""FastAPI application of one replica: OpenAI's and vLLM's routes over a backend."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pagecast.planner_app.server.answer_json import AnswerWriter
+from pagecast.planner_app.server.backend import Backend
+from pagecast.planner_app.server.errors import ApiError, not_found
+from pagecast.planner_app.server.guard import Guard
+from pagecast.planner_app.server.intake import Asked, Intake
+from pagecast.planner_app.server.metrics import ServerMetrics
+from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from pagecast.planner_app.server.serving import Answering
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+_LONGEST_ID = 128
+_MOST_ERRORS = 5  # of one body, that the answer names
+
+
+class Replica:
+    """One replica behind HTTP: a backend, what it is asked, and its metrics. `app` serves it."""
+
+    def __init__(
+        self, backend: Backend, intake: Intake, metrics: ServerMetrics, options: ServerOptions
+    ) -> None:
+        self.backend = backend
+        self.intake = intake
+        self.metrics = metrics
+        self.options = options
+        self.draining = False
+        self.started = int(time.time())
+        self._registry = CollectorRegistry()
+        self._registry.register(metrics)
+        self._random = random.Random(options.seed)
+        self.app = self._make_app()
+
+    # ---- answers
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        self._maybe_fail()
+        return self._answer(self.intake.completion(body, _request_id(request)))
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        self._maybe_fail()
+        return self._answer(self.intake.chat(body, _request_id(request)))
+
+    def _answer(self, asked: Asked) -> Response:
+        for generation in asked.generations:
+            self.backend.submit(generation)
+            if generation.error is not None:
+                for other in asked.generations:
+                    self.backend.cancel(other)
+                raise generation.error
+        writer = AnswerWriter(asked, self.intake.tokenizer, int(time.time()))
+        return Answering(writer, self.backend, self.metrics.answered)
+
+    def _maybe_fail(self) -> None:
+        """Fails so often as the options say. Errors: ApiError."""
+        rate = self.options.failure_injection_rate
+        if rate and self._random.random() * 100 < rate:
+            raise _failure(self._random.choice(self.options.failure_types), self.options.names[0])
+
+    # ---- the rest
+
+    async def models(self) -> dict[str, Any]:
+        """`GET /v1/models`."""
+        names = self.options.names
+        cards = [self._card(name, self.options.model, None) for name in names]
+        cards += [self._card(name, path or name, names[0]) for name, path in self.intake.adapters.items()]
+        return {"object": "list", "data": cards}
+
+    def _card(self, name: str, root: str, parent: str | None) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "pagecast",
+            "root": root,
+            "parent": parent,
+            "max_model_len": self.intake.max_model_len,
+        }
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """`POST /tokenize`."""
+        ids = self.intake.tokens(body)
+        texts = [self.intake.tokenizer.decode((id,)) for id in ids] if body.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": self.intake.max_model_len,
+            "tokens": ids,
+            "token_strs": texts,
+        }
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
+        """`POST /detokenize`."""
+        self.intake.model(body.model)
+        return {"prompt": self.intake.tokenizer.decode(body.tokens)}
+
+    async def health(self) -> Response:
+        """`GET /health`: 200 while requests are served, 503 after a failure and while draining."""
+        return Response(status_code=200 if self.backend.alive and not self.draining else 503)
+
+    async def version(self) -> dict[str, str]:
+        """`GET /version`."""
+        return {"version": version("pagecast")}
+
+    async def scrape(self) -> Response:
+        """`GET /metrics`."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def load(self) -> dict[str, int]:
+        """`GET /load`: requests running and waiting."""
+        load = self.backend.load()
+        return {"server_load": load.running + load.waiting}
+
+    # ---- the application
+
+    def _make_app(self) -> FastAPI:
+        @asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+            await self.backend.start()
+            yield
+            await self.backend.stop()
+
+        app = FastAPI(title="pagecast", version=version("pagecast"), lifespan=lifespan)
+        post, get = ["POST"], ["GET"]
+        app.add_api_route("/v1/completions", self.completions, methods=post, response_model=None)
+        app.add_api_route("/v1/chat/completions", self.chat, methods=post, response_model=None)
+        app.add_api_route("/v1/models", self.models, methods=get)
+        app.add_api_route("/tokenize", self.tokenize, methods=post)
+        app.add_api_route("/detokenize", self.detokenize, methods=post)
+        for path in ("/health", "/health/ready", "/ping"):
+            app.add_api_route(path, self.health, methods=get, response_model=None)
+        app.add_api_route("/version", self.version, methods=get)
+        app.add_api_route("/metrics", self.scrape, methods=get, response_model=None)
+        app.add_api_route("/load", self.load, methods=get)
+        app.add_exception_handler(ApiError, self._api_error)
+        app.add_exception_handler(RequestValidationError, self._invalid)
+        app.add_exception_handler(HTTPException, self._http_error)
+        app.add_middleware(
+            Guard,
+            api_key=self.options.api_key,
+            max_body_bytes=self.options.max_body_bytes,
+            body_timeout_s=self.options.body_timeout_s,
+            refused=self.metrics.refused,
+        )
+        return app
+
+    async def _api_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        self.metrics.refused(error.status.value)
+        return JSONResponse(error.body(), status_code=error.status.value)
+
+    async def _invalid(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        listed = error.errors()
+        first = listed[0] if listed else {"loc": (), "msg": "the body is not valid"}
+        words = [f"{_place(one)}: {one['msg']}" for one in listed[:_MOST_ERRORS]]
+        return await self._api_error(request, ApiError("; ".join(words), param=_place(first) or None))
+
+    async def _http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        return await self._api_error(request, ApiError(str(error.detail), status=status, kind=status.phrase))
+
+
+def _place(error: Any) -> str:
+    """Where in the body an error is: `messages.0.role`."""
+    return ".".join(str(part) for part in error["loc"] if part != "body")[:200]
+
+
+def _request_id(request: Request) -> str | None:
+    """The id that the client gave its request, as far as it can be sent back."""
+    given = request.headers.get("x-request-id", "")[:_LONGEST_ID]
+    return given if given.isprintable() and given.isascii() and given else None
+
+
+def _failure(kind: str, model: str) -> ApiError:
+    """An injected failure, one of `options.FAILURES`."""
+    if kind == "rate_limit":
+        return ApiError("Rate limit reached (injected)", status=HTTPStatus.TOO_MANY_REQUESTS)
+    if kind == "invalid_api_key":
+        return ApiError("Incorrect API key provided (injected)", status=HTTPStatus.UNAUTHORIZED)
+    if kind == "context_length":
+        return ApiError("This model's maximum context length is exceeded (injected)", param="messages")
+    if kind == "invalid_request":
+        return ApiError("Invalid request (injected)")
+    if kind == "model_not_found":
+        return not_found(f"{model} (injected)")
+    return ApiError("Server error (injected)", status=HTTPStatus.SERVICE_UNAVAILABLE)

@@ -1,0 +1,64 @@
+"""Backend protocol: whatever generates tokens behind the server, the simulator or the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagecast.planner_app.server.generation import Generation
+from pagecast.sim.core.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A replica's state at one instant: requests, and blocks used of those there are."""
+
+    running: int
+    waiting: int
+    used_blocks: int
+    num_blocks: int
+    adapters_running: tuple[str, ...] = ()
+    adapters_waiting: tuple[str, ...] = ()
+
+
+class Observer(Protocol):
+    """Is told what happens on a replica, in the order in which it happens."""
+
+    def step(self, tokens: int, gaps_ns: dict[int, int], first: list[Generation], late_ns: int) -> None:
+        """A step of `tokens` tokens ended. `gaps_ns`: how many requests got a token so long after their last;
+        `first` got their first. `late_ns`: how much later than it ended this was handled."""
+
+    def ended(self, generation: Generation) -> None:
+        """A generation has ended, whichever way."""
+
+
+class Backend(Protocol):
+    """Generates tokens. All methods are called in the event loop's thread."""
+
+    limits: Limits
+    max_model_len: int
+
+    async def start(self) -> None:
+        """Begins to serve. Errors: what keeps it from doing so."""
+
+    async def stop(self) -> None:
+        """Ends every request and gives back what it holds."""
+
+    def submit(self, generation: Generation) -> None:
+        """Queues a generation. Where it can never be served it ends at once, with its `error`."""
+
+    def cancel(self, generation: Generation) -> None:
+        """Ends a generation, where it has not ended; its `finish_reason` becomes "abort"."""
+
+    def load(self) -> Load:
+        """What runs and waits now."""
+        ...
+
+    def preemptions(self) -> int:
+        """How often a request lost its blocks so far."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can serve: False after a failure."""
+        ...

@@ -1,0 +1,86 @@
+"""History of a live replica: what happened, in the order in which it happened, for those who keep it.
+
+Every act gets a time of its own. Where the replica does two things at the same nanosecond, the later one is
+one nanosecond later here, so that times alone tell the order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from pagecast.planner_app.server.generation import Generation
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.request import Request
+
+
+class Keeper(Protocol):
+    """Keeps what happens. Times are nanoseconds of the replica's clock, no two of them equal."""
+
+    def submitted(self, request: Request, generation: Generation, at_ns: int) -> None:
+        """The scheduler was given a request."""
+
+    def idle(self, at_ns: int) -> None:
+        """A plan was tried that preempted requests and found nothing to compute."""
+
+    def committed(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
+        """A step that was planned at `start_ns` ended."""
+
+    def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
+        """A request ended, whichever way."""
+
+
+class History:
+    """Gives every act its time and passes it on to all keepers."""
+
+    def __init__(self, keepers: Iterable[Keeper] = ()) -> None:
+        self._keepers = tuple(keepers)
+        self._last = -1
+        self._planned: deque[int] = deque()  # when the plans in flight were made
+        self._asked: dict[int, tuple[Request, Generation]] = {}
+
+    def note_coming(self, request: Request, generation: Generation) -> None:
+        """A request is on its way to the scheduler."""
+        if self._keepers:
+            self._asked[request.index] = (request, generation)
+
+    def note_outside(self, now: int, row: int, *, cancelled: bool) -> None:
+        """Somebody outside does something: hands a request in, or takes it back."""
+        if not self._keepers:
+            return
+        at = self._stamp(now)
+        if not cancelled:
+            for keeper in self._keepers:
+                keeper.submitted(*self._asked[row], at)
+
+    def note_planned(self, now: int) -> None:
+        """A plan was made."""
+        if self._keepers:
+            self._planned.append(self._stamp(now))
+
+    def note_idle(self, now: int) -> None:
+        """A plan was tried that only preempted."""
+        if self._keepers:
+            at = self._stamp(now)
+            for keeper in self._keepers:
+                keeper.idle(at)
+
+    def note_committed(self, plan: StepPlan, now: int) -> None:
+        """The oldest plan in flight was committed."""
+        if self._keepers:
+            end = self._stamp(now)
+            start = self._planned.popleft()
+            for keeper in self._keepers:
+                keeper.committed(plan, start, end)
+
+    def note_ended(self, request: Request) -> None:
+        """A request ended with what was noted last."""
+        if self._keepers:
+            generation = self._asked.pop(request.index)[1]
+            for keeper in self._keepers:
+                keeper.ended(request, generation, self._last)
+
+    def _stamp(self, now: int) -> int:
+        self._last = max(now, self._last + 1)
+        return self._last

@@ -1,0 +1,122 @@
+"""Runs replicas behind HTTP, one port each, in one process, until a signal ends it.
+
+SIGTERM and SIGINT drain: no new connections, requests under way are finished, for at most `drain_timeout_s`.
+A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+import uvicorn
+from pagecast.planner_app.server.app import Replica
+from pagecast.planner_app.server.options import ServerOptions
+from pagecast.sim.core.errors import BadInput, CannotRunHere
+
+_BACKLOG = 4096
+
+
+class HttpServer(uvicorn.Server):
+    """A server whose signals are somebody else's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+def listen(options: ServerOptions, count: int) -> list[socket.socket]:
+    """Sockets on `count` ports from the first on. Errors: BadInput where one can't be had."""
+    sockets: list[socket.socket] = []
+    for number in range(count):
+        port = options.port + number if options.port else 0
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((options.host, port))
+        except (OSError, OverflowError) as error:
+            for one in (*sockets, made):
+                one.close()
+            raise BadInput(f"--host {options.host} --port {port}: can't listen there ({error})") from None
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+        sockets.append(made)
+    return sockets
+
+
+def serve(
+    replicas: Sequence[Replica], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
+) -> None:
+    """Serves until a signal comes. `ready` is called with the ports once all of them answer.
+
+    Errors: CannotRunHere where a backend failed.
+    """
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    with runner:
+        runner.run(_serve(replicas, sockets, ready))
+    if not all(replica.backend.alive for replica in replicas):
+        raise CannotRunHere("a replica has failed; see the messages above")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed: it carries about twice the streams."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return make
+
+
+async def _serve(
+    replicas: Sequence[Replica], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
+) -> None:
+    servers = [http_server(replica) for replica in replicas]
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            os._exit(1)
+        stopping.set()
+        for replica, server in zip(replicas, servers, strict=True):
+            replica.draining = True
+            server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop)
+    tasks = [
+        asyncio.create_task(server.serve(sockets=[one])) for server, one in zip(servers, sockets, strict=True)
+    ]
+    while not all(server.started for server in servers):
+        if any(task.done() for task in tasks):
+            break
+        await asyncio.sleep(0.01)
+    else:
+        ready([one.getsockname()[1] for one in sockets])
+    await asyncio.gather(*tasks)
+
+
+def http_server(replica: Replica) -> HttpServer:
+    """The server of one replica, not yet started."""
+    options = replica.options
+    config = uvicorn.Config(
+        replica.app,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=options.max_connections,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=max(1, round(options.drain_timeout_s)),
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        root_path=options.root_path,
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    return HttpServer(config)

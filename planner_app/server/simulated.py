@@ -1,0 +1,421 @@
+"""Simulated backend: the replica that replays use, driven by the wall clock.
+
+The replica runs in simulated time, up to the present and no further. What arrives is stamped with the
+present, so the replica knows its future as far as it is simulated, and a replay of the recorded arrivals
+makes the same decisions at the same nanoseconds. Clients hear of a token when the clock has reached its
+time; how much later than that is its lateness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from http import HTTPStatus
+from math import inf
+
+import numpy as np
+import pandas as pd
+import simpy
+from pagecast.planner_app.server.answers import Answers
+from pagecast.planner_app.server.backend import Load, Observer
+from pagecast.planner_app.server.errors import ApiError
+from pagecast.planner_app.server.generation import NEVER, Generation
+from pagecast.planner_app.server.history import History, Keeper
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.rules import Profile
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.replay.clients import NEVER_NS, Arrivals
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.replica import Replica
+from pagecast.traces.schema import REQUIRED, Trace
+
+_SLICE_S = 0.002  # after so long the event loop has its turn
+_NOBODY = Trace("live", pd.DataFrame({name: np.zeros(0, np.int64) for name in REQUIRED}))
+
+
+class WallClock:
+    """Simulated nanoseconds since it was made: `scale` of them in a nanosecond of the wall clock."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self._start = time.monotonic_ns()
+
+    def now(self) -> int:
+        """The present."""
+        return int((time.monotonic_ns() - self._start) * self.scale)
+
+    def seconds_until(self, at_ns: int) -> float:
+        """Wall-clock seconds until a simulated time; 0 where it has come."""
+        return max(at_ns - self.now(), 0) / self.scale / 1e9
+
+
+class LiveArrivals(Arrivals):
+    """Arrivals and departures that become known as they happen, instead of a trace's."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(_NOBODY)
+        self._history = history
+        self._waiting: set[int] = set()  # rows that have arrived, and which nobody has taken yet
+        self._gone: dict[int, int] = {}  # of these, rows whose client has left, and when
+
+    @property
+    def coming(self) -> int:
+        """Requests that have arrived, and which the replica has not taken in yet."""
+        return len(self._waiting)
+
+    def arrive(self, row: int, now: int) -> None:
+        """A request arrives."""
+        self._waiting.add(row)
+        heapq.heappush(self._later, (now, row))
+        self._look_ahead()
+
+    def leave(self, row: int, now: int) -> None:
+        """A client has left before the end."""
+        if row in self._waiting:
+            self._gone[row] = now
+        else:
+            heapq.heappush(self._cancels, (now, row))
+        self._look_ahead()
+
+    def take(self, now: int) -> tuple[int, int | None] | None:
+        """See `Arrivals`."""
+        due = super().take(now)
+        if due is not None:
+            self._history.note_outside(now, due[0], cancelled=due[1] is None)
+        return due
+
+    def due(self, now: int) -> tuple[int, int] | None:
+        """See `Arrivals`."""
+        arrival = super().due(now)
+        if arrival is not None:
+            row = arrival[0]
+            self._waiting.discard(row)
+            left = self._gone.pop(row, None)
+            if left is not None:
+                heapq.heappush(self._cancels, (left, row))
+                self._look_ahead()
+        return arrival
+
+    def ended(self, row: int, now: int) -> None:
+        """See `Arrivals`."""
+
+
+class LiveFeed(Feed):
+    """Requests of the core, made from what clients ask for."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(_NOBODY, block_size)
+        self._asked: dict[int, Request] = {}
+
+    def add(self, request: Request) -> None:
+        """Keeps a request until the replica takes it in."""
+        self._asked[request.index] = request
+
+    def request(self, row: int, arrival_ns: int) -> Request:
+        """The request of a row, once."""
+        return self._asked.pop(row)
+
+
+class LiveReplica(Replica):
+    """A replica that says when it plans, in steps of their own: clients want every token as it comes.
+
+    Its process ends when there is nothing to do; `go_on` starts it again.
+    """
+
+    history: History
+
+    def go_on(self) -> None:
+        """Starts the process again where it has ended and somebody has arrived."""
+        if not self.process.is_alive and self.arrivals.next_ns < NEVER_NS:
+            self.process = self.env.process(self._run())
+
+    def _plan(self, now: int) -> int | None:
+        before = self.scheduler.preemptions
+        launched = super()._plan(now)
+        if launched is None and self.scheduler.preemptions != before:
+            self.history.note_idle(now)
+        return launched
+
+    def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
+        self.history.note_planned(now)
+        return super()._launch(plan, now, warm)
+
+
+class LiveRecorder(Recorder):
+    """Passes on what a replica did, and keeps nothing."""
+
+    def __init__(self, backend: SimulatedBackend) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def step(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
+        """See `Recorder`."""
+        self._backend.note_step(plan, end_ns)
+
+    def request(self, request: Request) -> None:
+        """See `Recorder`."""
+        self._backend.note_end(request)
+
+
+class SimulatedBackend:
+    """Implements `Backend` with one simulated replica.
+
+    `answers` says what is generated. `most_waiting`: requests that may wait before others are rejected
+    (None: any number).
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        profile: Profile,
+        costs: StepCosts,
+        answers: Answers,
+        *,
+        max_model_len: int,
+        scale: float = 1.0,
+        most_waiting: int | None = None,
+        keepers: Iterable[Keeper] = (),
+        observer: Observer | None = None,
+        log_events: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.max_model_len = max_model_len
+        self.observer = observer
+        self.clock = WallClock(scale)
+        self.scheduler = Scheduler(limits, profile, log=log_events)
+        self._answers = answers
+        self._most_waiting = most_waiting
+        self._live: dict[int, Generation] = {}
+        self._history = History(keepers)
+        self._arrivals = LiveArrivals(self._history)
+        self._feed = LiveFeed(limits.block_size)
+        self._env = simpy.Environment()
+        self._replica = LiveReplica(
+            self._env,
+            self.scheduler,
+            costs,
+            self._arrivals,
+            self._feed,
+            LiveRecorder(self),
+            fast_forward=False,
+        )
+        self._replica.history = self._history
+        self._wake: asyncio.Event = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failed: BaseException | None = None
+
+    # ---- requests
+
+    def submit(self, generation: Generation) -> None:
+        """See `Backend`."""
+        refused = self._refusal(generation)
+        if refused is not None:
+            _refuse(generation, refused)
+            return
+        now = max(self.clock.now(), int(self._env.now))
+        output = self._answers.write(generation, self.max_model_len)
+        keys = BlockKeys.of_ids(
+            self.limits.block_size, np.asarray(generation.prompt, np.int64), _scope(generation)
+        )
+        keys.extend(output)
+        request = Request(
+            str(generation.number),
+            keys,
+            len(generation.prompt),
+            len(output),
+            arrival_ns=now,
+            priority=generation.priority,
+            index=generation.number,
+        )
+        generation.arrival_ns = now
+        self._live[generation.number] = generation
+        self._history.note_coming(request, generation)
+        self._feed.add(request)
+        self._arrivals.arrive(generation.number, now)
+        self._wake.set()
+
+    def _refusal(self, generation: Generation) -> ApiError | None:
+        if self._failed is not None:
+            return ApiError(
+                f"the simulation has failed: {self._failed}", status=HTTPStatus.INTERNAL_SERVER_ERROR
+            )
+        if self._most_waiting is not None and self.load().waiting >= self._most_waiting:
+            return ApiError(
+                f"the waiting queue is full: {self._most_waiting} requests wait; try again later",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+            )
+        return None
+
+    def cancel(self, generation: Generation) -> None:
+        """See `Backend`."""
+        if generation.number not in self._live or generation.done:
+            return
+        now = max(self.clock.now(), int(self._env.now))
+        self._arrivals.leave(generation.number, now)
+        self._wake.set()
+
+    # ---- the wall clock
+
+    async def start(self) -> None:
+        """See `Backend`."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """See `Backend`."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        for generation in list(self._live.values()):
+            self._end(generation, "abort", self.clock.now(), "the server was stopped")
+
+    @property
+    def alive(self) -> bool:
+        """See `Backend`."""
+        return self._failed is None
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                await self._advance()
+                next_ns = self._env.peek()
+                if next_ns == inf:
+                    await self._wake.wait()
+                    continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self.clock.seconds_until(int(next_ns)))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._failed = error
+            for generation in list(self._live.values()):
+                generation.error = ApiError(
+                    f"the simulation has failed: {error}", status=HTTPStatus.INTERNAL_SERVER_ERROR
+                )
+                self._end(generation, "error", self.clock.now(), str(error))
+            raise
+
+    def _due(self) -> bool:
+        return bool(self._env.peek() <= self.clock.now())
+
+    async def _advance(self) -> None:
+        """Simulates up to the present, an event at a time, and lets others have their turn."""
+        env = self._env
+        begun = time.monotonic()
+        self._replica.go_on()
+        while self._due():
+            # The replica runs on by itself while nobody else of its environment is due: this lets it do what
+            # is due next, and no more.
+            fence = env.timeout(int(env.peek()) + 1 - env.now)
+            while not fence.processed:
+                env.step()
+            self._replica.go_on()
+            if time.monotonic() - begun > _SLICE_S:
+                await asyncio.sleep(0)
+                begun = time.monotonic()
+
+    # ---- what the replica did
+
+    def note_step(self, plan: StepPlan, end_ns: int) -> None:
+        """Hands out the tokens of a step that has ended."""
+        live = self._live
+        gaps: dict[int, int] = {}
+        first: list[Generation] = []
+        for request in plan.decodes:
+            generation = live.get(request.index)
+            if generation is None or generation.count >= len(generation.tokens):
+                continue
+            gap = end_ns - generation.last_ns
+            gaps[gap] = gaps.get(gap, 0) + 1
+            generation.count += 1
+            generation.last_ns = end_ns
+            generation.bell.ring()
+        for chunk in plan.chunks:
+            generation = live.get(chunk.request.index)
+            if generation is None:
+                continue
+            if generation.admitted_ns == NEVER:
+                generation.admitted_ns = chunk.request.admitted_ns
+                generation.cached_tokens = chunk.request.cached_tokens
+            if not chunk.last:
+                continue
+            if generation.first_ns == NEVER:
+                generation.first_ns = end_ns
+                first.append(generation)
+            else:
+                gap = end_ns - generation.last_ns
+                gaps[gap] = gaps.get(gap, 0) + 1
+            generation.count += 1
+            generation.last_ns = end_ns
+            generation.bell.ring()
+        self._history.note_committed(plan, end_ns)
+        if self.observer is not None:
+            tokens = plan.decode_n
+            for computed, _ in plan.prefill:
+                tokens += computed
+            late = int((self.clock.now() - end_ns) / self.clock.scale)
+            self.observer.step(tokens, gaps, first, late)
+
+    def note_end(self, request: Request) -> None:
+        """Ends a generation as its request has ended."""
+        self._history.note_ended(request)
+        generation = self._live.get(request.index)
+        if generation is None:
+            return
+        if request.state is State.FINISHED:
+            self._end(generation, generation.ending, request.finished_ns)
+        elif request.state is State.REJECTED:
+            generation.error = ApiError(request.reason)
+            self._end(generation, "error", request.finished_ns, request.reason)
+        else:
+            self._end(generation, "abort", request.finished_ns, request.reason)
+
+    def _end(self, generation: Generation, finish_reason: str, now: int, reason: str = "") -> None:
+        self._live.pop(generation.number, None)
+        generation.finish_reason = finish_reason
+        generation.reason = reason
+        generation.finished_ns = now
+        generation.bell.ring()
+        if self.observer is not None:
+            self.observer.ended(generation)
+
+    # ---- figures
+
+    def load(self) -> Load:
+        """See `Backend`."""
+        scheduler = self.scheduler
+        running = len(scheduler.running.requests)
+        waiting = len(scheduler.queue) + self._arrivals.coming
+        return Load(
+            running,
+            waiting,
+            scheduler.memory.used_blocks,
+            self.limits.num_blocks,
+        )
+
+    def preemptions(self) -> int:
+        """See `Backend`."""
+        return self.scheduler.preemptions
+
+
+def _refuse(generation: Generation, error: ApiError) -> None:
+    generation.error = error
+    generation.finish_reason = "error"
+    generation.reason = error.message
+    generation.bell.ring()
+
+
+def _scope(generation: Generation) -> Scope:
+    if not generation.adapter and not generation.salt:
+        return DEFAULT_SCOPE
+    return Scope(adapter=generation.adapter, salt=generation.salt)

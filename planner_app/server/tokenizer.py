@@ -1,0 +1,205 @@
+"""Text and token ids: the model's own tokenizer where it is on disk, and one that needs no files.
+
+`PackedTokenizer` cuts text into pieces of a few characters and writes a piece's characters into its id. So
+it has no vocabulary, the same text always has the same ids, and ids always give the text back. It counts
+about as many tokens for English text as models' tokenizers do; for true counts give the model's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.planner_app.server.errors import ApiError
+from pagecast.sim.core.errors import BadInput
+
+Message = dict[str, Any]
+WORDS = 4096  # different tokens that made-up text consists of
+
+
+class Tokenizer(Protocol):
+    """What the server asks of a tokenizer. Errors: ApiError for input that can't be encoded."""
+
+    words: npt.NDArray[np.int64]
+    """Ids of words to make up text from. Encoding their text gives the same ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        ...
+
+    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
+        """A conversation as one text; `generate`: with the beginning of the assistant's turn."""
+        ...
+
+
+class PackedTokenizer:
+    """Tokens of up to five lower-case letters with a space before them, or else of up to four bytes.
+
+    An id has 32 bits. With both top bits set it holds up to six symbols of five bits each; any other id
+    holds up to four bytes of UTF-8, whole characters, the first lowest. No UTF-8 text has both bits set in
+    a character's last byte, so the two can't be mistaken for one another.
+    """
+
+    def __init__(self) -> None:
+        self.words = np.array([_pack(" " + word) for word in _made_up_words()], np.int64)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ids = []
+        for piece in _PIECES.findall(text):
+            ids.append(_pack(piece))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; ids that no text has give replacement characters."""
+        return "".join([_unpack(id) for id in ids])
+
+    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
+        """A conversation, each turn between marks (ChatML)."""
+        turns = [f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages]
+        if generate:
+            turns.append("<|im_start|>assistant\n")
+        return "".join(turns)
+
+
+_FLAG = 0xC0000000
+# Lower-case letters of a word, five at a time; a capital and three more; other ASCII characters, four at a
+# time; any other character alone.
+_PIECES = re.compile(
+    r" ?[a-z]{1,5}|[A-Z][a-z]{0,3}|[^\sa-z\x00-\x1f\x7f-\U0010ffff]{1,4}|\s{1,4}(?=\s)|[\s\S]"
+)
+
+
+@lru_cache(maxsize=1 << 16)
+def _pack(piece: str) -> int:
+    if piece.isascii() and piece.lstrip(" ").isalpha() and piece.islower():
+        packed = _FLAG
+        for place, letter in enumerate(piece):
+            packed |= (1 if letter == " " else ord(letter) - ord("a") + 2) << (5 * place)
+        return packed
+    return int.from_bytes(piece.encode("utf-8", "replace")[:4], "little")
+
+
+@lru_cache(maxsize=1 << 16)
+def _unpack(id: int) -> str:
+    if id & _FLAG == _FLAG and id < 1 << 32:
+        letters = []
+        for place in range(6):
+            symbol = id >> (5 * place) & 31
+            if symbol:
+                letters.append(" " if symbol == 1 else chr(min(symbol - 2, 25) + ord("a")))
+        return "".join(letters)
+    if not 0 <= id < 1 << 32:
+        return "�"
+    return (id.to_bytes(4, "little").rstrip(b"\0") or b"\0").decode("utf-8", "replace")
+
+
+def _made_up_words() -> list[str]:
+    """Words of four letters, consonants and vowels in turn, all different."""
+    first, second = "bdfghklmnprstvwz", "aeio"
+    syllables = [a + b for a in first for b in second]
+    return [a + b for a in syllables for b in syllables]
+
+
+class FileTokenizer:
+    """The tokenizer in a transformers folder: `tokenizer.json`, and the template in its configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tokenizers import Tokenizer as Fast
+        except ImportError:
+            raise BadInput(
+                f"{folder}: reading its tokenizer needs the package tokenizers: pip install tokenizers"
+            ) from None
+        try:
+            self._fast = Fast.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises nothing more specific
+            raise BadInput(f"{folder}/tokenizer.json: can't be read ({error})") from None
+        self._template = _template(folder)
+        self.words = self._find_words()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        try:
+            return str(self._fast.decode(list(ids), skip_special_tokens=True))
+        except (OverflowError, TypeError):
+            raise ApiError("token ids are out of range", param="tokens") from None
+
+    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
+        """A conversation by the model's own template. Errors: ApiError where the template refuses it."""
+        if self._template is None:
+            return PackedTokenizer.chat(self, messages, generate=generate)  # type: ignore[arg-type]
+        from jinja2 import TemplateError
+
+        try:
+            return str(self._template.render(messages=messages, add_generation_prompt=generate, tools=None))
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ApiError(f"the chat template can't render these messages: {error}") from None
+
+    def _find_words(self) -> npt.NDArray[np.int64]:
+        """Ids whose text is a space and lower-case letters, and which that text is encoded as."""
+        chosen = []
+        for id in range(self._fast.get_vocab_size()):
+            text = self._fast.decode([id])
+            plain = text.lstrip(" ")
+            if plain.isascii() and plain.isalpha() and plain.islower() and text.startswith(" "):
+                if self.encode(text) == [id]:
+                    chosen.append(id)
+                if len(chosen) == WORDS:
+                    break
+        if not chosen:
+            chosen = [id for id in range(self._fast.get_vocab_size()) if self._fast.decode([id]).isalpha()]
+        return np.array(chosen or [0], np.int64)
+
+
+def _template(folder: Path) -> Any:
+    """The chat template of a folder; None where it has none."""
+    text = None
+    if (folder / "chat_template.jinja").is_file():
+        text = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    elif (folder / "tokenizer_config.json").is_file():
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        text = config.get("chat_template")
+    if not isinstance(text, str):
+        return None
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(text)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def tokenizer_for(model: str, given: Path | None = None) -> Tokenizer:
+    """The tokenizer in `given`, or in the model's folder; the one without files where neither has one.
+
+    Errors: BadInput where `given` has none.
+    """
+    folder = given if given is not None else Path(model).expanduser()
+    try:
+        there = (folder / "tokenizer.json").is_file()
+    except OSError:
+        there = False
+    if there:
+        return FileTokenizer(folder)
+    if given is not None:
+        raise BadInput(f"--tokenizer {given}: holds no tokenizer.json; name a transformers folder")
+    return PackedTokenizer()

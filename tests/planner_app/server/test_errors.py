@@ -1,0 +1,126 @@
+"""A request that can't be served gets vLLM's error, and the server goes on."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == answer.status_code
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words", "param"),
+    [
+        ("/v1/completions", {}, "Field required", "prompt"),
+        ("/v1/completions", {"prompt": ""}, "the prompt is empty", "prompt"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 0}, "greater than or equal to 1", "max_tokens"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 10**30}, "less than or equal", "max_tokens"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 99999}, "maximum context length is 40960", None),
+        ("/v1/completions", {"prompt": "x", "temperature": -1}, "greater than or equal to 0", "temperature"),
+        ("/v1/completions", {"prompt": "x", "stop": [""]}, "empty string", None),
+        ("/v1/completions", {"prompt": [-1]}, "greater than or equal to 0", None),
+        ("/v1/completions", {"prompt": "x", "n": 100_000}, "less than or equal to 128", "n"),
+        ("/v1/completions", {"prompt": "x", "stream_options": {}}, "only be defined when", None),
+        ("/v1/chat/completions", {"messages": []}, "at least 1 item", "messages"),
+        ("/v1/chat/completions", {"messages": [{"content": "x"}]}, "Field required", "messages.0.role"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            "only text is",
+            "messages",
+        ),
+        ("/tokenize", {}, "either `prompt` or `messages`", None),
+    ],
+)
+def test_a_bad_body_is_explained(server: Any, path: str, body: Any, words: str, param: str | None) -> None:
+    with server.client() as http:
+        answer = http.post(path, json=body)
+        assert answer.status_code == 400
+        error = error_of(answer)
+        assert words in error["message"]
+        assert error["type"] == "BadRequestError"
+        assert param is None or error["param"] == param
+
+
+def test_what_is_not_json_and_paths_that_are_not_there_are_refused(server: Any) -> None:
+    with server.client() as http:
+        headers = {"content-type": "application/json"}
+        assert http.post("/v1/completions", content=b"{]", headers=headers).status_code == 400
+        assert http.post("/v1/completions", content=b"\xff\xfe", headers=headers).status_code == 400
+        assert error_of(http.post("/v1/nothing", json={}))["type"] == "Not Found"
+        assert http.get("/v1/completions").status_code == 405
+
+
+def test_long_and_slow_bodies_are_refused(serve: Any) -> None:
+    one = serve(max_body_bytes=1000, body_timeout_s=0.3)
+    with one.client() as http:
+        assert error_of(http.post("/v1/completions", json={"prompt": "x" * 2000}))["code"] == 413
+
+        def pieces() -> Any:
+            yield b"{" + b" " * 600
+            yield b" " * 600 + b"}"
+
+        assert http.post("/v1/completions", content=pieces()).status_code == 413
+
+        def slow() -> Any:
+            yield b"{"
+            time.sleep(0.6)
+            yield b"}"
+
+        assert http.post("/v1/completions", content=slow()).status_code == 408
+        assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_the_key_is_needed_where_one_is_set(serve: Any) -> None:
+    one = serve(api_key="secret")
+    with one.client() as http:
+        assert http.get("/v1/models").json() == {"error": "Unauthorized"}
+        assert http.get("/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
+        assert http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert http.get("/health").status_code == 200
+
+
+def test_a_full_queue_rejects_and_serves_on(serve: Any) -> None:
+    one = serve({"max_num_seqs": 2}, max_waiting_queue_length=3)
+
+    async def flood() -> list[int]:
+        async with httpx.AsyncClient(base_url=one.url, timeout=30) as http:
+            body = {"prompt": "x", "max_tokens": 50}
+            answers = await asyncio.gather(*[http.post("/v1/completions", json=body) for _ in range(30)])
+            return [answer.status_code for answer in answers]
+
+    codes = asyncio.run(flood())
+    assert set(codes) == {200, 429}
+    assert codes.count(200) >= 3
+    with one.client() as http:
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+
+
+def test_failures_are_injected_as_often_as_asked(serve: Any) -> None:
+    one = serve(failure_injection_rate=50.0, failure_types=("rate_limit", "server_error"), seed=4)
+    with one.client() as http:
+        codes = [
+            http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code for _ in range(40)
+        ]
+    assert set(codes) == {200, 429, 503}
+    assert 8 <= codes.count(200) <= 32
+
+
+def test_a_client_that_leaves_frees_its_blocks(serve: Any) -> None:
+    one = serve({"num_gpu_blocks": 400})
+    body = {"prompt": "x " * 300, "max_tokens": 4000, "stream": True}
+    with one.client() as http:
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            assert next(answer.iter_lines()).startswith("data: ")
+        until = time.monotonic() + 5
+        while one.replica.backend.load().running and time.monotonic() < until:
+            time.sleep(0.01)
+        assert one.replica.backend.load().used_blocks == 0
+        assert 'finished_reason="abort",model_name="Qwen/Qwen3-8B"} 1.0' in http.get("/metrics").text

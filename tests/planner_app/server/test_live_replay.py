@@ -1,0 +1,75 @@
+"""The live server decides and times what a replay of the recorded arrivals decides and times."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pagecast.planner_app.server.generation import Bell, Generation, Sampling
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+from .conftest import make_replica
+
+
+async def play(backend: Any, seed: int, count: int, horizon_s: float) -> list[Generation]:
+    """Submits requests over `horizon_s`, some of which share prefixes and some of which are given up."""
+    rng = np.random.default_rng(seed)
+    await backend.start()
+    generations = []
+    for number in range(count):
+        shared = [1000 * int(rng.integers(3)) + i for i in range(int(rng.integers(0, 200)))]
+        prompt = [*shared, *rng.integers(10_000, 1 << 30, int(rng.integers(1, 400))).tolist()]
+        sampling = Sampling(max_tokens=int(rng.integers(1, 80)))
+        generation = Generation(number, prompt, sampling, Bell(), priority=int(rng.integers(3)))
+        generations.append(generation)
+        backend.submit(generation)
+        if rng.random() < 0.2:
+            asyncio.get_running_loop().call_later(rng.random() * 0.02, backend.cancel, generation)
+        if rng.random() < 0.7:
+            await asyncio.sleep(rng.random() * 2 * horizon_s / count)
+    while not all(generation.done for generation in generations):
+        await asyncio.sleep(0.005)
+    await backend.stop()
+    return generations
+
+
+@pytest.mark.parametrize(
+    ("seed", "fields"),
+    [
+        (0, {}),
+        (1, {"max_num_seqs": 4, "max_num_batched_tokens": 128}),
+        (2, {"num_gpu_blocks": 60, "max_num_batched_tokens": 256}),
+        (3, {"num_gpu_blocks": 60, "scheduling_policy": "priority", "async_scheduling": False}),
+        (4, {"profile": "nano-vllm", "costs": "roofline"}),
+    ],
+)
+def test_a_replay_of_the_arrivals_has_the_same_times(seed: int, fields: dict[str, Any]) -> None:
+    scenario = {"num_gpu_blocks": 2000, **fields}
+    replica = make_replica(scenario, {"time_scale": 20.0})
+    generations = asyncio.run(play(replica.backend, seed, 80, 0.2))
+    cancelled = [g.finish_reason == "abort" for g in generations]
+    gone = [
+        (g.finished_ns - g.arrival_ns) / 1e9 if left else np.nan
+        for g, left in zip(generations, cancelled, strict=True)
+    ]
+    table = pd.DataFrame(
+        {
+            "arrival_s": [g.arrival_ns / 1e9 for g in generations],
+            "input_tokens": [len(g.prompt) for g in generations],
+            "output_tokens": [len(g.tokens) for g in generations],
+            "priority": [g.priority for g in generations],
+            "cancel_after_s": gone,
+        }
+    )
+    trace = Trace("live", table, token_ids=[np.array(g.prompt, np.int64) for g in generations])
+    again = replay(trace, Scenario(**scenario)).requests
+    assert any(cancelled)
+    for row, generation in enumerate(generations):
+        if cancelled[row]:
+            continue
+        first_ns, end_ns = (round(again[name][row] * 1e9) for name in ("first_token_s", "finished_s"))
+        assert (first_ns, end_ns) == (generation.first_ns, generation.finished_ns), row
+        assert again["cached_tokens"][row] == generation.cached_tokens
