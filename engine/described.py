@@ -112,10 +112,10 @@ def driver() -> str | None:
         return next((word for word in words if word.count(".") and word[0].isdigit()), None)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        fields = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
-    return found[0] if found else None
+    return fields[0] if fields else None
 
 
 @cache

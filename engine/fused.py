@@ -30,10 +30,10 @@ class DrawOptions(Protocol):
 
 
 def _launch(kernel: Any, on: Tensor, key: Any, constants: dict[str, Any], warps: int) -> Launch:
-    found = _launches.get((kernel, on.device, key))
-    if found is None:
-        found = _launches[kernel, on.device, key] = Launch(kernel, constants, on.device, num_warps=warps)
-    return found
+    launch = _launches.get((kernel, on.device, key))
+    if launch is None:
+        launch = _launches[kernel, on.device, key] = Launch(kernel, constants, on.device, num_warps=warps)
+    return launch
 
 
 @triton.jit(do_not_specialize=["eps"])

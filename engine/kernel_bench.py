@@ -422,5 +422,5 @@ def tables(names: Sequence[str] = (), peer: Peer | None = None) -> Iterator[str]
     yield f"{gpu}, torch {torch.__version__}, triton {triton.__version__}, {time.strftime('%Y-%m-%d')}"
     yield "\n| what | ours | beside | times as fast |\n|---|---|---|---|"
     for name in names or SECTIONS:
-        for found in SECTIONS[name](peer):
-            yield found.markdown()
+        for table in SECTIONS[name](peer):
+            yield table.markdown()

@@ -69,9 +69,9 @@ class Rows:
         """What the device doesn't know yet: places in the tables, their blocks, and rows of parameters."""
         if not self._places and not self._params:
             return _NONE, _NONE, _NONE
-        found = _flat(self._places), _flat(self._blocks), _flat(self._params)
+        parts = _flat(self._places), _flat(self._blocks), _flat(self._params)
         self._places, self._blocks, self._params = [], [], []
-        return found
+        return parts
 
 
 def _flat(parts: list[Ints]) -> Ints:

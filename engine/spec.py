@@ -96,10 +96,10 @@ def _mixtures(facts: ModelFacts, config: Mapping[str, Any], where: str) -> Mixtu
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     # Newer files have `rope_parameters`; older ones `rope_theta` beside `rope_scaling`.
-    found = config.get("rope_parameters")
-    if not isinstance(found, Mapping):
-        found = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
-    rope = {key: value for key, value in found.items() if value is not None}
+    scaling = config.get("rope_parameters")
+    if not isinstance(scaling, Mapping):
+        scaling = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
+    rope = {key: value for key, value in scaling.items() if value is not None}
     rope.setdefault("rope_theta", config.get("rope_theta") or DEFAULT_ROPE_THETA)
     rope["rope_type"] = str(rope.get("rope_type") or rope.get("type") or "default")
     return rope

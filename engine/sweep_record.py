@@ -96,11 +96,11 @@ def _recorded(path: Path, engine: Engine, part: Segment) -> bool:
     """Whether a segment is there already. Errors: BadInput where it was made by a different set-up."""
     if not (path / "meta.json").is_file():
         return False
-    found = RecordedRun.load(path).meta
+    meta = RecordedRun.load(path).meta
     expected: dict[str, Any] = json.loads(json.dumps(described(engine)))
     expected["sweep"] = {"version": VERSION, "segment": part.name}
     expected["config"]["async_scheduling"] = bool(part.depth)
-    was, now = _flat(found), _flat(expected)
+    was, now = _flat(meta), _flat(expected)
     for name, value in now.items():
         if was.get(name) != value and name not in _FREE:
             raise BadInput(

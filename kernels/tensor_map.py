@@ -42,12 +42,12 @@ class TensorMaps:
     def __call__(self, cache: Tensor) -> Any:
         """The map of a cache for which `row_strides` is not None."""
         key = (cache.data_ptr(), cache.shape[0])
-        found = self._maps.get(key)
-        if found is None:
+        table = self._maps.get(key)
+        if table is None:
             if len(self._maps) >= MAX_MAPS:
                 self._maps.clear()
-            found = self._maps[key] = self._describe(cache)
-        return found
+            table = self._maps[key] = self._describe(cache)
+        return table
 
     def _describe(self, cache: Tensor) -> Any:
         strides = row_strides(cache)

@@ -42,18 +42,18 @@ def _mooncake_rows(trace: Trace, ids: Ints, begins: Ints) -> Iterator[bytes]:
     )
     shared = trace.spans is not None or trace.token_ids is not None
     for row, (arrival_s, inputs, outputs, gap_s) in enumerate(zip(*columns.values(), strict=True)):
-        told: dict[str, Any] = {"input_length": inputs, "output_length": outputs}
+        fields: dict[str, Any] = {"input_length": inputs, "output_length": outputs}
         if not math.isnan(arrival_s):
-            told = {"timestamp": _milliseconds(arrival_s), **told}
+            fields = {"timestamp": _milliseconds(arrival_s), **fields}
         if has_session and chained and isinstance(sessions[row], str):
-            told["session_id"] = sessions[row]
+            fields["session_id"] = sessions[row]
         if math.isnan(arrival_s):
-            told["delay"] = _milliseconds(gap_s)
+            fields["delay"] = _milliseconds(gap_s)
         if priorities[row]:
-            told["priority"] = priorities[row]
+            fields["priority"] = priorities[row]
         if shared:
-            told["hash_ids"] = ids[begins[row] : begins[row + 1]].tolist()
-        yield json.dumps(told).encode() + b"\n"
+            fields["hash_ids"] = ids[begins[row] : begins[row + 1]].tolist()
+        yield json.dumps(fields).encode() + b"\n"
 
 
 def _mooncake_losses(trace: Trace, ids: Ints, begins: Ints) -> list[str]:

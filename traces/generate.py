@@ -121,12 +121,12 @@ def _need(times: Floats, arrivals: ArrivalProcess, duration_s: float | None) -> 
 
 def _say(shape: Conversations, first: Ints, turns: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """For each turn: tokens of the session's own text before its answer, and tokens of the answer."""
-    said = tokens(shape.message, int(turns.sum()), rng)
+    lengths = tokens(shape.message, int(turns.sum()), rng)
     if shape.opening is not None:
-        said[first] = tokens(shape.opening, len(first), rng)
-    output = tokens(shape.output, len(said), rng)
-    own = np.cumsum(said + output) - output
-    return own - np.repeat((own - said)[first], turns), output
+        lengths[first] = tokens(shape.opening, len(first), rng)
+    output = tokens(shape.output, len(lengths), rng)
+    own = np.cumsum(lengths + output) - output
+    return own - np.repeat((own - lengths)[first], turns), output
 
 
 def _pick_systems(shape: Conversations, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -187,15 +187,15 @@ def retrieval(
     sizes = tokens(shape.document, shape.documents, rng)
     weights = 1 / np.arange(1, shape.documents + 1) ** shape.skew
     weights /= weights.sum()
-    found = np.minimum(tokens(shape.passages, len(times), rng), shape.documents)
-    picks = [rng.choice(shape.documents, k, replace=False, p=weights) for k in found.tolist()]
+    passages = np.minimum(tokens(shape.passages, len(times), rng), shape.documents)
+    picks = [rng.choice(shape.documents, k, replace=False, p=weights) for k in passages.tolist()]
     question = tokens(shape.question, len(times), rng)
     outputs = tokens(shape.output, len(times), rng)
     content, length = [], []
     for row, picked in enumerate(picks):
         content += [0, *(picked + 1).tolist(), shape.documents + 1 + row]
         length += [shape.system_tokens, *sizes[picked].tolist(), int(question[row])]
-    start = starts(found + 2)
+    start = starts(passages + 2)
     lengths = np.asarray(length, dtype=np.int64)
     columns = {
         "arrival_s": times,

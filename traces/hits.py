@@ -101,7 +101,7 @@ def _reuses(runs: BlockRuns) -> _Reuses:
     times = starts(runs.length)
     fresh = np.flatnonzero(~runs.shared)
     made = [np.stack([runs.row[fresh], times[fresh], np.full(len(fresh), -1), runs.length[fresh]])]
-    found: list[tuple[int, int, int, int]] = []
+    reuses: list[tuple[int, int, int, int]] = []
     at = np.flatnonzero(runs.shared)
     columns = (runs.row[at], runs.first[at], runs.length[at], times[at])
     for row, first, length, time in zip(*(column.tolist() for column in columns), strict=True):
@@ -110,9 +110,9 @@ def _reuses(runs: BlockRuns) -> _Reuses:
         joined = np.where(before[:-1] < 0, before[1:] < 0, before[1:] - before[:-1] == 1)
         cuts = np.flatnonzero(~joined) + 1
         edges = [0, *cuts.tolist(), length]
-        found += [(row, time + a, int(before[a]), b - a) for a, b in itertools.pairwise(edges)]
+        reuses += [(row, time + a, int(before[a]), b - a) for a, b in itertools.pairwise(edges)]
         before[:] = np.arange(time, time + length)
-    made.append(np.array(found, dtype=np.int64).reshape(-1, 4).T)
+    made.append(np.array(reuses, dtype=np.int64).reshape(-1, 4).T)
     row_, time_, previous, length_ = np.concatenate(made, axis=1)
     order = np.argsort(time_, kind="stable")
     return _Reuses(row_[order], time_[order], previous[order], length_[order])

@@ -62,8 +62,8 @@ def paths(trace: Trace, *, with_outputs: bool = False) -> Paths:
             continue
         if scope not in roots:
             roots[scope] = tree.new_chain()
-        path, found = tree.insert(roots[scope], prompt)
-        matched[row] = min(found, tokens)
+        path, match = tree.insert(roots[scope], prompt)
+        matched[row] = min(match, tokens)
         pieces += [(row, chain, begin, min(end, tokens)) for chain, begin, end in path if begin < tokens]
     flat = np.array(pieces, dtype=np.int64).reshape(-1, 4)
     row_, chain_, begin_, end_ = (np.ascontiguousarray(flat[:, i]) for i in range(4))
@@ -134,7 +134,7 @@ class _Tree:
     def insert(self, root: int, prompt: Any) -> tuple[list[tuple[int, int, int]], int]:
         """The path of a prompt as `(chain, begin, end)`, and how many of its tokens were there before."""
         path: list[tuple[int, int, int]] = []
-        chain, position, entered, found = root, 0, 0, -1
+        chain, position, entered, match = root, 0, 0, -1
         for content, offset, length in prompt:
             key, stop = (content, offset - position), position + length
             while position < stop:
@@ -146,7 +146,7 @@ class _Tree:
                 # The chain does not go on like this: take a branch, or make one, or make the chain longer.
                 branch = (chain, position, *key)
                 known = self._branches.get(branch)
-                found = position if known is None and found < 0 else found
+                match = position if known is None and match < 0 else match
                 if known is not None or at < len(ends) or _is_unique(content):
                     if position > entered:
                         path.append((chain, entered, position))
@@ -161,7 +161,7 @@ class _Tree:
                 self.tokens += stop - position
                 position = stop
         path.append((chain, entered, position))
-        return path, position if found < 0 else found
+        return path, position if match < 0 else match
 
 
 def _is_unique(content: int) -> bool:

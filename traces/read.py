@@ -190,9 +190,9 @@ def _other_columns(names: list[str]) -> str:
     """Of what may be a table: which columns it has, and which it needs."""
     if len(names) < 2:
         return ""
-    found = ", ".join(names)
-    found = f"{found[:97]}..." if len(found) > 100 else found
-    return f". Its first line is {found!r}; a plain CSV needs the columns {', '.join(REQUIRED)}"
+    columns = ", ".join(names)
+    columns = f"{columns[:97]}..." if len(columns) > 100 else columns
+    return f". Its first line is {columns!r}; a plain CSV needs the columns {', '.join(REQUIRED)}"
 
 
 def json_keys(head: bytes) -> set[str] | None:

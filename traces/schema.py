@@ -153,12 +153,12 @@ def _only_default(series: pd.Series, default: Any) -> bool:
     return bool((series == default).all())
 
 
-def kept_recipe(told: object, limit: int | None, rows: int) -> Recipe | None:
+def kept_recipe(recipe: object, limit: int | None, rows: int) -> Recipe | None:
     """The recipe that a file tells of, for its first `limit` requests; None where it tells of none."""
-    if not isinstance(told, Mapping):
+    if not isinstance(recipe, Mapping):
         return None
     cut = limit is not None and rows == limit
-    return {**told, "limit": limit} if cut else dict(told)
+    return {**recipe, "limit": limit} if cut else dict(recipe)
 
 
 def starts(counts: Ints) -> Ints:

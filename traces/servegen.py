@@ -56,8 +56,8 @@ def load_clients(path: str | Path, max_bytes: int = MAX_BYTES) -> list[Client]:
     """
     files: dict[str, dict[str, str]] = {}
     for name, text in _files(Path(path), max_bytes):
-        if found := _FILE.search(name):
-            files.setdefault(found["client"], {})[found["kind"]] = text
+        if match := _FILE.search(name):
+            files.setdefault(match["client"], {})[match["kind"]] = text
     if not files:
         raise BadInput(f"{path}: no ServeGen clients in it (chunk-N-trace.csv, chunk-N-dataset.json)")
     clients = []
@@ -189,10 +189,10 @@ def _windows(where: str, text: str) -> tuple[Window, ...]:
 def _lengths(where: str, text: str) -> tuple[tuple[float, Empirical, Empirical], ...]:
     """The laws of input and output lengths by the time they begin to hold; empty ones are left out."""
     try:
-        told: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = json.loads(text)
         laws = [
             (float(start), _law(where, laws["input_tokens"]), _law(where, laws["output_tokens"]))
-            for start, laws in told.items()
+            for start, laws in document.items()
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
@@ -206,9 +206,9 @@ def _lengths(where: str, text: str) -> tuple[tuple[float, Empirical, Empirical],
     return held
 
 
-def _law(where: str, told: str | dict[str, float]) -> Empirical | None:
+def _law(where: str, entry: str | dict[str, float]) -> Empirical | None:
     """A distribution written as `{length: probability, ...}`; None where it is empty."""
-    text = told if isinstance(told, str) else json.dumps(told).replace('"', "")
+    text = entry if isinstance(entry, str) else json.dumps(entry).replace('"', "")
     pairs = _PAIR.findall(text)
     if len(pairs) != text.count(":"):
         raise ValueError

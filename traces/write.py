@@ -72,10 +72,10 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
         flat = np.concatenate([*trace.token_ids, np.empty(0, dtype=np.int64)])
         ids = pa.LargeListArray.from_arrays(pa.array(lengths, pa.int64()), pa.array(flat, pa.int64()))
         data = data.append_column(IDS_COLUMN, ids)
-    told: dict[str, Any] = {"name": trace.name, "notes": list(trace.notes)}
+    metadata: dict[str, Any] = {"name": trace.name, "notes": list(trace.notes)}
     if trace.recipe is not None:
-        told[RECIPE] = dict(trace.recipe)
-    data = data.replace_schema_metadata({METADATA_KEY: json.dumps(told).encode()})
+        metadata[RECIPE] = dict(trace.recipe)
+    data = data.replace_schema_metadata({METADATA_KEY: json.dumps(metadata).encode()})
     with replacing(path) as place:
         pq.write_table(data, place, compression="zstd")
 
@@ -100,18 +100,18 @@ def jsonl_lines(trace: Trace) -> Iterator[bytes]:
     names = [name for name in COLUMNS if name in trace.requests]
     columns = [trace.requests[name].astype(object).tolist() for name in names]
     for row, values in enumerate(zip(*columns, strict=True)):
-        told = {
+        fields = {
             name: value
             for name, value in zip(names, values, strict=True)
             if value is not pd.NA and value == value and (name in REQUIRED or value != DEFAULTS[name])
         }
         if row == 0 and trace.recipe is not None:
-            told[RECIPE] = dict(trace.recipe)
+            fields[RECIPE] = dict(trace.recipe)
         if trace.spans is not None and (spans := trace.spans.row(row)):
-            told["spans"] = spans
+            fields["spans"] = spans
         if trace.token_ids is not None:
-            told["token_ids"] = trace.token_ids[row].tolist()
-        yield json.dumps(told, separators=(",", ":")).encode() + b"\n"
+            fields["token_ids"] = trace.token_ids[row].tolist()
+        yield json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def _arrow(trace: Trace, name: str) -> pa.Array:

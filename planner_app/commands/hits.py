@@ -57,8 +57,8 @@ def hits_command(
         console.print_json({**result.to_dict(), "notes": [*work.notes, note]})
     else:
         show(work.name, result)
-        for said in (*work.notes, note):
-            console.out.print(f"note: {said}", soft_wrap=True)
+        for text in (*work.notes, note):
+            console.out.print(f"note: {text}", soft_wrap=True)
 
 
 def left_out(trace: Trace) -> str:
@@ -66,14 +66,14 @@ def left_out(trace: Trace) -> str:
     prompts, all_of_it = (
         sharing(trace, with_outputs=outputs)["shareable_fraction"] for outputs in (False, True)
     )
-    said = (
+    text = (
         "blocks are counted, a prompt's trailing partial one among them, and generated tokens left out, as "
         "in published hit ratios"
     )
     if all_of_it == prompts:
-        return f"{said}; no prompt here quotes an answer, so that generated tokens would change nothing"
+        return f"{text}; no prompt here quotes an answer, so that generated tokens would change nothing"
     return (
-        f"{said}: with answers that later prompts quote, an endless cache would find {all_of_it:.1%} of "
+        f"{text}: with answers that later prompts quote, an endless cache would find {all_of_it:.1%} of "
         f"prompt tokens, not {prompts:.1%} (`pagecast trace describe` and `pagecast replay` count them)"
     )
 

@@ -80,7 +80,7 @@ def plan_command(
     work, scenario = load(trace, given)
     total = steps(2 if think_time is None else 3, replicates)
     with executor(workers, cluster) as run, console.progress("searches", total) as update:
-        found = plan(
+        result = plan(
             work,
             scenario,
             level,
@@ -97,49 +97,51 @@ def plan_command(
     if report is not None:
         from pagecast.planner_app.reports.plan_report import plan_report
 
-        write(report, plan_report(found))
+        write(report, plan_report(result))
     if json:
-        console.print_json(found.to_dict())
+        console.print_json(result.to_dict())
     else:
-        show(found)
+        show(result)
         if report is not None:
             console.out.print(f"written to {report}", soft_wrap=True)
-    if any(answer.value is None for answer in found.answers.values()):
+    if any(answer.value is None for answer in result.answers.values()):
         raise typer.Exit(1)
 
 
-def show(found: Plan) -> None:
+def show(result: Plan) -> None:
     """Prints the answers, what breaks beyond them, what binds, and the envelope."""
-    scenario = found.scenario
+    scenario = result.scenario
     console.out.print(
-        f"{found.trace}: {found.requests:,} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
-        f"{scenario.gpu}, profile {scenario.profile}, costs {found.costs}",
+        f"{result.trace}: {result.requests:,} requests on {scenario.model}, "
+        f"{scenario.tensor_parallel_size} x {scenario.gpu}, profile {scenario.profile}, costs {result.costs}",
         soft_wrap=True,
     )
-    console.out.print(f"SLO: {found.slo.text}", soft_wrap=True)
-    if found.rejects:
-        console.out.print(found.rejects, soft_wrap=True)
-    if any(answer.value is not None for answer in found.answers.values()):
-        console.out.print(_table(found))
-    if found.replicas is not None:
-        said = f"replicas: {found.replicas.says}, if sessions are spread evenly and each keeps to its replica"
-        console.out.print(said, soft_wrap=True)
-    for answer in found.answers.values():
+    console.out.print(f"SLO: {result.slo.text}", soft_wrap=True)
+    if result.rejects:
+        console.out.print(result.rejects, soft_wrap=True)
+    if any(answer.value is not None for answer in result.answers.values()):
+        console.out.print(_table(result))
+    if result.replicas is not None:
+        text = (
+            f"replicas: {result.replicas.says}, if sessions are spread evenly and each keeps to its replica"
+        )
+        console.out.print(text, soft_wrap=True)
+    for answer in result.answers.values():
         for line in _lines(answer):
             console.out.print(line, soft_wrap=True)
-    console.out.print(_envelope(found.envelope), soft_wrap=True)
-    for note in found.notes:
+    console.out.print(_envelope(result.envelope), soft_wrap=True)
+    for note in result.notes:
         console.out.print(f"note: {note}", soft_wrap=True)
-    console.out.print(f"planned in {found.wall_s:.1f} s with {found.replays:,} replays", soft_wrap=True)
+    console.out.print(f"planned in {result.wall_s:.1f} s with {result.replays:,} replays", soft_wrap=True)
 
 
-def _table(found: Plan) -> Table:
+def _table(result: Plan) -> Table:
     table = Table(box=None, pad_edge=False)
-    draws = max(answer.draws for answer in found.answers.values())
+    draws = max(answer.draws for answer in result.answers.values())
     span = f"90%, {draws} draws" if draws else "90% interval"
     for title in ("", "most", span, "output tokens/s", "binds"):
         table.add_column(title, justify="left" if title in ("", "binds") else "right", no_wrap=True)
-    for answer in found.answers.values():
+    for answer in result.answers.values():
         title = _TITLES[answer.kind]
         if answer.value is None or answer.at is None:
             table.add_row(title, "none")
@@ -162,16 +164,16 @@ def _number(value: float) -> str:
 
 def _lines(answer: Answer) -> list[str]:
     """What stands behind an answer: the level at it, what breaks beyond, and why."""
-    from pagecast.planner_app.planner.capacity.planning import said, shown
+    from pagecast.planner_app.planner.capacity.planning import judgment, shown
 
     title = _TITLES[answer.kind]
     if answer.value is None or answer.at is None:
         return [f"{title}: none; {answer.says}"]
-    lines = [f"{title}: at {shown(answer.kind, answer.value)} {', '.join(map(said, answer.at.terms))}"]
+    lines = [f"{title}: at {shown(answer.kind, answer.value)} {', '.join(map(judgment, answer.at.terms))}"]
     if answer.says:
         lines.append(f"  {answer.says}")
     if answer.beyond is not None:
-        broken = " and ".join(f"{said(term)}, not {_asked(term.text)}" for term in answer.beyond.broken)
+        broken = " and ".join(f"{judgment(term)}, not {_asked(term.text)}" for term in answer.beyond.broken)
         lines.append(f"  at {shown(answer.kind, answer.beyond.amount)} {broken}")
     if answer.binding is not None:
         lines.append(f"  {answer.binding.limit} binds: {answer.binding.why}")

@@ -44,8 +44,8 @@ class _Lazy(TyperGroup):
     """Lists commands by their short help, and imports the one that runs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in COMMANDS else found, rest
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
 
 
 def load(name: str) -> Any:
@@ -119,7 +119,7 @@ def execute(arguments: list[str]) -> int:
             console.err.print(error.format_message())
             return 2
         at = getattr(error, "ctx", None)
-        said = error.format_message().rstrip(".")
-        mark = " See" if said.endswith("?") else "; see"
-        complain(f"{said}{mark} {at.command_path} --help" if at else said)
+        message = error.format_message().rstrip(".")
+        mark = " See" if message.endswith("?") else "; see"
+        complain(f"{message}{mark} {at.command_path} --help" if at else message)
         return 2

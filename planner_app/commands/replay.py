@@ -79,7 +79,7 @@ def replay_command(
             spread = study.spread(replicates, progress=update)
     varied = None
     if spread is not None:
-        rates = (found.get("token_hit_rate") for found in (summary_figures(result), spread.middle))
+        rates = (figures.get("token_hit_rate") for figures in (summary_figures(result), spread.middle))
         varied = None if fixed_workload else redrawn(work, chosen.seed, *rates)
         added = (note for note in (varied, few_draws(replicates)) if note)
         result = replace(result, notes=(*result.notes, *added))

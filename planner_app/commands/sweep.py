@@ -67,41 +67,41 @@ def sweep_command(
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
     question = SweepQuestion(work, scenario, space, slo, prices(price or []), objectives, search, generation)
     with console.progress("trials", question.count) as update:
-        found = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
+        result = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
     if report is not None:
         from pagecast.planner_app.reports.sweep_report import sweep_report
 
-        write(report, sweep_report(found))
+        write(report, sweep_report(result))
     if json:
-        console.print_json(as_dict(found))
+        console.print_json(as_dict(result))
     else:
-        show(found, out)
+        show(result, out)
         if report is not None:
             console.out.print(f"written to {report}", soft_wrap=True)
-    if found.cheapest is None:
+    if result.cheapest is None:
         raise typer.Exit(1)
 
 
 def prices(given: list[str]) -> dict[str, float]:
     """Reads `H200=3.5`. Errors: BadInput."""
-    found: dict[str, float] = {}
+    by_gpu: dict[str, float] = {}
     for text in given:
         name, equals, amount = text.rpartition("=")
         try:
-            if not equals or not name.strip() or name.strip() in found:
+            if not equals or not name.strip() or name.strip() in by_gpu:
                 raise ValueError
-            found[name.strip()] = float(amount)
+            by_gpu[name.strip()] = float(amount)
         except ValueError:
             raise BadInput(f"--price {text}: write GPU=USD_PER_GPU_HOUR, each GPU once") from None
-    return found
+    return by_gpu
 
 
-def as_dict(found: Swept) -> dict[str, Any]:
+def as_dict(result: Swept) -> dict[str, Any]:
     """The sweep as plain JSON: question, cheapest, front, sensitivity and the whole table."""
     from pagecast.planner_app.planner.sweep.study import records
     from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
 
-    question, costs = found.question, used(found)
+    question, costs = result.question, used(result)
     return {
         "trace": question.trace.name,
         "requests": len(question.trace),
@@ -109,59 +109,59 @@ def as_dict(found: Swept) -> dict[str, Any]:
         "slo": question.slo,
         "prices_usd_per_gpu_hour": dict(question.prices),
         "objectives": list(question.objectives),
-        "complete": found.complete,
+        "complete": result.complete,
         "scenario": question.scenario.model_dump(),
         "step_costs": [each.as_dict() for each in costs],
-        "notes": [ONE_REPLICA, *notes(found, costs)],
-        "cheapest": found.cheapest,
-        "front": records(found.front),
-        "sensitivity": records(found.sensitivity),
-        "trials": records(found.table),
+        "notes": [ONE_REPLICA, *notes(result, costs)],
+        "cheapest": result.cheapest,
+        "front": records(result.front),
+        "sensitivity": records(result.sensitivity),
+        "trials": records(result.table),
     }
 
 
-def show(found: Swept, out: Path | None) -> None:
+def show(result: Swept, out: Path | None) -> None:
     """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
     from pagecast.planner_app.planner.sweep.study_view import answer, effects, front
     from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
 
-    question, costs = found.question, used(found)
-    trials = console.counted(len(found.table), "trial")
+    question, costs = result.question, used(result)
+    trials = console.counted(len(result.table), "trial")
     console.out.print(
         f"{question.trace.name}: {console.counted(len(question.trace), 'request')}, {trials} of "
         f"{question.space}",
         soft_wrap=True,
     )
-    console.out.print(_same(found, [each.name for each in costs]), soft_wrap=True)
-    console.out.print(answer(found), soft_wrap=True)
-    header, rows = front(found)
+    console.out.print(_same(result, [each.name for each in costs]), soft_wrap=True)
+    console.out.print(answer(result), soft_wrap=True)
+    header, rows = front(result)
     title = "undominated replicas" + (
-        ", of those that meet the SLO" if question.slo and found.table["meets"].any() else ""
+        ", of those that meet the SLO" if question.slo and result.table["meets"].any() else ""
     )
     console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)
     console.out.print(_table(header, rows[:_MOST_ROWS]))
     if len(rows) > _MOST_ROWS:
         console.out.print(f"and {len(rows) - _MOST_ROWS} more (--json, or trials.parquet in --out)")
-    header, rows = effects(found)
+    header, rows = effects(result)
     console.out.print("\nwhat each knob moves (share of a figure's variance that it explains alone):")
     console.out.print(_table(header, rows) if rows else "nothing, by half a percent or more")
     console.out.print()
-    for note in (ONE_REPLICA, *notes(found, costs)):
+    for note in (ONE_REPLICA, *notes(result, costs)):
         console.out.print(f"note: {note}", soft_wrap=True)
-    before = len(found.table) - found.replayed
+    before = len(result.table) - result.replayed
     kept = f"; {before:,} were in the folder already" if before else ""
     where = f"; the study is in {out}" if out else ""
-    replayed = console.counted(found.replayed, "trial")
+    replayed = console.counted(result.replayed, "trial")
     console.out.print(f"{replayed} replayed{kept}{where}", soft_wrap=True)
 
 
-def _same(found: Swept, costs: list[str]) -> str:
+def _same(result: Swept, costs: list[str]) -> str:
     """What all trials have in common, of what matters most."""
-    scenario = found.question.scenario
+    scenario = result.question.scenario
     fields = ("model", "gpu", "tensor_parallel_size", "profile")
-    said = [f"{name} {getattr(scenario, name)}" for name in fields if name not in found.knobs]
-    said += [f"step costs {' and '.join(costs)}"] if costs else []
-    return f"with {', '.join(said)}"
+    parts = [f"{name} {getattr(scenario, name)}" for name in fields if name not in result.knobs]
+    parts += [f"step costs {' and '.join(costs)}"] if costs else []
+    return f"with {', '.join(parts)}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Table:

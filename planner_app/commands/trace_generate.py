@@ -85,11 +85,11 @@ def generate_command(
 
 def _finish(trace: Trace, out: Path, json: bool) -> None:
     write(trace, out)
-    told = describe(trace)
+    facts = describe(trace)
     if json:
-        console.print_json({**told, "out": str(out)})
+        console.print_json({**facts, "out": str(out)})
     else:
-        show(told)
+        show(facts)
         console.out.print(f"written to {out}", soft_wrap=True, markup=False)
 
 

@@ -34,65 +34,65 @@ def written(trace: Trace, out: Path, json: bool) -> None:
 
 def describe_and_show(trace: Trace, json: bool) -> None:
     """Prints a trace's description: a table, or one JSON object."""
-    told = describe(trace)
+    facts = describe(trace)
     if json:
-        console.print_json(told)
+        console.print_json(facts)
     else:
-        show(told)
+        show(facts)
 
 
-def show(told: dict[str, Any]) -> None:
+def show(facts: dict[str, Any]) -> None:
     """Prints a description as tables."""
-    counted = console.counted(told["requests"], "request")
-    console.out.print(f"{told['name']}: {counted}", soft_wrap=True, markup=False)
+    counted = console.counted(facts["requests"], "request")
+    console.out.print(f"{facts['name']}: {counted}", soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False)
     for title in ("", "mean", "p50", "p90", "p99", "max"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for title, key in (("input tokens", "input_tokens"), ("output tokens", "output_tokens")):
         table.add_row(
-            title, *(f"{told[key][column]:,.0f}" for column in ("mean", "p50", "p90", "p99", "max"))
+            title, *(f"{facts[key][column]:,.0f}" for column in ("mean", "p50", "p90", "p99", "max"))
         )
-    if told["sessions"]:
-        turns = told["sessions"]["turns"]
+    if facts["sessions"]:
+        turns = facts["sessions"]["turns"]
         table.add_row(
             "turns per session", *(f"{turns[column]:,.3g}" for column in ("mean", "p50", "p90", "p99", "max"))
         )
-    if told["gap_s"]:
-        gaps = told["gap_s"]
+    if facts["gap_s"]:
+        gaps = facts["gap_s"]
         table.add_row(
             "think time", *(console.seconds(gaps[column]) for column in ("mean", "p50", "p90", "p99", "max"))
         )
     console.out.print(table)
-    console.out.print(_facts(told))
-    for note in told["notes"]:
+    console.out.print(_facts(facts))
+    for note in facts["notes"]:
         console.out.print(f"note: {note}", soft_wrap=True, markup=False)
 
 
-def _facts(told: dict[str, Any]) -> Table:
+def _facts(facts: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
-    if told["requests_per_s"] is not None:
-        rate = f"{told['requests_per_s']:.3g} requests/s over {console.seconds(told['duration_s'])}"
-        if told["follow_others"]:
-            rate += f", if serving took no time ({told['follow_others']:,} requests wait for another's end)"
+    if facts["requests_per_s"] is not None:
+        rate = f"{facts['requests_per_s']:.3g} requests/s over {console.seconds(facts['duration_s'])}"
+        if facts["follow_others"]:
+            rate += f", if serving took no time ({facts['follow_others']:,} requests wait for another's end)"
         table.add_row("load", rate)
         table.add_row(
-            "burstiness", f"cv {told['interarrival_cv']:.3g} of the times between arrivals (Poisson: 1)"
+            "burstiness", f"cv {facts['interarrival_cv']:.3g} of the times between arrivals (Poisson: 1)"
         )
-    sharing = told["sharing"]
+    sharing = facts["sharing"]
     table.add_row(
         "reuse",
         f"{sharing['shareable_fraction']:.1%} of prompt tokens begin an earlier prompt or quoted answer: "
         "what an endless cache would find",
     )
     table.add_row("working set", f"{sharing['working_set_tokens']:,} tokens hold every prompt once")
-    if told["sessions"]:
-        table.add_row("sessions", f"{told['sessions']['count']:,}")
-    if told["scopes"] > 1:
-        table.add_row("scopes", f"{told['scopes']:,} (model, adapter, salt) share nothing with each other")
-    if len(told["priorities"]) > 1:
-        table.add_row("priorities", ", ".join(map(str, told["priorities"])))
-    if told["may_cancel"]:
-        table.add_row("cancellation", f"{told['may_cancel']:,} of them may give up after a time")
+    if facts["sessions"]:
+        table.add_row("sessions", f"{facts['sessions']['count']:,}")
+    if facts["scopes"] > 1:
+        table.add_row("scopes", f"{facts['scopes']:,} (model, adapter, salt) share nothing with each other")
+    if len(facts["priorities"]) > 1:
+        table.add_row("priorities", ", ".join(map(str, facts["priorities"])))
+    if facts["may_cancel"]:
+        table.add_row("cancellation", f"{facts['may_cancel']:,} of them may give up after a time")
     return table

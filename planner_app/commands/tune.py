@@ -131,8 +131,8 @@ def show(tuned: Tuned) -> None:
             table.add_row(*row)
         console.out.print(table)
         console.out.print()
-    for said in filter(None, (admits(tuned), cannot_run(tuned))):
-        console.out.print(said, soft_wrap=True)
+    for line in filter(None, (admits(tuned), cannot_run(tuned))):
+        console.out.print(line, soft_wrap=True)
     console.out.print(f"recommended: {tuned.reason}", soft_wrap=True)
     for note in (*tuned.notes, tuned.expected_error):
         console.out.print(f"note: {note}", soft_wrap=True)

@@ -72,18 +72,18 @@ def validate_command(
         ready("--report", report)
     count = REPLICATES if replicates is None else replicates
     with console.progress("replicates", count + len(STEP_TIMES)) as update:
-        found = forecast(
+        result = forecast(
             RecordedRun.load(run), costs, replicates=count, transfer=transfer, seed=seed or 0, progress=update
         )
     if report is not None:
         from pagecast.planner_app.reports.validate_report import validate_report
 
-        write(report, validate_report(found))
+        write(report, validate_report(result))
     if json:
-        console.print_json(as_json(found))
+        console.print_json(as_json(result))
     else:
-        show(found)
-    if max_error is not None and found.worst_percent > max_error:
+        show(result)
+    if max_error is not None and result.worst_percent > max_error:
         raise typer.Exit(1)
 
 
@@ -97,32 +97,34 @@ def _refuse_options(given: dict[str, object]) -> None:
 
 
 def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
-    found, blocks = compare_decisions(run, find_profile(profile)), block_count(run)
+    comparison, blocks = compare_decisions(run, find_profile(profile)), block_count(run)
     if json:
-        fields = {**asdict(found), "num_gpu_blocks": None if blocks is None else blocks.as_dict()}
+        fields = {**asdict(comparison), "num_gpu_blocks": None if blocks is None else blocks.as_dict()}
         del fields["run"]
         console.print_json(fields)
     else:
         console.out.print(
-            f"{found.run}: {found.steps_matched:,} of {found.steps_recorded:,} steps and "
-            f"{found.cached_tokens_matched:,} of {found.requests:,} prefix hits are the engine's",
+            f"{comparison.run}: {comparison.steps_matched:,} of {comparison.steps_recorded:,} steps and "
+            f"{comparison.cached_tokens_matched:,} of {comparison.requests:,} prefix hits are the engine's",
             soft_wrap=True,
         )
-        if found.first_mismatch:
-            console.out.print(f"first difference: {found.first_mismatch}", soft_wrap=True, markup=False)
+        if comparison.first_mismatch:
+            console.out.print(f"first difference: {comparison.first_mismatch}", soft_wrap=True, markup=False)
         if blocks is not None:
             console.out.print(blocks_sentence(blocks), soft_wrap=True, markup=False, highlight=False)
-    if not found.ok:
+    if not comparison.ok:
         raise typer.Exit(1)
 
 
-def show(found: Forecast) -> None:
+def show(result: Forecast) -> None:
     """Prints forecast and measurement side by side, how often intervals held, and what matters most."""
-    console.out.print(f"{found.run}: forecast with costs {found.costs} against the recording", soft_wrap=True)
+    console.out.print(
+        f"{result.run}: forecast with costs {result.costs} against the recording", soft_wrap=True
+    )
     table = Table(box=None, pad_edge=False)
     for title in ("", "forecast", "measured", "error", "low", "high", "±1%"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
-    for row in found.rows:
+    for row in result.rows:
         table.add_row(
             _title(row.name),
             _plain(row.predicted),
@@ -137,9 +139,9 @@ def show(found: Forecast) -> None:
         "low, high: a 90% interval (* missed); ±1%: what step times within 1% change it by, percent",
         soft_wrap=True,
     )
-    for sentence in accuracy_sentences(found):
+    for sentence in accuracy_sentences(result):
         console.out.print(sentence, soft_wrap=True, markup=False, highlight=False)
-    console.out.print(f"note: {expected_error(found)}", soft_wrap=True, markup=False)
+    console.out.print(f"note: {expected_error(result)}", soft_wrap=True, markup=False)
 
 
 def _title(name: str) -> str:

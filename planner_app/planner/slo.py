@@ -164,16 +164,16 @@ def _term(text: str) -> Latency | Goodput:
 
 
 def _goodput(text: str, plain: str) -> Goodput:
-    found = _GOODPUT.fullmatch(plain)
-    if found is None:
+    match = _GOODPUT.fullmatch(plain)
+    if match is None:
         raise _bad(text, "a share of good requests is goodput(...)> and a number")
     bounds = []
-    for part in found[1].split(","):
+    for part in match[1].split(","):
         latency, bound_s, inclusive = _compared(text, part)
         if latency not in LATENCIES:
             raise _bad(text, f"in brackets stand plain latencies, not {latency!r}")
         bounds.append((latency, bound_s, inclusive))
-    inclusive, number = found[2].startswith(">="), found[2].lstrip(">=")
+    inclusive, number = match[2].startswith(">="), match[2].lstrip(">=")
     percent, number = number.endswith("%"), number.removesuffix("%")
     share = float(number) / (100 if percent else 1) if _NUMBER.fullmatch(number) else -1.0
     if not 0 <= share <= 1 or (share == 1 and not inclusive):
@@ -183,23 +183,23 @@ def _goodput(text: str, plain: str) -> Goodput:
 
 def _compared(text: str, part: str) -> tuple[str, float, bool]:
     """The name, the bound in seconds, and whether the bound itself is kept, of `ttft<2s`."""
-    found = _COMPARED.fullmatch(part)
-    if found is None:
+    match = _COMPARED.fullmatch(part)
+    if match is None:
         raise _bad(text, f"{part!r} compares nothing")
-    if found["sign"].startswith(">"):
+    if match["sign"].startswith(">"):
         raise _bad(text, "a latency is bounded from above, with <")
-    quantity = _QUANTITY.fullmatch(found["bound"])
+    quantity = _QUANTITY.fullmatch(match["bound"])
     if quantity is None:
-        raise _bad(text, f"{found['bound']!r} is no time with a unit")
+        raise _bad(text, f"{match['bound']!r} is no time with a unit")
     bound_s = float(quantity[1]) * UNITS_S[quantity[2]]
     if bound_s <= 0:
         raise _bad(text, "the bound must be above 0")
-    return found["name"], bound_s, found["sign"] == "<="
+    return match["name"], bound_s, match["sign"] == "<="
 
 
 def _is_percentile(statistic: str) -> bool:
-    found = re.fullmatch(r"p(\d+(?:\.\d+)?)", statistic)
-    return found is not None and 0 < float(found[1]) < 100
+    match = re.fullmatch(r"p(\d+(?:\.\d+)?)", statistic)
+    return match is not None and 0 < float(match[1]) < 100
 
 
 def _bad(term: str, what: str) -> BadInput:

@@ -64,8 +64,8 @@ def _tail(requests: pd.DataFrame) -> str:
     if not len(values):
         return "No request was given a token."
     p50, p99 = np.percentile(values, (50, 99)).tolist()
-    said = f"Half of the requests have their first token within {seconds(p50)}, 99% within {seconds(p99)}"
-    return f"{said} ({p99 / p50:.1f} times as long)." if p50 > 0 else f"{said}."
+    text = f"Half of the requests have their first token within {seconds(p50)}, 99% within {seconds(p99)}"
+    return f"{text} ({p99 / p50:.1f} times as long)." if p50 > 0 else f"{text}."
 
 
 def where_ttft_goes(requests: pd.DataFrame) -> go.Figure:
@@ -113,11 +113,11 @@ def latency_over_time(requests: pd.DataFrame, name: str = "ttft_s") -> go.Figure
         f"window {seconds(usual)}). A curve that keeps rising means more load than the server can serve."
     )
     figure = chart(title, caption, "arrival, seconds", f"{TITLES[name]}, seconds (log)", yaxis_type="log")
-    for index, (said, values) in enumerate((("p50", groups.median()), ("p99", upper))):
+    for index, (label, values) in enumerate((("p50", groups.median()), ("p99", upper))):
         figure.add_scatter(
             x=middle[values.index],
             y=np.maximum(values.to_numpy(), _LEAST_S),
-            name=said,
+            name=label,
             mode="lines+markers",
             line=line(index),
             marker=marker(index, size=5),
@@ -307,9 +307,9 @@ def hits_by_length(requests: pd.DataFrame) -> go.Figure:
         barmode="stack",
     )
     figure.update_xaxes(type="category")
-    found = sums["cached_tokens"].to_numpy()
-    figure.add_bar(x=names, y=found, name="found in the cache", marker_color=GREEN)
-    rest = sums["input_tokens"].to_numpy() - found
+    hits = sums["cached_tokens"].to_numpy()
+    figure.add_bar(x=names, y=hits, name="found in the cache", marker_color=GREEN)
+    rest = sums["input_tokens"].to_numpy() - hits
     figure.add_bar(x=names, y=rest, name="computed", marker={"color": ORANGE, "pattern": {"shape": "/"}})
     return figure
 

@@ -64,14 +64,14 @@ def fit_page(made: Calibration, sources: list[CalibrationRun]) -> str:
 def _steps(made: Calibration, sources: list[CalibrationRun]) -> _Steps:
     plain = [source for source in sources if not source.run.pipeline_depth]
     tables = [step_table(source.run, made.shape, source.upto) for source in plain]
-    found = Fit.of(made)
+    fit = Fit.of(made)
 
     def column(values: list[Floats]) -> Floats:
         return np.concatenate(values).astype(np.float64)
 
     return _Steps(
         measured=column([table.ns for table in tables]) / 1e6,
-        fitted=column([found.predict(table, made.shape) for table in tables]) / 1e6,
+        fitted=column([fit.predict(table, made.shape) for table in tables]) / 1e6,
         n=column([table.n for table in tables]),
         ctx=column([table.ctx for table in tables]),
         tokens=column([table.tokens.astype(np.float64) for table in tables]),
@@ -82,11 +82,11 @@ def _steps(made: Calibration, sources: list[CalibrationRun]) -> _Steps:
 def _groups(steps: _Steps, prompts: bool) -> dict[str, _Steps]:
     size = steps.tokens if prompts else steps.n
     bounds = _PROMPTS if prompts else _DECODE
-    found = {
+    groups = {
         name: steps.where((steps.prompts == prompts) & (size >= low) & (size <= high))
         for name, (low, high) in bounds.items()
     }
-    return {name: group for name, group in found.items() if len(group.measured)}
+    return {name: group for name, group in groups.items() if len(group.measured)}
 
 
 def _times(steps: _Steps, prompts: bool) -> go.Figure:

@@ -32,11 +32,11 @@ def write_junit(
         place = {"classname": f"pagecast.{finding.kind}", "name": _xml(title)}
         case = ET.SubElement(suite, "testcase", {**place, "time": "0"})
         why = f": {finding.why}" if finding.why else ""
-        said = _xml(f"{finding.value}{whose}, asked {finding.asked}{why}")
+        text = _xml(f"{finding.value}{whose}, asked {finding.asked}{why}")
         if not finding.holds:
-            ET.SubElement(case, "failure", {"message": said, "type": finding.kind}).text = said
+            ET.SubElement(case, "failure", {"message": text, "type": finding.kind}).text = text
         else:
-            ET.SubElement(case, "system-out").text = said
+            ET.SubElement(case, "system-out").text = text
     with replacing(path) as place_:
         ET.ElementTree(suites).write(place_, encoding="utf-8", xml_declaration=True)
 

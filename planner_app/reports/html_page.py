@@ -79,7 +79,7 @@ def page(
     """The whole page: title, one sentence that answers, the summary's figures, notes, then the sections."""
     drawn: list[str] = []
     body = "".join(_section(section, drawn) for section in sections)
-    said = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     shown = "".join(
         f"<div class=card><div class=what>{escape(card.title)}</div><div class=value>{escape(card.value)}"
         f"</div><div class=hint>{escape(card.hint)}</div></div>"
@@ -92,7 +92,7 @@ def page(
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f"<h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p><div class=cards>{shown}</div>{body}"
-        + (f"<section><h2>Notes on these figures</h2><ul>{said}</ul></section>" if said else "")
+        + (f"<section><h2>Notes on these figures</h2><ul>{items}</ul></section>" if items else "")
         + f"</main>{_scripts(drawn)}</body></html>\n"
     )
 
@@ -156,5 +156,5 @@ def _scripts(drawn: list[str]) -> str:
 def plain_figures(text: str) -> list[dict[str, object]]:
     """The charts' data in a page, for those who want to read it again."""
     start = text.index('id="figures">') + len('id="figures">')
-    found: list[dict[str, object]] = json.loads(text[start : text.index("</script>", start)])
-    return found
+    figures: list[dict[str, object]] = json.loads(text[start : text.index("</script>", start)])
+    return figures

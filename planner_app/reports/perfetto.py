@@ -200,8 +200,8 @@ def _phases(row: TableRow, slot: int, arrival: int, finished: int) -> Iterator[T
     marks = [("queue", arrival), ("prefill", admitted), ("decode", first)]
     reached = [(name, time) for name, time in marks if time >= 0]
     ends = [time for _, time in reached[1:]] + [finished]
-    told = ("state", "input_tokens", "output_tokens", "cached_tokens", "recomputed_tokens", "preemptions")
-    facts = {"request": row["row"], **{name: row[name] for name in told}}
+    names = ("state", "input_tokens", "output_tokens", "cached_tokens", "recomputed_tokens", "preemptions")
+    facts = {"request": row["row"], **{name: row[name] for name in names}}
     for (name, start), end in zip(reached, ends, strict=True):
         if end > start:
             yield {

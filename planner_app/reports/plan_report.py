@@ -18,43 +18,43 @@ UNITS = {"concurrency": "users", "rate": "requests/s", "users": "users"}
 _SHARES = ("goodput", "preemptions", "kept_up", "backlog_growth")  # the terms that are no times
 
 
-def plan_report(found: Plan) -> str:
+def plan_report(result: Plan) -> str:
     """The page of a plan."""
-    sections = [_answer(answer) for answer in found.answers.values()]
-    alone = found.concurrency
+    sections = [_answer(answer) for answer in result.answers.values()]
+    alone = result.concurrency
     value, low, high = (None, 0.0, 0.0) if alone is None else _bounds(alone)
-    bars = charts.envelope_bars(found.envelope.limits, value, low, high)
-    sections.insert(1, Section("Static envelope", [bars, _envelope(found)]))
-    sections.append(scenario_section(found.scenario, found.costs))
-    return page(f"Capacity for {found.trace}", _lead(found), _cards(found), sections, found.notes)
+    bars = charts.envelope_bars(result.envelope.limits, value, low, high)
+    sections.insert(1, Section("Static envelope", [bars, _envelope(result)]))
+    sections.append(scenario_section(result.scenario, result.costs))
+    return page(f"Capacity for {result.trace}", _lead(result), _cards(result), sections, result.notes)
 
 
-def _lead(found: Plan) -> str:
-    server = f"{found.scenario.tensor_parallel_size} x {found.scenario.gpu} with {found.scenario.model}"
-    said = []
-    for answer in found.answers.values():
-        said.append(f"{TITLES[answer.kind].lower()}: {_value(answer)}{_interval(answer)}")
+def _lead(result: Plan) -> str:
+    server = f"{result.scenario.tensor_parallel_size} x {result.scenario.gpu} with {result.scenario.model}"
+    parts = []
+    for answer in result.answers.values():
+        parts.append(f"{TITLES[answer.kind].lower()}: {_value(answer)}{_interval(answer)}")
         if answer.binding is not None:
-            said[-1] += f", bound by {answer.binding.limit}"
-    if found.replicas is not None:
-        said.append(found.replicas.says)
-    return f"{server}, while {found.slo.text} holds: {'; '.join(said)}. {found.rejects}".strip()
+            parts[-1] += f", bound by {answer.binding.limit}"
+    if result.replicas is not None:
+        parts.append(result.replicas.says)
+    return f"{server}, while {result.slo.text} holds: {'; '.join(parts)}. {result.rejects}".strip()
 
 
-def _cards(found: Plan) -> list[SummaryCard]:
+def _cards(result: Plan) -> list[SummaryCard]:
     cards = [
         SummaryCard(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
-        for answer in found.answers.values()
+        for answer in result.answers.values()
     ]
-    if found.replicas is not None:
-        said = f"for {found.replicas.requests_per_s:.3g} requests/s"
-        cards.append(SummaryCard("Replicas", f"{found.replicas.count:,}", said))
-    bound = [answer.binding.limit for answer in found.answers.values() if answer.binding is not None]
+    if result.replicas is not None:
+        label = f"for {result.replicas.requests_per_s:.3g} requests/s"
+        cards.append(SummaryCard("Replicas", f"{result.replicas.count:,}", label))
+    bound = [answer.binding.limit for answer in result.answers.values() if answer.binding is not None]
     if bound:
         cards.append(SummaryCard("What binds", bound[0], "must grow for more load"))
-    envelope = found.envelope
-    said = f"requests at once; {envelope.binding}"
-    cards.append(SummaryCard("Static envelope", f"{envelope.concurrency:,}", said))
+    envelope = result.envelope
+    label = f"requests at once; {envelope.binding}"
+    cards.append(SummaryCard("Static envelope", f"{envelope.concurrency:,}", label))
     return cards
 
 
@@ -111,8 +111,8 @@ def _row(name: str, outcome: LoadTrial, terms: list[str]) -> list[str]:
     ]
 
 
-def _envelope(found: Plan) -> HtmlTable:
-    envelope, blocks = found.envelope, found.envelope.blocks
+def _envelope(result: Plan) -> HtmlTable:
+    envelope, blocks = result.envelope, result.envelope.blocks
     rows = [(name, f"{value:,}") for name, value in envelope.limits.items()]
     rows += [
         ("HBM, nothing shared", f"{envelope.hbm:,}"),
@@ -122,8 +122,8 @@ def _envelope(found: Plan) -> HtmlTable:
         ("prompt tokens that need not be computed", f"{envelope.reused_prompt:.0%}"),
         ("prompt blocks shared by running requests", f"{envelope.shared_prompt:.0%}"),
     ]
-    said = (
+    caption = (
         "What each limit allows by itself, by arithmetic: blocks by the trace's own lengths at a random "
         f"moment of each request, overflowing with a chance of at most {envelope.overflow:.0%}."
     )
-    return HtmlTable("", ("", "by arithmetic"), rows, said)
+    return HtmlTable("", ("", "by arithmetic"), rows, caption)

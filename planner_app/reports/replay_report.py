@@ -82,10 +82,10 @@ def _latencies(s: dict[str, Any], spread: Spread | None) -> HtmlTable:
         for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
             marked.add(len(rows))
             rows.append((f"  {side}", *(seconds(bounds.get(f"{name}.{key}")) for key in STATISTICS)))
-    said = "Queue, prefix lookup and prefill make TTFT; with decode, E2E. * at equal queue depth."
+    caption = "Queue, prefix lookup and prefill make TTFT; with decode, E2E. * at equal queue depth."
     if spread:
-        said += " Low and high bound a 90% interval."
-    return HtmlTable("", ("", *STATISTICS), rows, said, frozenset(marked))
+        caption += " Low and high bound a 90% interval."
+    return HtmlTable("", ("", *STATISTICS), rows, caption, frozenset(marked))
 
 
 def _scenario(result: Result) -> HtmlTable:

@@ -14,42 +14,44 @@ from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCa
 MOST_ROWS = 300  # of the table of trials; the study's parquet file has them all
 
 
-def sweep_report(found: Swept) -> str:
+def sweep_report(result: Swept) -> str:
     """The page of a sweep."""
-    table, knobs = found.table, found.knobs
-    objectives = list(dict.fromkeys(found.question.objectives))
-    best = found.cheapest
+    table, knobs = result.table, result.knobs
+    objectives = list(dict.fromkeys(result.question.objectives))
+    best = result.cheapest
     chosen = None if best is None else int(best["number"])
     ran = table[table["reason"] == ""]
-    costs = used(found)
-    header, rows = front(found)
+    costs = used(result)
+    header, rows = front(result)
     marked = frozenset(at for at, row in enumerate(rows) if row[0] == str(chosen))
-    said = "The cheapest is marked." if marked else ""
+    text = "The cheapest is marked." if marked else ""
     traded = [charts.trade_off(table, objectives[0], y, knobs, chosen) for y in objectives[1:]]
     lines = [
         charts.against_knob(ran, knob, [name], None if best is None else best[knob])
         for knob in knobs
         for name in objectives[:3]
     ]
-    moved = HtmlTable("", *effects(found), "Shares of a figure's variance that a knob explains alone.")
+    moved = HtmlTable("", *effects(result), "Shares of a figure's variance that a knob explains alone.")
     sections = [
-        Section("What is traded", [*traded, HtmlTable("Undominated trials", header, rows, said, marked)]),
-        Section("What each knob does", [charts.sensitivity(found.sensitivity), *lines, moved]),
-        Section("All trials", [_trials(found, table.head(MOST_ROWS), chosen)]),
-        Section("Scenario", [_scenario(found, costs)]),
+        Section("What is traded", [*traded, HtmlTable("Undominated trials", header, rows, text, marked)]),
+        Section("What each knob does", [charts.sensitivity(result.sensitivity), *lines, moved]),
+        Section("All trials", [_trials(result, table.head(MOST_ROWS), chosen)]),
+        Section("Scenario", [_scenario(result, costs)]),
     ]
-    said = answer(found)
-    lead = said[:1].upper() + said[1:]
-    return page(f"Sweep of {found.question.trace.name}", lead, _cards(found), sections, _notes(found, costs))
+    text = answer(result)
+    lead = text[:1].upper() + text[1:]
+    return page(
+        f"Sweep of {result.question.trace.name}", lead, _cards(result), sections, _notes(result, costs)
+    )
 
 
-def _cards(found: Swept) -> list[SummaryCard]:
-    best, table = found.cheapest, found.table
+def _cards(result: Swept) -> list[SummaryCard]:
+    best, table = result.cheapest, result.table
     counted = f"{int(table['meets'].sum()):,} of {len(table):,}"
-    level = found.question.slo or "every request served"
+    level = result.question.slo or "every request served"
     cards = [SummaryCard("Trials that serve well", counted, level)]
     if best is not None:
-        names = dict.fromkeys((found.cost, *found.question.objectives, "usd_per_million_output_tokens"))
+        names = dict.fromkeys((result.cost, *result.question.objectives, "usd_per_million_output_tokens"))
         known = [name for name in names if name in best]
         cards += [
             SummaryCard(title(name), text(name, best[name]), "of the cheapest replica") for name in known
@@ -58,43 +60,43 @@ def _cards(found: Swept) -> list[SummaryCard]:
     return [*cards, SummaryCard("Can't run", f"{failed:,}", "trials")] if failed else cards
 
 
-def _trials(found: Swept, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
-    terms = [] if found.question.level is None else [term.text for term in found.question.level.terms]
-    named = [*found.knobs, "meets", found.cost, *found.question.objectives, *terms]
-    names = list(dict.fromkeys([*named, *(["step_costs"] if differ(found) else [])]))
+def _trials(result: Swept, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
+    terms = [] if result.question.level is None else [term.text for term in result.question.level.terms]
+    named = [*result.knobs, "meets", result.cost, *result.question.objectives, *terms]
+    names = list(dict.fromkeys([*named, *(["step_costs"] if differ(result) else [])]))
     header = ["trial", *map(title, names), "can't run because"]
     body = [
         [str(row["number"]), *(text(str(name), row[name]) for name in names), str(row["reason"])]
         for row in rows.to_dict("records")
     ]
     marked = frozenset(at for at, number in enumerate(rows["number"]) if number == chosen)
-    count = len(found.table)
-    said = (
+    count = len(result.table)
+    caption = (
         f"All {count:,} trials."
         if count <= MOST_ROWS
         else (f"The first {MOST_ROWS} of {count:,} trials; trials.parquet in the study's folder has all.")
     )
-    return HtmlTable("", header, body, said, marked)
+    return HtmlTable("", header, body, caption, marked)
 
 
-def _scenario(found: Swept, costs: Sequence[Used]) -> HtmlTable:
+def _scenario(result: Swept, costs: Sequence[Used]) -> HtmlTable:
     """What all trials share, and what was varied."""
-    knobs = {knob.name: knob for knob in found.question.space.knobs}
+    knobs = {knob.name: knob for knob in result.question.space.knobs}
     rows = []
-    for name, value in found.question.scenario.model_dump().items():
+    for name, value in result.question.scenario.model_dump().items():
         swept = str(knobs[name]).partition("=")[2] if name in knobs else ""
         rows.append((name, f"varied: {swept}" if swept else "-" if value is None else str(value)))
     rows.append(("step costs used", ", ".join(each.name for each in costs) or "-"))
     return HtmlTable("", ("field", "value"), rows)
 
 
-def _notes(found: Swept, costs: list[Used]) -> list[str]:
-    said = [
+def _notes(result: Swept, costs: list[Used]) -> list[str]:
+    texts = [
         "Each trial is one replay of the same trace with the same seed (common random numbers), so that "
         "differences between trials are the scenarios' own.",
         ONE_REPLICA,
-        *notes(found, costs),
+        *notes(result, costs),
     ]
-    if not found.complete:
-        said.insert(0, "The sweep was stopped before its end: what follows is of the trials that ended.")
-    return said
+    if not result.complete:
+        texts.insert(0, "The sweep was stopped before its end: what follows is of the trials that ended.")
+    return texts

@@ -55,8 +55,8 @@ def tune_report(tuned: Tuned) -> str:
         f"{_first_up(tuned.reason)} Served on {scenario.tensor_parallel_size} x {scenario.gpu} with "
         f"{scenario.model}, as {scenario.profile} would; step costs: {tuned.costs}."
     )
-    said = [_first_up(line) for line in (admits(tuned), cannot_run(tuned)) if line]
-    notes = (*said, *tuned.notes, tuned.expected_error)
+    texts = [_first_up(line) for line in (admits(tuned), cannot_run(tuned)) if line]
+    notes = (*texts, *tuned.notes, tuned.expected_error)
     return page(f"{tuned.knob} for {tuned.trace}", lead, _cards(tuned), sections, notes)
 
 

@@ -22,18 +22,18 @@ from pagecast.sim.runs.forecast import Forecast, ForecastRow
 _LEAST_S = 1e-6  # shorter times are drawn as this, for an axis of logarithms has no zero
 
 
-def errors(found: Forecast) -> go.Figure:
+def errors(forecast: Forecast) -> go.Figure:
     """Each figure's error in percent of what was measured, with its 90% interval."""
-    rows = [row for row in found.rows if row.measured and np.isfinite(row.predicted) and row.measured > 0]
-    coverage = found.coverage()
+    rows = [row for row in forecast.rows if row.measured and np.isfinite(row.predicted) and row.measured > 0]
+    coverage = forecast.coverage()
     worst = max(rows, key=lambda row: abs(row.error_percent), default=None)
     caption = "Nothing could be compared."
     if worst is not None:
-        said = ""
+        text = ""
         if coverage["figures"]:
             inside = f"{coverage['inside']} of {coverage['figures']}"
-            said = f"{inside} intervals hold the measurement (the line at 0). "
-        caption = f"{said}The largest error is {worst.error_percent:+.1f}%, of {title(worst.name)}."
+            text = f"{inside} intervals hold the measurement (the line at 0). "
+        caption = f"{text}The largest error is {worst.error_percent:+.1f}%, of {title(worst.name)}."
     figure = chart(
         "Error of each figure",
         caption,
@@ -67,16 +67,18 @@ def _bars(rows: list[ForecastRow]) -> dict[str, object]:
     return {"array": upper, "arrayminus": lower, "thickness": 1.5}
 
 
-def distribution(found: Forecast, latency: str) -> go.Figure:
+def distribution(forecast: Forecast, latency: str) -> go.Figure:
     """The percent of requests within each latency, forecast and measured."""
-    made, real = found.predicted.latencies[latency], found.measured.latencies[latency]
+    made, real = forecast.predicted.latencies[latency], forecast.measured.latencies[latency]
     name = title(latency)
     caption = f"No {name} to compare."
     if len(made) and len(real):
         shares = (50, 99)
         pairs = zip(shares, np.percentile(made, shares), np.percentile(real, shares), strict=True)
-        said = (f"p{share} {seconds(float(a))} against {seconds(float(b))} measured" for share, a, b in pairs)
-        caption = f"Forecast: {', '.join(said)}. Where the lines part, the forecast is off."
+        parts = (
+            f"p{share} {seconds(float(a))} against {seconds(float(b))} measured" for share, a, b in pairs
+        )
+        caption = f"Forecast: {', '.join(parts)}. Where the lines part, the forecast is off."
     figure = chart(
         f"{name[0].upper()}{name[1:]}: forecast and measurement",
         caption,
@@ -92,12 +94,14 @@ def distribution(found: Forecast, latency: str) -> go.Figure:
     return figure
 
 
-def load(found: Forecast, key: str) -> go.Figure:
+def load(forecast: Forecast, key: str) -> go.Figure:
     """How many requests were `running` or `waiting` over time, forecast and measured."""
-    most = [int(max(getattr(side.timeline, key), default=0)) for side in (found.predicted, found.measured)]
+    most = [
+        int(max(getattr(side.timeline, key), default=0)) for side in (forecast.predicted, forecast.measured)
+    ]
     caption = f"At most {most[0]:,} forecast, {most[1]:,} measured. A lasting gap means wrong step times."
     figure = chart(f"{key.capitalize()} requests over time", caption, "seconds", "requests")
-    for index, (who, side) in enumerate((("measured", found.measured), ("forecast", found.predicted))):
+    for index, (who, side) in enumerate((("measured", forecast.measured), ("forecast", forecast.predicted))):
         times = side.timeline.time_s
         if len(times):
             at, values = peaks(times, getattr(side.timeline, key), float(times[-1]))

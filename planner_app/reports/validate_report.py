@@ -12,22 +12,22 @@ from pagecast.sim.runs.forecast import Forecast, ForecastRow
 from pagecast.sim.runs.run_figures import LATENCIES
 
 
-def validate_report(found: Forecast) -> str:
+def validate_report(forecast: Forecast) -> str:
     """The page of a forecast beside its recorded run."""
-    lead = f"Forecast with step costs {found.costs}, beside what was measured."
-    if found.in_sample:
+    lead = f"Forecast with step costs {forecast.costs}, beside what was measured."
+    if forecast.in_sample:
         lead += " The step costs were fitted to this run, so this checks the fit, not the forecast."
     sections = [
-        Section("Errors", [charts.errors(found), _table(found.rows)]),
-        Section("Latency", [charts.distribution(found, name) for name in LATENCIES]),
-        Section("Load", [charts.load(found, key) for key in ("running", "waiting")]),
+        Section("Errors", [charts.errors(forecast), _table(forecast.rows)]),
+        Section("Latency", [charts.distribution(forecast, name) for name in LATENCIES]),
+        Section("Load", [charts.load(forecast, key) for key in ("running", "waiting")]),
     ]
-    notes = [*accuracy_sentences(found), expected_error(found)]
-    return page(f"{found.run}: forecast and measurement", lead, _cards(found), sections, notes)
+    notes = [*accuracy_sentences(forecast), expected_error(forecast)]
+    return page(f"{forecast.run}: forecast and measurement", lead, _cards(forecast), sections, notes)
 
 
-def _cards(found: Forecast) -> list[SummaryCard]:
-    by_name = {row.name: row for row in found.rows}
+def _cards(forecast: Forecast) -> list[SummaryCard]:
+    by_name = {row.name: row for row in forecast.rows}
     chosen = {
         "ttft_s.p50": "TTFT p50",
         "ttft_s.p99": "TTFT p99",
@@ -36,12 +36,12 @@ def _cards(found: Forecast) -> list[SummaryCard]:
         "output_tokens_per_s": "Throughput",
     }
     cards = []
-    for name, said in chosen.items():
+    for name, label in chosen.items():
         row = by_name[name]
         if not math.isnan(row.error_percent):
             hint = f"{shown(name, row.predicted)} for {shown(name, row.measured)}"
-            cards.append(SummaryCard(f"{said} error", f"{row.error_percent:+.1f}%", hint))
-    coverage = found.coverage()
+            cards.append(SummaryCard(f"{label} error", f"{row.error_percent:+.1f}%", hint))
+    coverage = forecast.coverage()
     if coverage["figures"]:
         share = 100 * (coverage["covered"] or 0)
         width = coverage["median_half_width_percent"]
@@ -63,8 +63,8 @@ def _table(rows: tuple[ForecastRow, ...]) -> HtmlTable:
         made, real = shown(row.name, row.predicted), shown(row.name, row.measured)
         body.append((title(row.name), made, real, error, bounds, slope, reach))
     marked = frozenset(number for number, row in enumerate(rows) if row.covered is False)
-    said = (
+    caption = (
         "Marked rows: the interval does not hold the measurement. Within ±1%: the least and the most that "
         "step times up to 1% shorter or longer change the forecast by."
     )
-    return HtmlTable("", header, body, said, marked)
+    return HtmlTable("", header, body, caption, marked)

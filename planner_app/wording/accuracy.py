@@ -15,21 +15,21 @@ _LEAST_COVERED = 0.8  # of measurements, for intervals to be relied on
 _STEEP = 10.0  # percent that a figure changes by within 1% of step time, from which on it is no forecast
 
 
-def accuracy_sentences(found: Forecast) -> tuple[str, ...]:
+def accuracy_sentences(forecast: Forecast) -> tuple[str, ...]:
     """Errors, the share of intervals that hold, the figure that step time changes most, the block count."""
-    blocks = "" if found.blocks is None else blocks_sentence(found.blocks)
-    parts = (_errors(found), _coverage(found), _steep(found), blocks)
+    blocks = "" if forecast.blocks is None else blocks_sentence(forecast.blocks)
+    parts = (_errors(forecast), _coverage(forecast), _steep(forecast), blocks)
     return tuple(part for part in parts if part)
 
 
-def expected_error(found: Forecast) -> str:
+def expected_error(forecast: Forecast) -> str:
     """The error to expect of the step costs, and all that qualifies the comparison."""
-    return " ".join(sentences(found.notes))
+    return " ".join(sentences(forecast.notes))
 
 
-def as_json(found: Forecast) -> dict[str, Any]:
+def as_json(forecast: Forecast) -> dict[str, Any]:
     """The forecast as printed in JSON, with sentences for its notes."""
-    return {**found.as_dict(), "expected_error": expected_error(found)}
+    return {**forecast.as_dict(), "expected_error": expected_error(forecast)}
 
 
 def blocks_sentence(blocks: BlockCount) -> str:
@@ -45,8 +45,8 @@ def blocks_sentence(blocks: BlockCount) -> str:
     )
 
 
-def _errors(found: Forecast) -> str:
-    rows = {row.name: row for row in found.rows}
+def _errors(forecast: Forecast) -> str:
+    rows = {row.name: row for row in forecast.rows}
 
     def worst(names: Iterable[str], statistics: Iterable[str]) -> str:
         errors = [abs(rows[f"{name}.{key}"].error_percent) for name in names for key in statistics]
@@ -61,26 +61,26 @@ def _errors(found: Forecast) -> str:
     )
 
 
-def _coverage(found: Forecast) -> str:
-    coverage = found.coverage()
+def _coverage(forecast: Forecast) -> str:
+    coverage = forecast.coverage()
     share, width = coverage["covered"], coverage["median_half_width_percent"]
     if share is None or width is None:
         return ""
     text = (
-        f"{found.run}: {100 * share:.0f}% of {coverage['figures']} measurements lie in their 90% interval. "
-        f"The median interval is {2 * width:.1f}% of the measured value wide (half-width {width:.1f}%); many "
-        "are wider on one side."
+        f"{forecast.run}: {100 * share:.0f}% of {coverage['figures']} measurements lie in their 90% "
+        f"interval. The median interval is {2 * width:.1f}% of the measured value wide "
+        f"(half-width {width:.1f}%); many are wider on one side."
     )
     if share < _LEAST_COVERED:
         text += f" Fewer than {_LEAST_COVERED:.0%} do: do not rely on the intervals of this run."
     return text
 
 
-def _steep(found: Forecast) -> str:
+def _steep(forecast: Forecast) -> str:
     def reach(row: ForecastRow) -> float:
         return max(map(abs, row.range_percent or (0.0,)))
 
-    latencies = [row for row in found.rows if row.name.startswith(("ttft_s.", "e2e_s.", "tpot_s."))]
+    latencies = [row for row in forecast.rows if row.name.startswith(("ttft_s.", "e2e_s.", "tpot_s."))]
     steepest = max(latencies, key=reach)
     if reach(steepest) < _STEEP:
         return ""

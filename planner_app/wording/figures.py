@@ -36,8 +36,8 @@ _FLAT = re.compile(r"(\w+)_(mean|max|p\d+)_s")
 def title(name: str) -> str:
     """A figure's name: `TTFT p90` for `ttft_s.p90` and `ttft_p90_s`, `evicted blocks` for others."""
     stem, statistic = _parts(name)
-    said = _TITLES.get(stem, stem.replace("_", " "))
-    return f"{said} {statistic}" if statistic else said
+    words = _TITLES.get(stem, stem.replace("_", " "))
+    return f"{words} {statistic}" if statistic else words
 
 
 def axis(name: str) -> str:

@@ -343,9 +343,9 @@ def gpu(name: str) -> Gpu:
 
     Errors: `BadInput` for a name that is unknown, or that two GPUs share, with the nearest names.
     """
-    found = _BY_KEY.get(_key(name))
-    if found is not None:
-        return found
+    match = _BY_KEY.get(_key(name))
+    if match is not None:
+        return match
     if _key(name) in ("a100", "a100sxm", "a100sxm4", "a100pcie"):
         raise BadInput(f"GPU {name!r} comes in two sizes: say 'A100 80GB' or 'A100 40GB'")
     keys = get_close_matches(_key(name), _BY_KEY, n=6, cutoff=0.5)

@@ -290,8 +290,8 @@ def _sparse_layers(read: _Reader) -> int:
 
 
 def _dtype(config: Config, outer: Config, where: str) -> str:
-    said = config.get("dtype") or config.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype")
-    name = str(said or "bfloat16").removeprefix("torch.")
+    dtype = config.get("dtype") or config.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype")
+    name = str(dtype or "bfloat16").removeprefix("torch.")
     if name not in _DTYPES:
         raise BadInput(f"{where}: torch_dtype is {name[:40]!r}; it must be one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
@@ -299,11 +299,11 @@ def _dtype(config: Config, outer: Config, where: str) -> str:
 
 def _quantization(read: _Reader, outer: Config) -> tuple[str | None, str]:
     """Weight dtype that `quantization_config` asks for (None: not quantised) and what it covers."""
-    found = read.config.get("quantization_config") or outer.get("quantization_config")
-    if not isinstance(found, Mapping):
+    scheme = read.config.get("quantization_config") or outer.get("quantization_config")
+    if not isinstance(scheme, Mapping):
         return None, "all"
-    method = str(found.get("quant_method", "")).lower()
-    bits = found.get("bits") or found.get("w_bit")
+    method = str(scheme.get("quant_method", "")).lower()
+    bits = scheme.get("bits") or scheme.get("w_bit")
     if bits not in (None, 4, 8):
         raise BadInput(
             f"{read.where}: quantization_config.bits is {str(bits)[:40]!r}; pagecast sizes weights of 4 or 8"
@@ -313,11 +313,11 @@ def _quantization(read: _Reader, outer: Config) -> tuple[str | None, str]:
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8", "all"
     if method in ("awq", "gptq", "auto-round", "bitsandbytes"):
-        four = bits == 4 or found.get("load_in_4bit") or (bits is None and method == "awq")
+        four = bits == 4 or scheme.get("load_in_4bit") or (bits is None and method == "awq")
         return ("int4" if four else "int8"), "all"
     if method in ("compressed-tensors", "modelopt"):
-        weights = _group_weights(read, found.get("config_groups"))
-        if "nvfp4" in str(found.get("format", "")) + str(found.get("quant_algo", "")).lower():
+        weights = _group_weights(read, scheme.get("config_groups"))
+        if "nvfp4" in str(scheme.get("format", "")) + str(scheme.get("quant_algo", "")).lower():
             return "nvfp4", "all"
         if weights.get("num_bits") == 4:
             return "int4", "all"

@@ -159,20 +159,20 @@ class ModelFacts:
         h, twice = self.hidden, 2 if self.gated else 1
         moe = self.moe
         dense = self.layers - (moe.layers if moe else 0)
-        found: list[Linear] = []
+        layers: list[Linear] = []
         if dense:
-            found.append(Linear("up", h, twice * self.intermediate // tp, dense))
-            found.append(Linear("down", self.intermediate // tp, h, dense))
+            layers.append(Linear("up", h, twice * self.intermediate // tp, dense))
+            layers.append(Linear("down", self.intermediate // tp, h, dense))
         if moe:
-            found.append(Linear("router", h, moe.experts, moe.layers))
+            layers.append(Linear("router", h, moe.experts, moe.layers))
             width = -(-moe.intermediate // tp)
-            found.append(Linear("expert_up", h, twice * width, moe.layers, moe.experts, moe.active))
-            found.append(Linear("expert_down", width, h, moe.layers, moe.experts, moe.active))
+            layers.append(Linear("expert_up", h, twice * width, moe.layers, moe.experts, moe.active))
+            layers.append(Linear("expert_down", width, h, moe.layers, moe.experts, moe.active))
             if moe.shared_intermediate:
                 shared = moe.shared_intermediate // tp
-                found.append(Linear("shared_up", h, twice * shared, moe.layers))
-                found.append(Linear("shared_down", shared, h, moe.layers))
-        return found
+                layers.append(Linear("shared_up", h, twice * shared, moe.layers))
+                layers.append(Linear("shared_down", shared, h, moe.layers))
+        return layers
 
     def small_params(self) -> int:
         """Norms, biases, router corrections and sinks: what is in no matrix product."""

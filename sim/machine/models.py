@@ -51,9 +51,9 @@ def model(name: str) -> ModelFacts:
     path, is_folder = _as_path(name)
     if is_folder or path.suffix == ".json":
         return _from_file(path / "config.json" if is_folder else path)
-    found = _lookup(name)
-    if found is not None:
-        return found
+    match = _lookup(name)
+    if match is not None:
+        return match
     plain, dtype = _split_format(name.lower())
     facts = _lookup(plain) if dtype else None
     if facts is not None and dtype:

@@ -25,15 +25,15 @@ def notes(
     blocks_per_block: float,
 ) -> tuple[str, ...]:
     """Notes of the trace's reader, of the costs, and on where the scenario leaves what is known."""
-    found: list[str | None] = [*trace.notes, costs.expected_error()]
+    texts: list[str | None] = [*trace.notes, costs.expected_error()]
     longest = int((table["input_tokens"] + table["output_tokens"]).max())
     outside = getattr(costs, "outside", None)
     if outside is not None:
         served = table[table["state"] != "rejected"]
         context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
-        found.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
-    found += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
-    return tuple(note for note in found if note)
+        texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
+    texts += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
+    return tuple(note for note in texts if note)
 
 
 def _too_long(scenario: Scenario, longest: int) -> Note | None:

@@ -60,13 +60,13 @@ def summary_figures(result: Result) -> dict[str, float]:
 
 
 def _figures(summary: dict[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, value in summary.items():
         if isinstance(value, dict):
-            found |= {f"{name}.{key}": _number(item) for key, item in value.items()}
+            figures |= {f"{name}.{key}": _number(item) for key, item in value.items()}
         elif isinstance(value, int | float) and name not in _NOT_FORECAST:
-            found[name] = float(value)
-    return found
+            figures[name] = float(value)
+    return figures
 
 
 def with_intervals(summary: dict[str, Any], spread: Spread) -> dict[str, Any]:
@@ -138,8 +138,8 @@ class Study:
         """
         factors = STEP_TIMES if point is not None else ()
         jobs = [*(ReplicateJob(0, factor) for factor in factors), *(ReplicateJob(i) for i in range(count))]
-        found = list(_watched(self._all(jobs, workers), progress))
-        near, draws = found[: len(factors)], found[len(factors) :]
+        figures = list(_watched(self._all(jobs, workers), progress))
+        near, draws = figures[: len(factors)], figures[len(factors) :]
         low, high, middle = {}, {}, {}
         for name in draws[0] if draws else ():
             values = np.array([draw[name] for draw in draws])
@@ -178,8 +178,8 @@ def _job(job: ReplicateJob) -> dict[str, float]:
     return _study.run(job)
 
 
-def _watched(found: Iterable[dict[str, float]], progress: Progress | None) -> Iterable[dict[str, float]]:
-    for done, figures in enumerate(found, 1):
+def _watched(draws: Iterable[dict[str, float]], progress: Progress | None) -> Iterable[dict[str, float]]:
+    for done, figures in enumerate(draws, 1):
         if progress is not None:
             progress(done)
         yield figures

@@ -55,8 +55,8 @@ def block_count(run: RecordedRun) -> BlockCount | None:
     predicted = budget.num_gpu_blocks
     if run.meta.get("engine") == "pagecast":
         predicted -= graph_reserve(_graphs(run)) // budget.layout.block_bytes
-    told = any(config.get(name) is not None for name in _FIXED)
-    return BlockCount(predicted, measured, told or measured < _SET_BY_HAND * predicted)
+    fixed = any(config.get(name) is not None for name in _FIXED)
+    return BlockCount(predicted, measured, fixed or measured < _SET_BY_HAND * predicted)
 
 
 def _budget(run: RecordedRun) -> HbmBudget:

@@ -188,8 +188,8 @@ def forecast(
         for name, value in figures.items()
     )
     own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else None
-    found = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
-    notes = tuple(note for note in found if note)
+    remarks = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
+    notes = tuple(note for note in remarks if note)
     return Forecast(run.name, model.name, notes, own is not None, rows, made, real, block_count(run))
 
 

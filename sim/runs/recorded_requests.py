@@ -88,9 +88,9 @@ def _check_rows(path: Path, table: pd.DataFrame) -> None:
     """Errors: BadInput naming the first line of each kind that can't be."""
 
     def refuse(bad: pd.Series[bool], wrong: str) -> None:
-        found = np.flatnonzero(bad.to_numpy())
-        if len(found):
-            raise BadInput(f"{path} line {int(found[0]) + 2}: {wrong}")
+        rows = np.flatnonzero(bad.to_numpy())
+        if len(rows):
+            raise BadInput(f"{path} line {int(rows[0]) + 2}: {wrong}")
 
     refuse(table["index"] != np.arange(len(table)), "'index' must number the rows from 0")
     refuse(

@@ -43,12 +43,12 @@ class RunFigures:
 
     def figures(self) -> dict[str, float]:
         """All figures by name: `ttft_s.p90`, `makespan_s` and so on; NaN where there is none."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for name in LATENCIES:
             for key, value in statistics(self.latencies[name]).items():
                 if key in STATISTICS:
-                    found[f"{name}.{key}"] = float("nan") if value is None else value
-        return found | self.scalars
+                    figures[f"{name}.{key}"] = float("nan") if value is None else value
+        return figures | self.scalars
 
 
 def measured(run: RecordedRun) -> RunFigures:

@@ -25,8 +25,8 @@ def ours(model: str) -> None:
     best = min(runs, key=lambda run: run.seconds)
     share = best.share_of_floor or 0.0
     step_ms, busy = best.decode_s / best.decode_steps * 1e3, 1 - best.waited_s / best.seconds
-    said = f"{share:.0%} of the time is the floor's; a decode step {step_ms:.2f} ms; host busy {busy:.0%}"
-    print(f"| {model} | pagecast | {best.tokens_per_s:,.0f} | {said} |", flush=True)
+    text = f"{share:.0%} of the time is the floor's; a decode step {step_ms:.2f} ms; host busy {busy:.0%}"
+    print(f"| {model} | pagecast | {best.tokens_per_s:,.0f} | {text} |", flush=True)
 
 
 def theirs(model: str) -> None:
@@ -35,8 +35,8 @@ def theirs(model: str) -> None:
 
     prompts, outputs = workload(256, 100, 1024, 0)
     took = engine_peer.seconds(model, prompts, outputs)
-    said = f"attention by {engine_peer.ATTENTION}"
-    print(f"| {model} | nano-vLLM | {sum(outputs) / took:,.0f} | {said} |", flush=True)
+    text = f"attention by {engine_peer.ATTENTION}"
+    print(f"| {model} | nano-vLLM | {sum(outputs) / took:,.0f} | {text} |", flush=True)
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ def _library() -> str | None:
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return None
-    found = sorted(Path(spec.submodule_search_locations[0]).glob("vllm_flash_attn/_vllm_fa3_C*.so"))
-    return str(found[0]) if found else None
+    libraries = sorted(Path(spec.submodule_search_locations[0]).glob("vllm_flash_attn/_vllm_fa3_C*.so"))
+    return str(libraries[0]) if libraries else None
 
 
 def load() -> bool:

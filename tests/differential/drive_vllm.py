@@ -359,8 +359,8 @@ class Engine:
             prompt_logprobs_dict={},
             pooler_output=[],
         )
-        for told in self.scheduler.update_from_output(output, answer).values():
-            for one in told.outputs:
+        for result in self.scheduler.update_from_output(output, answer).values():
+            for one in result.outputs:
                 story = self.stories[one.request_id]
                 if one.new_token_ids and not story.tokens_out:
                     story.first_token_us = self.now_us

@@ -134,25 +134,25 @@ def test_equal_seeds_give_equal_specifications_and_others_others():
 
 def test_the_scenarios_are_rough():
     """Whatever has been told apart by a scenario once must go on being asked."""
-    found = Counter()
+    counts = Counter()
     for seed, run in recorded(FEW).items():
         spec = specification(seed)
         config, requests = spec["config"], spec["requests"]
-        found["asynchronous"] += config["async_scheduling"]
-        found["synchronous"] += not config["async_scheduling"]
-        found["by priority"] += config["scheduling_policy"] == "priority"
-        found["without caching"] += not config["enable_prefix_caching"]
-        found["one at a time"] += config["max_num_seqs"] == 1
-        found["tiny budget"] += config["max_num_batched_tokens"] < 40
-        found["salts"] += any("salt" in request for request in requests)
-        found["early stops"] += any("stop_after" in request for request in requests)
-        found["prompts of one token"] += any(request["input_tokens"] == 1 for request in requests)
-        found["outputs of one token"] += any(request["output_tokens"] == 1 for request in requests)
-        found["ties"] += len({request["arrival_us"] for request in requests}) < len(requests) // 2
-        found["prefix hits"] += any(served.cached_tokens for served in run.served)
-        found["preemptions"] += any(served.preemptions for served in run.served)
-        found["preempted and computed nothing"] += any(is_idle(step) for step in run.steps)
-    assert min(found.values()) >= 2, found
+        counts["asynchronous"] += config["async_scheduling"]
+        counts["synchronous"] += not config["async_scheduling"]
+        counts["by priority"] += config["scheduling_policy"] == "priority"
+        counts["without caching"] += not config["enable_prefix_caching"]
+        counts["one at a time"] += config["max_num_seqs"] == 1
+        counts["tiny budget"] += config["max_num_batched_tokens"] < 40
+        counts["salts"] += any("salt" in request for request in requests)
+        counts["early stops"] += any("stop_after" in request for request in requests)
+        counts["prompts of one token"] += any(request["input_tokens"] == 1 for request in requests)
+        counts["outputs of one token"] += any(request["output_tokens"] == 1 for request in requests)
+        counts["ties"] += len({request["arrival_us"] for request in requests}) < len(requests) // 2
+        counts["prefix hits"] += any(served.cached_tokens for served in run.served)
+        counts["preemptions"] += any(served.preemptions for served in run.served)
+        counts["preempted and computed nothing"] += any(is_idle(step) for step in run.steps)
+    assert min(counts.values()) >= 2, counts
 
 
 def test_scenarios_with_speculation_are_rough():

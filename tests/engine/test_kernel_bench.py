@@ -60,5 +60,5 @@ def test_a_section_that_is_not_known_is_named() -> None:
 
 def test_without_a_gpu_the_tables_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["bench", "--kernels"]) == 3
-    said = "the kernel tables need a CUDA GPU, and this machine has none"
-    assert capsys.readouterr().err == f"pagecast: {said}\n"
+    message = "the kernel tables need a CUDA GPU, and this machine has none"
+    assert capsys.readouterr().err == f"pagecast: {message}\n"

@@ -24,9 +24,9 @@ CALLS = {"plan", "commit", "submit", "cancel", "preempt", "admit", "decode", "co
 
 
 def trees() -> dict[str, ast.Module]:
-    found = {path.stem: ast.parse(path.read_text()) for path in ENGINE.glob("*.py")}
-    assert len(found) > 15
-    return found
+    modules = {path.stem: ast.parse(path.read_text()) for path in ENGINE.glob("*.py")}
+    assert len(modules) > 15
+    return modules
 
 
 def test_the_engine_imports_only_the_cores_front() -> None:

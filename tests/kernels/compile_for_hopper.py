@@ -55,13 +55,13 @@ def main() -> None:
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
-    found = {
+    instructions = {
         "decode": compiled(paged_decode._configure(q, k, v, q, None, shape), pools | decode),
         "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
         "hopper": compiled(hopper, pools | prefill | maps, GluonASTSource),
         "store": compiled(store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
-    print(json.dumps(found))
+    print(json.dumps(instructions))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ def test_kernels_compile_to_the_instructions_they_rely_on(tmp_path: Path) -> Non
         [sys.executable, SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert found["decode"]["cp.async.cg"] > 0  # tiles arrive while others are computed
-    assert found["decode"]["mma.sync"] > 0
-    assert found["decode"]["atom."] == 1  # the last program of a head merges
-    assert found["prefill"]["wgmma.mma_async"] > 0
-    assert found["hopper"]["wgmma.mma_async"] > 0
-    assert found["hopper"]["cp.async.bulk.tensor"] == 32  # 8 boxes of 16 tokens, 2 halves, K and V
-    assert found["hopper"]["setmaxnreg"] > 0
+    instructions = json.loads(run.stdout.splitlines()[-1])
+    assert instructions["decode"]["cp.async.cg"] > 0  # tiles arrive while others are computed
+    assert instructions["decode"]["mma.sync"] > 0
+    assert instructions["decode"]["atom."] == 1  # the last program of a head merges
+    assert instructions["prefill"]["wgmma.mma_async"] > 0
+    assert instructions["hopper"]["wgmma.mma_async"] > 0
+    assert instructions["hopper"]["cp.async.bulk.tensor"] == 32  # 8 boxes of 16 tokens, 2 halves, K and V
+    assert instructions["hopper"]["setmaxnreg"] > 0

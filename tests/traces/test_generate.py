@@ -94,9 +94,9 @@ def test_conversations_quote_what_was_said_and_answered() -> None:
         if before < 0:
             assert len(prompt) in (150, 110)
             continue
-        said = prompt_tokens(trace, before) + output_tokens(trace, before)
-        assert prompt[: len(said)] == said
-        assert len(prompt) > len(said)
+        history = prompt_tokens(trace, before) + output_tokens(trace, before)
+        assert prompt[: len(history)] == history
+        assert len(prompt) > len(history)
     firsts = [prompt_tokens(trace, row)[0] for row in range(len(trace))]
     assert firsts.count((0, 0)) > firsts.count((1, 0)) > 0, "earlier system prompts are more popular"
 

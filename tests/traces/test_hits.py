@@ -18,7 +18,7 @@ from .making import prompt_tokens, trace_of, traces
 def simulated(trace: Trace, capacity: int, block_size: int) -> tuple[int, int, int]:
     """References, hits and distinct blocks of one LRU cache, as plainly as it can be said."""
     cache: OrderedDict[tuple, None] = OrderedDict()
-    references = found = 0
+    references = hits_so_far = 0
     seen = set()
     for row in range(len(trace)):
         tokens = tuple(prompt_tokens(trace, row))
@@ -27,21 +27,21 @@ def simulated(trace: Trace, capacity: int, block_size: int) -> tuple[int, int, i
             block = tokens[:end]
             references += 1
             missed = missed or block not in cache
-            found += not missed
+            hits_so_far += not missed
             cache[block] = None
             cache.move_to_end(block)
             seen.add(block)
             if len(cache) > capacity:
                 cache.popitem(last=False)
-    return references, found, len(seen)
+    return references, hits_so_far, len(seen)
 
 
 @given(traces(quoting=True), st.integers(1, 6), st.integers(1, 25))
 def test_one_pass_equals_a_simulated_cache(trace: Trace, block_size: int, capacity: int) -> None:
     result = hits(trace, [capacity], block_size)
-    references, found, distinct = simulated(trace, capacity, block_size)
+    references, reuses, distinct = simulated(trace, capacity, block_size)
     assert (result.references, result.unique_blocks) == (references, distinct)
-    assert result.capacity[capacity] == pytest.approx(found / references)
+    assert result.capacity[capacity] == pytest.approx(reuses / references)
     assert result.infinite == pytest.approx(simulated(trace, 10**6, block_size)[1] / references)
 
 
@@ -57,10 +57,10 @@ def test_prompts_as_token_ids(prompts: list[list[int]], block_size: int) -> None
     }
     ids = [np.array(prompt, dtype=np.int64) for prompt in prompts]
     trace = Trace("ids", table(columns), token_ids=ids)
-    references, found, distinct = simulated(trace, 4, block_size)
+    references, reuses, distinct = simulated(trace, 4, block_size)
     result = hits(trace, [4], block_size)
     assert (result.references, result.unique_blocks) == (references, distinct)
-    assert result.capacity[4] == pytest.approx(found / references)
+    assert result.capacity[4] == pytest.approx(reuses / references)
 
 
 def test_mooncake_conversation_as_published(shared: Path) -> None:

@@ -126,20 +126,20 @@ def test_validation_names_row_and_field() -> None:
 
 def test_description_of_the_chat_sample() -> None:
     chat = read("chat")
-    told = describe(chat)
-    assert told["requests"] == 2000
-    assert told["sessions"]["count"] == chat.requests["session"].nunique()
-    assert told["input_tokens"]["total"] == chat.requests["input_tokens"].sum()
-    assert told["follow_others"] == (chat.requests["after"] >= 0).sum()
-    assert 0.7 < told["sharing"]["shareable_fraction"] < 1
-    assert told["sharing"]["working_set_tokens"] < told["input_tokens"]["total"]
+    facts = describe(chat)
+    assert facts["requests"] == 2000
+    assert facts["sessions"]["count"] == chat.requests["session"].nunique()
+    assert facts["input_tokens"]["total"] == chat.requests["input_tokens"].sum()
+    assert facts["follow_others"] == (chat.requests["after"] >= 0).sum()
+    assert 0.7 < facts["sharing"]["shareable_fraction"] < 1
+    assert facts["sharing"]["working_set_tokens"] < facts["input_tokens"]["total"]
 
 
 def test_description_counts_quoted_answers_and_a_computed_token() -> None:
-    told = describe(sort(conversation()))
+    facts = describe(sort(conversation()))
     # The first prompt shares nothing, the second 4 tokens; later turns share their predecessor's 6 tokens
     # and 2 of its 3 answer tokens: the last one is never computed.
-    assert told["sharing"]["shareable_tokens"] == 0 + 4 + 8 + 8
+    assert facts["sharing"]["shareable_tokens"] == 0 + 4 + 8 + 8
     twice = describe(trace_of([[(0, 0, 9)]] * 2))
     assert twice["sharing"]["shareable_tokens"] == 8
     assert twice["interarrival_cv"] == 0

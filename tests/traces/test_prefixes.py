@@ -20,16 +20,16 @@ def longest_match(earlier: list[list], prompt: list) -> int:
 @given(traces(quoting=True))
 def test_matched_tokens(trace: Trace) -> None:
     prompts = [prompt_tokens(trace, row) for row in range(len(trace))]
-    found = paths(trace).matched.tolist()
-    assert found == [longest_match(prompts[:row], prompts[row]) for row in range(len(trace))]
+    lengths = paths(trace).matched.tolist()
+    assert lengths == [longest_match(prompts[:row], prompts[row]) for row in range(len(trace))]
 
 
 @given(traces(quoting=True))
 def test_matched_tokens_with_answers_kept(trace: Trace) -> None:
     prompts = [prompt_tokens(trace, row) for row in range(len(trace))]
     kept = [prompts[row] + output_tokens(trace, row)[:-1] for row in range(len(trace))]
-    found = paths(trace, with_outputs=True).matched.tolist()
-    assert found == [longest_match(kept[:row], prompts[row]) for row in range(len(trace))]
+    lengths = paths(trace, with_outputs=True).matched.tolist()
+    assert lengths == [longest_match(kept[:row], prompts[row]) for row in range(len(trace))]
 
 
 @given(traces(quoting=True))

@@ -111,14 +111,14 @@ def write(folder: Path, data: bytes | str) -> Path:
 
 
 def turn(session: str, t: float, ids: list[int], **more) -> dict:
-    said = {
+    line = {
         "session": session,
         "agent": "main",
         "t": t,
         "input_length": 64 * len(ids) + 10,
         "output_length": 3,
     }
-    return {**said, "api_time": 2.0, "think_time": 0.0, "hash_ids": ids, **more}
+    return {**line, "api_time": 2.0, "think_time": 0.0, "hash_ids": ids, **more}
 
 
 def test_agent_turns_come_a_think_time_after_the_last_answered_one(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_burstgpt_leaves_failures_out(tmp_path: Path) -> None:
 
 
 def test_vllm_benchmark_is_ordered_by_start(tmp_path: Path) -> None:
-    told = {
+    document = {
         "date": "x",
         "input_lens": [10, 20, 30],
         "output_lens": [5, 6, 0],
@@ -198,12 +198,12 @@ def test_vllm_benchmark_is_ordered_by_start(tmp_path: Path) -> None:
         "itls": [[0.1], [0.2], []],
         "start_times": [1000.5, 1000.25, 1000.0],
     }
-    trace = read(write(tmp_path, json.dumps(told)))
+    trace = read(write(tmp_path, json.dumps(document)))
     assert trace.requests["arrival_s"].tolist() == [0.0, 0.25]
     assert trace.requests["input_tokens"].tolist() == [20, 10]
-    del told["start_times"]
+    del document["start_times"]
     with pytest.raises(BadInput, match="start_times: missing"):
-        read(write(tmp_path, json.dumps(told)))
+        read(write(tmp_path, json.dumps(document)))
 
 
 def test_aiperf_export_is_ordered_by_start(tmp_path: Path) -> None:

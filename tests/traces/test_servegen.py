@@ -102,9 +102,9 @@ def test_the_published_clients_send_what_their_parameters_say(shared: Path) -> N
     sent = np.mean([np.histogram(one.requests["arrival_s"], 6, (0, 3600))[0] for one in made], axis=0)
     windows = [window for window in busiest.windows if 36_000 <= window.start_s < 39_600]
     for count, window in zip(sent, windows, strict=True):
-        told = window.arrivals.rate * 600
+        rate = window.arrivals.rate * 600
         # A renewal process counts with a standard deviation of about cv * sqrt(mean).
-        assert count == pytest.approx(told, abs=4 * window.arrivals.cv * np.sqrt(told / seeds))
+        assert count == pytest.approx(rate, abs=4 * window.arrivals.cv * np.sqrt(rate / seeds))
     trace = made[0]
     _, inputs, outputs = max(lengths for lengths in busiest.lengths if lengths[0] <= 36_000)
     for column, law in (("input_tokens", inputs), ("output_tokens", outputs)):

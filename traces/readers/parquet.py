@@ -35,24 +35,24 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     columns = {name: _column(source, data, name) for name in COLUMNS if name in data.column_names}
     if not len(data):
         raise source.fail(NO_REQUESTS)
-    told = _told(data)
-    listed = told.get("notes")
+    metadata = _metadata(data)
+    listed = metadata.get("notes")
     notes = [str(note) for note in listed] if isinstance(listed, list) else []
     if ignored:
         notes.append(f"columns that are not part of the schema are ignored: {', '.join(ignored)}")
-    name = str(told.get("name") or trace_name(source))
-    recipe = kept_recipe(told.get(RECIPE), limit, len(data))
+    name = str(metadata.get("name") or trace_name(source))
+    recipe = kept_recipe(metadata.get(RECIPE), limit, len(data))
     trace = Trace(name, table(columns), _spans(source, data), _ids(data), tuple(notes), recipe)
     return finish(source, trace, None, sort=sort)
 
 
-def _told(data: pa.Table) -> dict[str, Any]:
+def _metadata(data: pa.Table) -> dict[str, Any]:
     """Name, notes and recipe that `write` put in; none in other tables."""
     try:
-        told = json.loads((data.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        metadata = json.loads((data.schema.metadata or {}).get(METADATA_KEY, b"{}"))
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
@@ -62,8 +62,8 @@ def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
     known = {*COLUMNS, *SPAN_COLUMNS, IDS_COLUMN}
     try:
         with pq.ParquetFile(source.path) as file:
-            told = file.metadata
-            size = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
+            metadata = file.metadata
+            size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
             if size > source.max_bytes:
                 raise source.fail(
                     f"{size:,} bytes when unpacked, more than {source.max_bytes:,}; "

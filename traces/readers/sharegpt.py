@@ -130,16 +130,16 @@ def _conversations(source: Source) -> Iterator[Record]:
 def _turns(record: Record, texts: _Texts) -> Iterable[tuple[list[Named], Named]]:
     """For every answer, the named messages before it and its own name and length."""
     field = "conversations" if "conversations" in record.values else "messages"
-    said: list[Named] = []
+    history: list[Named] = []
     last = -1
     for message in record.items(field):
         speaker, text = _message(record, field, message)
         named = texts.name(last, text)
         last = named[0]
-        if speaker in _ANSWERS and said and named[1]:
-            yield list(said), named
+        if speaker in _ANSWERS and history and named[1]:
+            yield list(history), named
         if named[1]:
-            said.append(named)
+            history.append(named)
 
 
 def _message(record: Record, field: str, message: Any) -> tuple[str, str]:

@@ -23,12 +23,12 @@ _AGAIN = "run the benchmark again with --save-result --save-detailed (vLLM 0.11 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file, in order of start times: the benchmark lists requests as it made them."""
     try:
-        told = json.loads(source.text())
+        document = json.loads(source.text())
     except (ValueError, RecursionError) as error:
         raise source.fail(f"broken JSON ({error}); the file may be cut off") from None
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         raise source.fail("no JSON object; give the file that --save-detailed wrote")
-    inputs, outputs, start_s = (_numbers(source, told, field)[:limit] for field in _FIELDS)
+    inputs, outputs, start_s = (_numbers(source, document, field)[:limit] for field in _FIELDS)
     if not len(inputs) == len(outputs) == len(start_s):
         raise source.fail(
             f"{len(inputs)} input_lens, {len(outputs)} output_lens and {len(start_s)} start_times; "
@@ -48,8 +48,8 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     return finish(source, trace, None, time_field="start_times")
 
 
-def _numbers(source: Source, told: dict[str, Any], field: str) -> Floats:
-    values = told.get(field)
+def _numbers(source: Source, document: dict[str, Any], field: str) -> Floats:
+    values = document.get(field)
     if values is None:
         raise source.fail(f"missing; {_AGAIN}", field=field)
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):

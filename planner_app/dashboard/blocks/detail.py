@@ -85,8 +85,8 @@ def facts(
 
 def _events_of(log: BlockLog, block: int, until: int) -> list[int]:
     places = np.flatnonzero(log.blocks[: log.start[until]] == block)
-    found: list[int] = (np.searchsorted(log.start, places, "right") - 1).tolist()
-    return found
+    events: list[int] = (np.searchsorted(log.start, places, "right") - 1).tolist()
+    return events
 
 
 def _owners(log: BlockLog, events: list[int], until: int) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ class _Pool:
         self.holders = np.zeros(num_blocks, np.int64)
         self.whose = np.zeros(num_blocks, np.int64)  # sum of the holders' numbers, each plus one
         self.writer = np.full(num_blocks, NOBODY, np.int64)
-        self.found = np.zeros(num_blocks, bool)
+        self.indexed = np.zeros(num_blocks, bool)
         self.tail = np.zeros(num_blocks, bool)
         self.tables: dict[int, list[Ints]] = {}
 
@@ -89,12 +89,12 @@ class _Pool:
         if kind == LogKind.ALLOCATED:
             return self._allocate(request, blocks)
         if kind == LogKind.STORED:
-            self.found[blocks] = True
+            self.indexed[blocks] = True
             self.tail[blocks] = False
         elif kind == LogKind.REUSED:
             self._hold(request, blocks)
         elif kind in (LogKind.EVICTED, LogKind.WITHDRAWN):
-            self.found[blocks] = False
+            self.indexed[blocks] = False
         elif kind in (LogKind.FREED, LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED):
             return self._drop(request)
         return blocks
@@ -111,7 +111,7 @@ class _Pool:
         self.tail[touched] = False
         self.tail[blocks[-1]] = True
         self.writer[blocks] = request
-        self.found[blocks] = False
+        self.indexed[blocks] = False
         return touched
 
     def _drop(self, request: int) -> Ints:
@@ -128,7 +128,7 @@ class _Pool:
         """What these blocks look like."""
         holders = self.holders[blocks]
         held = np.where(self.tail[blocks], Look.TAIL, Look.REQUEST) | (self.whose[blocks] - 1) << WHOSE
-        idle = np.where(self.found[blocks], Look.CACHED | self.writer[blocks] << WHOSE, Look.FREE)
+        idle = np.where(self.indexed[blocks], Look.CACHED | self.writer[blocks] << WHOSE, Look.FREE)
         return np.where(holders == 0, idle, np.where(holders == 1, held, Look.SHARED | holders << WHOSE))
 
 
@@ -151,9 +151,9 @@ def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | Non
                 progress((int(first[frame]), len(log), "events drawn"))
         events = range(first[frame], first[frame + 1])
         touched = [pool.apply(kinds[event], requests[event], log.of(event)) for event in events]
-        found = _changes(pool, shown, np.unique(np.concatenate(touched)))
-        changes.append(found)
-        change[frame + 1] = change[frame] + len(found)
+        difference = _changes(pool, shown, np.unique(np.concatenate(touched)))
+        changes.append(difference)
+        change[frame + 1] = change[frame] + len(difference)
     flat = np.concatenate(changes) if changes else np.empty((0, 3), np.int32)
     return Frames(log, log.step[begins], first, flat, change, tuple(parts), tuple(before))
 

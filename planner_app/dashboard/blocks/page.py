@@ -56,15 +56,15 @@ def _replay() -> None:
         st.caption(f"Played are the first {MOST_REQUESTS:,} of {len(trace):,} requests.")
         trace = select(trace, np.arange(MOST_REQUESTS))
     key = ("blocks", len(trace), *view.key())
-    found = own.ask("blocks", key, frames_job, trace, view.scenario())
-    if found is None:
+    movie = own.ask("blocks", key, frames_job, trace, view.scenario())
+    if movie is None:
         job = own.jobs["blocks"]
         if job.error and not job.running:
             raise BadInput(job.error)
         show_progress("blocks", "replaying, block by block")
         return
-    if len(found):
-        st.fragment(_player)(found, str(key), trace)
+    if len(movie):
+        st.fragment(_player)(movie, str(key), trace)
     else:
         st.info("Nothing happened to any block: every request was rejected.")
 
@@ -74,9 +74,9 @@ def frames_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Frames:
     return frames(record(trace, scenario, progress), progress)
 
 
-def _player(found: Frames, key: str, trace: Trace) -> None:
-    at, block = _at(found, key), _block(found)
-    data = _payload(found, key, at.part)
+def _player(movie: Frames, key: str, trace: Trace) -> None:
+    at, block = _at(movie, key), _block(movie)
+    data = _payload(movie, key, at.part)
     st.query_params["frame"] = str(at.frame)
     show_pool(
         data, _GRID, at=at.frame, token=at.token, chosen=block, on_frame=_take_frame, on_block=_take_block
@@ -85,23 +85,23 @@ def _player(found: Frames, key: str, trace: Trace) -> None:
     left.number_input(
         "Block",
         0,
-        found.log.num_blocks - 1,
+        movie.log.num_blocks - 1,
         value=None,
         key=_BLOCK,
         bind="query-params",
         placeholder="none",
         help="or click it",
     )
-    if len(found.parts) > 1:
-        _choose_part(right, found, at)
+    if len(movie.parts) > 1:
+        _choose_part(right, movie, at)
     if block is None:
         st.caption("Click a block, or give its number, to see who holds it, its chain of keys and its life.")
         return
-    feed = Feed(trace, found.log.block_size)
+    feed = Feed(trace, movie.log.block_size)
     known = facts(
-        found, at.frame, block, lambda row: feed.request(row, 0).keys, lambda row: scope_of(trace, row)
+        movie, at.frame, block, lambda row: feed.request(row, 0).keys, lambda row: scope_of(trace, row)
     )
-    facts_view.show(found, known, request_name)
+    facts_view.show(movie, known, request_name)
 
 
 @dataclass
@@ -114,41 +114,41 @@ class _At:
     token: int = 0
 
 
-def _at(found: Frames, key: str) -> _At:
+def _at(movie: Frames, key: str) -> _At:
     at: _At | None = st.session_state.get(_PLACE)
     if at is None:
         asked = st.query_params.get("frame", "")
         frame = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
         at = st.session_state[_PLACE] = _At(key, frame)
-    at.frame = min(at.frame, len(found) - 1)
-    part = found.part_of(at.frame)
+    at.frame = min(at.frame, len(movie) - 1)
+    part = movie.part_of(at.frame)
     if (at.key, at.part) != (key, part) or not at.token:
         at.key, at.part, at.token = key, part, at.token + 1
     return at
 
 
-def _block(found: Frames) -> int | None:
+def _block(movie: Frames) -> int | None:
     """The block asked for, where the pool has it."""
     value: int | None = st.session_state.get(_BLOCK)
-    if isinstance(value, int) and value >= found.log.num_blocks:
+    if isinstance(value, int) and value >= movie.log.num_blocks:
         value = st.session_state[_BLOCK] = None
     if value is None and _BLOCK not in st.session_state:
         asked = st.query_params.get(_BLOCK, "")
-        if asked.isascii() and asked.isdigit() and len(asked) < 10 and int(asked) < found.log.num_blocks:
+        if asked.isascii() and asked.isdigit() and len(asked) < 10 and int(asked) < movie.log.num_blocks:
             return int(asked)
     return value
 
 
-def _payload(found: Frames, key: str, part: int) -> dict[str, Any]:
+def _payload(movie: Frames, key: str, part: int) -> dict[str, Any]:
     data: dict[str, Any] | None = _payloads.get((key, part))
     if data is None:
-        data = payload(found, part, request_name, key=key)
+        data = payload(movie, part, request_name, key=key)
         _payloads.put((key, part), data)
     return data
 
 
-def _choose_part(place: Any, found: Frames, at: _At) -> None:
-    names = {number: _part_name(found, number) for number in range(len(found.parts))}
+def _choose_part(place: Any, movie: Frames, at: _At) -> None:
+    names = {number: _part_name(movie, number) for number in range(len(movie.parts))}
     place.selectbox(
         "Part of the replay",
         list(names),
@@ -156,32 +156,32 @@ def _choose_part(place: Any, found: Frames, at: _At) -> None:
         key=f"part-{at.token}",
         format_func=names.__getitem__,
         on_change=_go_to_part,
-        args=(found, at.token),
+        args=(movie, at.token),
         help="a long replay goes to the browser a part at a time",
     )
 
 
-def _part_name(found: Frames, part: int) -> str:
-    a, b = found.span(part)
-    times = found.time_s
+def _part_name(movie: Frames, part: int) -> str:
+    a, b = movie.span(part)
+    times = movie.time_s
     when = "" if times is None else f", {times[a]:.1f} to {times[b - 1]:.1f} s"
-    return f"{part + 1}: steps {found.step[a]:,} to {found.step[b - 1]:,}{when}"
+    return f"{part + 1}: steps {movie.step[a]:,} to {movie.step[b - 1]:,}{when}"
 
 
-def _go_to_part(found: Frames, token: int) -> None:
-    st.session_state[_PLACE].frame = found.parts[st.session_state[f"part-{token}"]]
+def _go_to_part(movie: Frames, token: int) -> None:
+    st.session_state[_PLACE].frame = movie.parts[st.session_state[f"part-{token}"]]
 
 
 def _take_frame() -> None:
-    told = st.session_state[_GRID].get("frame")
-    if isinstance(told, int) and told >= 0:
-        st.session_state[_PLACE].frame = told
+    frame = st.session_state[_GRID].get("frame")
+    if isinstance(frame, int) and frame >= 0:
+        st.session_state[_PLACE].frame = frame
 
 
 def _take_block() -> None:
-    told = st.session_state[_GRID].get("block")
-    if isinstance(told, int) and told >= 0:
-        st.session_state[_BLOCK] = told
+    block = st.session_state[_GRID].get("block")
+    if isinstance(block, int) and block >= 0:
+        st.session_state[_BLOCK] = block
 
 
 def scope_of(trace: Trace, row: int) -> Scope:

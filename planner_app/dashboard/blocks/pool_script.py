@@ -302,7 +302,7 @@ class View {
 
   name(number) { return this.data.names ? this.data.names[number] : String(number); }
 
-  said(value) {
+  text(value) {
     const look = value & 7, who = value >> 3;
     if (look === FREE) return "free";
     if (look === CACHED) return "cached, written by request " + this.name(who);
@@ -365,7 +365,7 @@ class View {
     const block = this.over * this.per, last = Math.min(block + this.per, this.data.blocks) - 1;
     const name = last > block ? "Blocks " + block.toLocaleString("en") + " to " + last.toLocaleString("en") +
       ", mostly" : "Block " + block.toLocaleString("en");
-    this.$(".hint").textContent = name + ": " + this.said(this.value(this.over));
+    this.$(".hint").textContent = name + ": " + this.text(this.value(this.over));
   }
 
   cellAt(event) {

@@ -54,8 +54,8 @@ def payload(frames: Frames, part: int, name: Callable[[int], str], *, key: str) 
         "speed": _SPEED,
         "colors": COLORS,
         "looks": [
-            {"value": int(look) | (2 << WHOSE if look is Look.SHARED else 0), "name": said, "help": why}
-            for look, said, why in LOOKS
+            {"value": int(look) | (2 << WHOSE if look is Look.SHARED else 0), "name": label, "help": why}
+            for look, label, why in LOOKS
         ],
     }
 

@@ -105,7 +105,7 @@ class Sandbox:
     requests: list[Request] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     spans: list[list[Span]] = field(default_factory=list)
-    said: str = ""  # what came of the last action, where that is not plain to see
+    message: str = ""  # what came of the last action, where that is not plain to see
 
     def __post_init__(self) -> None:
         limits = self.setting.limits()
@@ -123,7 +123,7 @@ class Sandbox:
 
     def act(self, action: Action) -> None:
         """Does one thing. Errors: BadInput where there is no such request, or a number is out of bounds."""
-        self.said = ""
+        self.message = ""
         words = action.words
         if action.name == "add":
             self._add(*words)
@@ -136,11 +136,11 @@ class Sandbox:
         elif action.name == "cancel":
             request = self._request(words[0])
             if not self.scheduler.cancel(request.id, self._now):
-                self.said = f"{request.id} has ended already."
+                self.message = f"{request.id} has ended already."
         elif action.name == "finish":
             self._finish(self._request(words[0]))
         else:
-            self.said = f"{self.scheduler.evict(words[0])} free blocks were emptied."
+            self.message = f"{self.scheduler.evict(words[0])} free blocks were emptied."
         self._collector.take()
 
     def log(self) -> BlockLog:
@@ -166,7 +166,9 @@ class Sandbox:
     def _fork(self, parent: Request, output: int) -> None:
         number = parent.index
         if not parent.alive:
-            self.said = f"{parent.id} has ended: only what is still cached can be shared, by a new request."
+            self.message = (
+                f"{parent.id} has ended: only what is still cached can be shared, by a new request."
+            )
             return
         self._submit(self.spans[number], self.scopes[number], parent.prompt_tokens, output, parent)
 
@@ -184,12 +186,12 @@ class Sandbox:
         self.scopes.append(scope)
         self.spans.append(spans)
         if not self.scheduler.submit(request):
-            self.said = f"{request.id} was rejected: it {request.reason}."
+            self.message = f"{request.id} was rejected: it {request.reason}."
 
     def _steps(self, count: int) -> None:
         for done in range(count):
             if not self._step():
-                self.said = f"After {done} of {count} steps: " + self._why_idle()
+                self.message = f"After {done} of {count} steps: " + self._why_idle()
                 return
 
     def _why_idle(self) -> str:
@@ -209,20 +211,20 @@ class Sandbox:
     def _grow(self, request: Request, tokens: int) -> None:
         """Steps until the request has so many more tokens; a step serves all, so others grow as well."""
         if not request.alive:
-            self.said = f"{request.id} has ended already."
+            self.message = f"{request.id} has ended already."
             return
         goal = self.tokens_of(request) + tokens
         for _ in range(MOST_STEPS):
             if not request.alive or self.tokens_of(request) >= goal:
                 return
             if not self._step():
-                self.said = f"{request.id} can't grow: " + self._why_idle()
+                self.message = f"{request.id} can't grow: " + self._why_idle()
                 return
 
     def _finish(self, request: Request) -> None:
         """One step, with which the request ends as if it had said all it had to."""
         if request.state not in (State.DECODE, State.DRAINING):
-            self.said = f"{request.id} is {_standing(request)}: only a request that generates can finish."
+            self.message = f"{request.id} is {_standing(request)}: only a request that generates can finish."
             return
         self._step((request.id,))
 

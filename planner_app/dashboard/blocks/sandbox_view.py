@@ -63,12 +63,12 @@ def _draw() -> None:
         return
     st.query_params[_URL] = text_of(actions)
     _buttons(sandbox)
-    if sandbox.said:
-        st.info(plain(sandbox.said))
-    found = frames(sandbox.log())
-    _pool(found, sandbox, actions)
+    if sandbox.message:
+        st.info(plain(sandbox.message))
+    movie = frames(sandbox.log())
+    _pool(movie, sandbox, actions)
     _requests(sandbox)
-    _chosen(found, sandbox)
+    _chosen(movie, sandbox)
 
 
 def _made(setting: SandboxServer, actions: tuple[Action, ...]) -> Sandbox | None:
@@ -259,19 +259,19 @@ class _Shown:
 
 
 def _shown() -> _Shown:
-    found: _Shown = st.session_state.setdefault(_SHOWN, _Shown())
-    return found
+    state: _Shown = st.session_state.setdefault(_SHOWN, _Shown())
+    return state
 
 
-def _pool(found: Frames, sandbox: Sandbox, actions: tuple[Action, ...]) -> None:
+def _pool(movie: Frames, sandbox: Sandbox, actions: tuple[Action, ...]) -> None:
     """The grid, which plays what the last action did."""
     key = xxhash.xxh3_64_hexdigest(f"{sandbox.setting} {text_of(actions)}".encode())
     shown = _shown()
     if shown.key != key:
-        shown.key, shown.token, shown.frame = key, shown.token + 1, len(found) - 1
-        shown.start, shown.count = max(min(shown.count, len(found)) - 1, 0), len(found)
+        shown.key, shown.token, shown.frame = key, shown.token + 1, len(movie) - 1
+        shown.start, shown.count = max(min(shown.count, len(movie)) - 1, 0), len(movie)
     data = {
-        **payload(found, 0, name_of, key=key),
+        **payload(movie, 0, name_of, key=key),
         "grows": "sandbox",
         "speed": _SPEED,
         "names": [name_of(number) for number in range(len(sandbox.requests))],
@@ -284,7 +284,7 @@ def _pool(found: Frames, sandbox: Sandbox, actions: tuple[Action, ...]) -> None:
         chosen=st.session_state.get("sb_block"),
         on_frame=_take_frame,
         on_block=_take_block,
-        autoplay=shown.start < len(found) - 1,
+        autoplay=shown.start < len(movie) - 1,
     )
 
 
@@ -332,14 +332,14 @@ def _row(sandbox: Sandbox, number: int) -> dict[str, Any]:
     }
 
 
-def _chosen(found: Frames, sandbox: Sandbox) -> None:
-    most = found.log.num_blocks - 1
+def _chosen(movie: Frames, sandbox: Sandbox) -> None:
+    most = movie.log.num_blocks - 1
     if (st.session_state.get("sb_block") or 0) > most:
         st.session_state["sb_block"] = most
     left, _ = st.columns([1, 4])
     block = left.number_input("Block", 0, most, value=None, key="sb_block", placeholder="none")
-    if block is None or not len(found):
+    if block is None or not len(movie):
         return
-    frame = min(max(_shown().frame, 0), len(found) - 1)
-    known = facts(found, frame, block, lambda n: sandbox.requests[n].keys, sandbox.scopes.__getitem__)
-    facts_view.show(found, known, name_of)
+    frame = min(max(_shown().frame, 0), len(movie) - 1)
+    known = facts(movie, frame, block, lambda n: sandbox.requests[n].keys, sandbox.scopes.__getitem__)
+    facts_view.show(movie, known, name_of)

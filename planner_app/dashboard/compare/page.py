@@ -27,21 +27,21 @@ def render() -> None:
     views = dict(own.pins)
     if own.view.key() not in [view.key() for view in views.values()]:
         views[_NOW] = own.view
-    found = _replay(own, views)
+    results = _replay(own, views)
     if own.pins:
         _manage(own)
     else:
         st.info("Pin a scenario, change something in the side bar, and see here what the change does.")
-    if found:
-        base = own.baseline if own.baseline in found else next(iter(found))
-        st.table(table(found, views, base))
-        show_charts([distributions(found, "TTFT"), distributions(found, "TPOT")], "compare")
-        _exports(own, views, found)
+    if results:
+        base = own.baseline if own.baseline in results else next(iter(results))
+        st.table(table(results, views, base))
+        show_charts([distributions(results, "TTFT"), distributions(results, "TPOT")], "compare")
+        _exports(own, views, results)
 
 
 def _replay(own: Session, views: dict[str, View]) -> dict[str, Result]:
     """The results of the views, as far as they are in; the others say why not."""
-    found = {}
+    results = {}
     for number, (name, view) in enumerate(views.items()):
         try:
             trace = trace_for(own, view)
@@ -51,10 +51,10 @@ def _replay(own: Session, views: dict[str, View]) -> dict[str, Result]:
             st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
             continue
         if result is not None:
-            found[name] = result
+            results[name] = result
         else:
             show_progress("read" if trace is None else slot, name)
-    return found
+    return results
 
 
 def _manage(own: Session) -> None:
@@ -76,12 +76,12 @@ def _manage(own: Session) -> None:
     right.button("Take the baseline away", on_click=unpin, args=(own.baseline,), width="stretch")
 
 
-def _exports(own: Session, views: dict[str, View], found: dict[str, Result]) -> None:
+def _exports(own: Session, views: dict[str, View], results: dict[str, Result]) -> None:
     with st.container(border=True):
         st.markdown("**Take away**")
-        names = list(found)
+        names = list(results)
         name = st.selectbox("Scenario", names, index=len(names) - 1, key="export")
-        view, result = views[name], found[name]
+        view, result = views[name], results[name]
         trace = trace_for(own, view)
         spread = job_results.get(spread_key(view))
         files = (

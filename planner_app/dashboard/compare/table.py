@@ -57,8 +57,8 @@ def _cell(value: float | None, base: float | None, words: Callable[[float], str]
 
 
 def _differences(view: View, base: View) -> str:
-    said = [f"{name} {own}" for name, _, own in view.differences(base) if name not in ("slo", "upload")]
-    return plain(", ".join(said) or "–")
+    parts = [f"{name} {own}" for name, _, own in view.differences(base) if name not in ("slo", "upload")]
+    return plain(", ".join(parts) or "–")
 
 
 def distributions(results: Mapping[str, Result], title: str) -> go.Figure:

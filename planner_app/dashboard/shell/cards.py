@@ -92,8 +92,8 @@ def change(value: float, base: float, *, share: bool = False) -> str:
 
 
 def _against(card: Card) -> str | None:
-    said = _change(card)
-    return None if said is None else "the baseline" if said.endswith("times") else "vs baseline"
+    change = _change(card)
+    return None if change is None else "the baseline" if change.endswith("times") else "vs baseline"
 
 
 def _color(card: Card) -> str:

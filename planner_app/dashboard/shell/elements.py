@@ -60,8 +60,8 @@ def bar(slot: str, words: str) -> None:
     """One line: what is done, how far it is, and a button that ends it."""
     job = session().jobs[slot]
     left, right = st.columns([4, 1], vertical_alignment="center")
-    share, said = told(job.progress, words)
-    left.progress(share, text=plain(said))
+    share, label = progress_of(job.progress, words)
+    left.progress(share, text=plain(label))
     right.button("Stop", key=f"stop-{slot}", on_click=job.stop, width="stretch")
 
 
@@ -74,7 +74,7 @@ def again(slot: str, words: str) -> None:
         st.rerun()
 
 
-def told(progress: object, words: str) -> tuple[float, str]:
+def progress_of(progress: object, words: str) -> tuple[float, str]:
     """A share from 0 to 1 and a sentence, from what a job told: `(done, total, unit)` or a number."""
     if isinstance(progress, tuple) and len(progress) == 3:
         done, total, unit = progress

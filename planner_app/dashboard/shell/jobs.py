@@ -163,14 +163,14 @@ class Results:
             making = self._making.setdefault(key, threading.Lock())
         try:
             with making:
-                found = self.get(key)
-                if found is None:
-                    found = function()
-                    self.put(key, found)
+                value = self.get(key)
+                if value is None:
+                    value = function()
+                    self.put(key, value)
         finally:
             with self._lock:
                 self._making.pop(key, None)
-        return found
+        return value
 
     def put(self, key: Hashable, value: Any) -> None:
         """Keeps a value, which nobody may change from now on."""

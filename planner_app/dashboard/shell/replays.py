@@ -31,9 +31,9 @@ def trace_for(own: Session, view: View) -> Trace | None:
     upload = own.uploads.get(view["upload"])
     if upload is None:
         raise BadInput("choose a trace file in the side bar: a link does not carry an upload")
-    found: Trace | None = traces.get(view.trace_key())
-    if found is not None:
-        return found
+    trace: Trace | None = traces.get(view.trace_key())
+    if trace is not None:
+        return trace
     key = ("read", view["upload"], view["requests"], view["sort"], view["seed"])
     arguments = (str(upload.path), upload.name, view["requests"], view["sort"], view["seed"])
     read = own.ask("read", key, read_upload, *arguments, kept=_reads)
@@ -45,20 +45,20 @@ def trace_for(own: Session, view: View) -> Trace | None:
 
 def result_for(own: Session, view: View, trace: Trace, slot: str = "replay") -> Result | None:
     """The replay of a view; None while a job makes it. Errors: BadInput."""
-    found: Result | None = _replays.get(view.key())
-    if found is None and len(trace) <= AT_ONCE:
-        found = at_once(view, trace)
-    if found is None:
-        found = own.ask(slot, view.key(), replay_job, trace, view.scenario(), kept=_replays)
-        if found is None:
+    result: Result | None = _replays.get(view.key())
+    if result is None and len(trace) <= AT_ONCE:
+        result = at_once(view, trace)
+    if result is None:
+        result = own.ask(slot, view.key(), replay_job, trace, view.scenario(), kept=_replays)
+        if result is None:
             _raise_error(own, slot)
-    return found
+    return result
 
 
 def at_once(view: View, trace: Trace) -> Result:
     """The replay of a view, made here unless it is kept. Errors: BadInput."""
-    found: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario()))
-    return found
+    result: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario()))
+    return result
 
 
 def _raise_error(own: Session, slot: str) -> None:

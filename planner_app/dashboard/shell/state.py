@@ -70,12 +70,12 @@ class Session:
         `self.jobs[slot]` tells progress and errors meanwhile. A stopped or failed job is not begun again.
         `kept`: where results lie; large ones have a place of their own, for fewer.
         """
-        found = kept.get(key)
+        value = kept.get(key)
         job = self.jobs.get(slot)
-        if found is not None:
+        if value is not None:
             if job is not None and job.key != key:
                 self.jobs.pop(slot).stop()
-            return found
+            return value
         if job is None or job.key != key:
             if job is not None:
                 job.stop()
@@ -85,11 +85,11 @@ class Session:
 
 def session() -> Session:
     """This session's state; a new session takes view and pins from its URL."""
-    found: Session | None = st.session_state.get(_SESSION)
-    if found is None:
-        found = st.session_state[_SESSION] = Session()
-        _read_url(found)
-    return found
+    own: Session | None = st.session_state.get(_SESSION)
+    if own is None:
+        own = st.session_state[_SESSION] = Session()
+        _read_url(own)
+    return own
 
 
 def _read_url(own: Session) -> None:

@@ -180,12 +180,12 @@ def command(view: View, file: str = "", scenario_file: str = "") -> str:
 
 def _options(view: View) -> list[str]:
     words: list[str] = []
-    scenario, told = view.scenario(), {"model", "gpu"}
+    scenario, names = view.scenario(), {"model", "gpu"}
     if scenario.kv_tokens is not None or scenario.free_gpu_memory_fraction is not None:
-        told |= set(_SHOWN)  # an engine takes its default only where no limit is given
+        names |= set(_SHOWN)  # an engine takes its default only where no limit is given
     for name in SCENARIO:
         option, value = "--" + name.replace("_", "-"), getattr(scenario, name)
-        if value is None or (value == DEFAULTS[name] and name not in told):
+        if value is None or (value == DEFAULTS[name] and name not in names):
             continue
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))

@@ -26,8 +26,8 @@ traces = Results(most=32)
 
 def trace_of(view: View) -> Trace:
     """The trace of a view that needs no upload, or whose upload has been read (`keep`). Errors: BadInput."""
-    found: Trace = traces.make(view.trace_key(), lambda: _made(view))
-    return found
+    trace: Trace = traces.make(view.trace_key(), lambda: _made(view))
+    return trace
 
 
 def _made(view: View) -> Trace:

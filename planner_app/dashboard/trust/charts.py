@@ -43,12 +43,12 @@ def reach(calibration: Calibration, result: Result) -> list[Reach]:
     return [Reach(name, most, known) for name, (most, known) in asked.items() if known]
 
 
-def reach_chart(found: list[Reach]) -> go.Figure:
+def reach_chart(reaches: list[Reach]) -> go.Figure:
     """What the replay asked, in percent of what was fitted."""
-    beyond = [each for each in found if not each.inside]
-    said = ", ".join(f"{each.name} {each.asked:,} (fitted: {each.fitted:,})" for each in beyond)
+    beyond = [each for each in reaches if not each.inside]
+    names = ", ".join(f"{each.name} {each.asked:,} (fitted: {each.fitted:,})" for each in beyond)
     caption = (
-        f"Beyond the line the error is unknown: {said}."
+        f"Beyond the line the error is unknown: {names}."
         if beyond
         else "All of this replay lies within what was fitted (the line)."
     )
@@ -63,14 +63,14 @@ def reach_chart(found: list[Reach]) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_bar(
-        x=[100 * each.asked / each.fitted for each in found],
-        y=[each.name for each in found],
+        x=[100 * each.asked / each.fitted for each in reaches],
+        y=[each.name for each in reaches],
         orientation="h",
         textposition="auto",
-        text=[f"{each.asked:,} of {each.fitted:,}" for each in found],
+        text=[f"{each.asked:,} of {each.fitted:,}" for each in reaches],
         marker={
-            "color": [BLUE if each.inside else VERMILLION for each in found],
-            "pattern": {"shape": ["" if each.inside else "/" for each in found]},
+            "color": [BLUE if each.inside else VERMILLION for each in reaches],
+            "pattern": {"shape": ["" if each.inside else "/" for each in reaches]},
         },
     )
     figure.add_vline(x=100, line={"color": GREY, "dash": "dot", "width": 2})
@@ -112,11 +112,11 @@ def _errors(title: str, caption: str, rows: list[dict[str, Any]], names: list[st
     figure.add_vline(x=0, line={"color": GREY, "width": 2})
     shown = [label(name) for name in names]
     series = ((_SUMMED, "error_percent"), (_HALF, "p50_percent"), (_MOST, "p90_percent"))
-    for index, (said, field) in enumerate(series):
+    for index, (word, field) in enumerate(series):
         figure.add_scatter(
             x=[row.get(field) for row in rows],
             y=shown,
-            name=said,
+            name=word,
             mode="markers",
             marker=marker(index),
             customdata=[[row.get("steps", 0), row.get("time_percent", 0)] for row in rows],

@@ -43,10 +43,12 @@ def candidates() -> dict[str, Calibration]:
     return {name: Calibration.load(path) for name, path in shipped().items()}
 
 
-def nearest(scenario: Scenario, found: dict[str, Calibration]) -> str:
+def nearest(scenario: Scenario, calibrations: dict[str, Calibration]) -> str:
     """The one that differs least; "" where there is none."""
     return min(
-        found, key=lambda name: sum(not trait.same for trait in traits(found[name], scenario)), default=""
+        calibrations,
+        key=lambda name: sum(not trait.same for trait in traits(calibrations[name], scenario)),
+        default="",
     )
 
 

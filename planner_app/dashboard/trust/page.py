@@ -83,34 +83,34 @@ def _cards(used: Calibration) -> None:
 
 def _choose(scenario: Scenario, used: Calibration | None) -> Calibration | None:
     """The calibration to look at: the one in force, or any other that comes with pagecast."""
-    found = candidates()
+    calibrations = candidates()
     if used is not None:
-        found = {origin(used).name: origin(used), **found}
-    if not found:
+        calibrations = {origin(used).name: origin(used), **calibrations}
+    if not calibrations:
         return None
-    first = origin(used).name if used is not None else nearest(scenario, found)
-    if len(found) == 1:
-        return found[first]
-    names = sorted(found, key=lambda name: name != first)
+    first = origin(used).name if used is not None else nearest(scenario, calibrations)
+    if len(calibrations) == 1:
+        return calibrations[first]
+    names = sorted(calibrations, key=lambda name: name != first)
     name = st.selectbox(
         "Calibration to look at",
         names,
         key=f"trust_calibration-{first}",
         format_func=lambda name: name + (f" ({_IN_FORCE})" if used and name == first else ""),
     )
-    return found[name]
+    return calibrations[name]
 
 
 def _distance(shown: Calibration, scenario: Scenario) -> None:
     left, right = st.columns([2, 3])
-    found = traits(shown, scenario)
-    different = [trait.name for trait in found if not trait.same]
+    differences = traits(shown, scenario)
+    different = [trait.name for trait in differences if not trait.same]
     with left:
         rows = [
             (plain(trait.calibrated), plain(trait.scenario), "same" if trait.same else "**differs**")
-            for trait in found
+            for trait in differences
         ]
-        names = [trait.name for trait in found]
+        names = [trait.name for trait in differences]
         st.table(pd.DataFrame(rows, index=names, columns=["calibrated", "scenario", ""]))
         st.caption(
             f"{plain(shown.name)} differs from the scenario in {plain(', '.join(different))}."

@@ -45,7 +45,7 @@ class Compared:
 def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, progress: Any) -> Compared:
     """Reads a run and compares; `progress` is told how many replays are done. Errors: BadInput."""
     run = RecordedRun.load(folder)
-    told = forecast(
+    result = forecast(
         run,
         costs,
         replicates=replicates,
@@ -54,7 +54,7 @@ def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, pro
         progress=lambda done: progress((done, replicates + len(STEP_TIMES), "replays")),
     )
     rules = find_profile(str(run.meta.get("config", {}).get("profile", "vllm")))
-    return Compared(compare_decisions(run, rules), told)
+    return Compared(compare_decisions(run, rules), result)
 
 
 def render() -> None:
@@ -74,14 +74,14 @@ def render() -> None:
         )
         return
     own = session()
-    found = own.ask(_SLOT, ("validate", *asked), compare_job, *asked[:4])
-    if found is None:
+    comparison = own.ask(_SLOT, ("validate", *asked), compare_job, *asked[:4])
+    if comparison is None:
         job = own.jobs[_SLOT]
         if job.error and not job.running:
             raise BadInput(job.error)
         show_progress(_SLOT, "replaying the run")
         return
-    _show(found)
+    _show(comparison)
 
 
 def local_only() -> bool:
@@ -118,12 +118,12 @@ def _changed_ns(folder: str) -> int:
     return 0
 
 
-def _show(found: Compared) -> None:
-    told, decided = found.forecast, found.decisions
-    st.markdown(f"**{plain(told.run)}**, forecast with step costs {plain(told.costs)}")
-    if told.in_sample:
+def _show(comparison: Compared) -> None:
+    result, decided = comparison.forecast, comparison.decisions
+    st.markdown(f"**{plain(result.run)}**, forecast with step costs {plain(result.costs)}")
+    if result.in_sample:
         st.warning("The step costs were fitted to this run, so this checks the fit, not the forecast.")
-    by_name = {row.name: row for row in told.rows}
+    by_name = {row.name: row for row in result.rows}
     cards = [
         (
             "Steps decided alike",
@@ -131,17 +131,17 @@ def _show(found: Compared) -> None:
             decided.first_mismatch or "batch, context, queue and cache use, step by step",
         )
     ]
-    for name, said in _CARDS.items():
+    for name, label in _CARDS.items():
         row = by_name.get(name)
         if row is not None and row.error_percent == row.error_percent:
             cards.append(
                 (
-                    f"{said} error",
+                    f"{label} error",
                     f"{row.error_percent:+.1f}%",
                     f"{shown(name, row.predicted)} forecast, {shown(name, row.measured)} measured",
                 )
             )
-    coverage = told.coverage()
+    coverage = result.coverage()
     if coverage["figures"]:
         cards.append(
             (
@@ -154,11 +154,13 @@ def _show(found: Compared) -> None:
         part = cards[first : first + _IN_A_ROW]
         for column, (head, value, help) in zip(st.columns(_IN_A_ROW), part, strict=False):
             column.metric(head, value, help=plain(help), border=True)
-    show_chart(validate_charts.errors(told), "trust-errors")
-    show_charts([validate_charts.distribution(told, name) for name in ("ttft_s", "tpot_s")], "trust-latency")
-    show_charts([validate_charts.load(told, key) for key in ("running", "waiting")], "trust-load")
-    st.dataframe(pd.DataFrame([_cells(row) for row in told.rows]), hide_index=True, height="content")
-    st.caption(plain(expected_error(told)))
+    show_chart(validate_charts.errors(result), "trust-errors")
+    show_charts(
+        [validate_charts.distribution(result, name) for name in ("ttft_s", "tpot_s")], "trust-latency"
+    )
+    show_charts([validate_charts.load(result, key) for key in ("running", "waiting")], "trust-load")
+    st.dataframe(pd.DataFrame([_cells(row) for row in result.rows]), hide_index=True, height="content")
+    st.caption(plain(expected_error(result)))
 
 
 def _cells(row: ForecastRow) -> dict[str, str]:

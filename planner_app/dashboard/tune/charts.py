@@ -77,33 +77,33 @@ def grid_map(table: pd.DataFrame, title: str, now: tuple[float, int]) -> go.Figu
 
 
 def _cell(value: float, good: bool, words: Callable[[float], str]) -> str:
-    said = "can't run" if np.isnan(value) else words(value)
-    return said if good else f"✕ {said}"
+    text = "can't run" if np.isnan(value) else words(value)
+    return text if good else f"✕ {text}"
 
 
 def _best(table: pd.DataFrame, title: str) -> str:
     name, words, more = FIGURES[title]
     good = table[table["meets"]]
-    said = (
+    text = (
         "Brighter is better. A frame marks the side bar's scenario, a cross one that breaks the SLO or "
         "can't run."
     )
     if not len(good):
-        return f"No scenario of the grid keeps the SLO. {said}"
+        return f"No scenario of the grid keeps the SLO. {text}"
     row: Any = good.sort_values(name, ascending=not more, kind="stable").iloc[0]
     return (
         f"{len(good)} of {len(table)} keep the SLO; of these the {'highest' if more else 'lowest'} is "
-        f"{words(row[name])}, at block size {int(row[_UP])} and {row[_ACROSS]:.2f} of the HBM. {said}"
+        f"{words(row[name])}, at block size {int(row[_UP])} and {row[_ACROSS]:.2f} of the HBM. {text}"
     )
 
 
-def hit_curve(found: Hits, blocks: int) -> go.Figure:
+def hit_curve(reuse: Hits, blocks: int) -> go.Figure:
     """Hit ratio of an LRU cache against its capacity; `blocks` is what the side bar's scenario has."""
-    capacities, ratios = curve(found, 80)
-    size, here = found.block_size, found.ratio(blocks)
-    enough = float(capacities[np.argmax(ratios >= 0.99 * found.infinite)]) if found.infinite else 0.0
+    capacities, ratios = curve(reuse, 80)
+    size, here = reuse.block_size, reuse.ratio(blocks)
+    enough = float(capacities[np.argmax(ratios >= 0.99 * reuse.infinite)]) if reuse.infinite else 0.0
     caption = (
-        f"With {blocks:,} blocks {here:.1%} of block references hit, of {found.infinite:.1%} that a cache "
+        f"With {blocks:,} blocks {here:.1%} of block references hit, of {reuse.infinite:.1%} that a cache "
         f"without end would find. {_advice(blocks, enough)} Requests in their order, without time; blocks "
         "that running requests hold are not taken off."
     )
@@ -124,7 +124,7 @@ def hit_curve(found: Hits, blocks: int) -> go.Figure:
         hovertemplate="%{x:,.0f} tokens: %{y:.1f}%<extra></extra>",
     )
     figure.update_layout(margin={"t": 24})
-    figure.add_hline(y=100 * found.infinite, line={"color": GREY, "dash": "dot"})
+    figure.add_hline(y=100 * reuse.infinite, line={"color": GREY, "dash": "dot"})
     figure.add_vline(x=blocks * size, line={"color": "#D55E00", "dash": "dash"})
     figure.add_annotation(  # whose x is a logarithm on such an axis
         x=np.log10(blocks * size),

@@ -64,14 +64,14 @@ def _curves(own: Session, view: View, trace: Trace) -> None:
         bind="query-params",
         help="a search in a closed loop for each: it takes a minute or more",
     )
-    found = {knob: tuned_for(own, view, trace, knob, simulate) for knob in _KNOBS}
-    for column, (knob, tuned) in zip(st.columns(2), found.items(), strict=True):
+    curves = {knob: tuned_for(own, view, trace, knob, simulate) for knob in _KNOBS}
+    for column, (knob, tuned) in zip(st.columns(2), curves.items(), strict=True):
         with column:
             if tuned is not None:
                 st.markdown(f"**{_KNOBS[knob]}: {plain(tuned.recommended)}.** {plain(tuned.reason)}")
             elif not failed(f"tune-{knob}"):
                 show_progress(f"tune-{knob}", _KNOBS[knob])
-    for column, tuned in zip(st.columns(2), found.values(), strict=True):
+    for column, tuned in zip(st.columns(2), curves.values(), strict=True):
         if tuned is not None:
             with column:
                 _against(tuned, _CURVES[title or _CURVE])

@@ -33,12 +33,12 @@ def budgets(scenario: Scenario, count: int = _BUDGETS) -> tuple[float, ...]:
 
 def grid_budgets(scenario: Scenario) -> tuple[float, ...]:
     """`budgets`, with the scenario's own in place of the one nearest to it: the map shows where it stands."""
-    found, own = list(budgets(scenario)), scenario.gpu_memory_utilization
+    values, own = list(budgets(scenario)), scenario.gpu_memory_utilization
     if own is None:
-        return tuple(found)
-    nearest = min(range(len(found)), key=lambda index: abs(found[index] - own))
-    found[nearest] = own
-    return tuple(sorted(found))
+        return tuple(values)
+    nearest = min(range(len(values)), key=lambda index: abs(values[index] - own))
+    values[nearest] = own
+    return tuple(sorted(values))
 
 
 def _fits(scenario: Scenario, fraction: float) -> bool:
@@ -51,10 +51,10 @@ def _fits(scenario: Scenario, fraction: float) -> bool:
 
 def grid_for(own: Session, view: View, trace: Trace) -> pd.DataFrame | None:
     """A row per trial of block size and HBM budget, as `sweep` gives them; None until the job is done."""
-    found: pd.DataFrame | None = own.ask(
+    table: pd.DataFrame | None = own.ask(
         "grid", ("grid", view["slo"], *view.key()), grid_job, trace, view.scenario(), view["slo"]
     )
-    return found
+    return table
 
 
 def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd.DataFrame:
@@ -74,7 +74,7 @@ def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd
 
 def tuned_for(own: Session, view: View, trace: Trace, knob: str, simulate: bool) -> Tuned | None:
     """What `pagecast tune` finds for `block_size` or `gpu_memory_utilization`; None until the job is done."""
-    found: Tuned | None = own.ask(
+    result: Tuned | None = own.ask(
         f"tune-{knob}",
         ("tune", knob, simulate, view["slo"], *view.key()),
         tune_job,
@@ -84,7 +84,7 @@ def tuned_for(own: Session, view: View, trace: Trace, knob: str, simulate: bool)
         view["slo"],
         simulate,
     )
-    return found
+    return result
 
 
 def tune_job(
@@ -110,8 +110,8 @@ def tune_job(
 def hits_of(view: View, trace: Trace) -> Hits:
     """The hit-ratio curve of the trace at the view's block size."""
     key = (*view.trace_key(), view["block_size"])
-    found: Hits | None = _curves.get(key)
-    if found is None:
-        found = hits(trace, (), view["block_size"])
-        _curves.put(key, found)
-    return found
+    curve: Hits | None = _curves.get(key)
+    if curve is None:
+        curve = hits(trace, (), view["block_size"])
+        _curves.put(key, curve)
+    return curve

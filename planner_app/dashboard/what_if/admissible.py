@@ -34,12 +34,12 @@ class Admissible:
 def envelope_of(view: View, trace: Trace) -> Envelope | None:
     """The static envelope; None where the SLO can't be read."""
     try:
-        found: Envelope = _envelopes.make(
+        limits: Envelope = _envelopes.make(
             (view["slo"], *view.key()), lambda: envelope(trace, view.scenario(), level(view["slo"]))
         )
     except BadInput:
         return None
-    return found
+    return limits
 
 
 def level(text: str) -> Slo:
@@ -49,18 +49,18 @@ def level(text: str) -> Slo:
 
 def known_of(view: View) -> Admissible | None:
     """The best answer that is in for a view: with its interval, or the number alone."""
-    found: Admissible | None = results.get(key(view, INTERVAL)) or results.get(key(view, POINT))
-    return found
+    answer: Admissible | None = results.get(key(view, INTERVAL)) or results.get(key(view, POINT))
+    return answer
 
 
 def ask(own: Session, view: View, trace: Trace, slot: str) -> Admissible | None:
     """What the job in slot `POINT` or `INTERVAL` has found; the second waits for the first."""
     if slot == INTERVAL and results.get(key(view, POINT)) is None:
         return None
-    found: Admissible | None = own.ask(
+    answer: Admissible | None = own.ask(
         slot, key(view, slot), concurrency_job, trace, view.scenario(), view["slo"], slot == INTERVAL
     )
-    return found
+    return answer
 
 
 def ask_baseline(own: Session, pinned: View) -> Admissible | None:
@@ -72,14 +72,14 @@ def ask_baseline(own: Session, pinned: View) -> Admissible | None:
         trace = trace_for(own, pinned)
     except BadInput:
         return None
-    found: Admissible | None = (
+    answer: Admissible | None = (
         None
         if trace is None
         else own.ask(
             BASE, key(pinned, POINT), concurrency_job, trace, pinned.scenario(), pinned["slo"], False
         )
     )
-    return found
+    return answer
 
 
 def key(view: View, slot: str) -> Hashable:
@@ -93,7 +93,7 @@ def concurrency_job(
     """What `pagecast plan` answers, for the concurrency alone."""
     replicates = LEAST_REPLICATES if with_interval else 0
     total = steps(1, replicates)
-    found = plan(
+    result = plan(
         trace,
         scenario,
         level(slo),
@@ -102,13 +102,13 @@ def concurrency_job(
         explain=with_interval,
         progress=lambda done: progress((done, total, "searches")),
     ).concurrency
-    assert found is not None
-    return Admissible(int(found.value or 0), found.low, found.high, _says(found))
+    assert result is not None
+    return Admissible(int(result.value or 0), result.low, result.high, _says(result))
 
 
-def _says(found: Answer) -> str:
-    if found.says:
-        return found.says
-    broken = " and ".join(term.text for term in found.beyond.broken) if found.beyond else ""
-    said = f"one more user breaks {broken}" if broken else ""
-    return f"{said}; {found.binding.limit} binds" if found.binding and said else said
+def _says(answer: Answer) -> str:
+    if answer.says:
+        return answer.says
+    broken = " and ".join(term.text for term in answer.beyond.broken) if answer.beyond else ""
+    text = f"one more user breaks {broken}" if broken else ""
+    return f"{text}; {answer.binding.limit} binds" if answer.binding and text else text

@@ -105,12 +105,12 @@ class _Base:
 
 def _concurrency(known: Known, base: _Base) -> Card:
     """The simulated answer with its interval, or greyed the static envelope until that is in."""
-    room, found = envelope_of(known.view, known.trace), known.admissible
+    room, answer = envelope_of(known.view, known.trace), known.admissible
     against = base.admissible
-    said = "" if room is None else f"static envelope {room.concurrency:,}: {room.binding} binds"
-    if found and found.says:
-        said = f"{found.says}; {said}"
-    value = float(found.users) if found else None if room is None else float(room.concurrency)
+    text = "" if room is None else f"static envelope {room.concurrency:,}: {room.binding} binds"
+    if answer and answer.says:
+        text = f"{answer.says}; {text}"
+    value = float(answer.users) if answer else None if room is None else float(room.concurrency)
     terms = [term for terms in known.verdicts.values() for term in terms]
     return Card(
         "Admissible concurrency",
@@ -118,14 +118,14 @@ def _concurrency(known: Known, base: _Base) -> Card:
         "{:,.0f}".format,
         "the most users who each send their next request when the last is answered, at which the SLO holds "
         "and preemptions stay rare; grey: what fits by arithmetic, until the simulation has answered",
-        found.low if found else None,
-        found.high if found else None,
-        known.waiting[INTERVAL if found else POINT],
-        pending=found is None,
-        baseline=against.users if found and against else None,
+        answer.low if answer else None,
+        answer.high if answer else None,
+        known.waiting[INTERVAL if answer else POINT],
+        pending=answer is None,
+        baseline=against.users if answer and against else None,
         better=1,
         verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms else (),
-        note=said,
+        note=text,
     )
 
 
@@ -136,8 +136,8 @@ def verdicts_of(view: View, result: Result) -> Verdicts:
     """
     if not view["slo"].strip():
         return {}
-    found: dict[str, list[tuple[str, bool]]] = {}
+    verdicts: dict[str, list[tuple[str, bool]]] = {}
     for term in Slo.parse(view["slo"]).verdict(result).terms:
         what = re.split(r"[_(]", term.text)[0]
-        found.setdefault(what, []).append((term.text, term.holds))
-    return {what: tuple(terms) for what, terms in found.items()}
+        verdicts.setdefault(what, []).append((term.text, term.holds))
+    return {what: tuple(terms) for what, terms in verdicts.items()}

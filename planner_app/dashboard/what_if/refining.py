@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.cards import show_cards, show_verdict
-from pagecast.planner_app.dashboard.shell.elements import again, bar, plain, told
+from pagecast.planner_app.dashboard.shell.elements import again, bar, plain, progress_of
 from pagecast.planner_app.dashboard.shell.jobs import results
 from pagecast.planner_app.dashboard.shell.replays import spread_for, spread_key
 from pagecast.planner_app.dashboard.shell.state import Session
@@ -63,18 +63,18 @@ def _ask(own: Session, view: View, trace: Trace) -> dict[str, object]:
     pinned = baseline_of(own, view)
     if own.settled != (view.key(), view["slo"]):
         keys = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
-        found = {slot: results.get(asked) for slot, asked in keys.items()}
-        return found if pinned is None else {**found, BASE: known_of(pinned)}
-    found = {"spread": spread_for(own, view, trace)}
-    found |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
+        answers = {slot: results.get(asked) for slot, asked in keys.items()}
+        return answers if pinned is None else {**answers, BASE: known_of(pinned)}
+    answers = {"spread": spread_for(own, view, trace)}
+    answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
     if pinned is not None:
-        found[BASE] = ask_baseline(own, pinned) if found[POINT] is not None else known_of(pinned)
-    return found
+        answers[BASE] = ask_baseline(own, pinned) if answers[POINT] is not None else known_of(pinned)
+    return answers
 
 
-def _waiting(own: Session, found: dict[str, object]) -> bool:
+def _waiting(own: Session, answers: dict[str, object]) -> bool:
     """Whether a later draw may show more than this one."""
-    return any(value is None and _may_come(own, slot) for slot, value in found.items())
+    return any(value is None and _may_come(own, slot) for slot, value in answers.items())
 
 
 def _may_come(own: Session, slot: str) -> bool:
@@ -84,8 +84,8 @@ def _may_come(own: Session, slot: str) -> bool:
 
 
 def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) -> None:
-    found = _ask(own, view, trace)
-    if waited and not _waiting(own, found):
+    answers = _ask(own, view, trace)
+    if waited and not _waiting(own, answers):
         st.rerun()
     verdicts = _verdicts(view, result)
     show_cards(
@@ -96,9 +96,9 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
                 trace,
                 result,
                 verdicts,
-                found["spread"],  # type: ignore[arg-type]
+                answers["spread"],  # type: ignore[arg-type]
                 known_of(view),
-                {slot: "" if found[slot] is not None else _word(own, slot) for slot in found},
+                {slot: "" if answers[slot] is not None else _word(own, slot) for slot in answers},
             ),
         )
     )
@@ -107,7 +107,7 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
         with st.container(horizontal=True):
             for term, holds in others:
                 show_verdict(term, holds)
-    active = [slot for slot in found if slot in own.jobs and found[slot] is None]
+    active = [slot for slot in answers if slot in own.jobs and answers[slot] is None]
     for column, slot in zip(st.columns(len(active)) if active else (), active, strict=True):
         with column:
             _follow(own, slot, _SLOTS[slot])
@@ -128,7 +128,7 @@ def _word(own: Session, slot: str) -> str:
         return "no 90% interval"
     if job is None or job.progress is None:
         return "90% interval to come"
-    return told(job.progress, "90% interval")[1]
+    return progress_of(job.progress, "90% interval")[1]
 
 
 def _follow(own: Session, slot: str, words: str) -> None:

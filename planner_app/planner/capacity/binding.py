@@ -65,16 +65,16 @@ class Binding:
         """One sentence: how far off the level is with a quarter more load, and what would help."""
         cure = next(pressed for pressed in self.helped if pressed.limit == self.limit)
         others = [pressed for pressed in self.helped if pressed is not cure]
-        said = f"with a quarter more load {_what(self.without.term)} {_times(self.without)} what is allowed"
+        text = f"with a quarter more load {_what(self.without.term)} {_times(self.without)} what is allowed"
         enough, short = (_list([h for h in others if h.holds is holds]) for holds in (True, False))
         if cure.holds:
-            said += f"; {_TWICE[cure.limit]} would do ({_times(cure)})"
-            said += f", and so would {enough}" if enough else ""
-            return said + (f", but not {short}" if short else "")
+            text += f"; {_TWICE[cure.limit]} would do ({_times(cure)})"
+            text += f", and so would {enough}" if enough else ""
+            return text + (f", but not {short}" if short else "")
         nearest = min(self.helped, key=lambda pressed: pressed.excess)
         if cure is not nearest:
-            return f"{said}; more room alone does not help: {_list(list(self.helped))}"
-        return f"{said}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}"
+            return f"{text}; more room alone does not help: {_list(list(self.helped))}"
+        return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}"
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -92,9 +92,9 @@ class Binding:
 
 def binding(question: CapacityQuestion, load: Load, terms: Sequence[str], run: Executor) -> Binding:
     """Which limit binds at a load that is a quarter beyond the answer, by the terms that break first."""
-    found = run.map(partial(_press, question, load, frozenset(terms)), ["", *LIMITS])
-    without, full = found[0]
-    helped = tuple(pressed for pressed, _ in found[1:])
+    pressures = run.map(partial(_press, question, load, frozenset(terms)), ["", *LIMITS])
+    without, full = pressures[0]
+    helped = tuple(pressed for pressed, _ in pressures[1:])
     amount = load.amount * question.rate if load.kind == "rate" else load.amount
     return Binding(_choose(without, helped), amount, without, helped, full)
 
@@ -194,5 +194,5 @@ def _times(pressed: Pressed) -> str:
 
 
 def _list(pressed: Sequence[Pressed]) -> str:
-    said = [f"{_TWICE[each.limit]} ({_times(each)})" for each in pressed]
-    return " or ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
+    parts = [f"{_TWICE[each.limit]} ({_times(each)})" for each in pressed]
+    return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

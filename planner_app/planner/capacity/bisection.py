@@ -207,7 +207,7 @@ class Searched:
     `tried` holds all outcomes, by load.
     """
 
-    found: Found
+    answer: Found
     at: LoadTrial | None
     beyond: LoadTrial | None
     tried: tuple[LoadTrial, ...]
@@ -215,7 +215,7 @@ class Searched:
     @property
     def value(self) -> int | None:
         """The step found."""
-        return self.found.value
+        return self.answer.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class CapacityQuestion:
         low, high = limits(ask.kind, self.most_users)
         outcomes: dict[int, LoadTrial] = {}
         if ask.lasts:
-            found = self._settle(ask, low, high, outcomes)
+            answer = self._settle(ask, low, high, outcomes)
         else:
             trace = self.trace_of(ask.draw)
 
@@ -253,7 +253,7 @@ class CapacityQuestion:
                 outcomes[at] = self.outcome(load, ask.draw, trace)
                 return outcomes[at].holds
 
-            found = largest(
+            answer = largest(
                 holds,
                 low,
                 high,
@@ -262,10 +262,10 @@ class CapacityQuestion:
                 resolution=ask.resolution,
                 verify=ask.verify,
             )
-        at = None if found.value is None else outcomes[found.value]
-        above = [step for step in outcomes if found.value is None or step > found.value]
+        at = None if answer.value is None else outcomes[answer.value]
+        above = [step for step in outcomes if answer.value is None or step > answer.value]
         beyond = outcomes[min(above)] if above else None
-        return Searched(found, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
+        return Searched(answer, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
 
     def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> Found:
         """Tries long loads, and guesses lower ones from what ended of those that fail."""
@@ -365,16 +365,16 @@ def interval(
     Student's t on logarithms, for an amount is a product of many causes; where a draw found nothing that
     holds (0), its lower end is 0.
     """
-    found = np.array([value for value in amounts if value > 0])
+    positive = np.array([value for value in amounts if value > 0])
     low = high = forecast
-    if len(found) >= 2:
+    if len(positive) >= 2:
         from scipy import stats  # half a second, which point answers don't need
 
-        logs = np.log(found)
-        spread = logs.std(ddof=1) * np.sqrt(1 + 1 / len(found))
-        half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(found) - 1) * spread
+        logs = np.log(positive)
+        spread = logs.std(ddof=1) * np.sqrt(1 + 1 / len(positive))
+        half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(positive) - 1) * spread
         low, high = float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
-    if len(found) < len(amounts):
+    if len(positive) < len(amounts):
         low = 0.0
     return min(low, forecast, *doubtful), max(high, forecast, *doubtful)
 

@@ -83,8 +83,8 @@ class Envelope:
     @property
     def limits(self) -> dict[str, int]:
         """Each limit that sets a bound."""
-        found = {"HBM": self.hbm_shared, "batch size": self.batch_size, "token budget": self.token_budget}
-        return found | ({} if self.compute is None else {"compute": self.compute})
+        limits = {"HBM": self.hbm_shared, "batch size": self.batch_size, "token budget": self.token_budget}
+        return limits | ({} if self.compute is None else {"compute": self.compute})
 
     @property
     def binding(self) -> str:

@@ -79,7 +79,9 @@ class Answer:
         """Why it is no more than that, in a sentence; empty where the next load breaks a term as usual."""
         if self.value is None and self.beyond is not None:
             least = "one user alone" if self.kind != "rate" else f"{self.beyond.amount:.2g} requests/s"
-            terms = " and ".join(f"{term.text} can't be kept: {said(term)}" for term in self.beyond.broken)
+            terms = " and ".join(
+                f"{term.text} can't be kept: {judgment(term)}" for term in self.beyond.broken
+            )
             return f"{terms} with {least}"
         if self.at_limit and self.value is not None:
             return f"the SLO still holds at {shown(self.kind, self.value)}, the most that was tried"
@@ -228,7 +230,7 @@ def plan(
         tell(number)
     chosen = question.costs_of(None)
     taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
-    said = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
+    texts = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
     return Plan(
         trace.name,
         len(work),
@@ -240,7 +242,7 @@ def plan(
         fits,
         answers,
         taken,
-        said,
+        texts,
         time.perf_counter() - started,
     )
 
@@ -325,8 +327,8 @@ def _spreads(
     """The searches of each kind that begin at the forecast's answer."""
     asks: list[Ask] = []
     for kind, point in zip(kinds, points, strict=True):
-        start = point.found.value
-        if start is None or point.found.at_limit:
+        start = point.answer.value
+        if start is None or point.answer.at_limit:
             continue
         if kind == "rate":  # the longest first
             asks.insert(0, Ask(kind, start=start, resolution=_NEAR, lasts=True))
@@ -347,25 +349,25 @@ def _answer(
 ) -> Answer:
     sure, draws = spread.lasting or point, spread.draws
     searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
-    found, unit = sure.found, question.rate if kind == "rate" else 1.0
+    answer, unit = sure.answer, question.rate if kind == "rate" else 1.0
     tried = point.tried if spread.lasting is None else _agreeing(point, sure)
-    replays = sum(search.found.tried for search in searches)
-    if found.value is None or point.found.value is None:
+    replays = sum(search.answer.tried for search in searches)
+    if answer.value is None or point.answer.value is None:
         return Answer(kind, None, None, None, False, None, sure.beyond, None, replays, tried)
-    value = unit * amount(kind, found.value)
+    value = unit * amount(kind, answer.value)
     low = high = None
     if draws:  # against the short loads' answer, which errs as theirs do
-        times = value / amount(kind, point.found.value)
-        values = [times * _amount(kind, draw.found.value) for draw in draws]
-        doubtful = [unit * amount(kind, step) for step in found.doubtful or ()]
+        times = value / amount(kind, point.answer.value)
+        values = [times * _amount(kind, draw.answer.value) for draw in draws]
+        doubtful = [unit * amount(kind, step) for step in answer.doubtful or ()]
         low, high = interval(values, value, doubtful)
     bound = None
     if run is not None and sure.beyond is not None:
-        load = beyond(Load(kind, amount(kind, found.value), question.think_s), 2 * question.most_users)
+        load = beyond(Load(kind, amount(kind, answer.value), question.think_s), 2 * question.most_users)
         bound = binding(question, load, [term.text for term in sure.beyond.broken], run)
         replays += len(bound.helped) + 1
     return Answer(
-        kind, value, low, high, found.at_limit, sure.at, sure.beyond, bound, replays, tried, len(draws)
+        kind, value, low, high, answer.at_limit, sure.at, sure.beyond, bound, replays, tried, len(draws)
     )
 
 
@@ -397,12 +399,12 @@ def _rejected(trace: Trace, scenario: Scenario) -> int:
 def _notes(
     trace: Trace, work: Trace, question: CapacityQuestion, answers: dict[LoadKind, Answer], replicates: int
 ) -> list[str]:
-    said = [*trace.notes]
+    texts = [*trace.notes]
     if len(work) < len(trace):
-        said.append(f"planned with the first {len(work):,} of {len(trace):,} requests, whole sessions")
+        texts.append(f"planned with the first {len(work):,} of {len(trace):,} requests, whole sessions")
     rate = answers.get("rate")
     if rate is not None and rate.at is not None:
-        said.append(
+        texts.append(
             f"the highest request rate holds while {len(work):,} requests come again and again, "
             f"{rate.at.requests:,} after a warm-up, and what is in the server settles: at most {GROWTH:.0%} "
             "more in the last third of that load than in the second"
@@ -410,14 +412,14 @@ def _notes(
     if replicates:
         drawn = "costs and noise" if question.draw_costs else "noise"
         drawn += " and the workload" if question.workload is not None else ""
-        said.append(
+        texts.append(
             f"intervals are 90%, of {replicates} searches with {drawn} drawn again: from so few, their width "
             f"may be off by a factor of {width_error(replicates):.2g}; --replicates 20 tells it better"
         )
-    return said
+    return texts
 
 
-def said(term: Judged) -> str:
+def judgment(term: Judged) -> str:
     """A term's value as people read it: `ttft_p99 is 1.9 s`."""
     name = "goodput" if term.text.startswith("goodput") else re.split("[<>]", term.text)[0]
     if term.value is None:

@@ -165,8 +165,8 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, port), timeout=CONNECT_S).close()
     except OSError as error:
-        said = error.strerror or "no answer"
-        raise BadInput(f"--cluster {address}: can't be reached ({said}); {_HOW}") from None
+        reason = error.strerror or "no answer"
+        raise BadInput(f"--cluster {address}: can't be reached ({reason}); {_HOW}") from None
 
 
 async def _greet(address: str) -> None:

@@ -27,12 +27,12 @@ class Executor(ABC):
         self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT], progress: Progress | None = None
     ) -> list[AnswerT]:
         """The answers in the order of `items`; `progress` is told how many are there."""
-        found: dict[int, AnswerT] = {}
+        answers: dict[int, AnswerT] = {}
         for index, answer in self.stream(function, items):
-            found[index] = answer
+            answers[index] = answer
             if progress is not None:
-                progress(len(found))
-        return [found[index] for index in range(len(items))]
+                progress(len(answers))
+        return [answers[index] for index in range(len(items))]
 
     def close(self) -> None:
         """Ends workers, without waiting for what they have not begun."""

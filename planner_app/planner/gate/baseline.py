@@ -133,12 +133,12 @@ def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
         raise BadInput(f"--baseline {folder}: no such folder; make one with --write-baseline")
     path, seed = folder / FILE, file.scenario.seed
     if path.is_file():
-        found = _parse(path)
-        if found.trace_digest != digest(trace):
-            raise BadInput(f"{path}: {_otherwise_read(found, file)}; {_AGAIN}")
-        if (drawn := found.scenario.get("seed")) != seed:
+        baseline = _parse(path)
+        if baseline.trace_digest != digest(trace):
+            raise BadInput(f"{path}: {_otherwise_read(baseline, file)}; {_AGAIN}")
+        if (drawn := baseline.scenario.get("seed")) != seed:
             raise BadInput(f"{path}: was drawn with seed {drawn}, not {seed}; {_AGAIN}")
-        return found
+        return baseline
     if (folder / "scenario.yaml").is_file() and (folder / "trace.parquet").is_file():
         try:
             other = read(str(folder / "trace.parquet"))
@@ -152,29 +152,29 @@ def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
 
 def _parse(path: Path) -> Baseline:
     try:
-        found = Baseline.model_validate_json(read_text(path, _MOST_BYTES, _AGAIN))
+        baseline = Baseline.model_validate_json(read_text(path, _MOST_BYTES, _AGAIN))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"][:2])) or "the file"
         raise BadInput(f"{path}: is corrupt: {name}: {first['msg']}; {_AGAIN}") from None
-    if found.version != 1:
-        raise BadInput(f"{path}: has version {found.version}, this pagecast reads 1; {_AGAIN}")
-    if len({len(values) for values in found.figures.values()}) != 1 or not found.draws:
+    if baseline.version != 1:
+        raise BadInput(f"{path}: has version {baseline.version}, this pagecast reads 1; {_AGAIN}")
+    if len({len(values) for values in baseline.figures.values()}) != 1 or not baseline.draws:
         raise BadInput(f"{path}: is corrupt: figures have no draws, or not as many each; {_AGAIN}")
-    return found
+    return baseline
 
 
-def _otherwise_read(found: Baseline, file: CheckFile) -> str:
+def _otherwise_read(baseline: Baseline, file: CheckFile) -> str:
     """What keeps a baseline's trace from being today's: how it was read, as far as that is told."""
     now = _plain(file.reading())
     changes = [
-        f"{name} {_told(found.reading[name])} (now {_told(now[name])})"
+        f"{name} {_told(baseline.reading[name])} (now {_told(now[name])})"
         for name in now
-        if name in found.reading and found.reading[name] != now[name]
+        if name in baseline.reading and baseline.reading[name] != now[name]
     ]
     if changes:
         return f"was made with check.{', '.join(changes)}"
-    known = "" if found.reading else f" (or with another {', '.join(now)})"
+    known = "" if baseline.reading else f" (or with another {', '.join(now)})"
     return f"was made of another trace than {file.check.trace} is now{known}"
 
 
@@ -225,8 +225,8 @@ def changed(before: Baseline | Scenario, after: Scenario, costs: str) -> Sequenc
 
 
 def _resolved(fields: dict[str, Any], costs: str) -> dict[str, Any]:
-    found = {**fields, "costs": costs if fields.get("costs") == AUTO else fields.get("costs")}
+    resolution = {**fields, "costs": costs if fields.get("costs") == AUTO else fields.get("costs")}
     for name in ("model", "costs"):
-        path = Path(str(found.get(name))).expanduser()
-        found[name] = str(path.absolute()) if path.exists() else found.get(name)
-    return found
+        path = Path(str(resolution.get(name))).expanduser()
+        resolution[name] = str(path.absolute()) if path.exists() else resolution.get(name)
+    return resolution

@@ -98,17 +98,17 @@ def levels(file: CheckFile, result: Result) -> list[Finding]:
     """Every term of the file's service level."""
     if file.slo is None:
         return []
-    found = []
+    findings = []
     for text, value, bound, holds in file.slo.verdict(result).terms:
         sign = next(sign for sign in ("<=", ">=", "<", ">") if sign in text[text.rfind(")") + 1 :])
         name, _, asked = text.rpartition(sign)
         unit = "share" if name.startswith("goodput") else "time_s"
         why = "" if value is None else "" if holds else _off(value, bound)
         numbers = {"value": value, "min" if sign.startswith(">") else "max": bound}
-        found.append(
+        findings.append(
             Finding("slo", name, shown(unit, value), f"{sign}{asked}", bool(holds), why, numbers=numbers)
         )
-    return found
+    return findings
 
 
 def limits(file: CheckFile, figures: dict[str, float]) -> list[Finding]:
@@ -138,12 +138,12 @@ def _off(value: float, bound: float) -> str:
 
 def regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> list[Finding]:
     """Every figure that may not get worse, against the baseline's. Errors: BadInput for one it lacks."""
-    found = []
+    findings = []
     for name, allowed in file.check.regression.items():
         if name not in before:
             raise BadInput(f"the baseline has no figure {name!r}; write it again with --write-baseline")
-        found.append(_regression(name, allowed, paired(before[name], after[name])))
-    return found
+        findings.append(_regression(name, allowed, paired(before[name], after[name])))
+    return findings
 
 
 def paired(before: list[float | None], after: list[float | None]) -> Change | None:
@@ -170,8 +170,8 @@ def _regression(name: str, allowed: float, change: Change | None) -> Finding:
     higher = name.partition(".")[0] in HIGHER_IS_BETTER
     if change is None:
         asked = f"worse by at most {allowed:g}%"
-        said = "too few draws have such a figure to compare"
-        return Finding("regression", name, "-", asked, False, said, numbers={"allowed_percent": allowed})
+        reason = "too few draws have such a figure to compare"
+        return Finding("regression", name, "-", asked, False, reason, numbers={"allowed_percent": allowed})
     asked = f"{shown(name, change.before)} {'-' if higher else '+'}{allowed:g}%"
     least, most = (-change.high, -change.low) if higher else (change.low, change.high)
     why = f"{_percent(change.percent)}% ({_percent(change.low)} to {_percent(change.high)})"

@@ -106,13 +106,13 @@ class SweepQuestion:
 
     def next_points(self, trials: Sequence[Trial], number: int) -> list[Point]:
         """The points of generation `number` of a search, from the trials of those before it."""
-        told = [
+        observations = [
             search.Told(trial.point, self._values(trial), tuple(_beyond(trial)))
             for trial in sorted(trials, key=lambda trial: trial.number)
         ]
         more = [name in MORE_IS_BETTER for name in self.objectives]
         return search.generation(
-            self.space, more, told, seed=self.scenario.seed, number=number, size=self.generation
+            self.space, more, observations, seed=self.scenario.seed, number=number, size=self.generation
         )
 
     def _values(self, trial: Trial) -> tuple[float | None, ...]:
@@ -153,9 +153,9 @@ def _files(scenario: Scenario, space: Space) -> dict[str, str]:
     """Digests of the files that scenarios of the space read: calibrations, models."""
     named = {"model": (scenario.model,), "costs": (scenario.costs,)}
     named |= {knob.name: knob.values for knob in space.knobs if knob.name in named}  # type: ignore[misc]
-    found = {}
+    digests = {}
     for path in (Path(str(name)).expanduser() for values in named.values() for name in values):
         file = path / "config.json" if path.is_dir() else path
         if file.is_file():
-            found[str(path)] = xxhash.xxh3_128_hexdigest(file.read_bytes())
-    return found
+            digests[str(path)] = xxhash.xxh3_128_hexdigest(file.read_bytes())
+    return digests

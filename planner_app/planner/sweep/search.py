@@ -51,9 +51,9 @@ def generation(
     optuna = _optuna()
     study = _study(optuna, space, more_is_better, trials, seed * _SEEDS + number, size)
     seen = {_key(trial.point) for trial in trials}
-    found: list[Point] = []
+    points: list[Point] = []
     for _ in range(_TRIES * size):
-        if len(found) == size or len(seen) == space.size:
+        if len(points) == size or len(seen) == space.size:
             break
         asked = study.ask()
         point = {knob.name: _suggest(asked, knob) for knob in space.knobs}
@@ -61,8 +61,8 @@ def generation(
             study.tell(asked, state=optuna.trial.TrialState.FAIL)
             continue
         seen.add(_key(point))
-        found.append(point)
-    return found + _left(space, seen, size - len(found), seed * _SEEDS + number)
+        points.append(point)
+    return points + _left(space, seen, size - len(points), seed * _SEEDS + number)
 
 
 def _left(space: Space, seen: set[tuple[tuple[str, KnobValue], ...]], count: int, seed: int) -> list[Point]:
@@ -109,13 +109,13 @@ def _study(
                 (-_WORST if more else _WORST) if value is None or not math.isfinite(value) else value
                 for value, more in zip(trial.values, more_is_better, strict=True)
             ]
-            told = optuna.trial.create_trial(
+            observation = optuna.trial.create_trial(
                 values=values,
                 params={knob.name: _inner(knob, trial.point[knob.name]) for knob in space.knobs},
                 distributions=distributions,
                 system_attrs={"constraints": list(trial.constraints)},
             )
-            study.add_trial(told)
+            study.add_trial(observation)
     return study
 
 

@@ -160,8 +160,8 @@ def _difference(known: str | None, asked: str | None) -> str:
     if not isinstance(old, dict) or not isinstance(new, dict):
         return f"{_short(old)}, not {_short(new)}"
     names = [name for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name)]
-    said = [f"{name} {_short(old.get(name))}, not {_short(new.get(name))}" for name in names[:_MOST]]
-    return "; ".join(said) + (f"; and {len(names) - _MOST} more" if len(names) > _MOST else "")
+    parts = [f"{name} {_short(old.get(name))}, not {_short(new.get(name))}" for name in names[:_MOST]]
+    return "; ".join(parts) + (f"; and {len(names) - _MOST} more" if len(names) > _MOST else "")
 
 
 def _short(value: Any) -> str:

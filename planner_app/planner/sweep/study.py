@@ -104,13 +104,13 @@ def sweep(
             else:
                 walk.search(question.trials)
         trials = list(walk.trials.values())
-        found = Swept(question, table_of(question, trials), not walk.stopped, walk.replayed)
-        store.save_table(found.table)
+        result = Swept(question, table_of(question, trials), not walk.stopped, walk.replayed)
+        store.save_table(result.table)
     finally:
         store.close()
     if trials and all(trial.outcome.reason for trial in trials):
         raise BadInput(f"no scenario of the space can run: {trials[0].outcome.reason}")
-    return found
+    return result
 
 
 class _Walk:
@@ -218,6 +218,6 @@ def _on_front(question: SweepQuestion, table: pd.DataFrame) -> np.ndarray:
         candidates = (table["reason"] == "").to_numpy(bool)
     signs = [-1.0 if name in MORE_IS_BETTER else 1.0 for name in question.objectives]
     costs = table.loc[candidates, list(question.objectives)].to_numpy(np.float64) * signs
-    found = np.zeros(len(table), dtype=bool)
-    found[candidates] = front(costs)
-    return found
+    mask = np.zeros(len(table), dtype=bool)
+    mask[candidates] = front(costs)
+    return mask

@@ -46,52 +46,52 @@ def title(name: str) -> str:
     return short.get(name, plain.replace("_", " "))
 
 
-def setting(found: Swept, row: Mapping[str, Any]) -> str:
+def setting(result: Swept, row: Mapping[str, Any]) -> str:
     """A trial's knobs as `name=value`."""
-    return " ".join(f"{name}={shown(row[name])}" for name in found.knobs)
+    return " ".join(f"{name}={shown(row[name])}" for name in result.knobs)
 
 
-def answer(found: Swept) -> str:
+def answer(result: Swept) -> str:
     """One to three sentences: the cheapest replica, or why there is none."""
-    question, table = found.question, found.table
-    stopped = "" if found.complete else " The sweep was stopped before its end."
-    best = found.cheapest
+    question, table = result.question, result.table
+    stopped = "" if result.complete else " The sweep was stopped before its end."
+    best = result.cheapest
     ran = table[table["reason"] == ""]
     if best is None:
-        return _none(found, ran) + stopped
+        return _none(result, ran) + stopped
     cost = f"${best['usd_per_hour']:,.2f} per hour" if question.prices else _gpus(best["gpus"])
     each = best.get("usd_per_million_output_tokens")
     tokens = f", ${each:,.2f} per million output tokens" if each else ""
     level = f" that meets {question.slo}" if question.slo else ""
-    others = int((table["meets"] & (table[found.cost] == best[found.cost])).sum()) - 1
+    others = int((table["meets"] & (table[result.cost] == best[result.cost])).sum()) - 1
     chosen = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"
     equal = f" Of {others + 1} that cost the same it is the one where {chosen}." if others else ""
-    told = ("ttft_p99_s", "tpot_p95_s", "output_tokens_per_s")
-    reached = ", ".join(f"{title(name)} {text(name, best[name])}" for name in told)
-    costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(found) else ""
+    names = ("ttft_p99_s", "tpot_p95_s", "output_tokens_per_s")
+    reached = ", ".join(f"{title(name)} {text(name, best[name])}" for name in names)
+    costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
     return (
-        f"cheapest replica{level}: {setting(found, best)}: {cost}{tokens}; {reached}.{equal}{costs}{stopped}"
+        f"cheapest replica{level}: {setting(result, best)}: {cost}{tokens}; {reached}.{equal}{costs}{stopped}"
     )
 
 
-def differ(found: Swept) -> bool:
+def differ(result: Swept) -> bool:
     """Whether trials that ran were served with different step costs."""
-    ran = found.table[found.table["reason"] == ""]
+    ran = result.table[result.table["reason"] == ""]
     return ran["step_costs"].nunique() > 1
 
 
-def _none(found: Swept, ran: pd.DataFrame) -> str:
+def _none(result: Swept, ran: pd.DataFrame) -> str:
     """Why no replica meets the service level, and which comes closest."""
     serving = ran[ran["rejected"] == 0]
     if not len(serving):
         return "no scenario of the space serves every request: more HBM or a longer max_model_len would."
-    if not found.question.slo or not serving["margin"].notna().any():
+    if not result.question.slo or not serving["margin"].notna().any():
         return "no scenario of the space serves every request."
     closest = record(serving.sort_values(["margin", "number"], ascending=[False, True]).head(1))
-    terms = [term.text for term in found.question.level.terms]
+    terms = [term.text for term in result.question.level.terms]
     reached = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
     return (
-        f"no scenario of the space meets {found.question.slo}; the closest is {setting(found, closest)} "
+        f"no scenario of the space meets {result.question.slo}; the closest is {setting(result, closest)} "
         f"({reached}). `pagecast plan` tells what one replica takes, and how many it would need."
     )
 
@@ -100,14 +100,14 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-def front(found: Swept) -> tuple[list[str], list[list[str]]]:
+def front(result: Swept) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the undominated trials; those that are equal in all objectives are one row."""
-    objectives = list(found.question.objectives)
-    rows = found.front
+    objectives = list(result.question.objectives)
+    rows = result.front
     costs = ("usd_per_hour", "usd_per_million_output_tokens")
     extra = [name for name in costs if name in rows] or ["gpus"]
-    told = ["step_costs"] if differ(found) else []
-    names = list(dict.fromkeys([*found.knobs, *objectives, *extra, *told]))
+    columns = ["step_costs"] if differ(result) else []
+    names = list(dict.fromkeys([*result.knobs, *objectives, *extra, *columns]))
     header = ["trial", *map(title, names), "equal to it"]
     body = []
     for _, group in rows.groupby(objectives, sort=False, dropna=False):
@@ -117,7 +117,7 @@ def front(found: Swept) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
-def effects(found: Swept) -> tuple[list[str], list[list[str]]]:
+def effects(result: Swept) -> tuple[list[str], list[list[str]]]:
     """Header and rows of what each knob moves: the share it explains, and the mean at its best and worst."""
     header = ["knob", "figure", "share", "least mean", "at", "greatest mean", "at"]
     body = [
@@ -130,7 +130,7 @@ def effects(found: Swept) -> tuple[list[str], list[list[str]]]:
             text(row["figure"], row["high"]),
             shown(row["at_high"]),
         ]
-        for row in found.sensitivity.to_dict("records")
+        for row in result.sensitivity.to_dict("records")
         if abs(row["high"] - row["low"]) > _MATTERS * abs(row["high"])
     ]
     return header, body

@@ -116,12 +116,12 @@ def at(scenario: Scenario, point: Mapping[str, Any]) -> Scenario:
 def figures_of(result: Result) -> dict[str, Figure]:
     """A replay's figures under flat names with their unit: `ttft_p99_s`, `output_tokens_per_s`."""
     summary = result.summary
-    found: dict[str, Figure] = {
+    figures: dict[str, Figure] = {
         f"{name}_{statistic}_s": summary[f"{name}_s"][statistic]
         for name in LATENCIES
         for statistic in STATISTICS
     }
-    return found | {name: summary[name] for name in _OTHERS}
+    return figures | {name: summary[name] for name in _OTHERS}
 
 
 def deployment(scenario: Scenario, point: Mapping[str, Any]) -> tuple[str, int]:

@@ -37,16 +37,16 @@ class Used:
         return asdict(self)
 
 
-def used(found: Swept) -> list[Used]:
+def used(result: Swept) -> list[Used]:
     """What the trials that ran were served with, in the order of the trials."""
-    ran = found.table[(found.table["reason"] == "") & (found.table["step_costs"] != "")]
+    ran = result.table[(result.table["reason"] == "") & (result.table["step_costs"] != "")]
     return [
-        Used(str(name), len(rows), _where(found, ran, str(name)), _error(found, rows))
+        Used(str(name), len(rows), _where(result, ran, str(name)), _error(result, rows))
         for name, rows in ran.groupby("step_costs", sort=False)
     ]
 
 
-def notes(found: Swept, known: list[Used]) -> list[str]:
+def notes(result: Swept, known: list[Used]) -> list[str]:
     """Sentences on `used` that whoever compares trials must know."""
     if len(known) < 2:
         return [each.expected_error for each in known if each.expected_error]
@@ -54,7 +54,7 @@ def notes(found: Swept, known: list[Used]) -> list[str]:
         f"{each.name} ({f'{each.where}, ' if each.where else ''}{counted(each.trials, 'trial')})"
         for each in known
     )
-    advice = "" if "costs" in found.knobs else "; --costs roofline gives all trials the same method"
+    advice = "" if "costs" in result.knobs else "; --costs roofline gives all trials the same method"
     differ = (
         f"Step costs differ within this sweep: {methods}. What separates such trials is in part what "
         f"separates the methods{advice}."
@@ -62,21 +62,21 @@ def notes(found: Swept, known: list[Used]) -> list[str]:
     return [differ, *(f"{each.name}: {each.expected_error}" for each in known if each.expected_error)]
 
 
-def _where(found: Swept, ran: pd.DataFrame, name: str) -> str:
+def _where(result: Swept, ran: pd.DataFrame, name: str) -> str:
     """The values of the first knob that tells these trials from all others."""
     mine = ran[ran["step_costs"] == name]
     others = ran[ran["step_costs"] != name]
-    for knob in found.knobs:
+    for knob in result.knobs:
         values = list(dict.fromkeys(mine[knob].tolist()))
         if len(others) and not set(values) & set(others[knob].tolist()):
             return f"{knob} {', '.join(map(shown, values))}"
     return ""
 
 
-def _error(found: Swept, rows: pd.DataFrame) -> str:
+def _error(result: Swept, rows: pd.DataFrame) -> str:
     row = record(rows.head(1))
     try:
-        point = {name: row[name] for name in found.knobs}
-        return sentence(at(found.question.scenario, point).step_costs().expected_error())
+        point = {name: row[name] for name in result.knobs}
+        return sentence(at(result.question.scenario, point).step_costs().expected_error())
     except BadInput:  # a calibration's file has gone since
         return ""

@@ -140,17 +140,17 @@ def tune(
     """
     level = Slo.parse(slo) if slo.strip() else Slo("", ())
     jobs = jobs_of(values, knob, scenario, concurrency)
-    found: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = {}
     with executor(workers, cluster) as run:
         answers = run.stream(Tuning(trace, scenario, knob, level).run, jobs)
         for index, figures in answers:
-            found[index] = figures
+            results[index] = figures
             if progress is not None:
-                progress(len(found))
+                progress(len(results))
             if stop is not None and stop():
                 break
         answers.close()
-    table = _table(knob, [job.value for job in jobs if not job.concurrency], found)
+    table = _table(knob, [job.value for job in jobs if not job.concurrency], results)
     recommended, reason = recommend(table, knob, thrifty_is_more)
     costs = scenario.step_costs()
     return Tuned(
@@ -162,19 +162,19 @@ def tune(
         recommended,
         reason,
         notes,
-        len(found) == len(jobs),
+        len(results) == len(jobs),
         costs.name,
         sentence(costs.expected_error()),
     )
 
 
-def _table(knob: str, values: Sequence[KnobValue], found: dict[int, dict[str, Any]]) -> pd.DataFrame:
+def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, Any]]) -> pd.DataFrame:
     """A row a value whose replay is there."""
     count = len(values)
     rows = [
-        {knob: value, **found[row], **found.get(row + count, {})}
+        {knob: value, **results[row], **results.get(row + count, {})}
         for row, value in enumerate(values)
-        if row in found
+        if row in results
     ]
     return pd.DataFrame(rows)
 
@@ -217,11 +217,11 @@ def _best(criterion: Criterion, rows: Sequence[dict[str, Any]]) -> float | None:
 def _misses(
     row: dict[str, Any], best: dict[Criterion, float | None], least_rejected: int, some_meet: bool
 ) -> list[_Miss]:
-    found = []
+    misses = []
     if row["rejected"] > least_rejected:
-        found.append(_Miss(f"{row['rejected']:,} requests rejected", 1e6))
+        misses.append(_Miss(f"{row['rejected']:,} requests rejected", 1e6))
     if some_meet and not row["meets"]:
-        found.append(_Miss("the SLO is missed", 1e5))
+        misses.append(_Miss("the SLO is missed", 1e5))
     for criterion, top in best.items():
         value = row[criterion.figure]
         if top is None or value is None or value != value or not top:
@@ -229,8 +229,8 @@ def _misses(
         away = 1 - value / top if criterion.more_is_better else value / top - 1
         if away > criterion.tolerance:
             side = "fewer" if criterion is HITS else "less" if criterion is ROOM else "longer"
-            found.append(_Miss(f"{away:.1%} {side} {criterion.title}", away / criterion.tolerance))
-    return found
+            misses.append(_Miss(f"{away:.1%} {side} {criterion.title}", away / criterion.tolerance))
+    return misses
 
 
 def _reason(
@@ -248,11 +248,11 @@ def _reason(
         f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
         f"{row['static_concurrency']:,.0f} requests at once"
     )
-    said = f"{knob} {value} is the {most} that keeps up with the best of all values ({kept}): {reached}."
+    text = f"{knob} {value} is the {most} that keeps up with the best of all values ({kept}): {reached}."
     after = chosen + (1 if thrifty_is_more else -1)
     if not 0 <= after < len(rows):
-        said += f" Nothing {'larger' if thrifty_is_more else 'smaller'} that runs was tried."
+        text += f" Nothing {'larger' if thrifty_is_more else 'smaller'} that runs was tried."
     elif misses[after]:
         lost = "; ".join(miss.text for miss in misses[after])
-        said += f" {shown(rows[after][knob])} would mean {lost}."
-    return said
+        text += f" {shown(rows[after][knob])} would mean {lost}."
+    return text

@@ -90,8 +90,8 @@ class Tuning:
         )
         near = max(scenario.max_num_seqs // 64, 1)
         ask = bisection.Ask("concurrency", start=max(start, 1), step=max(start // 8, 1), resolution=near)
-        found = question.search(ask).found
-        return {"admissible_concurrency": found.value or 0, "admissible_at_limit": found.at_limit}
+        answer = question.search(ask).answer
+        return {"admissible_concurrency": answer.value or 0, "admissible_at_limit": answer.at_limit}
 
 
 def tables(result: Result) -> dict[str, Figure]:

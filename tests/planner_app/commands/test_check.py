@@ -77,8 +77,8 @@ def test_json_has_numbers_and_tells_draws_from_the_replay(baseline, tmp_path, ca
     assert body["expected_error"].startswith("Step costs fitted to")
     assert body["expected_error"] in body["notes"]
     level, limit, _, _, _ = body["checks"]
-    drawn = next(found for found in body["checks"][2:] if found["name"] == "ttft_s.p99")
-    assert [found["of"] for found in (level, limit, drawn)] == ["1 replay", "1 replay", "8 draws"]
+    drawn = next(finding for finding in body["checks"][2:] if finding["name"] == "ttft_s.p99")
+    assert [finding["of"] for finding in (level, limit, drawn)] == ["1 replay", "1 replay", "8 draws"]
     one = limit["numbers"]["value"]
     assert level["numbers"] == {"value": pytest.approx(one, rel=1e-9), "max": 10.0}
     assert limit["numbers"] == {"value": one, "min": None, "max": 10.0}
@@ -100,7 +100,7 @@ def test_json_against_a_replays_folder_is_plain_too(tmp_path, capsys):
     was = ("--baseline", tmp_path / "was", "--json")
     code, out, _ = check("--scenario", scenario(tmp_path), *was, capsys=capsys)
     assert code == 0
-    assert [found["holds"] for found in json.loads(out)["checks"]] == [True] * 3
+    assert [finding["holds"] for finding in json.loads(out)["checks"]] == [True] * 3
 
 
 def test_a_scenario_made_20_percent_slower_fails(baseline, tmp_path, capsys):
@@ -134,8 +134,8 @@ def test_better_is_no_regression(baseline, tmp_path, capsys):
 def test_a_baseline_of_another_version_is_compared_with_a_warning(baseline, tmp_path, capsys):
     folder = tmp_path / "old"
     folder.mkdir()
-    told = json.loads((baseline / "baseline.json").read_text())
-    (folder / "baseline.json").write_text(json.dumps({**told, "made_with": "0.0.1"}))
+    document = json.loads((baseline / "baseline.json").read_text())
+    (folder / "baseline.json").write_text(json.dumps({**document, "made_with": "0.0.1"}))
     code, out, _ = check("--scenario", scenario(tmp_path), "--baseline", folder, capsys=capsys)
     assert code == 0
     assert "made by pagecast 0.0.1" in out
@@ -210,7 +210,7 @@ def test_bounds_and_service_levels(tmp_path, capsys):
     assert code == 1
     body = json.loads(out)
     assert not body["ok"]
-    assert [(found["kind"], found["holds"]) for found in body["checks"]] == [
+    assert [(finding["kind"], finding["holds"]) for finding in body["checks"]] == [
         ("slo", True),
         ("slo", False),
         ("limit", True),
@@ -294,19 +294,19 @@ def test_a_corrupt_baseline_is_one_line_and_exit_2(body, words, baseline, tmp_pa
     folder = tmp_path / "base"
     folder.mkdir()
     good = (baseline / "baseline.json").read_text()
-    told = json.loads(good)
+    document = json.loads(good)
     if body == "cut":
         body = good[: len(good) // 2]
     elif body == "other trace":
-        body = json.dumps({**told, "trace_digest": "0" * 32})
+        body = json.dumps({**document, "trace_digest": "0" * 32})
     elif body == "ragged":
-        told["figures"]["ttft_s.p50"].pop()
-        body = json.dumps(told)
+        document["figures"]["ttft_s.p50"].pop()
+        body = json.dumps(document)
     elif body == "lacks":
-        del told["figures"]["ttft_s.p99"]
-        body = json.dumps(told)
+        del document["figures"]["ttft_s.p99"]
+        body = json.dumps(document)
     elif body == "version":
-        body = json.dumps({**told, "version": 2})
+        body = json.dumps({**document, "version": 2})
     if body is not None:
         (folder / "baseline.json").write_text(body)
     code, out, err = check("--scenario", scenario(tmp_path), "--baseline", folder, capsys=capsys)

@@ -25,12 +25,12 @@ def test_json_has_its_keys_and_the_published_ratios_at_the_traces_own_block_size
     result = run(trace, "--capacity", "1000,10000", "--json")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 1
-    told = json.loads(result.stdout)
-    assert list(told) == ["block_size", "references", "unique_blocks", "infinite", "capacity", "notes"]
-    assert told["block_size"] == 512
-    assert "generated tokens would change nothing" in told["notes"][-1]
-    assert (told["references"], told["unique_blocks"]) == (288_500, 182_790)
-    assert {blocks: round(ratio, 4) for blocks, ratio in told["capacity"].items()} == {
+    body = json.loads(result.stdout)
+    assert list(body) == ["block_size", "references", "unique_blocks", "infinite", "capacity", "notes"]
+    assert body["block_size"] == 512
+    assert "generated tokens would change nothing" in body["notes"][-1]
+    assert (body["references"], body["unique_blocks"]) == (288_500, 182_790)
+    assert {blocks: round(ratio, 4) for blocks, ratio in body["capacity"].items()} == {
         "1000": 0.0445,
         "10000": 0.2112,
     }

@@ -19,22 +19,22 @@ def run(*arguments: str) -> Result:
 def test_json_is_one_object_whose_items_add_up() -> None:
     result = run("--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--json")
     assert result.exit_code == 0 and result.stdout.count("\n") == 1
-    told = json.loads(result.stdout)
-    assert sum(item["bytes"] for item in told["items"]) == told["total_bytes"]
-    assert told["kv_tokens"] == told["num_gpu_blocks"] * told["block_size"]
-    assert told["bytes_per_token"]["theoretical"] == 147_456
-    assert told["sequences"]["2048"] == told["num_gpu_blocks"] // 128
-    assert told["limit"] == "gpu_memory_utilization 0.9"
+    body = json.loads(result.stdout)
+    assert sum(item["bytes"] for item in body["items"]) == body["total_bytes"]
+    assert body["kv_tokens"] == body["num_gpu_blocks"] * body["block_size"]
+    assert body["bytes_per_token"]["theoretical"] == 147_456
+    assert body["sequences"]["2048"] == body["num_gpu_blocks"] // 128
+    assert body["limit"] == "gpu_memory_utilization 0.9"
 
 
 def test_the_table_shows_every_item_the_blocks_and_what_fits() -> None:
-    told = json.loads(run("--model", "qwen3-8b", "--gpu", "h200", "--json").stdout)
+    body = json.loads(run("--model", "qwen3-8b", "--gpu", "h200", "--json").stdout)
     text = run("--model", "qwen3-8b", "--gpu", "h200").stdout
-    for item in told["items"]:
+    for item in body["items"]:
         assert item["name"] in text
-    assert f"{told['num_gpu_blocks']:,} of 16 tokens" in text
+    assert f"{body['num_gpu_blocks']:,} of 16 tokens" in text
     assert "theoretical" in text and "allocated" in text and "admissible" in text
-    assert f"{told['sequences']['131072']} of 128k tokens" in text
+    assert f"{body['sequences']['131072']} of 128k tokens" in text
 
 
 def test_windows_and_towers_are_noted() -> None:
@@ -44,8 +44,8 @@ def test_windows_and_towers_are_noted() -> None:
 
 def test_options_reach_the_budget() -> None:
     def blocks(*extra: str) -> int:
-        told = run("--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--json", *extra)
-        return json.loads(told.stdout)["num_gpu_blocks"]
+        result = run("--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--json", *extra)
+        return json.loads(result.stdout)["num_gpu_blocks"]
 
     assert blocks("--kv-tokens", "1600") == 100
     assert blocks("--block-size", "32") < blocks() < blocks("--kv-cache-dtype", "fp8")

@@ -370,8 +370,8 @@ def test_replicates_of_a_generated_trace_are_other_seeds_and_the_reader_is_told(
     pagecast("trace", "generate", path, "--requests", "60", capsys=capsys)
     code, out, _ = pagecast("replay", path, "--replicates", "20", "--json", capsys=capsys)
     assert code == 0
-    told = json.loads(out)["intervals"]
-    assert told["replicates"] == 20
-    assert "same generator with another seed" in told["workload"]
+    intervals = json.loads(out)["intervals"]
+    assert intervals["replicates"] == 20
+    assert "same generator with another seed" in intervals["workload"]
     code, out, _ = pagecast("replay", path, "--replicates", "20", "--json", "--fixed-workload", capsys=capsys)
     assert json.loads(out)["intervals"]["workload"] == "as it is"

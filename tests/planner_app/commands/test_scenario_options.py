@@ -44,7 +44,7 @@ app = typer.Typer()
 app.command()(command)
 
 
-def said(*arguments: object) -> dict[str, Any]:
+def scenario_of(*arguments: object) -> dict[str, Any]:
     ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert ran.exit_code == 0, ran.output
     return json.loads(ran.stdout)
@@ -57,16 +57,16 @@ def test_every_field_of_a_scenario_is_an_option():
         flag = name.replace("_", "-")
         options += [f"--no-{flag}" if value is False else f"--{flag}"]
         options += [] if isinstance(value, bool) else [value]
-    found = said("chat", *options, "--limit", 7, "--extra", 2)
-    assert found == {"requests": 7, "extra": 2, **GIVEN}
+    scenario = scenario_of("chat", *options, "--limit", 7, "--extra", 2)
+    assert scenario == {"requests": 7, "extra": 2, **GIVEN}
 
 
 def test_what_is_not_given_is_left_to_the_file_and_then_to_the_default(tmp_path):
     path = tmp_path / "scenario.yaml"
     path.write_text("block_size: 32\nenable_prefix_caching: false\n")
-    found = said("chat", "--scenario", path, "--limit", 2, "--max-num-seqs", 9)
+    scenario = scenario_of("chat", "--scenario", path, "--limit", 2, "--max-num-seqs", 9)
     wanted = {"block_size": 32, "enable_prefix_caching": False, "max_num_seqs": 9, "gpu": "H200"}
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: scenario[name] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("field", Scenario.model_fields)

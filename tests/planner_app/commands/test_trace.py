@@ -17,7 +17,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "140"})
 
 
-def told(*arguments: object) -> dict:
+def facts(*arguments: object) -> dict:
     """The one object that a command prints with --json."""
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.exception
@@ -26,7 +26,7 @@ def told(*arguments: object) -> dict:
 
 
 def test_describe_prints_one_object() -> None:
-    summary = told("describe", "chat")
+    summary = facts("describe", "chat")
     assert summary == json.loads(json.dumps(describe(read("chat"))))
 
 
@@ -39,30 +39,30 @@ def test_describe_prints_a_table() -> None:
 
 
 def test_describe_passes_reading_options_on(tmp_path: Path) -> None:
-    assert told("describe", "chat", "--limit", 10)["requests"] == 10
+    assert facts("describe", "chat", "--limit", 10)["requests"] == 10
     path = tmp_path / "unsorted.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n5,1,1\n0,1,1\n")
     assert isinstance(run("describe", path).exception, BadInput)
-    assert told("describe", path, "--sort")["requests"] == 2
+    assert facts("describe", path, "--sort")["requests"] == 2
 
 
 def test_convert_keeps_everything(tmp_path: Path) -> None:
     out = tmp_path / "chat.parquet"
-    assert told("convert", "chat", out) == {"requests": 2000, "out": str(out), "notes": []}
-    assert told("describe", out) == told("describe", "chat")
+    assert facts("convert", "chat", out) == {"requests": 2000, "out": str(out), "notes": []}
+    assert facts("describe", out) == facts("describe", "chat")
 
 
 def test_convert_cuts_mixes_and_scales(tmp_path: Path) -> None:
     out = tmp_path / "t.jsonl.zst"
-    assert told("convert", "rag", out, "--rows", "100:200")["requests"] == 100
-    assert told("convert", "chat", out, "--sessions", 3)["requests"] == len(
+    assert facts("convert", "rag", out, "--rows", "100:200")["requests"] == 100
+    assert facts("convert", "chat", out, "--sessions", 3)["requests"] == len(
         read("chat").requests.query("session in ['s0', 's1', 's2']")
     )
-    assert told("convert", "rag", out, "--start", 10, "--end", 20, "--scale", 2)["requests"] == (
+    assert facts("convert", "rag", out, "--start", 10, "--end", 20, "--scale", 2)["requests"] == (
         read("rag").requests["arrival_s"].between(10, 20).sum()
     )
     assert read(out).requests["arrival_s"].max() < 5
-    assert told("convert", "rag", out, "--mix", "chat", "--mix", "code")["requests"] == 3600
+    assert facts("convert", "rag", out, "--mix", "chat", "--mix", "code")["requests"] == 3600
 
 
 def test_convert_refuses_to_lose_anything_unasked(tmp_path: Path) -> None:
@@ -71,24 +71,24 @@ def test_convert_refuses_to_lose_anything_unasked(tmp_path: Path) -> None:
     assert isinstance(result.exception, BadInput)
     assert "--lossy" in str(result.exception)
     assert not out.exists()
-    assert told("convert", "chat", out, "--lossy")["requests"] == 2000
+    assert facts("convert", "chat", out, "--lossy")["requests"] == 2000
 
 
 def test_generate_requests(tmp_path: Path) -> None:
     out = tmp_path / "g.parquet"
     arguments = ("generate", out, "--rate", 10, "--requests", 300, "--input", "uniform:5-9", "--output", 3)
-    summary = told(*arguments, "--arrivals", "gamma", "--cv", 2, "--seed", 4)
+    summary = facts(*arguments, "--arrivals", "gamma", "--cv", 2, "--seed", 4)
     assert summary["requests"] == 300
     assert summary["input_tokens"]["max"] == 9
     first = out.read_bytes()
-    told(*arguments, "--arrivals", "gamma", "--cv", 2, "--seed", 4)
+    facts(*arguments, "--arrivals", "gamma", "--cv", 2, "--seed", 4)
     assert out.read_bytes() == first
-    assert told("generate", out, "--like", "rag", "--duration", 20)["input_tokens"]["mean"] > 1000
+    assert facts("generate", out, "--like", "rag", "--duration", 20)["input_tokens"]["mean"] > 1000
 
 
 def test_generate_conversations(tmp_path: Path) -> None:
     out = tmp_path / "g.jsonl"
-    summary = told("generate", out, "--turns", 3, "--requests", 60, "--system-prompt", 500, "--think", 2)
+    summary = facts("generate", out, "--turns", 3, "--requests", 60, "--system-prompt", 500, "--think", 2)
     assert summary["sessions"]["turns"]["max"] == 3
     assert summary["gap_s"]["mean"] == 2
     assert summary["sharing"]["shareable_fraction"] > 0.3
@@ -100,15 +100,15 @@ def test_generate_from_servegen_clients(tmp_path: Path) -> None:
     (tmp_path / "chunk-0-dataset.json").write_text(
         '{"0": {"input_tokens": "{10: 1.0}", "output_tokens": "{20: 1.0}"}}'
     )
-    summary = told("generate", tmp_path / "s.csv", "--servegen", tmp_path, "--duration", 300)
+    summary = facts("generate", tmp_path / "s.csv", "--servegen", tmp_path, "--duration", 300)
     assert summary["requests"] == pytest.approx(600, abs=120)
 
 
 def test_samples_are_listed_described_and_written(tmp_path: Path) -> None:
-    assert told("sample") == {"samples": ["chat", "code", "rag"]}
+    assert facts("sample") == {"samples": ["chat", "code", "rag"]}
     assert "coding agents" in run("sample").stdout
-    assert told("sample", "code")["requests"] == 600
-    assert told("sample", "rag", "--out", tmp_path / "rag.parquet")["requests"] == 1000
+    assert facts("sample", "code")["requests"] == 600
+    assert facts("sample", "rag", "--out", tmp_path / "rag.parquet")["requests"] == 1000
     assert len(read(tmp_path / "rag.parquet")) == 1000
 
 

@@ -62,5 +62,5 @@ def test_the_report_counts_the_measurements_inside_in_one_way(one_token, capsys,
     command = ["validate", str(one_token), "--costs", "roofline", "--replicates", "20", "--json"]
     assert run([*command, "--report", str(report)]) == 0
     coverage = json.loads(capsys.readouterr().out)["coverage"]
-    said, page = f"{coverage['inside']} of {coverage['figures']}", report.read_text()
-    assert f"{said} measurements" in page and f"{said} intervals hold the measurement" in page
+    text, page = f"{coverage['inside']} of {coverage['figures']}", report.read_text()
+    assert f"{text} measurements" in page and f"{text} intervals hold the measurement" in page

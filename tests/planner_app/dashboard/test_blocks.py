@@ -46,12 +46,12 @@ def held_by(scheduler: Scheduler) -> dict[int, list[int]]:
 
 
 def assert_picture(cells: np.ndarray, scheduler: Scheduler) -> None:
-    held, found = held_by(scheduler), findable(scheduler)
+    held, index = held_by(scheduler), findable(scheduler)
     for block, cell in enumerate(cells.tolist()):
         look, whose = Look(cell & 7), cell >> WHOSE
         owners = held.get(block, [])
         if not owners:
-            assert look is (Look.CACHED if block in found else Look.FREE), block
+            assert look is (Look.CACHED if block in index else Look.FREE), block
         elif len(owners) == 1:
             assert look in (Look.REQUEST, Look.TAIL) and [whose] == owners, block
         else:

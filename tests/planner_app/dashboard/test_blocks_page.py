@@ -61,8 +61,8 @@ def grid(test: AppTest) -> dict[str, Any] | None:
     while nodes:
         node = nodes.pop()
         if getattr(node, "type", "") == "bidi_component":
-            found: dict[str, Any] = json.loads(node.proto.json)
-            return found
+            payload: dict[str, Any] = json.loads(node.proto.json)
+            return payload
         nodes += list(getattr(node, "children", {}).values())
     return None
 
@@ -214,27 +214,27 @@ def test_trust_shows_the_shipped_calibration_in_force():
         key=lambda row: abs(row["error_percent"]),
     )
     assert metrics(test)["Left-out run"] == f"{worst['error_percent']:+.1f}%"
-    said = " ".join(element.value for element in [*test.caption, *test.markdown])
-    assert "was made for just this set\\-up" in said or "was made for just this set-up" in said
-    assert "All of this replay lies within what was fitted" in said
-    assert worst["run"].replace("_", "\\_") in said
+    text = " ".join(element.value for element in [*test.caption, *test.markdown])
+    assert "was made for just this set\\-up" in text or "was made for just this set-up" in text
+    assert "All of this replay lies within what was fitted" in text
+    assert worst["run"].replace("_", "\\_") in text
 
 
 def test_trust_says_in_what_a_scenario_differs():
     test = opened(trust_script, {"gpu": "L4"})
-    said = " ".join(element.value for element in [*test.caption, *test.markdown])
-    assert "**roofline**" in said and "differs from the scenario in GPU" in said
+    text = " ".join(element.value for element in [*test.caption, *test.markdown])
+    assert "**roofline**" in text and "differs from the scenario in GPU" in text
     carried = opened(trust_script, {"gpu": "L4", "costs": "vllm-0.24-h200-qwen3-8b", "carry_over": True})
-    said = " ".join(element.value for element in [*carried.caption, *carried.markdown])
-    assert "carried over" in said and "differs from the scenario in GPU" in said
+    text = " ".join(element.value for element in [*carried.caption, *carried.markdown])
+    assert "carried over" in text and "differs from the scenario in GPU" in text
 
 
 def test_reach_marks_what_was_not_fitted():
     made = matching.candidates()["vllm-0.24-h200-qwen3-8b"]
     result = replay(trace_of(View.of({"requests": 40})), Scenario.make({"max_num_batched_tokens": 32_768}))
-    found = {each.name: each for each in charts.reach(made, result)}
+    reaches = {each.name: each for each in charts.reach(made, result)}
     steps = result.steps
-    tokens = found["tokens in a step"]
+    tokens = reaches["tokens in a step"]
     assert tokens.asked == int((steps["prefill_tokens"] + steps["decode_n"]).max())
     small = charts.Reach("tokens in a step", 9000, 8192)
     assert not small.inside and "9,000" in charts.reach_chart([small]).layout.meta["caption"]
@@ -246,10 +246,10 @@ def test_a_recorded_run_is_set_beside_its_forecast(monkeypatch):
     test.text_input(key="trust_run").set_value(str(_RUN))
     test.button[-1].click().run()
     until(test, lambda test: "Steps decided alike" in metrics(test))
-    found = metrics(test)
-    assert found["Steps decided alike"] == "6,561 of 6,561"
+    cards = metrics(test)
+    assert cards["Steps decided alike"] == "6,561 of 6,561"
     rows = {row[""]: row for row in test.dataframe[-1].value.to_dict("records")}
-    assert rows["TTFT p50"]["error"].startswith(found["TTFT p50 error"][:2])
+    assert rows["TTFT p50"]["error"].startswith(cards["TTFT p50 error"][:2])
 
 
 @pytest.mark.parametrize("folder", ["/etc", "a\0b", "~nobody-here/x"])
@@ -273,8 +273,8 @@ Visit = Callable[..., Any]
 
 
 def where(page: Any) -> str:
-    found: str = page.locator(".pool .where").inner_text()
-    return found
+    text: str = page.locator(".pool .where").inner_text()
+    return text
 
 
 def test_the_block_view_plays_steps_and_tells_of_a_block(visit: Visit) -> None:

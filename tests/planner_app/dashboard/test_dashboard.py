@@ -51,7 +51,7 @@ def app(**parameters: object) -> AppTest:
     return test.run()
 
 
-def said(test: AppTest) -> dict[str, str]:
+def card_texts(test: AppTest) -> dict[str, str]:
     """The cards by title."""
     return {metric.label: metric.value for metric in test.metric}
 
@@ -77,7 +77,7 @@ def test_the_first_page_shows_the_bundled_trace_without_any_input():
     test = app()
     assert not test.exception and not test.error
     figures = summary(View())
-    cards = said(test)
+    cards = card_texts(test)
     assert cards["TTFT, p99"] == seconds(figures["ttft_s"]["p99"])
     assert cards["TPOT, p99"] == seconds(figures["tpot_s"]["p99"])
     assert cards["Prefix reuse"] == f"{figures['token_hit_rate']:.1%}"
@@ -85,9 +85,9 @@ def test_the_first_page_shows_the_bundled_trace_without_any_input():
 
 def test_a_slider_moves_the_figures_to_those_of_a_replay():
     test = app(**_SMALL)
-    before = said(test)
+    before = card_texts(test)
     test.select_slider(key="block_size").set_value(256).run()
-    after = said(test)
+    after = card_texts(test)
     assert before != after
     expected = summary(View.of({**_SMALL, "block_size": 256}))
     assert after["Prefix reuse"] == f"{expected['token_hit_rate']:.1%}"
@@ -96,7 +96,7 @@ def test_a_slider_moves_the_figures_to_those_of_a_replay():
 def test_the_url_gives_the_side_bar():
     test = app(**_SMALL, gpu="L4", enable_prefix_caching="false")
     assert test.selectbox(key="gpu").value == "L4"
-    assert said(test)["Prefix reuse"] == "0.0%"
+    assert card_texts(test)["Prefix reuse"] == "0.0%"
 
 
 def test_the_url_gives_fields_that_are_empty_at_first():
@@ -135,7 +135,7 @@ def test_a_broken_slo_and_a_kept_one_are_told_apart_by_words():
 def test_an_slo_that_cannot_be_read_is_one_line_and_the_figures_stay():
     test = app(**_SMALL, slo="speed<3")
     assert len(test.error) == 1 and "\n" not in test.error[0].value
-    assert said(test)["TTFT, p99"]
+    assert card_texts(test)["TTFT, p99"]
 
 
 def test_a_scenario_that_does_not_fit_is_one_line():
@@ -155,12 +155,12 @@ def test_a_pin_is_compared_with_what_the_side_bar_shows():
 def test_the_table_gives_each_views_figures_and_changes():
     views = {"a": View.of(_SMALL), "b": View.of({**_SMALL, "gpu": "L4"})}
     results = {name: replay(workload.trace_of(view), view.scenario()) for name, view in views.items()}
-    told = table(results, views, "a")
-    assert list(told.columns) == ["a (baseline)", "b"]
+    frame = table(results, views, "a")
+    assert list(frame.columns) == ["a (baseline)", "b"]
     told_change = change(*(results[name].summary["tpot_s"]["p99"] for name in ("b", "a")))
-    assert plain(f"({told_change})") in told["b"]["TPOT p99"]
-    assert told["b"]["Differs in"] == "gpu L4"
-    assert "points" in told["b"]["KV in use at peak"]
+    assert plain(f"({told_change})") in frame["b"]["TPOT p99"]
+    assert frame["b"]["Differs in"] == "gpu L4"
+    assert "points" in frame["b"]["KV in use at peak"]
 
 
 def test_changes_are_in_words_of_their_kind():
@@ -370,9 +370,9 @@ def page(module: str, **parameters: object) -> AppTest:
 def test_the_compare_page_tabulates_pins_and_gives_the_command():
     test = page("compare", requests=50, gpu="L4", pin=["big?requests=50&gpu=H200"])
     assert not test.exception and not test.error
-    told = test.table[0].value
-    assert list(told.columns) == ["big (baseline)", "the side bar"]
-    assert "times" in told.iloc[3, 1] and "times" not in told.iloc[3, 0]
+    frame = test.table[0].value
+    assert list(frame.columns) == ["big (baseline)", "the side bar"]
+    assert "times" in frame.iloc[3, 1] and "times" not in frame.iloc[3, 0]
     commands = [code.value for code in test.code]
     assert commands[0] == "pagecast replay chat --limit 50 --model Qwen/Qwen3-8B --gpu L4"
     test.button(key="pin-it").click().run()

@@ -146,33 +146,35 @@ def test_the_waterfall_adds_up_to_the_gpu():
 
 def test_tune_maps_the_grid_and_recommends_with_a_reason():
     view = View.of({"requests": 40, "gpu": "L4", "slo": "ttft_p99<100s"})
-    trace, told = workload.trace_of(view), []
-    table = searches.grid_job(trace, view.scenario(), view["slo"], progress=told.append)
+    trace, updates = workload.trace_of(view), []
+    table = searches.grid_job(trace, view.scenario(), view["slo"], progress=updates.append)
     figure = grid_map(table, "TTFT p99", (0.9, 16))
-    assert told[-1][0] == told[-1][1] == len(table)
+    assert updates[-1][0] == updates[-1][1] == len(table)
     assert sum(text is not None for row in figure.data[0].text for text in row) == len(table)
     row = table[(table["block_size"] == 32)].iloc[-1]
     alone = view.scenario().model_copy(
         update={"block_size": 32, "gpu_memory_utilization": row["gpu_memory_utilization"]}
     )
     assert row["ttft_p99_s"] == replay(trace, alone).summary["ttft_s"]["p99"]
-    tuned = searches.tune_job(trace, view.scenario(), "block_size", view["slo"], False, progress=told.append)
+    tuned = searches.tune_job(
+        trace, view.scenario(), "block_size", view["slo"], False, progress=updates.append
+    )
     assert tuned.reason and tuned.recommended in tuned.table["block_size"].tolist()
 
 
 def test_budgets_begin_where_the_kv_cache_fits():
     for gpu in ("L4", "H200"):
-        found = searches.budgets(View.of({"gpu": gpu}).scenario())
-        assert list(found) == sorted(found) and found[-1] == 0.95 and 4 <= len(found) <= 8
+        budgets = searches.budgets(View.of({"gpu": gpu}).scenario())
+        assert list(budgets) == sorted(budgets) and budgets[-1] == 0.95 and 4 <= len(budgets) <= 8
         assert all(
-            View.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget() for value in found
+            View.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget() for value in budgets
         )
 
 
 def test_the_map_holds_the_side_bars_own_scenario():
     scenario = View.of({"gpu_memory_utilization": 0.87, "block_size": 512}).scenario()
-    found = searches.grid_budgets(scenario)
-    assert 0.87 in found and len(found) == len(searches.budgets(scenario))
+    budgets = searches.grid_budgets(scenario)
+    assert 0.87 in budgets and len(budgets) == len(searches.budgets(scenario))
     trace = workload.trace_of(View.of({"requests": 5}))
     table = searches.grid_job(trace, scenario, "", progress=lambda _: None)
     assert len(grid_map(table, "TTFT p99", (0.87, 512)).layout.shapes) == 1
@@ -189,16 +191,16 @@ def test_a_map_marks_what_breaks_the_slo():
 
 def test_the_hit_curve_ends_at_what_an_endless_cache_finds():
     view = View.of({"requests": 200})
-    found = searches.hits_of(view, workload.trace_of(view))
-    figure = hit_curve(found, 100)
-    assert max(figure.data[0].y) == pytest.approx(100 * found.infinite)
+    curve = searches.hits_of(view, workload.trace_of(view))
+    figure = hit_curve(curve, 100)
+    assert max(figure.data[0].y) == pytest.approx(100 * curve.infinite)
     (mark,) = figure.layout.annotations  # on an axis of logarithms
-    assert 10**mark.x == pytest.approx(100 * found.block_size)
+    assert 10**mark.x == pytest.approx(100 * curve.block_size)
 
 
 def test_admissible_concurrency_is_the_planners():
     view = View.of({"requests": 60, "model": "Qwen/Qwen3-32B", "gpu": "A100 80GB"})
     trace = workload.trace_of(view)
-    found = admissible.concurrency_job(trace, view.scenario(), view["slo"], False, progress=lambda _: None)
+    answer = admissible.concurrency_job(trace, view.scenario(), view["slo"], False, progress=lambda _: None)
     planned = plan(trace, view.scenario(), Slo.parse(view["slo"]), kinds=["concurrency"], replicates=0)
-    assert planned.concurrency is not None and found.users == (planned.concurrency.value or 0)
+    assert planned.concurrency is not None and answer.users == (planned.concurrency.value or 0)

@@ -28,9 +28,9 @@ def tight(speedup: float = 30.0, **fields: object):
     speedup=st.sampled_from([1.0, 10.0, 100.0]), pipelined=st.booleans(), blocks=st.sampled_from([520, 2000])
 )
 def test_slices_of_a_track_never_overlap(speedup, pipelined, blocks):
-    found = tight(speedup, async_scheduling=pipelined, num_gpu_blocks=blocks)
+    result = tight(speedup, async_scheduling=pipelined, num_gpu_blocks=blocks)
     tracks = defaultdict(list)
-    for event in events(found):
+    for event in events(result):
         assert event["ph"] in "XCMi"
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
         if event["ph"] != "M":
@@ -44,16 +44,16 @@ def test_slices_of_a_track_never_overlap(speedup, pipelined, blocks):
 
 
 def test_slices_are_the_replays_steps_and_latencies():
-    found = tight()
-    made = list(events(found))
+    result = tight()
+    made = list(events(result))
     steps = [event for event in made if event["ph"] == "X" and event["pid"] == REPLICA]
-    assert sum(event["args"]["steps"] for event in steps) == found.summary["steps"]
-    assert max(event["ts"] + event["dur"] for event in steps) == found.steps["end_ns"].max() / 1000
+    assert sum(event["args"]["steps"] for event in steps) == result.summary["steps"]
+    assert max(event["ts"] + event["dur"] for event in steps) == result.steps["end_ns"].max() / 1000
     spent = defaultdict(float)
     for event in made:
         if event["ph"] == "X" and event["pid"] == REQUESTS:
             spent[event["args"]["request"], event["cat"]] += event["dur"] / 1e6
-    table = found.requests
+    table = result.requests
     waits = table["admitted_s"] - table["arrival_s"]
     for row in range(len(table)):
         assert spent[row, "queue"] == pytest.approx(waits[row], abs=1e-8)
@@ -62,19 +62,19 @@ def test_slices_are_the_replays_steps_and_latencies():
 
 
 def test_counters_follow_the_batch_and_end_at_nothing():
-    found = tight()
-    counters = [event for event in events(found) if event["ph"] == "C"]
+    result = tight()
+    counters = [event for event in events(result) if event["ph"] == "C"]
     running = [event["args"]["running"] for event in counters if event["name"] == "requests"]
-    assert max(running) == found.steps["running"].max() == 12
+    assert max(running) == result.steps["running"].max() == 12
     assert running[-1] == 0
     used = [event["args"]["used"] for event in counters if event["name"].startswith("KV")]
-    assert max(used) == pytest.approx(100 * found.summary["peak_kv_usage"], abs=0.001)
+    assert max(used) == pytest.approx(100 * result.summary["peak_kv_usage"], abs=0.001)
 
 
 def test_no_more_slots_than_requests_at_once():
-    found = tight()
-    slots = {event["tid"] for event in events(found) if event["pid"] == REQUESTS and event["ph"] == "X"}
-    come, gone = found.requests["arrival_s"], found.requests["finished_s"]
+    result = tight()
+    slots = {event["tid"] for event in events(result) if event["pid"] == REQUESTS and event["ph"] == "X"}
+    come, gone = result.requests["arrival_s"], result.requests["finished_s"]
     times = sorted([(time, 1) for time in come] + [(time, -1) for time in gone])
     most = now = 0
     for _, change in times:
@@ -84,20 +84,20 @@ def test_no_more_slots_than_requests_at_once():
 
 
 def test_rejected_requests_are_marks_with_their_reason():
-    found = tight(max_model_len=600)
-    marks = [event for event in events(found) if event["ph"] == "i"]
-    assert len(marks) == found.summary["rejected"] > 0
+    result = tight(max_model_len=600)
+    marks = [event for event in events(result) if event["ph"] == "i"]
+    assert len(marks) == result.summary["rejected"] > 0
     assert all(mark["s"] == "p" and "max_model_len" in mark["name"] for mark in marks)
 
 
 def test_files_are_json_packed_where_the_name_says_so(tmp_path):
-    found = tight()
+    result = tight()
     plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
-    count = write_perfetto(found, plain)
-    assert write_perfetto(found, packed) == count
+    count = write_perfetto(result, plain)
+    assert write_perfetto(result, packed) == count
     body = json.loads(plain.read_text())
     assert len(body["traceEvents"]) == count
     assert body["displayTimeUnit"] in ("ms", "ns")
     assert json.loads(gzip.decompress(packed.read_bytes())) == body
     with pytest.raises(BadInput, match="can't be written"):
-        write_perfetto(found, tmp_path / "no" / "t.json")
+        write_perfetto(result, tmp_path / "no" / "t.json")

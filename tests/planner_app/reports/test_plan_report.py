@@ -15,7 +15,7 @@ from pagecast.traces.read import read
 
 
 @pytest.fixture(scope="module")
-def found():
+def plan_result():
     level = Slo.parse("ttft_p99<1s,tpot_p95<30ms")
     return plan(
         read("chat", limit=60),
@@ -28,11 +28,11 @@ def found():
     )
 
 
-def test_the_answer_stands_first_and_every_load_tried_is_drawn(found):
-    text = plan_report(found)
-    answer = found.concurrency
+def test_the_answer_stands_first_and_every_load_tried_is_drawn(plan_result):
+    text = plan_report(plan_result)
+    answer = plan_result.concurrency
     assert f"{answer.value:,.0f} user" in text.split("<h2>")[0]
-    assert found.envelope.binding in text
+    assert plan_result.envelope.binding in text
     terms, throughput, envelope = plain_figures(text)
     assert len(terms["data"]) == len(answer.tried[0].terms)
     drawn = sum(len(series["customdata"]) for series in throughput["data"])
@@ -85,9 +85,9 @@ def test_a_bound_of_nothing_and_a_term_without_value():
 
 
 def test_the_envelope_names_the_least_limit():
-    said = caption_of(charts.envelope_bars({"HBM": 100, "batch size": 50}, 25, 20, 30))
-    assert "batch size binds first, at 50" in said
-    assert "Replays admit 25, 50% of that" in said
+    caption = caption_of(charts.envelope_bars({"HBM": 100, "batch size": 50}, 25, 20, 30))
+    assert "batch size binds first, at 50" in caption
+    assert "Replays admit 25, 50% of that" in caption
 
 
 def test_an_envelope_of_nothing_is_drawn_as_nothing():

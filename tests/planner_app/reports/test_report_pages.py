@@ -104,14 +104,14 @@ def test_cached_and_uncached_are_compared_bin_by_bin_of_the_queue(result):
 def test_a_queue_within_steps_is_not_called_none(result):
     """Who arrives during a step waits for its end, whatever is left over when the next one is planned."""
     steps = result.steps.assign(running=54, waiting=0)
-    said = caption_of(charts.load_over_time(steps))
-    assert said == (
+    caption = caption_of(charts.load_over_time(steps))
+    assert caption == (
         "At most 54 requests ran at once, and none was left waiting after a step was planned: "
         "what arrives during a step waits for its end."
     )
     assert result.requests["queue_s"].max() > 0
-    said = caption_of(charts.load_over_time(steps.assign(waiting=3)))
-    assert said.startswith("At most 54 requests ran at once, and 3 were left waiting after a step was")
+    caption = caption_of(charts.load_over_time(steps.assign(waiting=3)))
+    assert caption.startswith("At most 54 requests ran at once, and 3 were left waiting after a step was")
 
 
 def test_the_replicas_time_adds_up(result):
@@ -130,9 +130,9 @@ def test_long_runs_keep_their_spikes():
 
 def test_a_replay_that_served_nobody_still_has_its_report():
     trace = read("chat", limit=5)
-    found = replay(trace, Scenario(num_gpu_blocks=2))
-    assert found.summary["rejected"] == 5
-    text = replay_report(found)
+    result = replay(trace, Scenario(num_gpu_blocks=2))
+    assert result.summary["rejected"] == 5
+    text = replay_report(result)
     assert "No request was given a token" in text
 
 
@@ -172,6 +172,6 @@ def test_a_browser_without_network_draws_every_chart(result, tmp_path):
         "--host-resolver-rules=MAP * ~NOTFOUND",
         "--dump-dom",
     ]
-    told = subprocess.run([BROWSER, *options, path.as_uri()], capture_output=True, text=True, timeout=120)
-    assert 'data-drawn="9"' in told.stdout
-    assert told.stdout.count('class="main-svg"') >= 9
+    browser = subprocess.run([BROWSER, *options, path.as_uri()], capture_output=True, text=True, timeout=120)
+    assert 'data-drawn="9"' in browser.stdout
+    assert browser.stdout.count('class="main-svg"') >= 9

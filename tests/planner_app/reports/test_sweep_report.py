@@ -17,7 +17,7 @@ from pagecast.traces.read import read
 
 
 @pytest.fixture(scope="module")
-def found():
+def study():
     scenario = Scenario()
     space = parse_space(["max_num_seqs=4,64", "enable_prefix_caching=true,false"], scenario)
     trace = scale(read("chat", limit=120), 6)
@@ -25,17 +25,17 @@ def found():
     return sweep(question, workers=1)
 
 
-def test_the_report_names_the_cheapest_and_marks_it(found):
-    text = sweep_report(found)
-    best = found.cheapest
+def test_the_report_names_the_cheapest_and_marks_it(study):
+    text = sweep_report(study)
+    best = study.cheapest
     assert "max_num_seqs=64" in text.split("<h2>")[0]
     assert text.count("<tr class=marked>") == 2  # on the front, and among all trials
     assert f"<td>{best['number']}</td>" in text
     assert len(plain_figures(text)) == 2 + 1 + 2 * 3
 
 
-def test_the_report_tells_the_scenario_the_costs_and_yes_from_no(found):
-    text = sweep_report(found)
+def test_the_report_tells_the_scenario_the_costs_and_yes_from_no(study):
+    text = sweep_report(study)
     scenario = text[text.index("<h2>Scenario</h2>") :]
     for name, value in {
         "model": "Qwen/Qwen3-8B",
@@ -66,17 +66,17 @@ def test_sweep_writes_its_report(tmp_path, capsys):
     assert "max_num_seqs=64" in path.read_text()
 
 
-def test_where_nothing_meets_the_level_it_says_so(found):
-    asked = found.question
+def test_where_nothing_meets_the_level_it_says_so(study):
+    asked = study.question
     hopeless = sweep(SweepQuestion(asked.trace, asked.scenario, asked.space, slo="ttft_p99<1us"), workers=1)
     assert "No scenario of the space meets ttft_p99&lt;1us" in sweep_report(hopeless)
 
 
-def test_trials_are_drawn_once_each_and_the_front_is_told_apart(found):
-    figure = charts.trade_off(found.table, "output_tokens_per_s", "ttft_p99_s", found.knobs)
+def test_trials_are_drawn_once_each_and_the_front_is_told_apart(study):
+    figure = charts.trade_off(study.table, "output_tokens_per_s", "ttft_p99_s", study.knobs)
     drawn = {series.name: len(series.x) for series in figure.data}
-    assert sum(drawn.values()) == len(found.table)
-    assert drawn["on the front"] == found.table["on_front"].sum()
+    assert sum(drawn.values()) == len(study.table)
+    assert drawn["on the front"] == study.table["on_front"].sum()
 
 
 def test_a_knob_is_drawn_by_its_values_in_order():
@@ -113,5 +113,5 @@ def test_a_knob_of_words_and_nothings_is_drawn_as_words():
         ("evicted_blocks", "evicted blocks", "evicted blocks", "1.5"),
     ],
 )
-def test_figures_are_named_as_people_say_them(name, said, unit, value):
-    assert (title(name), axis(name), shown(name, 1.5)) == (said, unit, value)
+def test_figures_are_named_as_people_say_them(name, expected, unit, value):
+    assert (title(name), axis(name), shown(name, 1.5)) == (expected, unit, value)

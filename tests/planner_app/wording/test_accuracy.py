@@ -21,16 +21,16 @@ SMALL = RECORDED / "h200c-qwen3-0.6b-mooncake"
 
 @pytest.mark.parametrize("name", ["azure_conv", "azure_conv_async", "mooncake_conv", "sweep"])
 def test_vllms_block_count_is_foretold_within_a_percent(shared, name):
-    found = block_count(RecordedRun.load(shared / RUNS / name))
-    assert found.measured == 49_608
-    assert 0 < abs(found.error_percent) < 1
+    count = block_count(RecordedRun.load(shared / RUNS / name))
+    assert count.measured == 49_608
+    assert 0 < abs(count.error_percent) < 1
 
 
 def test_our_engines_block_count_is_foretold_within_a_percent():
-    found = block_count(RecordedRun.load(OWN))
-    assert found.measured == 49_725
-    assert 0 < abs(found.error_percent) < 1
-    assert "49,725 measured (+0.2%)" in blocks_sentence(found)
+    count = block_count(RecordedRun.load(OWN))
+    assert count.measured == 49_725
+    assert 0 < abs(count.error_percent) < 1
+    assert "49,725 measured (+0.2%)" in blocks_sentence(count)
 
 
 def test_blocks_that_were_set_by_hand_check_nothing(shared):
@@ -38,8 +38,8 @@ def test_blocks_that_were_set_by_hand_check_nothing(shared):
     assert tight.set_by_hand and tight.error_percent is None
     assert "the 2,999 of this run were set by hand" in blocks_sentence(tight)
     own = RecordedRun.load(OWN)
-    told = replace(own, meta={**own.meta, "config": {**own.meta["config"], "num_blocks": 49_725}})
-    assert block_count(told).set_by_hand
+    run = replace(own, meta={**own.meta, "config": {**own.meta["config"], "num_blocks": 49_725}})
+    assert block_count(run).set_by_hand
     assert block_count(replace(own, meta={**own.meta, "gpu": "CPU"})) is None
 
 
@@ -62,8 +62,8 @@ def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_int
 
 
 def test_auto_never_takes_another_engines_costs():
-    found = forecast(RecordedRun.load(OWN), "auto", replicates=0)
-    assert found.costs != VLLM
+    result = forecast(RecordedRun.load(OWN), "auto", replicates=0)
+    assert result.costs != VLLM
 
 
 def test_auto_carries_the_nearest_costs_of_the_engine_over_where_that_is_allowed():

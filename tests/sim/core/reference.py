@@ -100,10 +100,10 @@ class Reference:
         hit: list[int] = []
         if self.caching:
             for number in range((req.known - 1) // self.size):
-                found = self.index.get(self.block_key(req, number))
-                if not found:
+                block = self.index.get(self.block_key(req, number))
+                if not block:
                     break
-                hit.append(found[0])
+                hit.append(block[0])
         return hit
 
     def need(self, tokens: int) -> int:

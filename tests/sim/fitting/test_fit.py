@@ -80,22 +80,22 @@ def made_run(
 
 def test_costs_that_are_known_are_found_again():
     table = step_table(made_run(3000, 1, noise=0.02), SHAPE)
-    found = fit([table], SHAPE)
+    result = fit([table], SHAPE)
     fresh = step_table(made_run(500, 2), SHAPE)
-    assert np.abs(found.predict(fresh, SHAPE) / fresh.ns - 1).mean() < 0.01
-    assert found.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
-    assert found.terms["prompt_tile"] == pytest.approx(60_000.0, rel=0.05)
-    assert all(value >= 0 for value in [*found.terms.values(), *found.curve])
+    assert np.abs(result.predict(fresh, SHAPE) / fresh.ns - 1).mean() < 0.01
+    assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
+    assert result.terms["prompt_tile"] == pytest.approx(60_000.0, rel=0.05)
+    assert all(value >= 0 for value in [*result.terms.values(), *result.curve])
 
 
 def test_the_result_lies_between_runs_that_differ_as_a_whole():
     slow = step_table(made_run(400, 3, 0.01, 1.02), SHAPE)
     fast = step_table(made_run(4000, 4, 0.01, 0.98), SHAPE)
-    found = fit([slow, fast], SHAPE)
+    result = fit([slow, fast], SHAPE)
     plain = step_table(made_run(500, 5), SHAPE)
-    level = found.predict(plain, SHAPE).sum() / plain.ns.sum()
+    level = result.predict(plain, SHAPE).sum() / plain.ns.sum()
     assert level == pytest.approx(1.0, abs=0.006)
-    assert found.scales[0] / found.scales[1] == pytest.approx(1.04, abs=0.012)
+    assert result.scales[0] / result.scales[1] == pytest.approx(1.04, abs=0.012)
 
 
 def test_rare_pauses_bend_no_term_but_are_in_the_total():
@@ -104,18 +104,18 @@ def test_rare_pauses_bend_no_term_but_are_in_the_total():
     paused = table.ns.copy()
     paused[rows] += 30e6
     table = features.StepTable(**{**vars(table), "ns": paused})
-    found = fit([table], SHAPE)
-    assert found.predict(table, SHAPE).sum() == pytest.approx(paused.sum(), rel=0.003)
-    assert found.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
+    result = fit([table], SHAPE)
+    assert result.predict(table, SHAPE).sum() == pytest.approx(paused.sum(), rel=0.003)
+    assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
 
 
 def test_terms_that_always_go_together_are_merged_and_the_forecast_stays():
     table = step_table(made_run(2000, 7, noise=0.01), SHAPE)
     # One prompt chunk in every step that has any: a step with prompts and a chunk can't be told apart.
-    found = fit([table], SHAPE)
-    assert "prompt_chunk" in found.merged
-    assert "arrival" in found.absent
-    assert found.predict(table, SHAPE).sum() == pytest.approx(table.ns.sum(), rel=0.003)
+    result = fit([table], SHAPE)
+    assert "prompt_chunk" in result.merged
+    assert "arrival" in result.absent
+    assert result.predict(table, SHAPE).sum() == pytest.approx(table.ns.sum(), rel=0.003)
 
 
 def test_too_few_steps_for_the_terms_is_one_line():
@@ -148,8 +148,8 @@ def test_equal_names_are_told_apart_and_twins_of_a_segment_leave_the_fit_with_it
     odd = made_run(800, 33, prompts=1.5)
     second = sweep_of(made_run(800, 34), made_run(800, 35), odd)
     third = sweep_of(made_run(800, 36), made_run(800, 37), odd)
-    found = left_out([step_table(run, SHAPE) for run in (first, second, third)], SHAPE)
-    rows = {(part.name, part.what): part.rows() for part in found}
+    errors = left_out([step_table(run, SHAPE) for run in (first, second, third)], SHAPE)
+    rows = {(part.name, part.what): part.rows() for part in errors}
     recordings = [f"sweep {i}" for i in (1, 2, 3)]
     assert [name for name, what in rows if what == "recording"] == recordings
     assert {name for name, what in rows if what == "segment"} == {

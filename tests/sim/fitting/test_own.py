@@ -81,12 +81,12 @@ def made_run(count: int, seed: int, truth: Fit = TRUTH, **changes: object) -> Re
 @pytest.mark.parametrize("floor_ns", [0.0, 9e6, 30e6])
 def test_the_least_that_launching_a_step_takes_is_told_from_what_its_device_does(floor_ns):
     truth = replace(TRUTH, terms={**TRUTH.terms, "launch_floor": floor_ns})
-    found = fit([step_table(made_run(3000, 1, truth), SHAPE)], SHAPE)
+    result = fit([step_table(made_run(3000, 1, truth), SHAPE)], SHAPE)
     if floor_ns:
-        assert found.terms["launch_floor"] == pytest.approx(floor_ns, rel=0.02)
-    assert found.terms["prompt_tile"] == pytest.approx(60_000.0, rel=0.05)
+        assert result.terms["launch_floor"] == pytest.approx(floor_ns, rel=0.02)
+    assert result.terms["prompt_tile"] == pytest.approx(60_000.0, rel=0.05)
     fresh = step_table(made_run(1000, 2, truth), SHAPE)
-    ratio = found.predict(fresh, SHAPE) / fresh.ns
+    ratio = result.predict(fresh, SHAPE) / fresh.ns
     assert abs(ratio.mean() - 1) < 0.004
     small = fresh.mixed & (fresh.tokens < 256)
     assert abs(ratio[small].mean() - 1) < 0.01
@@ -144,9 +144,9 @@ def test_what_requests_spare_one_another_by_sharing_context_is_told_from_what_th
     table = step_table(made_run(3000, 9), SHAPE)
     shared = np.where(np.arange(len(table)) % 3, 0.0, table.ctx * (np.arange(len(table)) % 7) / 8)
     made = replace(table, shared=shared, ns=table.ns - 12.0 * shared)
-    found = fit([made], SHAPE)
-    assert found.terms["shared_token"] == pytest.approx(12.0, rel=0.1)
-    assert found.terms["kv_token"] == pytest.approx(34.0, rel=0.03)
+    result = fit([made], SHAPE)
+    assert result.terms["shared_token"] == pytest.approx(12.0, rel=0.1)
+    assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.03)
 
 
 def test_shared_context_is_counted_from_the_runs_own_decisions():
@@ -305,12 +305,12 @@ def test_a_host_that_is_slow_for_a_while_is_no_slow_gpu():
 def test_ends_heard_of_late_are_grouped_and_tell_how_long_launching_takes():
     run = made_ahead(2000, 14, launch_ns=15e6)
     table = step_table(run, SHAPE)
-    found = ahead_of(run, table, SHAPE, 0)
-    assert found.launch_ns == pytest.approx(15e6, rel=0.01)
-    steps = np.bincount(found.group)
+    result = ahead_of(run, table, SHAPE, 0)
+    assert result.launch_ns == pytest.approx(15e6, rel=0.01)
+    steps = np.bincount(result.group)
     assert steps.max() > 1 and (steps == 1).sum() > 500
-    _, device, _ = replace(TRUTH, curve=TRUTH.curve - STEP_NS).sides(found.table, SHAPE)
-    assert np.abs(found.summed(device) / found.ns - 1).mean() < 0.005
+    _, device, _ = replace(TRUTH, curve=TRUTH.curve - STEP_NS).sides(result.table, SHAPE)
+    assert np.abs(result.summed(device) / result.ns - 1).mean() < 0.005
     step_by_step = np.diff(run.steps.end_ns)[table.index[1:] - 1] / TRUTH.sides(table, SHAPE)[1][1:]
     assert np.abs(step_by_step - 1).mean() > 0.1
     made = calibrate([CalibrationRun(made_run(3000, 7)), CalibrationRun(run)], "own", replicates=0)

@@ -95,9 +95,9 @@ def test_an_interval_is_widened_to_the_forecast_and_has_a_twentieth_of_draws_on_
         def run(self, job):
             return {"x": float(job.index), "rare": float(job.index) if job.index < 5 else float("nan")}
 
-    found = Numbered(read("rag"), Scenario.make({})).spread(39, workers=1)
-    assert (found.low["x"], found.high["x"]) == pytest.approx((1.0, 37.0))  # 2nd and 38th of 0 to 38
-    assert "rare" not in found.low
+    result = Numbered(read("rag"), Scenario.make({})).spread(39, workers=1)
+    assert (result.low["x"], result.high["x"]) == pytest.approx((1.0, 37.0))  # 2nd and 38th of 0 to 38
+    assert "rare" not in result.low
 
 
 def test_a_figure_that_does_not_follow_step_times_shows_its_range_beside_its_slope():
@@ -109,12 +109,12 @@ def test_a_figure_that_does_not_follow_step_times_shows_its_range_beside_its_slo
             return {"dip": dip, "rare": float("nan"), "no": 0}
 
     point = {"dip": 10.0, "rare": 1.0, "no": 0.0}
-    found = Uneven(read("rag"), Scenario.make({})).spread(0, point=point, workers=1)
-    assert found.reach["dip"] == pytest.approx((-25, 10))
-    assert 10 < found.sensitivity["dip"] < 15
-    assert "rare" not in found.reach
-    assert (found.sensitivity["no"], found.reach["no"]) == (0, (0, 0))
-    assert found.low == {}
+    spread = Uneven(read("rag"), Scenario.make({})).spread(0, point=point, workers=1)
+    assert spread.reach["dip"] == pytest.approx((-25, 10))
+    assert 10 < spread.sensitivity["dip"] < 15
+    assert "rare" not in spread.reach
+    assert (spread.sensitivity["no"], spread.reach["no"]) == (0, (0, 0))
+    assert spread.low == {}
 
 
 def test_the_workload_adds_to_what_the_costs_leave_open():

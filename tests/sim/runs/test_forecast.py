@@ -32,8 +32,8 @@ def runs(shared) -> dict[str, RecordedRun]:
 
 @pytest.mark.parametrize("name", NOT_FITTED)
 def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
-    found = forecast(runs[name], VLLM, replicates=0)
-    rows = {row.name: row for row in found.rows}
+    result = forecast(runs[name], VLLM, replicates=0)
+    rows = {row.name: row for row in result.rows}
     for latency in ("tpot_s", "e2e_s"):
         for statistic in ("mean", "p50", "p90"):
             assert abs(rows[f"{latency}.{statistic}"].error_percent) < 5
@@ -53,12 +53,12 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
     ("name", "replicates"), [("azure_conv", 24), ("mooncake_conv", 24), ("azure_priority_tight", 80)]
 )
 def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name, replicates):
-    found = forecast(runs[name], VLLM, replicates=replicates, workers=1)
-    coverage = found.coverage()
+    result = forecast(runs[name], VLLM, replicates=replicates, workers=1)
+    coverage = result.coverage()
     assert coverage["figures"] == 25
     assert coverage["covered"] >= 0.8
     assert coverage["median_half_width_percent"] <= 10
-    assert all(row.low <= row.predicted <= row.high for row in found.rows)
+    assert all(row.low <= row.predicted <= row.high for row in result.rows)
 
 
 def test_a_run_that_the_costs_were_fitted_to_is_said_to_prove_nothing(runs):
@@ -74,18 +74,18 @@ def test_a_run_that_the_costs_were_fitted_to_is_said_to_prove_nothing(runs):
 
 
 def test_a_run_beyond_what_was_fitted_is_said_to_be(runs):
-    said = expected_error(forecast(runs["mooncake_conv"], "auto", replicates=0))
-    assert "Outside the range that the step costs were fitted to" in said
-    assert "(fitted: 16,406 in decode" in said
+    text = expected_error(forecast(runs["mooncake_conv"], "auto", replicates=0))
+    assert "Outside the range that the step costs were fitted to" in text
+    assert "(fitted: 16,406 in decode" in text
 
 
 @pytest.mark.parametrize(("count", "words"), [(1, "from 1 draw are rough"), (3, "from 3 draws are rough")])
 def test_few_draws_make_rough_intervals_that_are_said_to_be(runs, count, words):
-    found = forecast(runs["mooncake_conv"], VLLM, replicates=count, workers=1)
-    assert words in expected_error(found)
-    assert all(row.low <= row.predicted <= row.high for row in found.rows)
-    assert found.coverage()["figures"] == 25
-    assert 0 < found.coverage()["inside"] <= 25
+    result = forecast(runs["mooncake_conv"], VLLM, replicates=count, workers=1)
+    assert words in expected_error(result)
+    assert all(row.low <= row.predicted <= row.high for row in result.rows)
+    assert result.coverage()["figures"] == 25
+    assert 0 < result.coverage()["inside"] <= 25
 
 
 def test_planned_ahead_the_forecast_stays_near_though_half_of_it_is_not_fitted(runs):
@@ -95,8 +95,8 @@ def test_planned_ahead_the_forecast_stays_near_though_half_of_it_is_not_fitted(r
 
 
 def test_json_has_every_statistic_with_its_error_and_interval(runs):
-    found = forecast(runs["mooncake_conv"], "auto", replicates=20, workers=1)
-    body = json.loads(json.dumps(found.as_dict()))
+    result = forecast(runs["mooncake_conv"], "auto", replicates=20, workers=1)
+    body = json.loads(json.dumps(result.as_dict()))
     for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s"):
         assert set(body[name]) == {"mean", "p50", "p90", "p95", "p99"}
     keys = {"predicted", "measured", "error_percent", "low", "high", "covered"}

@@ -56,16 +56,18 @@ def allowed(run: str, row: ForecastRow) -> float:
 
 @pytest.mark.parametrize("run", HELD)
 def test_forecasts_of_our_engine_are_within_their_bounds(run: str) -> None:
-    found = forecast_of(run)
-    assert found.costs == "pagecast-h200-qwen3-8b" and not found.in_sample
-    for row in judged(found):
+    result = forecast_of(run)
+    assert result.costs == "pagecast-h200-qwen3-8b" and not result.in_sample
+    for row in judged(result):
         assert abs(row.error_percent) <= allowed(run, row), f"{row.name}: {row.error_percent:+.1f}%"
 
 
-def judged(found: Forecast) -> list[ForecastRow]:
+def judged(result: Forecast) -> list[ForecastRow]:
     """Means, p50, p90 and p99 of latencies, and the makespan."""
-    rows = [row for row in found.rows if row.name.split(".")[0] in LATENCIES and not row.name.endswith("p95")]
-    return [*rows, next(row for row in found.rows if row.name == "makespan_s")]
+    rows = [
+        row for row in result.rows if row.name.split(".")[0] in LATENCIES and not row.name.endswith("p95")
+    ]
+    return [*rows, next(row for row in result.rows if row.name == "makespan_s")]
 
 
 @pytest.mark.parametrize("folder", sorted(RUNS.iterdir()), ids=lambda folder: folder.name)
@@ -79,8 +81,8 @@ def test_intervals_hold_what_was_measured_and_are_narrow(folder: Path) -> None:
 
 
 def test_intervals_hold_at_least_four_fifths_of_all_that_was_measured() -> None:
-    found = [forecast_of(folder.name.removeprefix("h200")) for folder in sorted(RUNS.iterdir())]
-    held = [row.covered for one in found for row in one.rows if row.covered is not None]
+    results = [forecast_of(folder.name.removeprefix("h200")) for folder in sorted(RUNS.iterdir())]
+    held = [row.covered for one in results for row in one.rows if row.covered is not None]
     assert sum(held) >= 0.8 * len(held)
 
 
@@ -91,7 +93,7 @@ def test_costs_carried_over_to_another_model_are_worse_than_its_own_and_say_so()
     assert own.costs == "pagecast-h200-qwen3-0.6b"
     assert "transferred from Qwen/Qwen3-8B" in expected_error(carried)
 
-    def mean_tpot(found: Forecast) -> float:
-        return next(abs(row.error_percent) for row in found.rows if row.name == "tpot_s.mean")
+    def mean_tpot(result: Forecast) -> float:
+        return next(abs(row.error_percent) for row in result.rows if row.name == "tpot_s.mean")
 
     assert mean_tpot(own) < mean_tpot(carried) < 20

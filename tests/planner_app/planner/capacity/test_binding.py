@@ -22,14 +22,14 @@ def test_what_would_do_comes_first_then_what_would_not():
 
 
 def test_where_nothing_does_the_nearest_is_named():
-    said = binding("HBM", 38.4, 11, 38.4, 38.4, 38.4, term="preemptions<=0.01").why
-    assert said.startswith("with a quarter more load preemptions are 38 x what is allowed; ")
-    assert "; twice the KV blocks would help most (11 x), not twice max_num_seqs (38 x), " in said
+    text = binding("HBM", 38.4, 11, 38.4, 38.4, 38.4, term="preemptions<=0.01").why
+    assert text.startswith("with a quarter more load preemptions are 38 x what is allowed; ")
+    assert "; twice the KV blocks would help most (11 x), not twice max_num_seqs (38 x), " in text
 
 
 def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
-    said = binding("compute", 4.0, 3.9, 4.0, 4.0, 3.95).why
-    assert "more room alone does not help: twice the KV blocks (3.9 x), " in said
+    text = binding("compute", 4.0, 3.9, 4.0, 4.0, 3.95).why
+    assert "more room alone does not help: twice the KV blocks (3.9 x), " in text
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
     ],
 )
 def test_the_term_that_breaks_is_said_in_words(term, words):
-    said = binding("HBM", 4.0, 0.5, 4, 4, 4, term=term).why
-    assert f"with a quarter more load {words} what is allowed" in said
+    text = binding("HBM", 4.0, 0.5, 4, 4, 4, term=term).why
+    assert f"with a quarter more load {words} what is allowed" in text

@@ -51,16 +51,16 @@ class Constant:
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 90), st.integers(0, 500))
 def test_the_last_step_that_holds_is_found_from_anywhere(high, start, step, last):
-    found = largest(lambda at: at <= last, 1, high, start=start, step=step)
-    assert found.value == (min(last, high) if last else None)
-    assert found.at_limit == (last >= high)
-    assert found.doubtful is None
+    answer = largest(lambda at: at <= last, 1, high, start=start, step=step)
+    assert answer.value == (min(last, high) if last else None)
+    assert answer.at_limit == (last >= high)
+    assert answer.doubtful is None
 
 
 def test_an_unlucky_step_does_not_stand_for_all_above_it():
-    found = largest(lambda at: at <= 40 and at != 20, 1, 100, start=19, step=1)
-    assert found.value == 40
-    assert found.doubtful == (20, 40)
+    answer = largest(lambda at: at <= 40 and at != 20, 1, 100, start=19, step=1)
+    assert answer.value == 40
+    assert answer.doubtful == (20, 40)
 
 
 def test_a_search_takes_few_evaluations():
@@ -132,10 +132,10 @@ def equal(count, prompt, output):
 def test_a_pool_that_fits_so_many_sequences_admits_so_many(sequences):
     """Prompts of 160 tokens and answers of 97 end with 16 blocks; one sequence more waits or preempts."""
     scenario = Scenario(num_gpu_blocks=16 * sequences, costs="roofline")
-    found = plan(
+    result = plan(
         equal(100, 160, 97), scenario, Slo.parse("queue_p99<100ms"), kinds=("concurrency",), replicates=5
     )
-    answer = found.concurrency
+    answer = result.concurrency
     assert (answer.value, answer.low, answer.high) == pytest.approx((sequences,) * 3)
     assert answer.binding.limit == "HBM"
 
@@ -143,7 +143,7 @@ def test_a_pool_that_fits_so_many_sequences_admits_so_many(sequences):
 def test_preemptions_are_held_to_their_rate():
     scenario = Scenario(num_gpu_blocks=16 * 7, costs="roofline")
     level = Slo.parse("e2e_p99<60min")
-    found = [
+    users = [
         plan(
             equal(100, 160, 97),
             scenario,
@@ -156,26 +156,26 @@ def test_preemptions_are_held_to_their_rate():
         ).concurrency
         for rate in (0.0, 10.0)
     ]
-    assert found[0].value == 7
-    assert [term.text for term in found[0].beyond.broken] == ["preemptions<=0"]
-    assert (found[1].value, found[1].at_limit) == (64, True)
-    assert found[1].says == "the SLO still holds at 64 users, the most that was tried"
+    assert users[0].value == 7
+    assert [term.text for term in users[0].beyond.broken] == ["preemptions<=0"]
+    assert (users[1].value, users[1].at_limit) == (64, True)
+    assert users[1].says == "the SLO still holds at 64 users, the most that was tried"
 
 
 def test_the_batch_size_binds_where_requests_wait_for_a_place():
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, costs="roofline")
-    found = plan(
+    result = plan(
         equal(100, 160, 97), scenario, Slo.parse("queue_p99<100ms"), kinds=("concurrency",), replicates=0
     )
-    assert found.concurrency.value == 12
-    assert found.concurrency.binding.limit == "batch size"
-    assert found.concurrency.binding.full["batch"] > 0.9
+    assert result.concurrency.value == 12
+    assert result.concurrency.binding.limit == "batch size"
+    assert result.concurrency.binding.full["batch"] > 0.9
 
 
 def test_compute_binds_where_no_room_helps():
     """One prompt a step: neither a larger batch nor a larger budget alone lets two in."""
     scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, max_num_batched_tokens=8, async_scheduling=False)
-    found = plan(
+    result = plan(
         poisson(1000, 2.0),
         scenario,
         Slo.parse("queue_p99<1s"),
@@ -184,8 +184,8 @@ def test_compute_binds_where_no_room_helps():
         replicates=0,
         most_requests=2000,
     )
-    assert 5 < found.answers["rate"].value < 10
-    assert found.answers["rate"].binding.limit == "compute"
+    assert 5 < result.answers["rate"].value < 10
+    assert result.answers["rate"].binding.limit == "compute"
 
 
 def test_a_load_that_can_not_be_kept_up_with_is_none_however_short_the_trace():
@@ -223,12 +223,12 @@ def test_sessions_that_serving_makes_longer_are_kept_up_with():
 
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 4), st.integers(-40, 40))
 def test_a_rate_is_settled_whatever_is_guessed(start, last, resolution, off):
-    found = settle(lambda at: at <= last, lambda at: last + off, 1, 200, start=start, resolution=resolution)
+    answer = settle(lambda at: at <= last, lambda at: last + off, 1, 200, start=start, resolution=resolution)
     if not last:
-        assert found.value is None
+        assert answer.value is None
     else:
-        assert found.value is not None
-        assert last - resolution < found.value <= last
+        assert answer.value is not None
+        assert last - resolution < answer.value <= last
 
 
 def test_a_good_guess_settles_a_rate_in_four_loads():
@@ -242,7 +242,7 @@ def test_a_short_load_hides_what_a_long_one_shows():
     trace = equal_at(80, 1.0)
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
     capacity = 12 / (98 * SERVICE_S)
-    found = plan(
+    result = plan(
         trace,
         scenario,
         Slo.parse("ttft_p99<10s"),
@@ -252,7 +252,7 @@ def test_a_short_load_hides_what_a_long_one_shows():
         explain=False,
         most_requests=160,
     ).answers["rate"]
-    assert 0.95 * capacity < found.value <= capacity
+    assert 0.95 * capacity < result.value <= capacity
     short = serve(trace, scenario, Load("rate", 1.08 * capacity), costs=Constant(), most_requests=160)
     assert short.measured["ttft_s"].quantile(0.99) < 10
     work = Lasting.of(trace, capacity, 160)
@@ -276,9 +276,9 @@ def equal_at(count, rate):
 
 def test_think_time_lets_more_users_in():
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, costs="roofline")
-    found = plan(
+    result = plan(
         equal(200, 160, 97), scenario, Slo.parse("queue_p90<100ms"), think_s=1.0, replicates=0, explain=False
     )
-    assert "rate" not in found.answers
-    assert "start at once" in found.notes[0]
-    assert found.answers["users"].value > 1.3 * found.concurrency.value
+    assert "rate" not in result.answers
+    assert "start at once" in result.notes[0]
+    assert result.answers["users"].value > 1.3 * result.concurrency.value

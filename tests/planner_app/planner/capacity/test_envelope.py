@@ -45,9 +45,9 @@ def test_twice_the_memory_for_kv_never_admits_fewer(pairs, blocks, size):
 
 def test_a_higher_share_of_the_gpus_memory_never_admits_fewer():
     trace = read(resolve("chat"), limit=300)
-    found = [envelope(trace, Scenario(gpu_memory_utilization=share), SLO).hbm for share in (0.3, 0.6, 0.9)]
-    assert found == sorted(found)
-    assert found[0] < found[-1]
+    limits = [envelope(trace, Scenario(gpu_memory_utilization=share), SLO).hbm for share in (0.3, 0.6, 0.9)]
+    assert limits == sorted(limits)
+    assert limits[0] < limits[-1]
 
 
 def test_what_is_admitted_overflows_as_rarely_as_was_asked():
@@ -81,7 +81,7 @@ def test_turns_of_one_session_do_not_share_with_each_other():
     )
     columns = {"arrival_s": np.arange(count), "input_tokens": spans.length, "session": sessions}
     trace = Trace("turns", table({**columns, "output_tokens": np.full(count, 9)}), spans)
-    found = envelope(trace, Scenario(costs="roofline"), SLO)
-    assert found.shared_prompt == 0
-    assert found.reused_prompt > 0.7
-    assert found.hbm_shared == found.hbm
+    limits = envelope(trace, Scenario(costs="roofline"), SLO)
+    assert limits.shared_prompt == 0
+    assert limits.reused_prompt > 0.7
+    assert limits.hbm_shared == limits.hbm

@@ -26,23 +26,23 @@ def pagecast(*arguments, capsys):
 
 
 def planned(**where):
-    told = []
+    updates = []
     with executor(**where) as workers:
-        found = plan(
+        result = plan(
             read(resolve("rag"), limit=40),
             Scenario(num_gpu_blocks=3000, max_num_seqs=8),
             Slo.parse(SLO),
             most_requests=40,
             run=workers,
-            progress=told.append,
+            progress=updates.append,
         )
-    assert told[-1] == steps(2, 5)
-    assert told == sorted(told)
-    return found
+    assert updates[-1] == steps(2, 5)
+    assert updates == sorted(updates)
+    return result
 
 
-def figures(found):
-    return {key: value for key, value in found.to_dict().items() if key != "wall_s"}
+def figures(result):
+    return {key: value for key, value in result.to_dict().items() if key != "wall_s"}
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,10 @@ def test_json_is_one_object_and_nothing_else(capsys):
         "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, "--json", capsys=capsys
     )
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["concurrency"]["value"] >= 1
-    assert found["concurrency"]["binding"]["limit"] in ("HBM", "batch size", "token budget", "compute")
-    assert found["envelope"]["concurrency"] >= 1
+    body = json.loads(out)
+    assert body["concurrency"]["value"] >= 1
+    assert body["concurrency"]["binding"]["limit"] in ("HBM", "batch size", "token budget", "compute")
+    assert body["envelope"]["concurrency"] >= 1
 
 
 def test_an_impossible_level_is_one_line_that_tells_the_unloaded_latency(capsys):
@@ -118,10 +118,10 @@ def test_an_impossible_level_is_one_line_that_tells_the_unloaded_latency(capsys)
         "plan", "rag", *SMALL, "--slo", "ttft_p99<1us", "--replicates", 0, "--workers", 1, capsys=capsys
     )
     assert code == 1
-    said = [line for line in out.splitlines() if line.startswith("admissible concurrency")]
-    assert len(said) == 1
-    assert "none; ttft_p99<1us can't be kept: ttft_p99 is " in said[0]
-    assert said[0].endswith("ms with one user alone")
+    lines = [line for line in out.splitlines() if line.startswith("admissible concurrency")]
+    assert len(lines) == 1
+    assert "none; ttft_p99<1us can't be kept: ttft_p99 is " in lines[0]
+    assert lines[0].endswith("ms with one user alone")
 
 
 def test_a_level_that_never_breaks_says_how_far_it_was_tried(capsys):
@@ -162,7 +162,7 @@ def test_a_server_that_takes_no_request_is_one_line_that_says_why(options, reaso
 def test_how_many_are_rejected_is_told_of_the_whole_trace():
     trace = read(resolve("chat"), limit=40)
     longest = int((trace.requests["input_tokens"] + trace.requests["output_tokens"]).max())
-    found = plan(
+    result = plan(
         trace,
         Scenario(max_model_len=longest - 1),
         Slo.parse(SLO),
@@ -171,7 +171,7 @@ def test_how_many_are_rejected_is_told_of_the_whole_trace():
         explain=False,
         most_requests=40,
     )
-    assert "1 of 40 requests (2.5%) are rejected" in found.rejects
+    assert "1 of 40 requests (2.5%) are rejected" in result.rejects
 
 
 def test_few_draws_are_named_and_doubted(by_one, capsys):

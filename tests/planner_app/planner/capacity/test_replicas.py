@@ -12,10 +12,10 @@ rates = st.floats(0.01, 1000)
 
 @given(rates, rates)
 def test_just_enough_take_the_rate(wanted, each):
-    found = replicas(wanted, each, (None, None), 2)
-    assert found.count * each >= wanted * (1 - 1e-6)
-    assert found.count == 1 or (found.count - 1) * each < wanted
-    assert (found.low, found.high, found.gpus) == (None, None, 2 * found.count)
+    answer = replicas(wanted, each, (None, None), 2)
+    assert answer.count * each >= wanted * (1 - 1e-6)
+    assert answer.count == 1 or (answer.count - 1) * each < wanted
+    assert (answer.low, answer.high, answer.gpus) == (None, None, 2 * answer.count)
 
 
 def test_a_rate_that_goes_into_it_evenly_takes_no_replica_more():
@@ -23,9 +23,9 @@ def test_a_rate_that_goes_into_it_evenly_takes_no_replica_more():
 
 
 def test_the_interval_is_of_the_rate_of_one():
-    found = replicas(100.0, 10.0, (8.0, 12.5), 1)
-    assert (found.low, found.count, found.high) == (8, 10, 13)
-    assert found.says == "100 requests/s take 10 replicas (90%: 8 to 13), 10 requests/s each at most"
+    answer = replicas(100.0, 10.0, (8.0, 12.5), 1)
+    assert (answer.low, answer.count, answer.high) == (8, 10, 13)
+    assert answer.says == "100 requests/s take 10 replicas (90%: 8 to 13), 10 requests/s each at most"
     assert replicas(100.0, 10.0, (0.0, 12.5), 1).high is None
 
 
@@ -66,5 +66,5 @@ def test_no_rate_to_tell_replicas_for_is_refused(capsys):
 
 def test_a_plan_says_first_what_is_never_served(capsys):
     assert run(["plan", *SMALL, "--num-gpu-blocks", "100"]) == 0
-    said = capsys.readouterr().out.splitlines()[2]
-    assert " requests (" in said and "are rejected at any load, and latencies are of the others" in said
+    line = capsys.readouterr().out.splitlines()[2]
+    assert " requests (" in line and "are rejected at any load, and latencies are of the others" in line

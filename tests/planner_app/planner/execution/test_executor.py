@@ -14,11 +14,11 @@ from pagecast.sim.scenario import Scenario
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_answers_come_in_the_order_of_the_items(workers):
-    told = []
+    updates = []
     with executor(workers=workers) as run:
-        assert run.map(partial(pow, 2), range(12), told.append) == [2**n for n in range(12)]
+        assert run.map(partial(pow, 2), range(12), updates.append) == [2**n for n in range(12)]
         assert run.map(math.sqrt, [4.0, 9.0]) == [2.0, 3.0]
-    assert told == list(range(1, 13))
+    assert updates == list(range(1, 13))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -88,8 +88,8 @@ def test_the_last_knob_turns_fastest():
 
 @given(st.integers(1, 200), st.integers(0, 300), st.integers(1, 50))
 def test_a_stepped_range_holds_its_start_and_never_passes_its_end(low, more, step):
-    found = values(f"block_size={low}:{low + more}:{step}")
-    assert found == tuple(range(low, low + more + 1, step))
+    steps = values(f"block_size={low}:{low + more}:{step}")
+    assert steps == tuple(range(low, low + more + 1, step))
 
 
 @pytest.mark.timeout(30)

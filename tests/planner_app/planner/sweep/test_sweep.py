@@ -69,9 +69,9 @@ def test_each_row_is_the_replay_of_its_scenario_and_the_cheapest_meets_the_slo(c
 
 
 def test_a_scenario_that_cannot_run_has_a_reason_and_one_that_rejects_is_no_answer(chat):
-    found = sweep(asked(chat, ["num_gpu_blocks=20,4000"]), workers=1)
-    assert found.table["rejected"].tolist()[0] > 0
-    assert found.table["meets"].tolist() == [False, True]
+    result = sweep(asked(chat, ["num_gpu_blocks=20,4000"]), workers=1)
+    assert result.table["rejected"].tolist()[0] > 0
+    assert result.table["meets"].tolist() == [False, True]
     tight = sweep(asked(chat, ["gpu_memory_utilization=0.1,0.9"]), workers=1)
     assert "leaves no room for a KV cache" in tight.table["reason"][0]
     assert tight.cheapest["number"] == 1
@@ -102,10 +102,10 @@ def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
 def test_a_search_ends_when_the_space_is_used_up_and_finds_the_best(chat, reference):
     pytest.importorskip("optuna")
     question = asked(chat, slo=LEVEL, prices={"H200": 4.0}, trials=100, generation=8)
-    found = sweep(question, workers=1)
-    assert len(found.table) == 20
-    same = ["usd_per_hour", "margin", "ttft_p99_s", *found.knobs]
-    assert {name: found.cheapest[name] for name in same} == {name: reference.cheapest[name] for name in same}
+    result = sweep(question, workers=1)
+    assert len(result.table) == 20
+    same = ["usd_per_hour", "margin", "ttft_p99_s", *result.knobs]
+    assert {name: result.cheapest[name] for name in same} == {name: reference.cheapest[name] for name in same}
 
 
 def test_a_stopped_sweep_goes_on(chat, reference, tmp_path):
@@ -153,9 +153,9 @@ def test_a_dask_worker_killed_in_the_middle_changes_nothing(reference, dask_clus
         if done == 6:
             os.kill(workers[0].pid, signal.SIGKILL)
 
-    found = sweep(reference.question, cluster=address, progress=kill)
+    result = sweep(reference.question, cluster=address, progress=kill)
     assert workers[0].wait(10) == -signal.SIGKILL
-    assert found.table.equals(reference.table)
+    assert result.table.equals(reference.table)
 
 
 def test_a_scheduler_killed_in_the_middle_is_told_and_what_is_done_is_kept(reference, dask_cluster, tmp_path):
@@ -233,8 +233,8 @@ def test_a_folder_of_another_study_is_refused_in_one_line(chat, tmp_path, capsys
         ("--set", "block_size=16,32", "--search", "5"): "another kind",
     }.items():
         assert pagecast([*command, *change]) == 2
-        said = capsys.readouterr()
-        assert named in said.err and said.err.count("\n") == 1 and not said.out
+        output = capsys.readouterr()
+        assert named in output.err and output.err.count("\n") == 1 and not output.out
     # What it costs is no matter of the replays: a grid takes new prices.
     assert pagecast([*command, "--set", "block_size=16,32", "--price", "H200=3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cheapest"]["usd_per_hour"] == 3.0
@@ -280,8 +280,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
     command = ["sweep", "chat", "--limit", "5", "--set", "block_size=16,32", *options]
     begun = time.monotonic()
     assert pagecast(command) == 2
-    said = capsys.readouterr().err
-    assert named in said and said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert named in message and message.count("\n") == 1
     assert time.monotonic() - begun < 10
 
 
@@ -300,17 +300,17 @@ def test_the_front_is_what_no_other_beats(rows):
 def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys):
     command = ["sweep", "chat", "--limit", "20", "--workers", "1", "--set"]
     assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    named = [trial["step_costs"] for trial in told["trials"]]
+    body = json.loads(capsys.readouterr().out)
+    named = [trial["step_costs"] for trial in body["trials"]]
     assert named == ["vllm-0.24-h200-qwen3-8b", "roofline"]
     assert pd.read_parquet(tmp_path / "trials.parquet")["step_costs"].tolist() == named
-    assert [(each["name"], each["trials"], each["where"]) for each in told["step_costs"]] == [
+    assert [(each["name"], each["trials"], each["where"]) for each in body["step_costs"]] == [
         (named[0], 1, "gpu H200"),
         (named[1], 1, "gpu L40S"),
     ]
-    assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
-    for each in told["step_costs"]:
-        assert f"{each['name']}: {each['expected_error']}" in told["notes"]
+    assert body["scenario"]["model"] == "Qwen/Qwen3-8B"
+    for each in body["step_costs"]:
+        assert f"{each['name']}: {each['expected_error']}" in body["notes"]
     assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "0 trials replayed; 2 were in the folder already" in out
@@ -330,9 +330,9 @@ def test_a_study_from_before_trials_told_their_costs_goes_on(chat, reference, tm
     sweep(question, out=tmp_path, workers=1, progress=done.append, stop=lambda: max(done) >= 3)
     with sqlite3.connect(tmp_path / "study.sqlite") as database:
         database.execute("ALTER TABLE trials DROP COLUMN costs")
-    found = sweep(question, out=tmp_path, workers=1)
-    assert found.table.drop(columns="step_costs").equals(reference.table.drop(columns="step_costs"))
-    assert found.table["step_costs"].tolist() == [*[""] * 3, *["roofline"] * 17]
+    result = sweep(question, out=tmp_path, workers=1)
+    assert result.table.drop(columns="step_costs").equals(reference.table.drop(columns="step_costs"))
+    assert result.table["step_costs"].tolist() == [*[""] * 3, *["roofline"] * 17]
 
 
 def test_without_a_service_level_none_is_spoken_of(capsys):

@@ -27,14 +27,14 @@ def chat():
 
 def test_larger_blocks_waste_more_and_hold_shorter_tables(chat):
     tuned = tune_block_size(chat, Scenario(costs="roofline"), "8,32,128", concurrency=False, workers=1)
-    found = tuned.table.set_index("block_size")
-    assert found["tail_waste_tokens"].is_monotonic_increasing
-    assert found["table_entries"].is_monotonic_decreasing
-    assert found["lookup_blocks"].is_monotonic_decreasing
-    assert found["reused_prefix_tokens"].is_monotonic_decreasing
+    table = tuned.table.set_index("block_size")
+    assert table["tail_waste_tokens"].is_monotonic_increasing
+    assert table["table_entries"].is_monotonic_decreasing
+    assert table["lookup_blocks"].is_monotonic_decreasing
+    assert table["reused_prefix_tokens"].is_monotonic_decreasing
     held = (chat.requests["input_tokens"] + chat.requests["output_tokens"] - 1).to_numpy()
-    assert found["tail_waste_tokens"][32] == pytest.approx((-held % 32).mean())
-    assert found["table_bytes"][32] == pytest.approx(4 * (-(-held // 32)).mean())
+    assert table["tail_waste_tokens"][32] == pytest.approx((-held % 32).mean())
+    assert table["table_bytes"][32] == pytest.approx(4 * (-(-held // 32)).mean())
     assert tuned.recommended in (8, 32)
 
 
@@ -43,8 +43,8 @@ def test_a_pool_of_exactly_four_sequences_admits_four():
     columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
     trace = Trace("even", table(columns))
     scenario = Scenario(costs="roofline", num_gpu_blocks=16)
-    found = tune_block_size(trace, scenario, "16", workers=1).table
-    assert found["admissible_concurrency"].tolist() == [4]
+    result = tune_block_size(trace, scenario, "16", workers=1).table
+    assert result["admissible_concurrency"].tolist() == [4]
 
 
 def test_users_beyond_the_batch_are_admitted_where_the_level_lets_them_wait():
@@ -112,11 +112,11 @@ def rows(**columns):
         ({"reused_prefix_tokens": [1000, 900, 500], "ttft_mean_s": [0.2, 0.1, 0.1]}, 32, "is a compromise"),
     ],
 )
-def test_the_largest_block_that_costs_nothing_is_recommended(columns, best, said):
+def test_the_largest_block_that_costs_nothing_is_recommended(columns, best, sentence):
     table = rows(block_size=[16, 32, 64], **columns)
     value, reason = recommend(table, "block_size", thrifty_is_more=True)
     assert value == best
-    assert said in reason
+    assert sentence in reason
 
 
 def test_workers_change_nothing_and_a_stopped_tuning_has_what_is_done(chat):
@@ -142,11 +142,11 @@ def test_the_command_prints_a_table_a_reason_and_a_page(tmp_path, capsys):
     assert f"1 x H200 with Qwen/Qwen3-8B, as vllm would; step costs: {costs.name}." in lead
     assert "max_num_batched_tokens" in tail and "step costs used" in tail
     assert pagecast([*command, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["block_size"] for row in told["settings"]] == [16, 64]
-    assert told["recommended"] in (16, 64)
-    assert (told["costs"], told["expected_error"]) == (costs.name, sentence(costs.expected_error()))
-    assert told["scenario"]["model"] == "Qwen/Qwen3-8B"
+    body = json.loads(capsys.readouterr().out)
+    assert [row["block_size"] for row in body["settings"]] == [16, 64]
+    assert body["recommended"] in (16, 64)
+    assert (body["costs"], body["expected_error"]) == (costs.name, sentence(costs.expected_error()))
+    assert body["scenario"]["model"] == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_the_command_prints_a_table_a_reason_and_a_page(tmp_path, capsys):
 )
 def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
     assert pagecast(["tune", *options, "--limit", "5"]) == 2
-    said = capsys.readouterr().err
-    assert named in said and said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert named in message and message.count("\n") == 1
 
 
 def test_a_fixed_cache_is_refused_for_a_budget(chat):

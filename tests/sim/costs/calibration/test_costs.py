@@ -99,9 +99,9 @@ def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
         ((4096, 8192, 1024, 16), "1,024 requests in a step (fitted: 256)"),
         ((4096, 8192, 256, 4096), "a block size of 4,096 (fitted: 16)"),
     ):
-        said = sentence(costs.outside(*reached))
-        assert words in said
-        assert said.count("fitted:") == 1 and "\n" not in said
+        text = sentence(costs.outside(*reached))
+        assert words in text
+        assert text.count("fitted:") == 1 and "\n" not in text
     # A file of before ranges were kept says what it knows.
     bare = Calibrated(replace(calibration, fitted={}))
     assert "steps of up to 65,536 tokens" in sentence(bare.outside(100_000, 65_536, 1024, 16))
@@ -119,9 +119,9 @@ def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
 )
 def test_falling_back_to_the_roofline_says_why(change, words):
     target = replace(Target(model("Qwen/Qwen3-8B"), gpu("H200")), **change)
-    said = sentence(choose("auto", target).expected_error())
-    assert said.startswith("No shipped calibration fits (")
-    assert f"{VLLM} is {words}" in said
+    text = sentence(choose("auto", target).expected_error())
+    assert text.startswith("No shipped calibration fits (")
+    assert f"{VLLM} is {words}" in text
     assert "No shipped" not in sentence(choose("roofline", target).expected_error())
 
 
