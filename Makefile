@@ -8,7 +8,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 PARTS := sim engine kernels planner_app traces
 COMPILED := $(filter-out %/__init__.py %/check.py %/errors.py,$(wildcard sim/core/*.py sim/core/*/*.py)) sim/costs/step_costs.py
 
-.PHONY: help demo test test-slow lint bench compile format clean
+# Warnings are errors: a dead link ends the build.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: help demo test test-slow lint docs bench compile format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,7 +19,8 @@ help:
 	@echo "make test       lint, types, import contracts and all tests"
 	@echo "make test-slow  the long runs as well"
 	@echo "make bench      the benchmarks, beside every peer that is installed"
-	@echo "make lint       ruff (format and rules), mypy, import-linter"
+	@echo "make lint       ruff (format and rules), mypy, import-linter, and the docs without dead links"
+	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make compile    the core as a C extension (mypyc; needs a C compiler): replays run twice as fast"
 	@echo "make clean      removes what was built, the compiled core included"
 
@@ -49,6 +53,11 @@ lint: $(VENV)/.dev $(TREE)/__init__.py
 	$(BIN)/ruff check .
 	MYPYPATH=build/tree $(BIN)/mypy -p pagecast
 	PYTHONPATH=build/tree $(BIN)/lint-imports
+	$(SITE)
+
+docs: $(VENV)/.dev
+	@$(SITE)
+	@echo "the site is in build/site"
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests

@@ -1,19 +1,126 @@
-"""Pages that quote code quote what is there."""
+"""The documentation shows the output of real commands, and quotes code that exists."""
 
 import re
 from pathlib import Path
 
 import pytest
+from pagecast.planner_app.cli import run
+from pagecast.planner_app.commands.registry import load
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+from .documented import PAGES, ROOT, Command, commands, difference
+
+EXTENDING = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 SEAMS = (ROOT / "tests" / "sim" / "core" / "test_seams.py").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", EXTENDING, re.DOTALL)
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def pages(slow: bool) -> list[Path]:
+    """Pages with commands to run: those that hold none but slow ones are slow."""
+    return [
+        page for page in PAGES if any(each.runs and (each.mark == "slow") == slow for each in commands(page))
+    ]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder to run in, where the project's folders are and files may be written."""
+    for folder in ("examples", "tests", "traces"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+
+
+def obey(page: Path, capsys: pytest.CaptureFixture[str], *, slow: bool) -> None:
+    """Runs a page's commands in order and compares what they print."""
+    for each in commands(page):
+        if not each.runs or (each.mark == "slow" and not slow) or not each.words[0].endswith("pagecast"):
+            continue
+        code = run(list(each.words[1:]))
+        output = capsys.readouterr()
+        assert code in (0, 1), f"{each.words}: exit code {code}: {output.err}"
+        problem = difference(each.output, (output.out + output.err).splitlines())
+        assert not problem, f"{name(page)}: {' '.join(each.words)}\n{problem}"
+
+
+@pytest.mark.parametrize("page", pages(slow=False), ids=name)
+def test_each_page_shows_what_its_commands_print(page, desk, capsys):
+    obey(page, capsys, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", pages(slow=True), ids=name)
+def test_each_page_with_long_commands_shows_what_they_print(page, desk, capsys):
+    obey(page, capsys, slow=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_each_command_exists_with_its_options(page):
+    for each in commands(page):
+        check(each)
+
+
+def check(documented: Command) -> None:
+    """A command that is not run must exist all the same: options, target of make, extra, file."""
+    program, *words = documented.words
+    program = program.removeprefix(".venv/bin/")
+    if program == "pagecast":
+        command, words = load(words[0]), words[1:]
+        while words and (inner := getattr(command, "commands", {}).get(words[0])):
+            command, words = inner, words[1:]
+        known = {"--help"}.union(*((*each.opts, *each.secondary_opts) for each in command.params))
+        unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known]
+        assert not unknown, f"{documented.words}: {unknown}"
+    elif program == "make":
+        assert all(f"\n{target}:" in MAKEFILE for target in words if "=" not in target)
+    elif program == "pip":
+        for extra in re.findall(r"\[([\w,]+)\]", " ".join(words)):
+            assert all(re.search(rf"^{part} = \[", PYPROJECT, re.MULTILINE) for part in extra.split(","))
+    elif program == "python":
+        assert (ROOT / words[0]).exists() or words[0] == "-m"
+    else:
+        assert program in {"cp", "dask", "source"}, f"{program}: how is this checked?"
+
+
+def test_every_block_of_commands_is_marked_as_one():
+    """Commands stand in `console` blocks only, where they are tested."""
+    for page in PAGES:
+        for language, body in re.findall(r"```(\w*)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            if language != "console":
+                assert not re.search(r"^(\$ )?(pagecast|make|pip) ", body, re.MULTILINE), name(page)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=name)
+def test_pages_beside_the_site_have_no_dead_links(page):
+    """The build of the site checks its own pages: see `make lint`."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("shown", "same"),
+    [
+        (("a", "b", "c"), True),
+        (("a", "..."), True),
+        (("...", "b", "..."), True),
+        (("a", "b"), False),
+        (("b", "..."), False),
+        (("...", "c", "b", "..."), False),
+        ((), True),
+    ],
+)
+def test_outputs_are_compared_line_by_line(shown, same):
+    assert (difference(shown, ["a", "b", "c"]) == "") == same
 
 
 def test_the_page_quotes_every_seam():
     assert len(BLOCKS) >= 8
-    assert PAGE.count("```") == 2 * len(BLOCKS)
+    assert EXTENDING.count("```") == 2 * len(BLOCKS)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0].strip())
@@ -23,7 +130,7 @@ def test_each_block_is_an_excerpt_of_the_tests(block):
 
 
 def test_each_test_and_file_that_the_page_names_exists():
-    for name in re.findall(r"\btest_\w+\b(?!\.py)", PAGE):
-        assert f"def {name}(" in SEAMS
-    for path in re.findall(r"`((?:sim|tests)/[\w/]+(?:\.py)?)`", PAGE):
+    for test in re.findall(r"\btest_\w+\b(?!\.py)", EXTENDING):
+        assert f"def {test}(" in SEAMS
+    for path in re.findall(r"`((?:sim|tests)/[\w/]+(?:\.py)?)`", EXTENDING):
         assert (ROOT / path).exists()
