@@ -157,25 +157,25 @@ def test_the_scenarios_are_rough():
 
 def test_scenarios_with_speculation_are_rough():
     """Each of these once could have been decided otherwise unnoticed."""
-    found = Counter()
+    counts = Counter()
     for seed, run in recorded_with("speculation", FEW_EACH).items():
         spec = specification(seed, "speculation")
         config, requests = spec["config"], spec["requests"]
         speculative = config["speculative_config"]
-        found["asynchronous" if config["async_scheduling"] else "synchronous"] += 1
-        found[speculative["method"]] += 1
-        found["guesses by batch size"] += "num_speculative_tokens_per_batch_size" in speculative
-        found["no guesses at times"] += any(0 in request["drafts"] for request in requests)
-        found["all wrong at times"] += any(0 in request["accepted_drafts"] for request in requests)
-        found["early stops"] += any("stop_after" in request for request in requests)
-        found["near the longest sequence"] += any(
+        counts["asynchronous" if config["async_scheduling"] else "synchronous"] += 1
+        counts[speculative["method"]] += 1
+        counts["guesses by batch size"] += "num_speculative_tokens_per_batch_size" in speculative
+        counts["no guesses at times"] += any(0 in request["drafts"] for request in requests)
+        counts["all wrong at times"] += any(0 in request["accepted_drafts"] for request in requests)
+        counts["early stops"] += any("stop_after" in request for request in requests)
+        counts["near the longest sequence"] += any(
             request["input_tokens"] + request["output_tokens"] + 2 >= config["max_model_len"]
             for request in requests
         )
-        found["prefix hits"] += any(served.cached_tokens for served in run.served)
-        found["preemptions"] += any(served.preemptions for served in run.served)
-        found["removed blocks"] += len(set(run.contents)) > 1
-    assert min(found.values()) >= 2, found
+        counts["prefix hits"] += any(served.cached_tokens for served in run.served)
+        counts["preemptions"] += any(served.preemptions for served in run.served)
+        counts["removed blocks"] += len(set(run.contents)) > 1
+    assert min(counts.values()) >= 2, counts
 
 
 def is_idle(step: Step) -> bool:

@@ -68,23 +68,23 @@ def test_decisions_vllm_takes_now_are_the_same(tmp_path):
 
 def test_the_hybrid_scenarios_are_rough():
     """Whatever has been told apart by a scenario once must go on being asked."""
-    found = Counter()
+    counts = Counter()
     for seed, run in recorded(FEW).items():
         config = specification(seed)["config"]
         groups = config["kv_groups"]
-        found["asynchronous"] += config["async_scheduling"]
-        found["synchronous"] += not config["async_scheduling"]
-        found["windows"] += any("window" in group for group in groups)
-        found["chunks"] += any("chunk" in group for group in groups)
-        found["latents"] += any("latent" in group for group in groups)
-        found["states"] += any("state" in group for group in groups)
-        found["several block sizes"] += len({group["block_size"] for group in groups}) > 1
-        found["one group"] += len(groups) == 1
-        found["several windows"] += len({group.get("window") for group in groups}) > 2
-        found["prefix hits"] += any(served.cached_tokens for served in run.served)
-        found["preemptions"] += any(served.preemptions for served in run.served)
-        found["blocks stored or removed"] += any(step.trail for step in run.steps)
-    assert min(found.values()) >= 2, found
+        counts["asynchronous"] += config["async_scheduling"]
+        counts["synchronous"] += not config["async_scheduling"]
+        counts["windows"] += any("window" in group for group in groups)
+        counts["chunks"] += any("chunk" in group for group in groups)
+        counts["latents"] += any("latent" in group for group in groups)
+        counts["states"] += any("state" in group for group in groups)
+        counts["several block sizes"] += len({group["block_size"] for group in groups}) > 1
+        counts["one group"] += len(groups) == 1
+        counts["several windows"] += len({group.get("window") for group in groups}) > 2
+        counts["prefix hits"] += any(served.cached_tokens for served in run.served)
+        counts["preemptions"] += any(served.preemptions for served in run.served)
+        counts["blocks stored or removed"] += any(step.trail for step in run.steps)
+    assert min(counts.values()) >= 2, counts
 
 
 def test_a_block_that_differs_is_named(tmp_path):

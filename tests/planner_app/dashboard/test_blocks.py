@@ -186,11 +186,11 @@ def test_growing_finishing_and_their_refusals():
     sandbox.act(Action("finish", (0,)))
     assert sandbox.requests[0].state is State.FINISHED and looks(sandbox)[Look.REQUEST] == 0
     sandbox.act(Action("grow", (0, 5)))
-    assert "ended" in sandbox.said
+    assert "ended" in sandbox.message
     sandbox.act(Action("step", (3,)))
-    assert "no request runs" in sandbox.said
+    assert "no request runs" in sandbox.message
     sandbox.act(Action("add", (4000, 0, 0, 64, 0)))
-    assert "rejected" in sandbox.said and "48" in sandbox.said
+    assert "rejected" in sandbox.message and "48" in sandbox.said
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_knob_of_words_and_nothings_is_drawn_as_words():
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "unit", "value"),
+    ("name", "expected", "unit", "value"),
     [
         ("ttft_s.p99", "TTFT p99", "TTFT p99, seconds", "1.5 s"),
         ("ttft_p99_s", "TTFT p99", "TTFT p99, seconds", "1.5 s"),

@@ -101,7 +101,7 @@ def rows(**columns):
 
 
 @pytest.mark.parametrize(
-    ("columns", "best", "said"),
+    ("columns", "best", "sentence"),
     [
         ({"reused_prefix_tokens": [1000, 995, 950]}, 32, "64 would mean 5.0% fewer hit tokens"),
         ({"ttft_mean_s": [0.1, 0.104, 0.2]}, 32, "64 would mean 100.0% longer mean TTFT"),
