@@ -104,8 +104,8 @@ def replay(
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
         summary = summarise(table, recorder, scheduler, scenario, costs, wall_s)
-        said = notes(trace, scenario, costs, table, recorder, share)
-        result = Result(trace.name, scenario, summary, table, recorder.steps(), said)
+        remarks = notes(trace, scenario, costs, table, recorder, share)
+        result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:
             save(folder, trace, scenario, costs, summary, table)
     return result

@@ -190,7 +190,7 @@ def test_growing_finishing_and_their_refusals():
     sandbox.act(Action("step", (3,)))
     assert "no request runs" in sandbox.message
     sandbox.act(Action("add", (4000, 0, 0, 64, 0)))
-    assert "rejected" in sandbox.message and "48" in sandbox.said
+    assert "rejected" in sandbox.message and "48" in sandbox.message
 
 
 @pytest.mark.parametrize(
