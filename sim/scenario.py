@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
@@ -63,6 +65,9 @@ class Scenario(BaseModel):
         None, ge=2, description="longest prompt + output; longer requests are rejected (default: no limit)"
     )
     kv_cache_dtype: str = Field("auto", description="dtype of the KV cache (vLLM: auto, the model's)")
+    disable_hybrid_kv_cache_manager: bool = Field(
+        False, description="keep every token in every layer, windows or not (vLLM: off)"
+    )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs a replica is sharded over (vLLM: 1)")
     enable_expert_parallel: bool = Field(
         False, description="spread whole experts over a replica's GPUs, not slices of each (vLLM: off)"
@@ -116,14 +121,15 @@ class Scenario(BaseModel):
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
         """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.
 
-        `blocks_per_block`: how many of the engine's blocks one block of a sequence takes (`replay.windows`).
+        A profile that serves several KV groups has those of the model. For another one, a block stands for
+        `blocks_per_block` of the engine's (`replay.windows`).
         """
-        from pagecast.sim.core.rules.profiles import profile
-
-        profile(self.profile)
+        layout = self.layout()
+        groups = layout.specs if self._serves_groups and not layout.plain else ()
         limits = Limits(
-            num_blocks=max(int(self.blocks() / blocks_per_block), 1),
-            block_size=self.block_size,
+            num_blocks=self.blocks() if groups else max(int(self.blocks() / blocks_per_block), 1),
+            block_size=unit_tokens(groups) if groups else self.block_size,
+            groups=groups,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
@@ -133,6 +139,24 @@ class Scenario(BaseModel):
         )
         limits.check()
         return limits
+
+    @property
+    def _serves_groups(self) -> bool:
+        """Whether the profile serves models whose layers keep different tokens. Errors: BadInput."""
+        from pagecast.sim.core.rules.profiles import profile
+        from pagecast.sim.core.rules.rules import no_hybrid_mix
+
+        return profile(self.profile).hybrid_mix is not no_hybrid_mix
+
+    def layout(self) -> BlockLayout:
+        """How the model's layers share KV blocks on one GPU."""
+        return model_layout(
+            find_model(self.model),
+            self.block_size,
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+            disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
+        )
 
     def blocks(self) -> int:
         """The engine's usable KV blocks, each of one group of layers."""

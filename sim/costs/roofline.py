@@ -99,6 +99,7 @@ class Roofline:
         self.efficiencies = e = efficiencies or Efficiencies()
         self._linears = model.linears(tensor_parallel_size)
         self._bandwidth = gpu.hbm_bytes_per_s
+        self._kv_dtype = kv_cache_dtype
         self._kv_bytes = model.kv_element_bytes(kv_cache_dtype)
         self._fixed_s = self._gaps_s()
         self._launch_fs = round(model.layers * e.launch_layer_s * _FS)
@@ -277,7 +278,7 @@ class Roofline:
         wide = 2 * mla.kv_lora_rank + mla.rope_dim if mla else a.head_dim + a.v_head_dim
         flops = 2.0 * wide * (a.heads // tp)
         full, windows = 0.0, []
-        for group in self.model.kv_groups(tp):
+        for group in self.model.kv_groups(tp, self._kv_dtype):
             stream = group.elements_per_token * self._kv_bytes / (self._bandwidth * e.kv_stream)
             cost = group.layers * max(stream, flops / self._attention_flops_s) * _FS
             if group.window:
@@ -293,7 +294,7 @@ class Roofline:
         flops = self.model.attention_flops(tokens, context) / tp
         elements = sum(
             g.layers * g.elements_per_token * (min(context, g.window) if g.window else context)
-            for g in self.model.kv_groups(tp)
+            for g in self.model.kv_groups(tp, self._kv_dtype)
         )
         read = elements * self._kv_bytes / (self._bandwidth * self.efficiencies.kv_stream)
         cost = round(max(flops / self._attention_flops_s, read) * _FS)

@@ -1,6 +1,6 @@
-"""Layout of layers over KV blocks: one block table per group of layers, all blocks of one size.
+"""How layers share KV blocks: one block table for every group of layers, all blocks of as many bytes.
 
-A plain model has one group. A model whose layers keep different windows is cut as vLLM cuts it: groups of
+A plain model has one group. A model whose layers keep different tokens is cut as vLLM cuts it: groups of
 equally many layers of one kind, the last one padded, so that any block can serve any group.
 """
 
@@ -8,42 +8,84 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagecast.sim.machine.model_facts import KvGroup
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.machine.model_facts import KvGroup, ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """`windows` has one entry a group (0: full attention); each group has `layers` layers.
+    """`specs` has one entry per group: what its layers keep, in blocks of how many tokens.
 
-    `block_bytes` is one block of one group: `block_size` tokens in all of its layers.
+    Each group has `layers` layers, padding included. `block_bytes` is one block of one group, in all of its
+    layers. `block_size` is the engine's option; where layers have heads of several sizes, groups have more
+    tokens in a block.
     """
 
-    windows: tuple[int, ...]
+    specs: tuple[GroupSpec, ...]
     layers: int
     block_size: int
     block_bytes: int
 
     @property
     def groups(self) -> int:
-        return len(self.windows)
+        return len(self.specs)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window or chunk of each group, in tokens; 0 where it keeps every token."""
+        return tuple(spec.reach for spec in self.specs)
+
+    @property
+    def plain(self) -> bool:
+        """Whether every layer keeps every token, in one group."""
+        return self.groups == 1 and self.specs[0].kind in (KvKind.FULL, KvKind.LATENT)
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that a sequence of `tokens` holds while it decodes, over all groups.
 
-        A windowed group keeps the newest `window` tokens, which may begin inside a block.
+        A windowed group keeps the newest `reach` tokens, which may begin inside a block.
         """
-        size = self.block_size
-        full = -(-tokens // size)
-        return sum(min(full, -(-window // size) + 1) if window else full for window in self.windows)
+        return sum(_held(spec, tokens) for spec in self.specs)
+
+
+def _held(spec: GroupSpec, tokens: int) -> int:
+    blocks = spec.blocks_of(tokens)
+    return min(blocks, -(-spec.reach // spec.block_size) + 1) if spec.reach else blocks
 
 
 def block_layout(kv_groups: tuple[KvGroup, ...], block_size: int, element_bytes: int) -> BlockLayout:
     """vLLM's layout of `kv_groups`: groups have the size of the least numerous kind of layers.
 
-    They have that of the most numerous kind where it is less than 1.5 times the least.
+    They have that of the most numerous kind where it is less than 1.5 times the least. Layers with less KV
+    per token get blocks of more tokens, or padded ones where that does not come out even.
     """
     counts = [group.layers for group in kv_groups]
-    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
-    windows = [group.window for group in kv_groups for _ in range(-(-group.layers // size))]
-    page = block_size * max(group.elements_per_token for group in kv_groups) * element_bytes
-    return BlockLayout(tuple(windows), size, block_size, size * page)
+    layers = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    widest = max(group.elements_per_token for group in kv_groups)
+    specs = []
+    for group in kv_groups:
+        times, rest = divmod(widest, group.elements_per_token)
+        spec = GroupSpec(group.kind, block_size if rest else block_size * times, group.window)
+        specs += [spec] * -(-group.layers // layers)
+    return BlockLayout(tuple(specs), layers, block_size, layers * block_size * widest * element_bytes)
+
+
+def model_layout(
+    model: ModelFacts,
+    block_size: int,
+    *,
+    tensor_parallel_size: int = 1,
+    kv_cache_dtype: str = "auto",
+    disable_hybrid_kv_cache_manager: bool = False,
+) -> BlockLayout:
+    """The layout of a model's KV on one GPU of `tensor_parallel_size`.
+
+    `disable_hybrid_kv_cache_manager`: every layer keeps every token, in one group. Errors: BadInput for an
+    unknown dtype.
+    """
+    groups = model.kv_groups(tensor_parallel_size, kv_cache_dtype)
+    if disable_hybrid_kv_cache_manager and len(groups) > 1:
+        layers = sum(group.layers for group in groups)
+        widest = max(group.elements_per_token for group in groups)
+        groups = (KvGroup(0, layers, widest),)
+    return block_layout(groups, block_size, model.kv_element_bytes(kv_cache_dtype))

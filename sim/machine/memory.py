@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine import activations
-from pagecast.sim.machine.block_layout import BlockLayout, block_layout
+from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB, Gpu
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.loaded_weights import MIB, loaded_weight_bytes
@@ -24,8 +24,11 @@ from pagecast.sim.machine.model_facts import ModelFacts
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 # The driver's context on one GPU, made before an engine measures anything. Measured: H200, CUDA 13.
 CONTEXT_BYTES = 619 * MIB
-# NCCL's channels and the all-reduce's buffers on each GPU of several, likewise made before.
-NCCL_BYTES = 900 * MIB
+# NCCL's channels on each GPU of several, likewise made before: 1.50 GiB in logs of vLLM 0.19 (H100, TP 2).
+NCCL_BYTES = 1536 * MIB
+# Buffers of the all-reduce and of NCCL that an engine's profile finds outside torch: 2.07 GiB (TP 2) to
+# 2.13 GiB (TP 4) in those logs, where one GPU alone has 0.25 GiB.
+ALL_REDUCE_BYTES = 1894 * MIB
 # Kernels loaded on first use: cuBLAS's take 66 MiB (measured, H200), attention's, Triton's and the engine's
 # about as much. Logs of warm starts leave 0.1 GiB (RTX 4090) to 0.3 GiB (H200) by subtraction.
 LIBRARY_BYTES = 128 * MIB
@@ -112,6 +115,7 @@ def hbm_budget(
     max_num_batched_tokens: int = 8192,
     max_model_len: int | None = None,
     kv_cache_dtype: str = "auto",
+    disable_hybrid_kv_cache_manager: bool = False,
     enforce_eager: bool = False,
     model_runner: str = "auto",
     sequence_tokens: int = 2048,
@@ -136,8 +140,12 @@ def hbm_budget(
         },
     )
     model.check_tensor_parallel(tensor_parallel_size)
-    layout = block_layout(
-        model.kv_groups(tensor_parallel_size), block_size, model.kv_element_bytes(kv_cache_dtype)
+    layout = model_layout(
+        model,
+        block_size,
+        tensor_parallel_size=tensor_parallel_size,
+        kv_cache_dtype=kv_cache_dtype,
+        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
     )
     lean = activations.lean_runner(model, model_runner)
     profile = _Profile(max_num_batched_tokens, max_num_seqs, max_model_len, enforce_eager, lean)
@@ -155,7 +163,7 @@ def hbm_budget(
         limit,
         blocks,
         layout,
-        max_model_len or model.max_position,
+        _tokens(blocks - 1, layout, max_num_batched_tokens, max_model_len or model.max_position),
         sequence_tokens,
         kv_cache_dtype,
     )
@@ -186,7 +194,7 @@ def _budget(
     limit: str,
     blocks: int,
     layout: BlockLayout,
-    max_model_len: int,
+    kv_tokens: int,
     sequence_tokens: int,
     kv_cache_dtype: str,
 ) -> HbmBudget:
@@ -203,9 +211,10 @@ def _budget(
         notes.append("the items do not fit: expect to run out of memory when CUDA graphs are captured")
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
-    half = (layout.block_size - 1) / 2
-    held = sum((min(w, sequence_tokens) if w else sequence_tokens) + half for w in layout.windows)
-    blocks_each = held / layout.block_size
+    blocks_each = 0.0
+    for spec in layout.specs:
+        held = min(spec.reach, sequence_tokens) if spec.reach else sequence_tokens
+        blocks_each += (held + (spec.block_size - 1) / 2) / spec.block_size
     whole = int(usable / blocks_each) * sequence_tokens
     return HbmBudget(
         model=model.name,
@@ -217,7 +226,7 @@ def _budget(
         kv_bytes=kv_bytes,
         num_gpu_blocks=usable,
         layout=layout,
-        kv_tokens=_tokens(usable, layout, max_model_len),
+        kv_tokens=kv_tokens,
         bytes_per_token=BytesPerToken(
             sequence_tokens=sequence_tokens,
             theoretical=model.kv_bytes_of_sequence(sequence_tokens, kv_cache_dtype, tp) / sequence_tokens,
@@ -228,11 +237,18 @@ def _budget(
     )
 
 
-def _tokens(blocks: int, layout: BlockLayout, max_model_len: int) -> int:
-    """Tokens that fit: those of sequences of `max_model_len` where layers keep different windows."""
-    if layout.groups == 1 and not layout.windows[0]:
+def _tokens(blocks: int, layout: BlockLayout, max_num_batched_tokens: int, max_model_len: int) -> int:
+    """Tokens that fit: those of sequences of `max_model_len` where layers keep different windows.
+
+    Each of these counts, as in vLLM's log, the blocks that it holds at most: a window and a step's chunk.
+    """
+    if layout.plain:
         return blocks * layout.block_size
-    return blocks * max_model_len // layout.blocks_of(max_model_len)
+    held = 0
+    for spec in layout.specs:
+        windowed = spec.most_blocks(max_num_batched_tokens, max_model_len)
+        held += windowed if spec.reach else spec.blocks_of(max_model_len)
+    return blocks * max_model_len // held
 
 
 def _limits(
@@ -292,7 +308,8 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tup
         Item("CUDA graphs", graphs, f"{len(capture_sizes(seqs))} batch sizes", counted=not lean),
         Item("sampler", state, "token counts for penalties", counted=False),
         Item("CUDA context", CONTEXT_BYTES, "the driver's", counted=False),
-        Item("communication", NCCL_BYTES if tp > 1 else 0, "NCCL and all-reduce buffers", counted=False),
+        Item("communication", ALL_REDUCE_BYTES if tp > 1 else 0, "all-reduce and NCCL buffers"),
+        Item("NCCL", NCCL_BYTES if tp > 1 else 0, "its channels", counted=False),
     ]
     return tuple(item for item in items if item.bytes)
 

@@ -221,6 +221,7 @@ def _attention(read: _Reader, kind: str) -> AttentionShape:
         head_dim=head_dim,
         v_head_dim=v_head_dim,
         windows=_windows(read, kind),
+        chunked=kind == "llama4_text",
         qkv_bias=bool(kind in _QKV_BIAS if bias is None else bias),
         o_bias=kind in _STARCODER_OPT or bool(bias and kind in ("llama", "gpt_oss", "granite", "qwen3")),
         qk_norm=qk_norm,
@@ -231,7 +232,7 @@ def _attention(read: _Reader, kind: str) -> AttentionShape:
 
 def _windows(read: _Reader, kind: str) -> tuple[int, ...]:
     config, layers = read.config, read.layers
-    if kind == "llama4_text":  # three layers of four attend within chunks; taken as windows of that size
+    if kind == "llama4_text":  # three layers of four attend within chunks
         chunk = read.integer("attention_chunk_size", default=8192)
         return tuple(chunk if (i + 1) % 4 else 0 for i in range(layers))
     window = read.count("sliding_window")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.group_spec import KvKind
 
 # Bits a stored weight takes, scales and zero points included (group of 128 for int4; blocks of 128 x 128
 # for fp8; OCP microscaling formats for mxfp4; 16-value blocks for nvfp4).
@@ -39,7 +40,13 @@ _KV_BYTES = {
     "fp8_e5m2": 1,
     "fp8_inc": 1,
     "int8": 1,
+    "fp8_per_token_head": 1,
+    "int8_per_token_head": 1,
 }
+# What a token's keys and values of one head have beside them in these dtypes: two scales of 4 bytes.
+_SCALED = ("fp8_per_token_head", "int8_per_token_head")
+_SCALE_BYTES = 8
+_VOCAB_STEP = 64  # engines pad the vocabulary to a multiple of this, and split it evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class AttentionShape:
     head_dim: int
     v_head_dim: int
     windows: tuple[int, ...]
+    chunked: bool = False  # the windows are chunks: a token attends to those of its own chunk
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: str = ""  # "head": over one head's width; "full": over all heads'
@@ -101,11 +109,15 @@ class Linear(NamedTuple):
 
 
 class KvGroup(NamedTuple):
-    """Layers that keep the same tokens: `window` 0 keeps all of them, otherwise the newest `window`."""
+    """Layers that keep the same tokens: `window` 0 keeps all of them, otherwise the newest `window`.
+
+    Of kind `CHUNK` they keep those of the current chunk of `window` tokens.
+    """
 
     window: int
     layers: int
     elements_per_token: int  # of one layer, on one GPU
+    kind: KvKind = KvKind.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,20 +256,30 @@ class ModelFacts:
         """KV heads on one GPU: replicated where there are more GPUs than heads."""
         return max(1, self.attention.kv_heads // tensor_parallel_size)
 
-    def kv_groups(self, tensor_parallel_size: int = 1) -> tuple[KvGroup, ...]:
-        """Layers by the window they keep, full attention first. MLA keeps one latent on every GPU."""
+    def kv_groups(self, tensor_parallel_size: int = 1, kv_cache_dtype: str = "auto") -> tuple[KvGroup, ...]:
+        """Layers by what they keep, in the order of their first layers. MLA keeps one latent on every GPU.
+
+        With scales for each token and head, these count as elements of one byte.
+        """
         a = self.attention
         if a.mla:
             elements = a.mla.kv_lora_rank + a.mla.rope_dim
         else:
-            elements = self.local_kv_heads(tensor_parallel_size) * (a.head_dim + a.v_head_dim)
+            scales = _SCALE_BYTES if kv_cache_dtype.lower() in _SCALED else 0
+            elements = self.local_kv_heads(tensor_parallel_size) * (a.head_dim + a.v_head_dim + scales)
         counts = Counter(a.windows)
-        return tuple(KvGroup(window, counts[window], elements) for window in sorted(counts))
+        return tuple(KvGroup(window, n, elements, self._kv_kind(window)) for window, n in counts.items())
+
+    def _kv_kind(self, window: int) -> KvKind:
+        if window:
+            return KvKind.CHUNK if self.attention.chunked else KvKind.WINDOW
+        return KvKind.LATENT if self.attention.mla else KvKind.FULL
 
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
         """Bytes that one token adds to every layer's KV cache on one GPU, while within all windows."""
         size = self.kv_element_bytes(kv_cache_dtype)
-        return sum(g.layers * g.elements_per_token for g in self.kv_groups(tensor_parallel_size)) * size
+        groups = self.kv_groups(tensor_parallel_size, kv_cache_dtype)
+        return sum(g.layers * g.elements_per_token for g in groups) * size
 
     def kv_bytes_of_sequence(
         self, tokens: int, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
@@ -266,7 +288,7 @@ class ModelFacts:
         size = self.kv_element_bytes(kv_cache_dtype)
         return size * sum(
             g.layers * g.elements_per_token * (min(tokens, g.window) if g.window else tokens)
-            for g in self.kv_groups(tensor_parallel_size)
+            for g in self.kv_groups(tensor_parallel_size, kv_cache_dtype)
         )
 
     def kv_element_bytes(self, kv_cache_dtype: str = "auto") -> int:
@@ -275,7 +297,10 @@ class ModelFacts:
             return self.dtype_bytes
         size = _KV_BYTES.get(kv_cache_dtype.lower())
         if size is None:
-            raise BadInput(f"kv_cache_dtype {kv_cache_dtype!r} is unknown; use auto, bf16, fp16 or fp8")
+            raise BadInput(
+                f"kv_cache_dtype {kv_cache_dtype!r} is unknown; use auto, bf16, fp16, fp8, int8, "
+                "fp8_per_token_head or int8_per_token_head"
+            )
         return size
 
     # -- arithmetic ------------------------------------------------------------------------------
@@ -305,6 +330,11 @@ class ModelFacts:
             raise BadInput(
                 f"tensor_parallel_size {tp} neither divides nor is a multiple of the {a.kv_heads} KV heads "
                 f"of {self.name}"
+            )
+        if -(-self.vocab // _VOCAB_STEP) * _VOCAB_STEP % tp:
+            raise BadInput(
+                f"tensor_parallel_size {tp} does not divide the vocabulary of {self.name}, which has "
+                f"{self.vocab} tokens and is padded to a multiple of {_VOCAB_STEP}"
             )
 
 

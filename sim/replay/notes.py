@@ -44,7 +44,7 @@ def _too_long(scenario: Scenario, longest: int) -> Note | None:
 
 
 def _windows(scenario: Scenario, blocks_per_block: float) -> Note | None:
-    if blocks_per_block == 1.0:
+    if blocks_per_block == 1.0 or scenario.limits(blocks_per_block).groups:
         return None
     return Note("sliding_windows", model=scenario.model, blocks_per_block=blocks_per_block)
 

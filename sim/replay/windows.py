@@ -8,7 +8,6 @@ the trace's sequences takes in the mean over their lengths: exact in total, not 
 from __future__ import annotations
 
 import numpy as np
-from pagecast.sim.machine.block_layout import block_layout
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -16,10 +15,8 @@ from pagecast.traces.schema import Trace
 
 def blocks_per_block(trace: Trace, scenario: Scenario) -> float:
     """The engine's blocks that one block of a sequence takes, in the trace's mean; 1 for plain models."""
-    model = find_model(scenario.model)
-    element = model.kv_element_bytes(scenario.kv_cache_dtype)
-    layout = block_layout(model.kv_groups(scenario.tensor_parallel_size), scenario.block_size, element)
-    if layout.windows == (0,):
+    layout = scenario.layout()
+    if layout.plain:
         return 1.0
     lengths = (trace.requests["input_tokens"] + trace.requests["output_tokens"] - 1).to_numpy(np.int64)
     unique, counts = np.unique(lengths, return_counts=True)

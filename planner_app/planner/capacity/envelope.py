@@ -111,7 +111,8 @@ def envelope(
 ) -> Envelope:
     """The static envelope of a trace on a server. Errors: BadInput where no KV block fits."""
     size = scenario.block_size
-    pool = scenario.limits(blocks_per_block(trace, scenario)).num_blocks
+    scenario.limits()
+    pool = max(int(scenario.blocks() / blocks_per_block(trace, scenario)), 1)
     blocks = blocks_in_use(trace, size)
     caching = scenario.enable_prefix_caching
     reused = hits(trace, (pool,), size).capacity[pool] if caching else 0.0

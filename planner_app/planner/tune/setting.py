@@ -12,9 +12,7 @@ from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue
 from pagecast.planner_app.planner.sweep.trial import Figure, at, figures_of
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.machine.block_layout import BlockLayout, block_layout
 from pagecast.sim.machine.gpus import GIB
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -64,7 +62,7 @@ class Tuning:
             "reason": "",
             "meets": verdict.holds and not result.summary["rejected"],
             **{term.text: term.value for term in verdict.terms},
-            "kv_gib": _layout(scenario).block_bytes * scenario.blocks() / GIB,
+            "kv_gib": scenario.layout().block_bytes * scenario.blocks() / GIB,
             **figures_of(result),
             **tables(result),
             "static_concurrency": room.concurrency,
@@ -108,7 +106,7 @@ def tables(result: Result) -> dict[str, Figure]:
         return dict.fromkeys(TABLES)
     held = (done["input_tokens"] + done["output_tokens"] - 1).to_numpy(np.int64)
     blocks = -(-held // size)
-    entries = float(blocks.mean()) * _layout(scenario).groups
+    entries = float(blocks.mean()) * scenario.layout().groups
     caching = scenario.enable_prefix_caching
     return {
         "tail_waste_tokens": float((blocks * size - held).mean()),
@@ -118,9 +116,3 @@ def tables(result: Result) -> dict[str, Figure]:
         "lookup_blocks": float((done["input_tokens"] // size).mean()) if caching else 0.0,
         "lookup_s": result.summary["prefix_lookup_s"]["mean"],
     }
-
-
-def _layout(scenario: Scenario) -> BlockLayout:
-    model, gpus = find_model(scenario.model), scenario.tensor_parallel_size
-    element_bytes = model.kv_element_bytes(scenario.kv_cache_dtype)
-    return block_layout(model.kv_groups(gpus), scenario.block_size, element_bytes)

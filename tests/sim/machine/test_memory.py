@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.machine.block_layout import block_layout
+from pagecast.sim.core.group_spec import KvKind
+from pagecast.sim.machine.block_layout import block_layout, model_layout
 from pagecast.sim.machine.gpus import GIB, gpu
 from pagecast.sim.machine.memory import UNCERTAIN_BYTES, HbmBudget, hbm_budget
+from pagecast.sim.machine.model_facts import KvGroup
 from pagecast.sim.machine.models import known_models, model
 
 QWEN = model("Qwen/Qwen3-8B")
@@ -25,6 +27,7 @@ class Start:
     kv_gib: float
     options: dict
     source: str
+    tp: int = 1
     total_gib: float | None = None  # where the driver's figure differs from the table's
     version: tuple[int, int] = (0, 24)
 
@@ -84,6 +87,27 @@ STARTS = [
         total_gib=39.39,
         version=(0, 9),
     ),
+    *(
+        Start(
+            name,
+            "H100 SXM",
+            kv_gib,
+            {"gpu_memory_utilization": used, "max_num_seqs": 1024, "max_model_len": 8192},
+            "vLLM 0.19.0, llm-d-planner, accuracy/results/v0.19.0: one of 58 starts on H100",
+            tp,
+            total_gib=79.19,
+            version=(0, 19),
+        )
+        for name, tp, used, kv_gib in (
+            ("meta-llama/Llama-3.1-8B", 1, 0.95, 58.11),
+            ("meta-llama/Llama-3.1-8B", 2, 0.95, 63.76),
+            ("meta-llama/Llama-3.1-8B", 4, 0.95, 67.44),
+            ("Qwen/Qwen2.5-7B", 1, 0.95, 58.53),
+            ("Qwen/Qwen2.5-7B", 2, 0.95, 63.84),
+            ("Qwen/Qwen2.5-7B", 4, 0.95, 67.34),
+            ("openai/gpt-oss-20b", 2, 0.90, 59.32),
+        )
+    ),
 ]
 
 
@@ -92,12 +116,14 @@ def predicted(start: Start) -> float:
     if start.total_gib:
         facts = replace(facts, hbm_bytes=round(start.total_gib * GIB))
     runner = "auto" if start.version >= (0, 24) else "v1"
-    budget = hbm_budget(model(start.model), facts, model_runner=runner, **start.options)
+    budget = hbm_budget(
+        model(start.model), facts, tensor_parallel_size=start.tp, model_runner=runner, **start.options
+    )
     graphs = sum(i.bytes for i in budget.items if i.name == "CUDA graphs" and i.counted)
     return (budget.kv_bytes + (0 if start.version >= (0, 21) else graphs)) / GIB  # counted since 0.21
 
 
-@pytest.mark.parametrize("start", STARTS, ids=lambda s: f"{s.model} {s.gpu} {s.kv_gib}")
+@pytest.mark.parametrize("start", STARTS, ids=lambda s: f"{s.model} {s.gpu} x{s.tp} {s.kv_gib}")
 def test_public_starts_lie_within_the_stated_uncertainty(start: Start) -> None:
     assert abs(predicted(start) - start.kv_gib) * GIB < UNCERTAIN_BYTES
 
@@ -144,8 +170,44 @@ def test_hybrid_layers_are_grouped_as_vllm_groups_them() -> None:
     layout = block_layout(model("google/gemma-3-27b").kv_groups(), 16, 2)
     assert (layout.layers, layout.groups) == (10, 7)
     assert 109.86 * GIB / layout.block_bytes == pytest.approx(89_994, abs=6)
-    # 12 full and 12 windowed layers of gpt-oss: two groups of twelve.
-    assert block_layout(model("openai/gpt-oss-20b").kv_groups(), 16, 2).windows == (0, 128)
+    # 12 windowed and 12 full layers of gpt-oss: two groups of twelve, the windowed ones first.
+    assert block_layout(model("openai/gpt-oss-20b").kv_groups(), 16, 2).windows == (128, 0)
+
+
+def test_capacity_of_a_windowed_model_is_that_of_vllms_log() -> None:
+    # gpt-oss-20b on two H100, vLLM 0.19: 59.32 GiB held 323,972 blocks of two groups, and 316.07 requests
+    # of 8,192 tokens, which hold 512 blocks in one group and 513 in the other.
+    layout = block_layout(model("openai/gpt-oss-20b").kv_groups(2), 16, 2)
+    assert 59.32 * GIB / layout.block_bytes == pytest.approx(323_972, abs=40)
+    budget = hbm_budget(
+        model("openai/gpt-oss-20b"), gpu("H100 SXM"), tensor_parallel_size=2, max_model_len=8192
+    )
+    assert budget.kv_tokens / budget.num_gpu_blocks == pytest.approx(316.07 * 8192 / 323_972, rel=1e-5)
+
+
+def test_hybrid_models_become_groups_of_what_their_layers_keep() -> None:
+    def kinds(name: str, **options) -> list[tuple[str, int]]:
+        return [(spec.kind.value, spec.reach) for spec in model_layout(model(name), 16, **options).specs]
+
+    assert kinds("google/gemma-3-27b") == [("sliding_window", 1024)] * 6 + [("full_attention", 0)]
+    assert kinds("openai/gpt-oss-20b") == [("sliding_window", 128), ("full_attention", 0)]
+    llama_4 = [("chunked_local_attention", 8192)] * 3 + [("full_attention", 0)]
+    assert kinds("meta-llama/Llama-4-Scout-17B-16E") == llama_4
+    assert kinds("deepseek-ai/DeepSeek-V3") == [("mla_attention", 0)]
+    assert kinds("google/gemma-3-27b", disable_hybrid_kv_cache_manager=True) == [("full_attention", 0)]
+
+
+def test_layers_with_less_kv_per_token_get_blocks_of_more_tokens() -> None:
+    even = block_layout((KvGroup(0, 4, 512), KvGroup(64, 4, 128, KvKind.WINDOW)), 16, 2)
+    assert [spec.block_size for spec in even.specs] == [16, 64]
+    padded = block_layout((KvGroup(0, 4, 512), KvGroup(64, 4, 200, KvKind.WINDOW)), 16, 2)
+    assert [spec.block_size for spec in padded.specs] == [16, 16]
+
+
+def test_scales_per_token_and_head_are_counted() -> None:
+    plain = budget_for(kv_cache_dtype="int8").layout.block_bytes
+    scaled = budget_for(kv_cache_dtype="int8_per_token_head").layout.block_bytes
+    assert scaled - plain == 36 * 16 * 8 * 2 * 4  # layers, tokens, KV heads, two scales of 4 bytes
 
 
 @given(tokens=st.integers(1, 5000), size=st.sampled_from([1, 8, 16, 64]))
@@ -219,6 +281,12 @@ def test_admission_by_the_admissible_figure_never_overfills(name: str, tokens: i
         ({"kv_cache_dtype": "fp5"}, "kv_cache_dtype 'fp5' is unknown"),
         ({"model_runner": "v3"}, "model_runner is 'v3'; it must be auto, v1 or v2"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size 0"),
+        (
+            {
+                "kv_cache_dtype": "fp8_per_token",
+            },
+            "int8_per_token_head",
+        ),
     ],
 )
 def test_impossible_budgets_are_refused_in_one_line(options: dict, message: str) -> None:

@@ -112,11 +112,11 @@ def test_kv_bytes_per_token(name: str, expected: int) -> None:
 
 def test_windowed_layers_stop_growing() -> None:
     gemma = model("google/gemma-3-27b")
-    full, windowed = gemma.kv_groups()
+    windowed, full = gemma.kv_groups()
     assert (full.layers, windowed.layers, windowed.window) == (10, 52, 1024)
     grown = gemma.kv_bytes_of_sequence(20_000) - gemma.kv_bytes_of_sequence(19_999)
     assert grown == 10 * 2 * 16 * 128 * 2
-    assert model("openai/gpt-oss-120b").kv_groups()[1].window == 128
+    assert model("openai/gpt-oss-120b").kv_groups()[0].window == 128
     assert model("mistralai/Mistral-7B-v0.1").kv_groups()[0].window == 4096
     assert model("mistralai/Mistral-7B-v0.3").kv_groups()[0].window == 0
 
