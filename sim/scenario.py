@@ -6,6 +6,7 @@ scheduler nor a cost model: those are imported where they are used.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -18,8 +19,9 @@ from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.speculation.config import SpeculativeConfig
 from pagecast.sim.yaml_documents import read_mapping
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
@@ -74,9 +76,14 @@ class Scenario(BaseModel):
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="queue order (vLLM: fcfs)")
     async_scheduling: bool | None = Field(
-        None, description="plan a step while the last one runs (vLLM: on; nano-vllm: off)"
+        None,
+        description="plan a step while the last one runs (vLLM: on, off with n-gram and draft models; "
+        "nano-vllm: off)",
     )
     enable_prefix_caching: bool = Field(True, description="reuse cached prefixes (vLLM: on)")
+    speculative_config: str | None = Field(
+        None, description="speculative decoding, as METHOD:GUESSES:ACCEPTANCE or vLLM's JSON (default: none)"
+    )
     seed: int = Field(0, description="of whatever is drawn at random")
 
     @classmethod
@@ -101,11 +108,23 @@ class Scenario(BaseModel):
                 raise BadInput(
                     f"{where}: field {name!r} is not known; fields are {', '.join(cls.model_fields)}"
                 ) from None
-            raise BadInput(f"{where}: {name} is {first['input']!r}: {first['msg']}") from None
+            raise BadInput(
+                f"{where}: {name} is {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+            ) from None
 
     def save(self, path: str | Path) -> None:
         """Writes every field, so that a run can be repeated from the file even where a default changes."""
         Path(path).write_text(yaml.safe_dump(self.model_dump(), sort_keys=False), encoding="utf-8")
+
+    @field_validator("speculative_config", mode="before")
+    @classmethod
+    def _write_speculation(cls, value: Any) -> Any:
+        """A mapping of a scenario file is kept as vLLM's JSON; whatever it is, it is checked."""
+        if isinstance(value, dict):
+            value = json.dumps(value)
+        if isinstance(value, str):
+            SpeculativeConfig.parse(value)
+        return value
 
     # ---- what follows from the fields
 
@@ -126,6 +145,12 @@ class Scenario(BaseModel):
         """
         layout = self.layout()
         groups = layout.specs if self._serves_groups and not layout.plain else ()
+        speculation = self.speculation
+        if speculation is not None and self.async_scheduling and not speculation.may_plan_ahead:
+            raise BadInput(
+                f"speculation by {speculation.method} needs the tokens of a step before the next is planned; "
+                "turn async_scheduling off, or take ngram_gpu"
+            )
         limits = Limits(
             num_blocks=self.blocks() if groups else max(int(self.blocks() / blocks_per_block), 1),
             block_size=unit_tokens(groups) if groups else self.block_size,
@@ -171,9 +196,17 @@ class Scenario(BaseModel):
         """Whether steps are planned ahead."""
         if self.async_scheduling is not None:
             return self.async_scheduling
+        speculation = self.speculation
+        if speculation is not None and not speculation.plans_ahead:
+            return False
         from pagecast.sim.core.rules.profiles import profile as find_profile
 
         return find_profile(self.profile).pipelined
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """How requests speculate; None where they do not."""
+        return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
 
     def step_costs(self) -> StepCosts:
         """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""

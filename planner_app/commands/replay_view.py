@@ -52,6 +52,7 @@ def _rows(result: Result) -> list[tuple[str, str]]:
         ("  decode", "decode_s"),
         ("TPOT", "tpot_s"),
     ]
+    rows += [("ITL", "itl_s")] if "itl_s" in result.summary else []
     sides = [("TTFT cached", "ttft_cached_s"), ("TTFT uncached", "ttft_uncached_s")]
     return rows + (sides if telling(result.requests) else [])
 
@@ -85,4 +86,16 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
     )
     table.add_row("steps", f"{s['steps']:,}")
+    if speculation := s.get("speculation"):
+        table.add_row("guesses", _guesses(speculation))
     return table
+
+
+def _guesses(speculation: dict[str, Any]) -> str:
+    """How many guesses were right, and what a step yields with them."""
+    if not speculation["num_drafts"]:
+        return "none"
+    each = ", ".join(f"{rate:.0%}" for rate in speculation["acceptance_rates_per_position"])
+    right = f"{speculation['num_accepted_tokens']:,} of {speculation['num_draft_tokens']:,} right"
+    length = speculation["mean_acceptance_length"]
+    return f"{right} (by position {each}), {length:.2f} tokens per verifying step"

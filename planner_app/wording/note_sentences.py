@@ -168,6 +168,19 @@ def _beyond_model_length(f: Mapping[str, Any]) -> str:
     )
 
 
+def _speculation(f: Mapping[str, Any]) -> str:
+    text = (
+        "Steps that verify guesses are timed as decode steps with more rows, and drafting by the weights "
+        "that it reads: neither was compared with a measured run."
+    )
+    if f["drafter_memory"]:
+        text += (
+            " The memory budget has no room for the drafter's weights and KV: give --num-gpu-blocks where "
+            "they are known."
+        )
+    return text
+
+
 def _sliding_windows(f: Mapping[str, Any]) -> str:
     return (
         f"{f['model']} has layers with sliding windows: each block of a sequence counts as "
@@ -199,6 +212,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "workload_redrawn": _workload_redrawn,
     "beyond_model_length": _beyond_model_length,
     "sliding_windows": _sliding_windows,
+    "speculation": _speculation,
     "blocks_given": _blocks_given,
     "blocks_beyond_memory": _blocks_beyond_memory,
 }

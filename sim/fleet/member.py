@@ -15,6 +15,7 @@ from pagecast.sim.replay.clients import NEVER_NS
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.scenario import Scenario
 
 
@@ -40,7 +41,8 @@ class Member:
         self.scenario = scenario
         self.limits = limits
         self.costs = costs
-        self.scheduler = Scheduler(limits, find_profile(scenario.profile))
+        speculation = speculate(None, scenario, costs)
+        self.scheduler = Scheduler(limits, find_profile(scenario.profile), drafter=speculation)
         self.recorder = Recorder(keep_steps=keep_steps)
         self.inbox = Inbox(on_end)
         self.replica = Replica(
@@ -51,6 +53,7 @@ class Member:
             feed,
             self.recorder,
             fast_forward=fast_forward,
+            speculation=speculation,
         )
         self._scrape: Scrape | None = None
 

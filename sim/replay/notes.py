@@ -33,6 +33,7 @@ def notes(
         context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
     texts += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
+    texts.append(_speculation(scenario))
     return tuple(note for note in texts if note)
 
 
@@ -47,6 +48,15 @@ def _windows(scenario: Scenario, blocks_per_block: float) -> Note | None:
     if blocks_per_block == 1.0 or scenario.limits(blocks_per_block).groups:
         return None
     return Note("sliding_windows", model=scenario.model, blocks_per_block=blocks_per_block)
+
+
+def _speculation(scenario: Scenario) -> Note | None:
+    """What a forecast with speculation leaves out."""
+    config = scenario.speculation
+    if config is None:
+        return None
+    with_weights = config.method not in ("ngram", "ngram_gpu")
+    return Note("speculation", drafter_memory=with_weights and scenario.num_gpu_blocks is None)
 
 
 def _override(scenario: Scenario) -> Iterator[Note]:

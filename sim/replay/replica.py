@@ -26,6 +26,8 @@ from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.speculation.costs import shape_of
+from pagecast.sim.speculation.speculation import Speculation
 from simpy.events import URGENT
 
 FlightTimes = tuple[int, int, int]
@@ -39,7 +41,7 @@ class Replica:
     """Serves what `arrivals` brings, with a scheduler's decisions and a cost model's times.
 
     `fast_forward=False` makes every step a flight of its own; the outcome is the same to the nanosecond.
-    `after_step` is called between steps, for checks.
+    `after_step` is called between steps, for checks. `speculation`: the drafter of the scheduler, if any.
 
     Where `arrivals.open` is true, somebody adds requests while the replica runs, at the environment's time,
     and calls `wake` after each; the replica waits where it has nothing to do. `clock` is the time of its
@@ -57,6 +59,7 @@ class Replica:
         *,
         fast_forward: bool = True,
         after_step: Callable[[], None] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
@@ -66,6 +69,7 @@ class Replica:
         self.recorder = recorder
         self.fast_forward = fast_forward
         self.after_step = after_step
+        self.speculation = speculation
         self._pipeline: Pipeline[FlightTimes] = Pipeline(scheduler)
         self._device_free = 0
         self._base = 0  # when the first step of the newest stretch begins
@@ -179,7 +183,8 @@ class Replica:
             if now >= self.look_ns and self.look is not None:
                 self.look(now)
             self.clock = now
-            ended = pipeline.commit(DONE, now)
+            outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
+            ended = pipeline.commit(outcome, now)
             self.recorder.step(plan, start_ns, end_ns)
             for request in ended:
                 self._ended(request, now)
@@ -249,6 +254,8 @@ class Replica:
         n = plan.decode_n
         launched = host = now + costs.host_ns(len(plan.decodes) + len(plan.chunks))
         saved = self._saved(n)
+        if self.speculation is not None:
+            return self._launch_guesses(self.speculation, plan, now, host, warm - saved)
         if plan.prefill:
             batch = Batch(n, plan.decode_ctx, plan.decode_max, plan.prefill, self._prompt_tokens)
             if saved:
@@ -263,11 +270,29 @@ class Replica:
         else:
             duration = costs.decode_line(n).ns(plan.decode_ctx, plan.decode_max) + warm - saved
             self._prompt_tokens = 0
+        return self._fly(plan, now, host, launched, duration)
+
+    def _fly(self, plan: StepPlan, now: int, host: int, launched: int, duration: int) -> int:
         free = self._device_free
         end = (free if free > host else host) + duration
         self._device_free = end = end if end > launched else launched
         self._pipeline.add(plan, (now, launched, end))
         return launched
+
+    def _launch_guesses(
+        self, speculation: Speculation, plan: StepPlan, now: int, host: int, more: int
+    ) -> int:
+        """Times a step of requests that speculate. One without prompts is launched as a whole."""
+        launched = host
+        shape = shape_of(plan)
+        duration = speculation.device_ns(shape, self._prompt_tokens)
+        if shape.prompts:
+            launched += self.costs.launch_ns(Batch(shape.rows, shape.context, shape.longest, shape.prompts))
+            self._prompt_tokens = shape.rows + sum([chunk[0] for chunk in shape.prompts])
+        else:
+            duration += more
+            self._prompt_tokens = 0
+        return self._fly(plan, now, host, launched, duration)
 
     def _plan_stretch(self, stride: Stride, now: int, quiet: int) -> int:
         """Plans as many steps as begin before the next arrival, of `quiet` without decisions."""
@@ -324,5 +349,7 @@ class Replica:
         return self.costs.shared_ns(shared, requests) if shared else 0
 
     def _ended(self, request: Request, now: int) -> None:
+        if self.speculation is not None:
+            self.speculation.ended(request)
         self.arrivals.ended(request.index, now)
         self.recorder.request(request)

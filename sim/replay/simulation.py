@@ -23,10 +23,17 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.folder import replacing, save
-from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary, prefill_avoided_s, request_table
+from pagecast.sim.replay.metrics import (
+    cached_and_uncached,
+    latency_summary,
+    prefill_avoided_s,
+    request_table,
+    statistics,
+)
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.replay.windows import blocks_per_block, bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -80,7 +87,9 @@ def replay(
     costs = costs or scenario.step_costs()
     with replacing(out) as folder:
         recorder = Recorder(keep_steps=keep_steps, out=folder)
-        scheduler = Scheduler(limits, find_profile(scenario.profile), log=folder is not None)
+        speculation = speculate(trace, scenario, costs)
+        profile = find_profile(scenario.profile)
+        scheduler = Scheduler(limits, profile, log=folder is not None, drafter=speculation)
         recorder.events = scheduler.events
         feed, clients = Feed(trace, limits.block_size), arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None
@@ -95,6 +104,7 @@ def replay(
             recorder,
             fast_forward=fast_forward,
             after_step=checker.after_step if checker else None,
+            speculation=speculation,
         )
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
@@ -104,6 +114,9 @@ def replay(
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
         summary = summarise(table, recorder, scheduler, scenario, costs, wall_s)
+        if speculation is not None:
+            summary["itl_s"] = statistics(speculation.gaps_s())
+            summary["speculation"] = speculation.figures()
         remarks = notes(trace, scenario, costs, table, recorder, share)
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:

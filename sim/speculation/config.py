@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pagecast.sim.core.errors import BadInput
@@ -45,14 +46,38 @@ class SpeculativeConfig(BaseModel):
     )
 
     @classmethod
-    def make(cls, fields: Any, where: str = "speculative_config") -> SpeculativeConfig:
-        """Checks fields from outside. Errors: BadInput naming the field and what it may be."""
+    def parse(cls, text: str) -> SpeculativeConfig:
+        """Reads `METHOD:GUESSES:ACCEPTANCE`, or the JSON that vLLM takes. Errors: ValueError."""
+        if text.lstrip().startswith("{"):
+            return cls.read(json.loads(text))
+        method, _, rest = text.partition(":")
+        guesses, _, acceptance = rest.partition(":")
+        if not guesses:
+            raise ValueError(
+                "write METHOD:GUESSES:ACCEPTANCE, as eagle:3:0.7, or an object of fields as JSON"
+            )
+        fields: dict[str, Any] = {"method": method, "num_speculative_tokens": _number(guesses)}
+        if acceptance:
+            fields["acceptance"] = _number(acceptance)
+        return cls.read(fields)
+
+    @classmethod
+    def read(cls, fields: Any) -> SpeculativeConfig:
+        """Checks fields from outside. Errors: ValueError naming the field and what it may be."""
         if not isinstance(fields, dict):
-            raise BadInput(f"{where} is {fields!r}; it must be an object of fields")
+            raise ValueError(f"it is {fields!r}; it must be an object of fields")
         try:
             return cls(**fields)
         except ValidationError as error:
-            raise BadInput(f"{where}: {why(error)}") from None
+            raise ValueError(why(error)) from None
+
+    @classmethod
+    def make(cls, fields: Any, where: str = "speculative_config") -> SpeculativeConfig:
+        """Checks fields from outside. Errors: BadInput naming the field and what it may be."""
+        try:
+            return cls.read(fields)
+        except ValueError as error:
+            raise BadInput(f"{where}: {error}") from None
 
     @model_validator(mode="after")
     def _check(self) -> SpeculativeConfig:
@@ -143,6 +168,16 @@ def why(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"field {name!r} is missing: {SpeculativeConfig.model_fields[name].description}"
     return f"{name} is {first['input']!r}: {message}" if name else message
+
+
+def _number(text: str) -> float | int | str:
+    """A text as the number that it is, if it is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _checked(rates: tuple[float, ...], count: int) -> tuple[float, ...]:

@@ -6,12 +6,16 @@ stays a pure function, and one request accepts the same guesses at any load.
 
 from __future__ import annotations
 
+from array import array
 from struct import Struct
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.speculation.config import SpeculativeConfig
+from pagecast.sim.speculation.costs import Shape, SpeculationCosts
 from pagecast.sim.speculation.recorded import RecordedGuesses
 
 _PLACE = Struct("<qqqb").pack
@@ -21,7 +25,8 @@ _RIGHT, _MATCH = 0, 1  # what a draw decides
 class Speculation:
     """A `Drafter` with guesses as `config` says, drawn with `seed`, or as a trace has recorded them.
 
-    `ahead`: the scheduler plans ahead, and leaves room for all guesses before it knows them.
+    `ahead`: the scheduler plans ahead, and leaves room for all guesses before it knows them. `costs` are
+    needed to time steps.
     """
 
     def __init__(
@@ -31,14 +36,18 @@ class Speculation:
         seed: int = 0,
         ahead: bool = False,
         recorded: RecordedGuesses | None = None,
+        costs: SpeculationCosts | None = None,
     ) -> None:
         self.config = config
         self.lookahead = config.lookahead
         self.reserved = config.reserved
         self.recomputes_block = config.recomputes_block
-        self.drafted = 0  # guesses verified so far, and how many of them were right
-        self.right = 0
-        self.verified = 0  # times a request had guesses verified
+        self.costs = costs
+        self.drafts = 0  # times a request had guesses verified
+        self.draft_tokens = 0  # guesses that were verified
+        self.accepted = [0] * config.num_speculative_tokens  # of these the right ones, by position
+        self._gaps = array("q")  # nanoseconds between outputs of a request, for all that had tokens before
+        self._latest: dict[int, int] = {}
         self._rates = config.rates()
         self._seed = seed
         self._ahead = ahead
@@ -53,17 +62,52 @@ class Speculation:
             return min(self._recorded.drafted(request, guesses), guesses)
         return guesses if self._matches(request) else 0
 
-    def outcome(self, plan: StepPlan) -> Outcome:
+    def outcome(self, plan: StepPlan, now: int = 0) -> Outcome:
         """How many guesses of each request of a plan are right. To be asked once, when it is committed."""
         accepted = []
+        latest = self._latest
         for chunk in plan.chunks:
-            if chunk.drafts and chunk.request.alive:
-                right = self._accepted(chunk.request, chunk.drafts)
-                accepted.append((chunk.request.id, right))
-                self.drafted += chunk.drafts
-                self.right += right
-                self.verified += 1
+            request = chunk.request
+            if not chunk.last or not request.alive:
+                continue
+            before = latest.get(request.index)
+            if before is not None:
+                self._gaps.append(now - before)
+            latest[request.index] = now
+            if chunk.drafts:
+                right = self._accepted(request, chunk.drafts)
+                accepted.append((request.id, right))
+                self.drafts += 1
+                self.draft_tokens += chunk.drafts
+                for position in range(right):
+                    self.accepted[position] += 1
         return Outcome(accepted=tuple(accepted)) if accepted else DONE
+
+    def device_ns(self, shape: Shape, after: int) -> int:
+        """Device time of a step, drafting included. `after`: see `Batch`."""
+        assert self.costs is not None
+        return self.costs.device_ns(shape, after)
+
+    def ended(self, request: Request) -> None:
+        """Takes note that a request has no more outputs."""
+        self._latest.pop(request.index, None)
+
+    def gaps_s(self) -> npt.NDArray[np.float64]:
+        """Seconds between outputs of a request, of one or more tokens each (inter-token latency)."""
+        return np.frombuffer(self._gaps, dtype=np.int64).astype(np.float64) * 1e-9
+
+    def figures(self) -> dict[str, object]:
+        """Counts by vLLM's names, and what follows from them."""
+        accepted = sum(self.accepted)
+        drafts = self.drafts
+        return {
+            "num_drafts": drafts,
+            "num_draft_tokens": self.draft_tokens,
+            "num_accepted_tokens": accepted,
+            "acceptance_rate": accepted / self.draft_tokens if self.draft_tokens else None,
+            "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
+            "acceptance_rates_per_position": [count / drafts if drafts else None for count in self.accepted],
+        }
 
     def _accepted(self, request: Request, drafts: int) -> int:
         if self._recorded is not None:

@@ -21,6 +21,7 @@ from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -181,7 +182,9 @@ def record(
     Errors: BadInput for a scenario that can't be used.
     """
     limits = scenario.limits(blocks_per_block(trace, scenario))
-    scheduler = Scheduler(limits, find_profile(scenario.profile), log=True)
+    costs = scenario.step_costs()
+    speculation = speculate(trace, scenario, costs)
+    scheduler = Scheduler(limits, find_profile(scenario.profile), log=True, drafter=speculation)
     collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
     env = simpy.Environment()
 
@@ -193,11 +196,12 @@ def record(
     Replica(
         env,
         scheduler,
-        scenario.step_costs(),
+        costs,
         Arrivals(trace),
         Feed(trace, limits.block_size),
         recorder,
         after_step=after_step,
+        speculation=speculation,
     )
     env.run()
     collector.take()

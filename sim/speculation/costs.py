@@ -1,0 +1,110 @@
+"""Time of a step that verifies guesses, and of making the next ones.
+
+Verifying is decoding with several query tokens: a step of n requests that compute r rows together takes what
+a decode step of n requests over their context takes, and for the other r - n rows what a step of so many
+more requests takes longer without any context. The weights' share grows with the rows; the KV cache is read
+once per request.
+
+Drafting is a term of its own. Its first pass covers all rows of the step, each further one a row per request;
+a pass takes `share` of what the model itself takes for the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.plan import StepPlan, counts_as_decode
+from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.machine.model_facts import ModelFacts
+from pagecast.sim.speculation.config import WITH_HIDDEN_STATES, SpeculativeConfig
+
+
+class Shape(NamedTuple):
+    """What a step of requests that speculate computes.
+
+    `requests` generate: they compute `rows` tokens together over `context` tokens, the longest has `longest`.
+    `prompts` are all other chunks, as in `Batch`. `yielding` requests get tokens of the step.
+    """
+
+    requests: int
+    rows: int
+    context: int
+    longest: int
+    prompts: tuple[tuple[int, int], ...]
+    yielding: int
+
+
+def shape_of(plan: StepPlan) -> Shape:
+    """The shape of a plan; a chunk of one token counts as a decode."""
+    requests = rows = context = longest = yielding = 0
+    prompts = []
+    for chunk in plan.chunks:
+        yielding += chunk.last
+        if chunk.drafts or counts_as_decode(chunk.tokens):
+            requests += 1
+            rows += chunk.tokens
+            context += chunk.start
+            longest = max(longest, chunk.start)
+        else:
+            prompts.append((chunk.tokens, chunk.start))
+    return Shape(requests, rows, context, longest, tuple(prompts), yielding)
+
+
+class SpeculationCosts:
+    """Device times by a model's `costs`. `share`: of a drafting pass, of what the model takes."""
+
+    def __init__(self, costs: StepCosts, config: SpeculativeConfig, share: float) -> None:
+        self.share = share
+        self._costs = costs
+        self._config = config
+
+    def device_ns(self, shape: Shape, after: int = 0) -> int:
+        """Time of a step: verifying, its prompts, and drafting. `after`: see `Batch`."""
+        time = self.computing_ns(shape, after)
+        if self.share and shape.yielding:
+            time += self.drafting_ns(shape, time)
+        return time
+
+    def computing_ns(self, shape: Shape, after: int = 0) -> int:
+        """Time of a step without drafting."""
+        n, rows, context, longest, prompts, _ = shape
+        if prompts:
+            # The rows of guesses go through the weights beside those of the prompts.
+            guesses = ((rows - n, 0),) if rows > n else ()
+            return self._costs.device_ns(Batch(n, context, longest, prompts + guesses, after))
+        line = self._costs.decode_line(n)
+        time = line.ns(context, longest)
+        if rows > n:
+            time += self._costs.decode_line(rows).ns(0, 0) - line.ns(0, 0)
+        return time
+
+    def drafting_ns(self, shape: Shape, computing_ns: int) -> int:
+        """Time of the passes that make the next guesses."""
+        guesses = self._config.guesses(shape.requests + len(shape.prompts))
+        if not guesses:
+            return 0
+        further = 0 if self._config.parallel_drafting else guesses - 1
+        time = computing_ns
+        if further:
+            time += further * self._costs.decode_line(shape.yielding).ns(shape.context, shape.longest)
+        return round(self.share * time)
+
+
+def drafting_share(config: SpeculativeConfig, model: ModelFacts, draft_model: ModelFacts | None) -> float:
+    """What a drafting pass takes, as a share of a pass of the model: by the weights that it reads.
+
+    A head (EAGLE, MTP) is taken for one layer and the output matrix. N-grams are found on the side: nothing.
+    Errors: BadInput for a draft model that nothing is said of.
+    """
+    if config.draft_cost is not None:
+        return config.draft_cost
+    if draft_model is not None:
+        return draft_model.active_params / model.active_params
+    if config.method in WITH_HIDDEN_STATES:
+        head = model.vocab * model.hidden
+        layers = model.active_params - model.embedding_params - model.head_params
+        return (layers / model.layers + head) / (layers + head)
+    if config.method == "draft_model":
+        raise BadInput("speculation by a draft model needs `model`, or `draft_cost`: what a pass of it takes")
+    return 0.0
