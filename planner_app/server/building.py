@@ -55,6 +55,8 @@ def simulated_replica(
     number: int = 0,
 ) -> Replica:
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
+    if scenario.speculation is not None:
+        raise BadInput("`serve` simulates no speculative decoding; leave speculative_config out")
     limits = scenario.limits(_blocks_per_block(scenario, simulation))
     longest = max_model_len(scenario)
     answers = Answers(
