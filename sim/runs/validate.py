@@ -180,13 +180,10 @@ class DecisionReplay:
         follows will differ."""
         s, idle = self.scheduler, self.run.idle
         assert idle is not None
-        before = s.preemptions
         made = s.plan(what.time_ns, once=True)
         if made is not None:
             self._pipeline.add(made, what.time_ns)
             wrong = [f"the engine computed nothing, the core {made.decode_n} decodes and {made.prefill}"]
-        elif s.preemptions == before:
-            wrong = ["the engine preempted a request, the core none"]
         else:
             left = (len(s.running.requests), s.queue.size, s.memory.used_blocks)
             wrong = _left_otherwise(idle, what.row, left, s.limits.num_blocks)
