@@ -45,13 +45,15 @@ class MeasuredCosts:
         self._misfits = misfits
         self._sizes = np.array(graph_sizes)
         self._sizes_end = graph_sizes[-1] if graph_sizes else 0
-        layers = operations.model.layers
+        model, gpus = operations.model, operations.tp
+        layers = model.layers
         exposed = 0.0 if pipeline_depth else 1.0
         self._prompt_step_fs = round(exposed * host.prompt_step * _FS)
         self._ungraphed_fs = round(exposed * host.ungraphed_layer * layers * _FS)
-        self._launch_fs = round(host.launch_layer * layers * _FS)
+        sparse = model.moe.layers if model.moe else 0
+        self._launch_ns = round(host.launch_s(layers, sparse, gpus) * 1e9)
         self._hot = host.hot
-        self._host_step_ns = round(host.step * 1e9)
+        self._host_step_ns = round(host.step_s(gpus) * 1e9)
         self._host_request_ns = round(host.request * 1e9)
         self._row_times, self._head_times = operations.row_seconds(), operations.head_seconds()
         every = np.arange(_TABLE + 1)
@@ -97,12 +99,15 @@ class MeasuredCosts:
             rows += round(rows * self._hot * min(after / tokens, 1.0))
         total += rows + self._heads_fs(n + len(prefill)) + self._prompt_step_fs
         if tokens > self._sizes_end:
-            total = max(total + self._ungraphed_fs, self._launch_fs)
+            total += self._ungraphed_fs
         return total // FEMTO
 
     def launch_ns(self, batch: Batch) -> int:
-        """None: launching bounds the device time of a step already."""
-        return 0
+        """Time to launch a step with prompts kernel by kernel; 0 where a CUDA graph is replayed."""
+        tokens = batch.decode_n
+        for chunk in batch.prefill:
+            tokens += chunk[0]
+        return self._launch_ns if tokens > self._sizes_end else 0
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests; kept once computed."""

@@ -1,8 +1,12 @@
 """Measured mixtures of experts: routed experts of one layer on one GPU, by tokens.
 
-Times are those with skewed routing (a power law), the published data's default for real models. A shape that
-was not measured takes the utilisation of the nearest: its time, times the ratio of what both take at the
-least (weights of the touched experts over bandwidth, or arithmetic over peak).
+The source has times with balanced and with skewed routing (a power law). Few tokens are mostly decoding
+requests, each of another text, and choose about evenly: they touch the expected number of distinct experts,
+and take that share of the time with balanced routing. Many tokens are mostly prompts, whose tokens choose
+alike: they take the time with skewed routing. Between 512 and 1,024 tokens one passes into the other.
+
+A shape that was not measured takes the utilisation of the nearest: its time, times the ratio of what both
+take at the least (weights of the touched experts over bandwidth, or arithmetic over peak).
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from pagecast.sim.costs.measured.tables import Table
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.model_facts import WEIGHT_BITS, Moe
 
-SKEWED = "skewed"
+BALANCED, SKEWED = "balanced", "skewed"
+_FEW, _MANY = 512.0, 1024.0  # tokens
+_ABOVE_MORE_TOKENS = 1.2  # see `products`
 _KERNELS = {
     "bf16": ("bfloat16",),
     "fp16": ("bfloat16",),
@@ -61,13 +67,25 @@ class Experts:
 
     def seconds(self, wanted: Shape, stored: str) -> Floats:
         """Time of one layer's experts for each number of tokens in `tokens`. Errors: NotMeasured."""
-        times = self._family.of(*wanted, SKEWED)
-        if times is not None:
-            return completed(times, self.tokens)
+        if (*wanted, SKEWED) in self._family.keys:
+            return self._measured(wanted)
         near = self._nearest(wanted)
-        at = self._family.keys[*near, SKEWED]
-        ratio = self._least(wanted, stored) / self._least(near, stored)
-        return completed(self._family.times[at], self.tokens) * ratio
+        return self._measured(near) * self._least(wanted, stored) / self._least(near, stored)
+
+    def _measured(self, shape: Shape) -> Floats:
+        """Time with the routing that so many tokens have."""
+        skewed = self._routed(shape, SKEWED)
+        if (*shape, BALANCED) not in self._family.keys:
+            return skewed
+        touched = touched_experts(shape.experts, shape.active, self.tokens)
+        most = np.minimum(self.tokens * shape.active, shape.experts)
+        even = self._routed(shape, BALANCED) * touched / most
+        many = np.clip((self.tokens - _FEW) / (_MANY - _FEW), 0.0, 1.0)
+        return np.asarray(even + many * (skewed - even))
+
+    def _routed(self, shape: Shape, routing: str) -> Floats:
+        times = completed(self._family.times[self._family.keys[*shape, routing]], self.tokens)
+        return np.minimum(times, _ABOVE_MORE_TOKENS * np.minimum.accumulate(times[::-1])[::-1])
 
     def _nearest(self, wanted: Shape) -> Shape:
         keys = [Shape(*key[:-1]) for key in self._family.keys if key[0] == wanted.dtype and key[-1] == SKEWED]

@@ -1,7 +1,7 @@
 """CPU time beside the device's work, which no table of operations holds.
 
 Synchronous scheduling adds it to every step; asynchronous scheduling hides it behind the device, but for the
-launches of a step without CUDA graphs, which bound it from below.
+launches of a step without CUDA graphs: it ends no sooner than they do.
 """
 
 from __future__ import annotations
@@ -13,26 +13,41 @@ from dataclasses import dataclass
 class HostTimes:
     """Seconds of host time.
 
-    `step`, `request`: of a synchronous step, and of each request in it. `prompt_step`: more of a step with
-    prompt chunks; `ungraphed_layer`: more of each layer where no CUDA graph has so many tokens.
-    `launch_layer`: launching a layer kernel by kernel. `arrival`, `arriving_token`: of an arriving request.
-    `hot`: no host time, but in no table either: the share by which the rows of a step with prompts take
-    longer right after another such step, for as many tokens as that had (a GPU at its power limit).
+    `step`, `request`: of a synchronous step, and of each request in it; `workers` is more of a step where
+    each GPU has a process of its own. `prompt_step`: more of a step with prompt chunks; `ungraphed_layer`:
+    more of each layer where no CUDA graph has so many tokens. Launching such a layer kernel by kernel takes
+    `launch_layer`, with routed experts `launch_experts` and with tensor parallelism `launch_sharded` more.
+    `arrival`, `arriving_token`: of an arriving request. `hot`: no host time, but in no table either: the
+    share by which the rows of a step with prompts take longer right after another such step, for as many
+    tokens as that had (a GPU at its power limit).
 
-    Sources: `step`, `request`, `prompt_step`, `ungraphed_layer` and `hot` are a robust fit to what the steps
-    of one sweep of steady shapes took longer than their operations (Qwen3-8B, vLLM 0.24, one H200,
-    synchronous; `tests/benchmarks/measured_operations.py --host` repeats it). `launch_layer` is the
-    roofline's. Arrivals were fitted to a recording of the same set-up (`azure_conv`).
+    Sources, all of vLLM 0.24 on H200s: `step`, `request`, `prompt_step`, `ungraphed_layer` and `hot` are a
+    robust fit to what the steps of one sweep of steady shapes took longer than their operations (Qwen3-8B,
+    synchronous; `tests/benchmarks/measured_operations.py --host` repeats it). `workers` and `launch_sharded`
+    follow from a sweep of Qwen3-32B on two GPUs, `launch_experts` from the warm-up run of Qwen3-30B-A3B,
+    `launch_layer` from `azure_conv_async`, arrivals from `azure_conv`.
     """
 
     step: float = 0.48e-3
     request: float = 13.6e-6
+    workers: float = 1.4e-3
     prompt_step: float = 0.98e-3
-    ungraphed_layer: float = 26e-6
-    launch_layer: float = 180e-6
+    ungraphed_layer: float = 28e-6
+    launch_layer: float = 0.42e-3
+    launch_experts: float = 0.62e-3
+    launch_sharded: float = 0.52e-3
     arrival: float = 0.20e-3
     arriving_token: float = 0.1e-6
-    hot: float = 0.022
+    hot: float = 0.020
+
+    def step_s(self, gpus: int) -> float:
+        """Of a synchronous step on so many GPUs."""
+        return self.step + (self.workers if gpus > 1 else 0.0)
+
+    def launch_s(self, layers: int, sparse: int, gpus: int) -> float:
+        """Launching a step kernel by kernel: `sparse` of its `layers` have routed experts."""
+        each = self.launch_layer + (self.launch_sharded if gpus > 1 else 0.0)
+        return layers * each + sparse * self.launch_experts
 
 
 HOST = HostTimes()
