@@ -13,7 +13,10 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 
 Opt = typer.Option
-ROUTERS = "round-robin, random, least-loaded, power-of-two, session, prefix-affinity"
+ROUTERS = (
+    "round-robin, random, least-loaded, power-of-two, session, prefix-affinity, cost, llm-d, dynamo, sglang, "
+    "aibrix, production-stack"
+)
 _ROUTER_FIELDS = ("metrics_period_s", "index", "index_delay_s", "hop_s")
 
 

@@ -123,7 +123,7 @@ class Fleet:
         view = self.views[number]
         del self.place[row]
         view.remove(row)
-        self.router.ended(row, view, now)
+        self.router.ended(row, view, now, self.prompts.output_tokens[row])
         self.clients.ended(row, now)
         self._arm()
 

@@ -13,7 +13,7 @@ Piece = tuple[bytes, int, int]
 class Query:
     """One routing question. `row` is the request's row in the trace, `now` the time in nanoseconds.
 
-    A router must not read `output_tokens`, which only the future knows; `Cost` estimates them.
+    It has no output length: only the future knows that.
     """
 
     __slots__ = ("_prompts", "attempt", "now", "prompt_tokens", "row", "session")
@@ -39,6 +39,7 @@ class Prompts:
         self._feeds: dict[int, Feed] = {}
         self._last: dict[int, tuple[int, list[Piece]]] = {}
         self.input_tokens: list[int] = trace.integers("input_tokens").tolist()
+        self.output_tokens: list[int] = trace.integers("output_tokens").tolist()
         self._sessions: list[str | None] | None = None
         if "session" in trace.requests:
             names = trace.requests["session"].astype(object)

@@ -72,14 +72,16 @@ class View:
         self.requests -= 1
         self.prompt_tokens -= self.prompts.pop(row)
 
-    def settle(self, now: int) -> None:
+    def settle(self, now: int) -> list[int]:
         """Drops from `prefilling` those at its head that have ended or got their first token by `now`."""
         prefilling = self.prefilling
+        dropped: list[int] = []
         while prefilling:
             row = prefilling[0]
             if row in self.prompts and self.first_token_ns(row) > now:
-                return
-            prefilling.popleft()
+                break
+            dropped.append(prefilling.popleft())
+        return dropped
 
 
 Views = Sequence[View]

@@ -44,7 +44,7 @@ class PrefixAffinity:
         """The replica will have the prompt."""
         self._prefixes.sent(query, view.number)
 
-    def ended(self, row: int, view: View, now: int) -> None:
+    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
         """As `Router.ended`."""
 
     def left(self, view: View) -> None:

@@ -11,13 +11,20 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.index.approximate import FOREVER_NS, ApproximateIndex
 from pagecast.sim.fleet.index.events import EventIndex
 from pagecast.sim.fleet.index.known import GuessedPrefixes, KnownPrefixes, ToldPrefixes
+from pagecast.sim.fleet.routers.aibrix import AIBrix
+from pagecast.sim.fleet.routers.cost import ExpectedCost
+from pagecast.sim.fleet.routers.dynamo import Dynamo
+from pagecast.sim.fleet.routers.llm_d import LlmD
 from pagecast.sim.fleet.routers.load import LeastLoaded, PowerOfTwo, Randomly, RoundRobin
 from pagecast.sim.fleet.routers.prefix_affinity import PrefixAffinity
+from pagecast.sim.fleet.routers.production_stack import ProductionStack
 from pagecast.sim.fleet.routers.router import Router
 from pagecast.sim.fleet.routers.session import SessionAffinity
+from pagecast.sim.fleet.routers.sglang import SGLang
 from pagecast.sim.fleet.settings import RouterSettings
 
 NS = 1_000_000_000
+_CHARACTERS = 4  # of a token, for routers that look at texts
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,59 @@ KINDS: dict[str, Kind] = {
         index="approximate",
         options={"min_share": 0.3},
     ),
+    "cost": Kind(
+        lambda parts: ExpectedCost(parts.known, parts.rng),
+        "least queue delay + missing prefill + expected decode",
+        index="approximate",
+    ),
+    "llm-d": Kind(
+        lambda parts: LlmD(parts.known, parts.rng, **parts.options),
+        "llm-d's endpoint picker: queue, KV use and prefix scores",
+        index="approximate",
+        block_tokens=64,
+        index_blocks=31_250,
+        most_tokens=131_072,
+        leaf_first=False,
+        options={"queue": 2.0, "kv": 2.0, "prefix": 3.0},
+    ),
+    "dynamo": Kind(
+        lambda parts: Dynamo(parts.known, parts.rng, **parts.options),
+        "Dynamo's KV router: prefill and decode blocks, less the overlap",
+        index="events",
+        index_ttl_s=120.0,
+        options={
+            "prefill_load_scale": 1.0,
+            "overlap_score_credit": 1.0,
+            "overlap_score_credit_decay": 0.0,
+            "active_request_weight": 0.0,
+            "temperature": 0.0,
+        },
+    ),
+    "sglang": Kind(
+        lambda parts: SGLang(parts.known, parts.rng, **parts.options),
+        "SGLang's gateway: cache_aware",
+        index="approximate",
+        block_tokens=1,
+        index_blocks=(1 << 26) // _CHARACTERS,
+        options={"cache_threshold": 0.3, "balance_abs_threshold": 64, "balance_rel_threshold": 1.5},
+    ),
+    "aibrix": Kind(
+        lambda parts: AIBrix(parts.known, parts.rng, **parts.options),
+        "AIBrix's gateway: prefix-cache",
+        index="approximate",
+        block_tokens=128 // _CHARACTERS,
+        index_blocks=200_000,
+        index_ttl_s=20 * 60.0,
+        options={"factor": 2.0, "min_gap": 8, "deviations": 1.0},
+    ),
+    "production-stack": Kind(
+        lambda parts: ProductionStack(parts.known, parts.rng, **parts.options),
+        "vLLM production stack's router: prefixaware, or its other modes",
+        metrics_period_s=30.0,
+        index="approximate",
+        block_tokens=128 // _CHARACTERS,
+        options={"mode": "prefixaware", "kv_aware_threshold": 2000},
+    ),
 }
 
 
@@ -107,4 +167,7 @@ def _options(kind: Kind, settings: RouterSettings) -> dict[str, Any]:
         if name not in kind.options:
             known = ", ".join(kind.options) or "none"
             raise BadInput(f"router {settings.policy} has no option {name!r}; its options: {known}")
+        if isinstance(settings.options[name], str) != isinstance(kind.options[name], str):
+            kind_of = "a text" if isinstance(kind.options[name], str) else "a number"
+            raise BadInput(f"router {settings.policy}: {name} is {settings.options[name]!r}; give {kind_of}")
     return {**kind.options, **settings.options}

@@ -30,8 +30,8 @@ class Router(Protocol):
     def sent(self, query: Query, view: View) -> None:
         """The request is on its way there; the view counts it already."""
 
-    def ended(self, row: int, view: View, now: int) -> None:
-        """A request has ended there, whichever way; the view no longer counts it."""
+    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """A request has ended there with so many tokens, whichever way; the view no longer counts it."""
 
     def left(self, view: View) -> None:
         """A replica has gone, and all that it had cached."""
@@ -43,7 +43,7 @@ class Plain:
     def sent(self, query: Query, view: View) -> None:
         """As `Router.sent`."""
 
-    def ended(self, row: int, view: View, now: int) -> None:
+    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
         """As `Router.ended`."""
 
     def left(self, view: View) -> None:

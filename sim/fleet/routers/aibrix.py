@@ -1,0 +1,70 @@
+"""AIBrix's gateway, algorithm `prefix-cache`.
+
+    if most > 2 * (mean + 1) and most - fewest >= 8 (requests running):  only the least loaded are looked at
+    of the pods that have a part of the prompt, the longest part first, then the fewest requests:
+        the first with requests <= mean + 1 standard deviation
+    none: the pod with the fewest requests
+
+Requests are counted by the gateway. Older versions have only the difference of 8 as a bound: `factor=0`.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from statistics import fmean, pstdev
+
+from pagecast.sim.fleet.index.known import KnownPrefixes
+from pagecast.sim.fleet.query import Query
+from pagecast.sim.fleet.routers.router import Choice, fewest_requests
+from pagecast.sim.fleet.view import View, Views
+
+
+class AIBrix:
+    """Thresholds as in the gateway's environment variables."""
+
+    def __init__(
+        self,
+        prefixes: KnownPrefixes,
+        rng: Random,
+        *,
+        factor: float = 2.0,
+        min_gap: float = 8,
+        deviations: float = 1.0,
+    ) -> None:
+        self._prefixes = prefixes
+        self._rng = rng
+        self.factor = factor
+        self.min_gap = min_gap
+        self.deviations = deviations
+
+    def choose(self, query: Query, views: Views) -> Choice:
+        """The pod with the longest part of the prompt that is not much busier than the others."""
+        size = self._prefixes.block_tokens
+        overlaps = self._prefixes.overlaps(query)
+        loads = [view.requests for view in views]
+        mean = fmean(loads)
+        fewest = min(loads)
+        most = max(loads)
+        matched = [view for view in views if view.number in overlaps]
+        if most > self.factor * (mean + 1) and most - fewest >= self.min_gap:
+            matched = [view for view in matched if view.requests == fewest]
+        chosen = None
+        if matched:
+            bound = mean + self.deviations * pstdev(loads)
+            self._rng.shuffle(matched)
+            matched.sort(key=lambda view: (-overlaps[view.number], view.requests))
+            chosen = next((view for view in matched if view.requests <= bound), None)
+        if chosen is None:
+            chosen = fewest_requests(views, self._rng)
+        return Choice(chosen, overlaps.get(chosen.number, 0) * size)
+
+    def sent(self, query: Query, view: View) -> None:
+        """The pod will have the prompt."""
+        self._prefixes.sent(query, view.number)
+
+    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """As `Router.ended`."""
+
+    def left(self, view: View) -> None:
+        """As `Router.left`."""
+        self._prefixes.forget(view.number)

@@ -1,0 +1,64 @@
+"""SGLang's gateway, policy `cache_aware` (sglang-router 0.3.2).
+
+    if most - fewest > 64 and most > 1.5 * fewest (requests in flight):  the least loaded
+    else: the worker with the longest match, if that is more than 0.3 of the prompt
+          else the least loaded
+
+The match is on characters of the text, in a tree per model that is cut to 2^26 characters per worker every
+60 s. Here a token has four characters, and the tree is cut at once.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from pagecast.sim.fleet.index.known import KnownPrefixes
+from pagecast.sim.fleet.query import Query
+from pagecast.sim.fleet.routers.router import Choice
+from pagecast.sim.fleet.view import View, Views
+
+
+class SGLang:
+    """Thresholds as in the router's arguments. Of equal loads the first worker wins, as in the router."""
+
+    def __init__(
+        self,
+        prefixes: KnownPrefixes,
+        rng: Random,
+        *,
+        cache_threshold: float = 0.3,
+        balance_abs_threshold: float = 64,
+        balance_rel_threshold: float = 1.5,
+    ) -> None:
+        self._prefixes = prefixes
+        self._rng = rng
+        self.cache_threshold = cache_threshold
+        self.balance_abs_threshold = balance_abs_threshold
+        self.balance_rel_threshold = balance_rel_threshold
+
+    def choose(self, query: Query, views: Views) -> Choice:
+        """The worker by load where loads differ much, else by match."""
+        size = self._prefixes.block_tokens
+        overlaps = self._prefixes.overlaps(query)
+        loads = [view.requests for view in views]
+        fewest = min(loads)
+        most = max(loads)
+        chosen = views[loads.index(fewest)]
+        uneven = most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest
+        if overlaps and not uneven:
+            longest = max(overlaps.get(view.number, 0) for view in views)
+            if longest * size / query.prompt_tokens > self.cache_threshold:
+                best = [view for view in views if overlaps.get(view.number, 0) == longest]
+                chosen = best[0] if len(best) == 1 else self._rng.choice(best)
+        return Choice(chosen, overlaps.get(chosen.number, 0) * size)
+
+    def sent(self, query: Query, view: View) -> None:
+        """The tree gets the text, however the worker was chosen."""
+        self._prefixes.sent(query, view.number)
+
+    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """As `Router.ended`."""
+
+    def left(self, view: View) -> None:
+        """As `Router.left`."""
+        self._prefixes.forget(view.number)
