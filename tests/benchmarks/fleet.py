@@ -4,8 +4,8 @@
     python tests/benchmarks/fleet.py --speed    # requests per second, 1 to 64 replicas
     python tests/benchmarks/fleet.py --million  # 64 replicas, 1,000,000 requests
 
-The Mooncake conversation trace runs on 4 replicas of 30,000 blocks, as `make bench` has it on one; agent sessions
-and chat on 4 replicas. Costs are the roofline's. Time is the process's own (CPU), since machines are shared.
+The Mooncake conversation trace runs on 4 replicas of 30,000 blocks, as `make bench` has it on one; agent
+sessions and chat on 4 replicas. Costs are the roofline's. Time is the process's own (CPU), since machines are shared.
 """
 
 from __future__ import annotations
@@ -80,15 +80,14 @@ def row(policy: str, result: FleetResult) -> str:
 
 
 def speed(policies: list[str]) -> None:
-    """Requests per CPU second on Mooncake with equal load per replica, and beside one replica without a router."""
+    """Requests per CPU second on Mooncake with equal load per replica, and on one replica without a router."""
     if not SHARED.is_dir():
         print("no ../shared beside the project")
         return
     mooncake = read(SHARED / "traces" / "mooncake_conversation_trace.jsonl.zst")
     scenario = Scenario(num_gpu_blocks=30_000, async_scheduling=False, costs="roofline")
-    print(
-        f"one replica, no router: {rate(lambda: replay(scale(mooncake, 0.25), scenario, keep_steps=False)):,.0f}/s"
-    )
+    slow = scale(mooncake, 0.25)
+    print(f"one replica, no router: {rate(lambda: replay(slow, scenario, keep_steps=False)):,.0f}/s")
     for policy in policies:
         for replicas in (1, 4, 16, 64):
             work = scale(mooncake, replicas / 4)
@@ -128,7 +127,8 @@ def million(policy: str) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"64 replicas, {count:,} requests, {policy}: {time.perf_counter() - begun:.0f} s wall, "
-        f"{time.process_time() - cpu:.0f} s CPU, peak {peak:.2f} GiB, hits {result.summary['token_hit_rate']:.1%}"
+        f"{time.process_time() - cpu:.0f} s CPU, peak {peak:.2f} GiB, "
+        f"hits {result.summary['token_hit_rate']:.1%}"
     )
 
 
