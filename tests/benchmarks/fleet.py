@@ -5,7 +5,8 @@
     python tests/benchmarks/fleet.py --million  # 64 replicas, 1,000,000 requests
 
 The Mooncake conversation trace runs on 4 replicas of 30,000 blocks, as `make bench` has it on one; agent
-sessions and chat on 4 replicas. Costs are the roofline's. Time is the process's own (CPU), since machines are shared.
+sessions and chat on 4 replicas. Costs are the roofline's. Time is the process's own (CPU), since machines are
+shared.
 """
 
 from __future__ import annotations
@@ -38,16 +39,18 @@ def fleet(replicas: int, policy: str) -> FleetSettings:
 
 def traces() -> list[tuple[str, Trace, Scenario]]:
     """Name, trace and scenario of each table."""
-    found = [("chat sample, 2,000 blocks", read("chat"), Scenario(num_gpu_blocks=2000, costs="roofline"))]
+    found = [
+        ("agent sessions (code sample), 20,000 blocks", read("code"), _blocks(20_000)),
+        ("chat sample, 2,000 blocks", read("chat"), _blocks(2000)),
+    ]
     if SHARED.is_dir():
         mooncake = read(SHARED / "traces" / "mooncake_conversation_trace.jsonl.zst")
-        agents = read(
-            SHARED / "traces" / "weka_claude_code_v8_train.jsonl.zst", limit=4000, session_rate=0.05
-        )
-        scenario = Scenario(num_gpu_blocks=30_000, async_scheduling=False, costs="roofline")
-        found.insert(0, ("Mooncake conversation, 30,000 blocks", mooncake, scenario))
-        found.insert(1, ("agent sessions, 30,000 blocks", agents, scenario))
+        found.insert(0, ("Mooncake conversation, 30,000 blocks", mooncake, _blocks(30_000)))
     return found
+
+
+def _blocks(blocks: int) -> Scenario:
+    return Scenario(num_gpu_blocks=blocks, async_scheduling=False, costs="roofline")
 
 
 def table(replicas: int) -> None:
@@ -80,7 +83,7 @@ def row(policy: str, result: FleetResult) -> str:
 
 
 def speed(policies: list[str]) -> None:
-    """Requests per CPU second on Mooncake with equal load per replica, and on one replica without a router."""
+    """Requests per CPU second on Mooncake with equal load per replica, and on one without a router."""
     if not SHARED.is_dir():
         print("no ../shared beside the project")
         return
