@@ -146,8 +146,20 @@ class Decoders:
         size = self.block_size
         requests: list[Request] = []
         for place in places:
-            requests += self._buckets[(tick - place) % size]
+            bucket = self._buckets[(tick - place) % size]
+            if bucket:
+                requests += bucket
         return requests
+
+    def busy(self, places: Iterable[int]) -> list[bool]:
+        """For each tick, modulo the block size, whether a request computes one of these places then."""
+        size = self.block_size
+        busy = [False] * size
+        for lag, bucket in enumerate(self._buckets):
+            if bucket:
+                for place in places:
+                    busy[(lag + place) % size] = True
+        return busy
 
     def ticks_within(self, tick: int, crossings: int) -> int:
         """How many ticks from `tick` on have at most `crossings` block boundaries together."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventLog
+from pagecast.sim.core.hybrid_stride import HybridStride
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
@@ -63,8 +64,13 @@ class Scheduler:
         self.memory.recomputes_block = drafter is not None and drafter.recomputes_block
         self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log, drafter)
         self._step = Step(self.lifecycle, self.memory, drafter)
-        self.stride = Stride(self.lifecycle, self.memory, self._step)
+        self.stride = self._make_stride()
         self._mix = profile.mix(limits) if not limits.groups else profile.hybrid_mix(limits)
+
+    def _make_stride(self) -> Stride:
+        if isinstance(self.memory, HybridMemory):
+            return HybridStride(self.lifecycle, self.memory, self._step)
+        return Stride(self.lifecycle, self.memory, self._step)
 
     def _make_memory(self, limits: Limits, profile: Profile) -> KvMemory:
         if limits.groups:

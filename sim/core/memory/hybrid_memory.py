@@ -8,6 +8,8 @@ Source: vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py (0.24).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.limits import Limits
@@ -17,6 +19,7 @@ from pagecast.sim.core.memory.numbered_pool import NumberedPool
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0, 0, 0, ())
+_LONG = 1 << 62
 
 
 class HybridMemory(KvMemory):
@@ -41,6 +44,10 @@ class HybridMemory(KvMemory):
         self.crossing_blocks = len(self.layers)
         self.places = _places(specs, limits.block_size)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
+        self.wanted = 0  # blocks that the request last refused needs; 0: blocks were not the reason
+        self._generating: dict[Request, None] = {}
+        self._windowed = [group for group in self.layers if group.spec.reach]
+        self._at_once = sum([spec.blocks_of(spec.reach) for spec in specs if spec.kind is KvKind.CHUNK])
         self._lookups = self._make_lookups()
         self._simple = len(self._lookups) == 2 and self._lookups[0].keeps_all
 
@@ -115,8 +122,54 @@ class HybridMemory(KvMemory):
         return sum([group.missing(request, tokens) for group in self.layers])
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
-        """Always: blocks that leave a window may make room in any step."""
-        return True
+        """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
+
+        `coming`: requests begin to generate with this step. Where its first chunk was refused, and not its
+        whole sequence, a hit that shrinks may help as well.
+        """
+        self.wanted = self._needed(hit, request.known, capped=True)
+        if coming or self.wanted <= len(self.blocks_pool.free):
+            return True
+        keys = request.keys
+        return keys.explicit or any(other.keys.digests[-1] in keys.digests for other in self._generating)
+
+    def refused_for(self, count: int) -> int:
+        """For how many steps of `count` decoding requests the one last refused would be refused again.
+
+        Each of them may give a block back in every windowed group whenever it begins one, and a chunk at its
+        end.
+        """
+        if not self.wanted or not self._windowed:
+            return _LONG
+        if self.fresh:
+            return 0
+        spare = self.wanted - len(self.blocks_pool.free) - 1 - count * self._at_once
+        return max(spare // (count * len(self._windowed)) * self.block_size - 1, 0)
+
+    def blocks_added(self, requests: Iterable[Request], tick: int, steps: int) -> int:
+        """By how many the blocks in use grow when these decode for `steps` ticks from `tick` on."""
+        holders = self.blocks_pool.holders
+        added = 0
+        shared: dict[int, int] = {}
+        for request in requests:
+            last = tick - request.lag + steps - 1
+            for group in self.layers:
+                table = group.tables[request]
+                places = len(table.blocks)
+                grown = max(group.spec.blocks_of(last + 1), places)
+                added += grown - places
+                left = group.spec.skipped_tokens(last) // group.spec.block_size
+                if left <= table.nulls:
+                    continue
+                added -= max(left - places, 0)
+                for block in table.blocks[table.nulls : left]:
+                    if holders[block] == 1:
+                        added -= 1
+                    else:
+                        shared[block] = shared.get(block, 0) + 1
+        for block, count in shared.items():
+            added -= holders[block] == count
+        return added
 
     def fork_tokens(self, request: Request, hit: Hit) -> int:
         """None: a parent's blocks are not copied."""
@@ -131,7 +184,7 @@ class HybridMemory(KvMemory):
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
-        for group in self.layers:
+        for group in self._windowed:
             group.leave(request, computed)
 
     def grow(self, request: Request, tokens: int) -> None:
@@ -142,6 +195,7 @@ class HybridMemory(KvMemory):
     def generate(self, request: Request) -> None:
         """Takes note that a request decodes from now on."""
         self.fresh[request] = None
+        self._generating[request] = None
 
     # ---- publishing and giving back
 
@@ -162,6 +216,7 @@ class HybridMemory(KvMemory):
     def release(self, request: Request) -> None:
         """Gives back every block of a request. Freed content stays findable until its block is taken."""
         self.fresh.pop(request, None)
+        self._generating.pop(request, None)
         for group in self.layers:
             group.release(request)
 
@@ -178,8 +233,14 @@ class HybridMemory(KvMemory):
     # ---- quiet time
 
     def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
-        """None: blocks may leave a window in any step."""
-        return 0
+        """For how many of `ticks` decode ticks of `count` requests the free blocks are surely enough.
+
+        Blocks that leave windows in the meantime are not counted on.
+        """
+        free = len(self.blocks_pool.free) // self.crossing_blocks
+        if (ticks // self.block_size + 1) * count <= free:
+            return ticks
+        return min(ticks, decodes.ticks_within(tick, free))
 
     # ---- figures
 

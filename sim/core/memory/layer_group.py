@@ -52,6 +52,7 @@ class LayerGroup:
         self.keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
         self.mark = bytes([index])
         self._units = max(spec.block_size // unit, 1)
+        self._size = spec.block_size
         self._reachable = _reachable(spec, aligned)
         self._segment_blocks = max(aligned // spec.block_size, 1)
 
@@ -102,15 +103,14 @@ class LayerGroup:
         if wanted > 0:
             taken = self.pool.take(wanted)
             table.blocks += taken
-            self.log.add(EventKind.ALLOCATED, request.id, taken, group=self.index)
+            if self.log.events is not None:
+                self.log.add(EventKind.ALLOCATED, request.id, taken, group=self.index)
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed, the last first."""
-        skipped = self.spec.skipped_tokens(computed) // self.spec.block_size
-        if not skipped:
-            return
-        table = self.tables.get(request)
-        if table is None or skipped <= table.nulls:
+        table = self.tables[request]
+        skipped = self.spec.skipped_tokens(computed) // self._size
+        if skipped <= table.nulls:
             return
         blocks = table.blocks
         last = min(skipped, len(blocks))
@@ -128,7 +128,7 @@ class LayerGroup:
     def _drop(self, request: Request, blocks: list[int]) -> None:
         freed = self.pool.drop(blocks)
         self.shared_blocks -= len(blocks) - len(freed)
-        if freed:
+        if freed and self.log.events is not None:
             self.log.add(EventKind.FREED, request.id, freed, group=self.index)
 
     # ---- publishing
@@ -138,23 +138,33 @@ class LayerGroup:
         table = self.tables.get(request)
         if table is None:
             return
-        full = min(tokens // self.spec.block_size, len(table.blocks))
+        full = min(tokens // self._size, len(table.blocks))
         first = table.stored
         if full <= first:
             return
         table.stored = full
         keys = request.keys
-        pool = self.pool
-        stored: list[int] = []
-        for place in range(max(first, table.nulls), full):
-            if self._segment_blocks - place % self._segment_blocks > self._reachable:
-                continue
-            block = table.blocks[place]
+        place = max(first, table.nulls)
+        while place < full:
             number = (place + 1) * self._units - 1
-            pool.publish(block, keys.digests[segment_of(keys, number)] + self.mark, number)
-            stored.append(block)
-        if stored:
-            self.log.add(EventKind.STORED, request.id, stored, group=self.index)
+            segment = segment_of(keys, number)
+            key = keys.digests[segment] + self.mark
+            end = min(keys.ends[segment] // self._units, full)
+            if self._reachable >= self._segment_blocks:
+                self._publish(request, table.blocks[place:end], key, number)
+            else:
+                self._publish_reachable(request, table, place, end, key)
+            place = end
+
+    def _publish(self, request: Request, blocks: list[int], key: bytes, number: int) -> None:
+        self.pool.publish(blocks, key, number, self._units)
+        if self.log.events is not None:
+            self.log.add(EventKind.STORED, request.id, blocks, group=self.index)
+
+    def _publish_reachable(self, request: Request, table: Table, place: int, end: int, key: bytes) -> None:
+        for each in range(place, end):
+            if self._segment_blocks - each % self._segment_blocks <= self._reachable:
+                self._publish(request, [table.blocks[each]], key, (each + 1) * self._units - 1)
 
 
 def _reachable(spec: GroupSpec, aligned: int) -> int:

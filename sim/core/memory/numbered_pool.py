@@ -38,16 +38,31 @@ class NumberedPool:
     def take(self, n: int) -> list[int]:
         """Takes the next `n` free blocks and evicts what they held; the caller checked that there are."""
         pop = self.free.popitem
-        taken = [pop(last=False)[0] for _ in range(n)]
+        holders, keys, numbers, index = self.holders, self.keys, self.numbers, self.index
+        later = self.later
+        taken: list[int] = []
         evicted: list[int] = []
-        for block in taken:
-            self.holders[block] = 1
-            if self.keys[block] is not None:
+        for _ in range(n):
+            block = pop(last=False)[0]
+            holders[block] = 1
+            taken.append(block)
+            key = keys[block]
+            if key is None:
+                continue
+            evicted.append(block)
+            if later:
                 self.forget(block)
-                evicted.append(block)
+                continue
+            # The common case of `forget`: no other block has the same content.
+            keys[block] = None
+            segment = index[key]
+            del segment[numbers[block]]
+            if not segment:
+                del index[key]
         if evicted:
             self.evicted_blocks += len(evicted)
-            self.log.add(EventKind.EVICTED, "", evicted)
+            if self.log.events is not None:
+                self.log.add(EventKind.EVICTED, "", evicted)
         return taken
 
     def hold(self, blocks: list[int]) -> int:
@@ -68,14 +83,17 @@ class NumberedPool:
         """
         blank: list[int] = []
         kept: list[int] = []
+        free, holders, keys = self.free, self.holders, self.keys
         for block in blocks:
-            left = self.holders[block] - 1
-            self.holders[block] = left
-            if not left:
-                (blank if self.keys[block] is None else kept).append(block)
-        free = self.free
-        for block in kept:
-            free[block] = None
+            left = holders[block] - 1
+            holders[block] = left
+            if left:
+                continue
+            if keys[block] is None:
+                blank.append(block)
+            else:
+                kept.append(block)
+                free[block] = None
         for block in reversed(blank):
             free[block] = None
             free.move_to_end(block, last=False)
@@ -83,17 +101,23 @@ class NumberedPool:
 
     # ---- content
 
-    def publish(self, block: int, key: bytes, number: int) -> None:
-        """Makes a block findable, behind those of equal content that are already."""
-        self.keys[block] = key
-        self.numbers[block] = number
+    def publish(self, blocks: list[int], key: bytes, number: int, step: int) -> None:
+        """Makes blocks of one segment findable, behind those of equal content that are already.
+
+        The first has the key block `number` last, the others one `step` after another.
+        """
+        keys, numbers, later = self.keys, self.numbers, self.later
         segment = self.index.get(key)
         if segment is None:
-            self.index[key] = {number: block}
-        elif number in segment:
-            self.later.setdefault((key, number), []).append(block)
-        else:
-            segment[number] = block
+            segment = self.index[key] = {}
+        for block in blocks:
+            keys[block] = key
+            numbers[block] = number
+            if number in segment:
+                later.setdefault((key, number), []).append(block)
+            else:
+                segment[number] = block
+            number += step
 
     def forget(self, block: int) -> None:
         """Makes a block unfindable."""
@@ -102,17 +126,17 @@ class NumberedPool:
         self.keys[block] = None
         number = self.numbers[block]
         segment = self.index[key]
-        behind = self.later.get((key, number))
-        if segment[number] != block:
-            assert behind is not None
-            behind.remove(block)
-        elif behind is not None:
-            segment[number] = behind.pop(0)
-        else:
+        if not self.later or (key, number) not in self.later:
             del segment[number]
             if not segment:
                 del self.index[key]
-        if behind is not None and not behind:
+            return
+        behind = self.later[key, number]
+        if segment[number] == block:
+            segment[number] = behind.pop(0)
+        else:
+            behind.remove(block)
+        if not behind:
             del self.later[key, number]
 
     def findable(self) -> set[int]:

@@ -16,6 +16,7 @@ from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.vllm import VllmMix
 from pagecast.sim.core.step import Step
+from pagecast.sim.core.turns import due, publish_known, take_turn
 
 
 class VllmHybridMix(VllmMix):
@@ -34,16 +35,11 @@ class VllmHybridMix(VllmMix):
     def _schedule_all(self, step: Step, memory: HybridMemory, queue: Queue) -> None:
         """Visits, in admission order, the requests that take, publish or give back blocks in this step."""
         running = step.running
-        if running.knows_ahead():
-            # Requests without a token in flight publish when their last one is known, ahead of all turns.
-            for request in running.decoders.requests:
-                if running.knows(request):
-                    memory.publish(request, running.planned(request))
-        due = dict.fromkeys(running.decoders.at_places(running.tick, memory.places))
-        if memory.fresh:
-            due.update(memory.fresh)
-        due.update(running.chunked)
-        for request in sorted(due, key=admission_order):
+        publish_known(running, memory)
+        wanting = due(running, memory)
+        if running.chunked:
+            wanting = sorted({**dict.fromkeys(wanting), **running.chunked}, key=admission_order)
+        for request in wanting:
             if request.state is State.WAITING or request in step.left_out:
                 continue
             if request in running.chunked:
@@ -69,15 +65,12 @@ class VllmHybridMix(VllmMix):
     def _decode(self, step: Step, memory: HybridMemory, queue: Queue, request: Request) -> bool:
         running = step.running
         computed = running.planned(request)
-        known = not running.late or running.knows(request)
         memory.leave(request, computed)
         blocks = memory.missing(request, computed + 1)
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         if request.state is State.DECODE and request not in step.left_out:
-            memory.fresh.pop(request, None)
-            memory.grow(request, computed + 1)
-            memory.publish(request, computed + 1 if known else computed)
+            take_turn(running, memory, request, computed)
         return True
 
     # ---- waiting requests
@@ -88,7 +81,11 @@ class VllmHybridMix(VllmMix):
         budget = step.budget()
         while budget > 0 and queue.size:
             request = queue.first()
-            if request is None or len(step.running.requests) >= step.limits.max_num_seqs:
+            if request is None:
+                return
+            if len(step.running.requests) >= step.limits.max_num_seqs:
+                memory.wanted = 0
+                queue.blocked = True
                 return
             if request.flying:
                 return  # preempted between steps: what its last step yields comes first

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
@@ -14,6 +17,15 @@ from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.profiles import NANO_VLLM
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.costs.roofline import Roofline
+from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.replica import Replica
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+from pandas import DataFrame
+from pandas.testing import assert_frame_equal
 
 SIZE = 4
 FULL = GroupSpec(KvKind.FULL, SIZE)
@@ -194,3 +206,58 @@ def test_no_block_is_ever_lost(
         check(s)
         steps += 1
     assert s.memory.used_blocks == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lives=st.lists(
+        st.tuples(st.floats(0, 2), st.integers(1, 300), st.integers(1, 200)), min_size=1, max_size=20
+    ),
+    looks=st.lists(st.integers(1, 4_000_000_000), max_size=20),
+    blocks=st.integers(70, 160),
+    pipelined=st.booleans(),
+)
+def test_a_stretch_is_the_same_as_its_steps_and_may_be_looked_into(
+    lives: list[tuple[float, int, int]], looks: list[int], blocks: int, pipelined: bool
+) -> None:
+    rows = DataFrame(sorted(lives), columns=["arrival_s", "input_tokens", "output_tokens"])
+    trace = Trace("lives", rows)
+    unseen = probed(trace, blocks, pipelined, [], fast_forward=True)
+    seen = probed(trace, blocks, pipelined, sorted(set(looks)), fast_forward=True)
+    stepped = probed(trace, blocks, pipelined, sorted(set(looks)), fast_forward=False)
+    assert_frame_equal(unseen[0], seen[0])
+    assert_frame_equal(unseen[0], stepped[0])
+    assert seen[1] == stepped[1]
+
+
+def probed(
+    trace: Trace, blocks: int, pipelined: bool, looks: list[int], *, fast_forward: bool
+) -> tuple[DataFrame, list[tuple[int, int, set[int]]]]:
+    """A replay's requests, and the occupancy, running requests and findable blocks read at these times."""
+    scenario = Scenario(
+        model="openai/gpt-oss-20b",
+        num_gpu_blocks=blocks,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        async_scheduling=pipelined,
+        costs="roofline",
+    )
+    s = Scheduler(scenario.limits())
+    env = simpy.Environment()
+    recorder = Recorder()
+    feed = Feed(trace, s.limits.block_size)
+    costs = scenario.step_costs()
+    assert isinstance(costs, Roofline)
+    replica = Replica(env, s, costs, Arrivals(trace), feed, recorder, fast_forward=fast_forward)
+    seen = []
+
+    def probe() -> Iterator[simpy.Event]:
+        for time in looks:
+            yield env.timeout(time - env.now)
+            replica.cut(time)
+            check(s)
+            seen.append((s.memory.used_blocks, len(s.running.requests), s.memory.findable_blocks()))
+
+    env.process(probe())
+    env.run()
+    return recorder.requests(), seen
