@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from pagecast.sim.core.kv_events import KvEventStream
+
 
 class EventKind(Enum):
     """What can happen. The first six are about blocks, the rest about requests."""
@@ -51,11 +53,24 @@ class Event(NamedTuple):
         return " ".join(parts)
 
 
-class EventLog:
-    """The log of one replica. `events` is None where no log is kept; whoever reads the list empties it."""
+class _Unkept(list[Event]):
+    """A log that keeps nothing: there, blocks are published step by step, as for any log."""
 
-    def __init__(self, *, enabled: bool) -> None:
+    def append(self, event: Event) -> None:
+        """Forgets the event."""
+
+
+class EventLog:
+    """The log of one replica. `events` is None where no log is kept; whoever reads the list empties it.
+
+    `kv`: who is told which contents can be found (see `kv_events.py`).
+    """
+
+    def __init__(self, *, enabled: bool, kv: KvEventStream | None = None) -> None:
         self.events: list[Event] | None = [] if enabled else None
+        if kv is not None and not enabled:
+            self.events = _Unkept()
+        self.kv = kv
         self.step = 0  # the number of the next plan, which new events carry
 
     def add(

@@ -20,6 +20,7 @@ from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventLog
 from pagecast.sim.core.hybrid_stride import HybridStride
+from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
@@ -37,7 +38,8 @@ from pagecast.sim.core.stride import Stride
 class Scheduler:
     """One replica's decisions. Requests are submitted at any time; plans are made and committed in order.
 
-    `log`: keep events in `events` (whoever reads them empties the list). `drafter`: the requests speculate.
+    `log`: keep events in `events` (whoever reads them empties the list). `kv_events`: who is told, in vLLM's
+    vocabulary, which contents can be found. `drafter`: the requests speculate.
     `stride` plans many decode steps as one; `cut` such a stretch before anything else is done within it.
     `memory` may be read at any time, and is changed by the scheduler alone.
     """
@@ -49,13 +51,14 @@ class Scheduler:
         *,
         log: bool = False,
         drafter: Drafter | None = None,
+        kv_events: KvEventStream | None = None,
     ) -> None:
         limits.check()
         if drafter is not None:
             _check_drafter(limits, profile, drafter)
         self.limits = limits
         self.profile = profile
-        self.log = EventLog(enabled=log)
+        self.log = EventLog(enabled=log, kv=kv_events)
         self.running = Running(
             limits.block_size, pipeline_depth=limits.pipeline_depth, at_commit=profile.publish_at_commit
         )
@@ -114,6 +117,18 @@ class Scheduler:
         self.stride.settle()
         self.queue.blocked = False
         return self.memory.evict(blocks)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content. False, and nothing is done, while a request holds blocks (as vLLM)."""
+        self.stride.settle()
+        if self.memory.used_blocks:
+            return False
+        kv, self.log.kv = self.log.kv, None
+        self.evict(self.limits.num_blocks)
+        self.log.kv = kv
+        if kv is not None:
+            kv.cleared()
+        return True
 
     # ---- planning
 

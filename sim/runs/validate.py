@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import Outcome, StepPlan
@@ -93,14 +94,21 @@ class DecisionReplay:
     plans that computed nothing, so far as these are past and the run has recorded what they left.
     """
 
-    def __init__(self, run: RecordedRun, profile: Profile = VLLM, *, log: bool = False) -> None:
+    def __init__(
+        self,
+        run: RecordedRun,
+        profile: Profile = VLLM,
+        *,
+        log: bool = False,
+        kv_events: KvEventStream | None = None,
+    ) -> None:
         if not len(run.requests):
             raise BadInput(f"{run.folder}: has no requests.csv.gz: a run of steady shapes can't be replayed")
         self.run = run
         limits = limits_of(run)
         trace = run.trace("submitted")
         self._speculation = speculation_of(run, trace, limits)
-        self.scheduler = Scheduler(limits, profile, log=log, drafter=self._speculation)
+        self.scheduler = Scheduler(limits, profile, log=log, kv_events=kv_events, drafter=self._speculation)
         feed = Feed(trace, limits.block_size)
         self.requests: list[Request] = [
             feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())

@@ -12,7 +12,7 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -179,6 +179,24 @@ class Contents:
         text = ",".join(map(str, self._happened))
         self._happened.clear()
         return zlib.crc32(text.encode()) & 0xFF or 1
+
+
+class EventDigests(Contents):
+    """Digests of KV events, step by step, with all fields; hashes are numbered as they first come."""
+
+    def stored_event(
+        self, hashes: Sequence[object], parent: object, tokens: int, block_size: int, group: int
+    ) -> None:
+        """Takes note of a `BlockStored`; `parent` is None at the start of a sequence."""
+        self._happened += [group, block_size, tokens, -1 if parent is None else self._number(parent)]
+        self._happened += [self._number(content) for content in hashes]
+
+    def removed_event(self, hashes: Sequence[object], group: int) -> None:
+        """Takes note of a `BlockRemoved`."""
+        self._happened += [-2, group, *(self._number(content) for content in hashes)]
+
+    def _number(self, content: object) -> int:
+        return self._numbers.setdefault(content, len(self._numbers))
 
 
 def _likely(before: Step) -> dict[str, int]:

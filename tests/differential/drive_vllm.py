@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hybrid_specifications
 import specifications
 import torch
-from decisions import BlockTrail, Contents, Decisions, Served, Step, to_line
+from decisions import BlockTrail, Contents, Decisions, EventDigests, Served, Step, to_line
 from hybrid_specifications import HYBRID
 from specifications import Spec, checksum
 from speculation import Guesses
@@ -59,6 +59,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 Row = dict[str, Any]
 
+EVENTS = "events"  # compare whole KV events, not contents alone
 STOP = 0  # the token that ends an output early
 PRIVATE_PROMPT = 1_000_000  # content ids of what a specification gives no name
 PRIVATE_OUTPUT = 2_000_000
@@ -227,7 +228,8 @@ class Engine:
         self.requests = [self._request(number, row, hasher) for number, row in enumerate(self.rows)]
         self.guesses = Guesses(self.rows)
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.pool.enable_kv_cache_events = bool(features) and HYBRID not in features
+        self.pool.enable_kv_cache_events = EVENTS in features or (bool(features) and HYBRID not in features)
+        self.kv_events = EventDigests() if EVENTS in features else None
         self.scheduler.kv_cache_manager.take_events = list  # the scheduler would publish them
         self.contents = Contents()
         self.digests: list[int] = []
@@ -304,11 +306,23 @@ class Engine:
         if not self.pool.enable_kv_cache_events:
             return
         for event in self.pool.take_events():
+            if self.kv_events is not None:
+                self._look_at_event(event)
+                continue
             note = self.contents.stored if isinstance(event, BlockStored) else self.contents.removed
             for content in event.block_hashes:
                 note((event.group_idx, content))
         if output.total_num_scheduled_tokens:
-            self.digests.append(self.contents.digest())
+            self.digests.append((self.kv_events or self.contents).digest())
+
+    def _look_at_event(self, event: Any) -> None:
+        assert self.kv_events is not None
+        if isinstance(event, BlockStored):
+            tokens = len(event.token_ids)
+            parent = event.parent_block_hash
+            self.kv_events.stored_event(event.block_hashes, parent, tokens, event.block_size, event.group_idx)
+        else:
+            self.kv_events.removed_event(event.block_hashes, event.group_idx)
 
     def _chunks(self, output: SchedulerOutput) -> list[tuple[int, int]]:
         """(tokens, tokens already there) of each request in a plan; takes note of prefix hits."""
@@ -409,7 +423,7 @@ def main() -> None:
     first, last = (int(text) for text in sys.argv[1:3])
     features = sys.argv[3:]
     family = hybrid_specifications if HYBRID in features else specifications
-    others = [feature for feature in features if feature != HYBRID]
+    others = [feature for feature in features if feature not in (HYBRID, EVENTS)]
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, last + 1):

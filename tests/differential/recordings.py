@@ -9,8 +9,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decisions import BlockTrail, Contents, Decisions, Served, Step
+from decisions import BlockTrail, Contents, Decisions, EventDigests, Served, Step
 from pagecast.sim.core.events import Event, EventKind
+from pagecast.sim.core.kv_events import BlockRemoved, BlockStored, KvEventStream
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
@@ -57,6 +58,24 @@ def compare(spec: Spec, run: Decisions, folder: Path) -> Difference:
     replay = DecisionReplay(recorded, log=bool(run.contents) or run.steps[0].trail is not None)
     contents, blocks = _other_contents(replay, run)
     return Difference(None, _other_preemptions(replay, run), contents, blocks)
+
+
+def compare_events(spec: Spec, run: Decisions, folder: Path) -> str | None:
+    """Replays a run whose `contents` are digests of KV events, and names the first step with other events."""
+    stream = KvEventStream()
+    replay = DecisionReplay(RecordedRun.load(lay(spec, run, folder)), kv_events=stream)
+    digests = EventDigests()
+    for number, digest in enumerate(run.contents):
+        replay.step(number)
+        for event in stream.take():
+            if isinstance(event, BlockStored):
+                parent, tokens = event.parent_block_hash, event.token_count
+                digests.stored_event(event.block_hashes, parent, tokens, event.block_size, event.group_idx)
+            elif isinstance(event, BlockRemoved):
+                digests.removed_event(event.block_hashes, event.group_idx)
+        if digests.digest() != digest:
+            return f"step {number}: other KV events since the step before"
+    return None
 
 
 def _other_contents(replay: DecisionReplay, run: Decisions) -> tuple[str | None, str | None]:

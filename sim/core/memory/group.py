@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.memory.holding import Holding, split_parts
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.run import Run, Writer
@@ -86,7 +87,9 @@ class FullGroup:
         self.log: EventLog = pool.log
         self._progress = progress
         self._requests: dict[Writer, Request] = {}  # those that generate, by what they hold
+        self.index = index
         self._mark = bytes([index]) if index else b""
+        self._spec = GroupSpec(KvKind.FULL, block_size)
         self._rooted = not pool.eviction.leaves_first  # whether the eviction order needs the tree
 
     def _parent(self, holding: Holding) -> Run | None:
@@ -262,6 +265,9 @@ class FullGroup:
             elif run.published:
                 break
         index = self.pool.index
+        kv = self.log.kv
+        place = -1
+        stored: list[int] = []
         for run in own[first:]:
             if full <= run.start:
                 break
@@ -276,7 +282,14 @@ class FullGroup:
             if self.pool.watcher is not None and run.published > before:
                 self.pool.watcher.stored(run.key, run.start + before, run.start + run.published)
             if self.log.events is not None:
-                self.log.add(EventKind.STORED, request.id, run.blocks[before : run.published])
+                blocks = run.blocks[before : run.published]
+                self.log.add(EventKind.STORED, request.id, blocks, group=self.index)
+                if kv is not None and blocks:
+                    place = run.start + before if place < 0 else place
+                    stored += blocks
+        if kv is not None and stored:
+            last = place + len(stored)
+            kv.stored(request, place, last, list(range(place, last)), stored, self.index, self._spec)
 
     def _overtake(self, run: Run) -> None:
         """Moves what others still have to fill under this key behind what `run` has just published.

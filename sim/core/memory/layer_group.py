@@ -13,6 +13,7 @@ from bisect import bisect_right
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.numbered_pool import NumberedPool
 from pagecast.sim.core.request import Request
@@ -144,6 +145,8 @@ class LayerGroup:
             return
         table.stored = full
         keys = request.keys
+        if self.log.kv is not None:
+            self._tell(self.log.kv, request, table, first, full)
         place = max(first, table.nulls)
         while place < full:
             number = (place + 1) * self._units - 1
@@ -155,6 +158,13 @@ class LayerGroup:
             else:
                 self._publish_reachable(request, table, place, end, key)
             place = end
+
+    def _tell(self, kv: KvEventStream, request: Request, table: Table, first: int, full: int) -> None:
+        """Tells of the blocks from place `first` to `full` that become findable."""
+        size, most = self._segment_blocks, self._reachable
+        places = [place for place in range(max(first, table.nulls), full) if size - place % size <= most]
+        blocks = [table.blocks[place] for place in places]
+        kv.stored(request, first, full, places, blocks, self.index, self.spec)
 
     def _publish(self, request: Request, blocks: list[int], key: bytes, number: int) -> None:
         self.pool.publish(blocks, key, number, self._units)

@@ -63,6 +63,8 @@ class NumberedPool:
             self.evicted_blocks += len(evicted)
             if self.log.events is not None:
                 self.log.add(EventKind.EVICTED, "", evicted)
+                if self.log.kv is not None:
+                    self.log.kv.removed(evicted)
         return taken
 
     def hold(self, blocks: list[int]) -> int:

@@ -94,6 +94,8 @@ class BlockPool:
             self._forget(run)
         if self.log.events is not None:
             self.log.add(EventKind.EVICTED, "", blocks)
+            if self.log.kv is not None:
+                self.log.kv.removed(blocks)
 
     def _forget(self, run: Run) -> None:
         """Removes a run without findable blocks from the index and the tree."""
@@ -104,6 +106,8 @@ class BlockPool:
         """Makes the blocks of a run after the first `published` unfindable; their holders keep them."""
         if self.watcher is not None and run.key is not None:
             self.watcher.removed(run.key, run.start + published, run.start + run.published)
+        if self.log.kv is not None:
+            self.log.kv.removed(run.blocks[published : run.published])
         run.published = published
         if not published:
             self.index.remove(run)

@@ -1,0 +1,105 @@
+"""KV events in vLLM's vocabulary: which contents can be found in the cache, for routers and monitors.
+
+A `KvEventStream` is given to `Scheduler(kv_events=...)`. It gets an event when blocks become findable, when
+one of them is given up, and when the cache is emptied, in the order and with the fields of vLLM's own events.
+Hashes are those of `BlockKeys.block_key`, equal for equal contents in every group.
+
+Source: vllm/distributed/kv_events.py and vllm/v1/core/block_pool.py (0.24).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.request import Request
+
+DEVICE = "GPU"  # the tier, as vLLM names it
+
+
+class BlockStored(NamedTuple):
+    """Blocks of one request that became findable together.
+
+    `parent_block_hash` is the content before the first place looked at; None at the start of a sequence.
+    `token_count` tokens were looked at: places that no hit can ask for have no hash among `block_hashes`.
+    `extra_keys`: what beside tokens tells a block from others (salt, LoRA, multimodal inputs), where known.
+    """
+
+    block_hashes: tuple[bytes, ...]
+    parent_block_hash: bytes | None
+    token_count: int
+    block_size: int
+    medium: str = DEVICE
+    lora_name: str | None = None
+    extra_keys: tuple[tuple[str, ...] | None, ...] | None = None
+    group_idx: int = 0
+    kv_cache_spec_kind: str = KvKind.FULL.value
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(NamedTuple):
+    """A block whose content was given up."""
+
+    block_hashes: tuple[bytes, ...]
+    medium: str = DEVICE
+    group_idx: int = 0
+
+
+class AllBlocksCleared(NamedTuple):
+    """The whole cache was emptied."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KvEventStream:
+    """The KV events of one replica since they were last taken."""
+
+    def __init__(self) -> None:
+        self.events: list[KvEvent] = []
+        self._contents: dict[int, tuple[bytes, int]] = {}  # of each findable block: its hash and group
+
+    def take(self) -> list[KvEvent]:
+        """The events so far, which are forgotten."""
+        events = self.events
+        self.events = []
+        return events
+
+    def stored(
+        self,
+        request: Request,
+        first: int,
+        last: int,
+        places: list[int],
+        blocks: list[int],
+        group: int,
+        spec: GroupSpec,
+    ) -> None:
+        """Of places `first` to `last` of a request's table, these have become findable, in these blocks."""
+        keys = request.keys
+        units = spec.block_size // keys.block_size
+        hashes = [keys.block_key((place + 1) * units - 1) for place in places]
+        for content, block in zip(hashes, blocks, strict=True):
+            self._contents[block] = (content, group)
+        self.events.append(
+            BlockStored(
+                tuple(hashes),
+                keys.block_key(first * units - 1) if first else None,
+                (last - first) * spec.block_size,
+                spec.block_size,
+                group_idx=group,
+                kv_cache_spec_kind=spec.kind.value,
+                kv_cache_spec_sliding_window=spec.reach if spec.kind is KvKind.WINDOW else None,
+            )
+        )
+
+    def removed(self, blocks: list[int]) -> None:
+        """The contents of these blocks were given up."""
+        for block in blocks:
+            content, group = self._contents.pop(block)
+            self.events.append(BlockRemoved((content,), group_idx=group))
+
+    def cleared(self) -> None:
+        """Every content was given up at once."""
+        self._contents.clear()
+        self.events.append(AllBlocksCleared())
