@@ -10,7 +10,6 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_TRIALS, MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
 from pagecast.planner_app.reports.html_page import ready, write
-from pagecast.sim.core.errors import BadInput
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def sweep_command(
     a sweep goes on where it stopped, in whichever way that was. Exit code 1 where no scenario serves every
     request and keeps --slo.
     """
+    from pagecast.planner_app.planner.prices import read_prices
     from pagecast.planner_app.planner.sweep.question import SweepQuestion
     from pagecast.planner_app.planner.sweep.space import parse_space
     from pagecast.planner_app.planner.sweep.study import sweep
@@ -65,7 +65,9 @@ def sweep_command(
     work, scenario = load(trace, given)
     space = parse_space(settings, scenario)
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
-    question = SweepQuestion(work, scenario, space, slo, prices(price or []), objectives, search, generation)
+    question = SweepQuestion(
+        work, scenario, space, slo, read_prices(price or []), objectives, search, generation
+    )
     with console.progress("trials", question.count) as update:
         result = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
     if report is not None:
@@ -80,20 +82,6 @@ def sweep_command(
             console.out.print(f"written to {report}", soft_wrap=True)
     if result.cheapest is None:
         raise typer.Exit(1)
-
-
-def prices(given: list[str]) -> dict[str, float]:
-    """Reads `H200=3.5`. Errors: BadInput."""
-    by_gpu: dict[str, float] = {}
-    for text in given:
-        name, equals, amount = text.rpartition("=")
-        try:
-            if not equals or not name.strip() or name.strip() in by_gpu:
-                raise ValueError
-            by_gpu[name.strip()] = float(amount)
-        except ValueError:
-            raise BadInput(f"--price {text}: write GPU=USD_PER_GPU_HOUR, each GPU once") from None
-    return by_gpu
 
 
 def as_dict(result: Swept) -> dict[str, Any]:

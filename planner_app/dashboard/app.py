@@ -18,6 +18,7 @@ _PACKAGE = "pagecast.planner_app.dashboard"
 # current page's from Google.
 _PAGES = (
     ("what_if", "What-if", "what-if"),
+    ("load", "Load", "load"),
     ("tune", "Tune", "tune"),
     ("blocks", "Blocks", "blocks"),
     ("trust", "Trust", "trust"),

@@ -139,6 +139,19 @@ class Slo:
         terms = tuple(term.judge(table) for term in self.terms)
         return Verdict(all(term.holds for term in terms), terms)
 
+    def good(self, requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Which requests completed and keep every bound of the level, percentiles' bounds included.
+
+        Their share is the goodput of a replay: a level of `ttft_p99<2s` asks each request for less than 2 s.
+        """
+        bounds: list[tuple[str, float, bool]] = []
+        for term in self.terms:
+            if isinstance(term, Goodput):
+                bounds += term.bounds
+            else:
+                bounds.append((term.latency, term.bound_s, term.inclusive))
+        return Goodput(self.text, tuple(bounds), 0.0, True).good(requests)
+
 
 def _completed(source: pd.DataFrame | Figures) -> float:
     if isinstance(source, pd.DataFrame):

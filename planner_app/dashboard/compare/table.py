@@ -57,7 +57,9 @@ def _cell(value: float | None, base: float | None, words: Callable[[float], str]
 
 
 def _differences(view: View, base: View) -> str:
-    parts = [f"{name} {own}" for name, _, own in view.differences(base) if name not in ("slo", "upload")]
+    parts = [
+        f"{name} {own}" for name, _, own in view.differences(base) if name not in ("slo", "prices", "upload")
+    ]
     return plain(", ".join(parts) or "–")
 
 

@@ -10,6 +10,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain
 
 Words = Callable[[float], str]
 _MULTIPLE = 10
+_LEAST_WIDTH = 15  # letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Card:
     """One figure. `low` and `high` bound its 90% interval, None while not in; `pending` greys the value.
 
     `better`: -1 where less is better, 1 where more is. `share`: the value is one, its change in points.
-    `verdicts` are terms of the SLO and whether they hold.
+    `verdicts` are terms of the SLO and whether they hold. `advice` is one sentence that says what to do.
     """
 
     title: str
@@ -33,11 +34,13 @@ class Card:
     share: bool = False
     verdicts: tuple[tuple[str, bool], ...] = ()
     note: str = ""
+    advice: str = ""
 
 
 def show_cards(cards: list[Card]) -> None:
     """The cards side by side."""
-    for number, (column, card) in enumerate(zip(st.columns(len(cards)), cards, strict=True)):
+    columns = st.columns([max(len(card.title), _LEAST_WIDTH) for card in cards])  # titles are not cut
+    for number, (column, card) in enumerate(zip(columns, cards, strict=True)):
         with column, st.container(border=True, height="stretch"):
             with st.container(key=f"pending_{number}" if card.pending else f"card_{number}"):
                 st.metric(
@@ -53,6 +56,8 @@ def show_cards(cards: list[Card]) -> None:
                 st.caption(plain(card.note))
             for term, holds in card.verdicts:
                 show_verdict(term, holds)
+            if card.advice:
+                st.markdown(f"**{plain(card.advice)}**")
 
 
 def show_verdict(term: str, holds: bool) -> None:

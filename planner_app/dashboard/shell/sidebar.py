@@ -131,6 +131,13 @@ def _more() -> dict[str, Any]:
         max_chars=200,
         help="as for `pagecast plan --slo`: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99",
     )
+    given |= _bound(
+        st.text_input,
+        "prices",
+        "Prices, $ per GPU-hour",
+        max_chars=200,
+        help="yours, separated by commas: H200=3.5, L40S=1.2; none is built in",
+    )
     with st.expander("More"):
         given |= _looking(more_looks())
     return given

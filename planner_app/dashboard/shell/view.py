@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from pagecast.planner_app.planner.prices import read_prices
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
 from pagecast.sim.scenario import Scenario, value_type
 
@@ -28,6 +30,7 @@ LOAD: dict[str, Value] = {
     "requests": AT_ONCE,
     "rate": 1.0,
     "slo": "ttft_p99<2s,tpot_p99<50ms",
+    "prices": "",
 }
 GENERATOR: dict[str, Value] = {
     "g_rate": 5.0,
@@ -99,6 +102,15 @@ class View:
         if fields["num_gpu_blocks"] is not None:  # which replaces the memory budget
             fields["gpu_memory_utilization"] = None
         return Scenario.make(fields, "scenario")
+
+    def prices(self) -> dict[str, float]:
+        """USD per GPU-hour by the GPU's name, as typed: `H200=3.5, L40S=1.2`. Errors: BadInput."""
+        typed = [part.strip() for part in str(self["prices"]).split(",") if part.strip()]
+        prices = {find_gpu(name).name: price for name, price in read_prices(typed).items()}
+        for name, price in prices.items():
+            if not 0 < price < float("inf"):
+                raise BadInput(f"price of {name}: {price:g}; give a number above 0, in USD per GPU-hour")
+        return prices
 
     def trace_key(self) -> tuple[Value, ...]:
         """What the trace depends on: equal keys, equal traces."""

@@ -18,9 +18,12 @@ from pagecast.planner_app.dashboard.what_if.admissible import (
     envelope_of,
     known_of,
 )
+from pagecast.planner_app.dashboard.what_if.advice import advice_on, advice_on_cost, advice_on_load
+from pagecast.planner_app.planner.prices import usd_per_million_tokens
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.replicates import Spread, summary_figures
 from pagecast.traces.schema import Trace
@@ -43,7 +46,7 @@ class Known:
 
 
 def cards_of(own: Session, known: Known) -> list[Card]:
-    """The four cards."""
+    """The five cards."""
     figures, base = summary_figures(known.result), _Base(own, known.view)
     around = known.spread.around(figures) if known.spread else Spread()
 
@@ -59,6 +62,7 @@ def cards_of(own: Session, known: Known) -> list[Card]:
             known.waiting["spread"],
             baseline=base.figures.get(name),
             verdicts=known.verdicts.get(name.split("_")[0], ()),
+            advice=advice_on(name, known.result, known.verdicts.get(name.split("_")[0], ())),
             **more,
         )
 
@@ -74,7 +78,24 @@ def cards_of(own: Session, known: Known) -> list[Card]:
             better=1,
             share=True,
         ),
+        _cost(known),
     ]
+
+
+def _cost(known: Known) -> Card:
+    """Cost of the tokens that this traffic takes, at the user's price of the GPU."""
+    scenario = known.result.scenario
+    price = known.view.prices().get(find_gpu(scenario.gpu).name)
+    tokens_per_s = known.result.summary["output_tokens_per_s"]
+    hourly = None if price is None else price * scenario.tensor_parallel_size
+    return Card(
+        "Cost",
+        None if hourly is None else usd_per_million_tokens(hourly, tokens_per_s),
+        "${:.2f}".format,
+        "USD per million output tokens: the price of the replica's GPUs over the replay's output tokens",
+        note="" if hourly is None else f"per million output tokens, at ${hourly:.2f} per hour and replica",
+        advice=advice_on_cost(hourly is not None, known.result),
+    )
 
 
 def baseline_of(own: Session, view: View) -> View | None:
@@ -126,6 +147,7 @@ def _concurrency(known: Known, base: _Base) -> Card:
         better=1,
         verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms else (),
         note=text,
+        advice=advice_on_load(room.binding if room else "", answer is not None),
     )
 
 

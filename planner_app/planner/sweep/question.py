@@ -27,7 +27,7 @@ COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus")
 class SweepQuestion:
     """A sweep before it runs. The same question has the same answer, however it is computed.
 
-    `slo` as `Slo.parse` reads it, empty for none; `prices` in USD a GPU-hour by GPU; `objectives` are
+    `slo` as `Slo.parse` reads it, empty for none; `prices` in USD per GPU-hour by GPU; `objectives` are
     figures of a trial (empty: `objectives_of` chooses); `trials` None for the whole grid, else how many a
     search makes, in generations of `generation`. Errors: BadInput for what can't be asked.
     """
@@ -45,7 +45,7 @@ class SweepQuestion:
         prices = {find_gpu(name).name: price for name, price in self.prices.items()}
         object.__setattr__(self, "prices", prices)
         if bad := [name for name, price in prices.items() if not 0 < price < float("inf")]:
-            raise BadInput(f"--price {bad[0]}={prices[bad[0]]}: a price is above 0, in USD a GPU-hour")
+            raise BadInput(f"--price {bad[0]}={prices[bad[0]]}: a price is above 0, in USD per GPU-hour")
         if missing := [gpu for gpu in self.gpus if prices and gpu not in prices]:
             raise BadInput(f"no price for {missing[0]}; add --price '{missing[0]}=USD_PER_GPU_HOUR'")
         object.__setattr__(self, "objectives", self.objectives or self._usual())

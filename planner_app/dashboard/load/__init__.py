@@ -1,0 +1,1 @@
+"""The Load page: latency, goodput and cost against load, with several GPUs in one view."""

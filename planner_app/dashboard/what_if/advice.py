@@ -1,0 +1,82 @@
+"""Advice on the cards of the what-if: one sentence each that says what to do.
+
+The rules look at the replay's own figures: what most of TTFT is, how full the KV cache was, what was evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagecast.sim.replay import Result
+
+FULL = 0.95  # of the KV blocks in use at peak: requests wait for blocks
+_LITTLE = 0.5  # of the KV blocks: more memory would stay empty
+_RAISE = {
+    "HBM": "To serve more users, raise the HBM budget or add a replica.",
+    "batch size": "To serve more users, raise the batch size (sequences at once).",
+    "token budget": "To serve more users, raise the batched tokens per step.",
+    "compute": "To serve more users, take a faster GPU or add a replica.",
+}
+
+
+def advice_on(figure: str, result: Result, verdicts: Sequence[tuple[str, bool]]) -> str:
+    """What to do about a figure, by its name in `summary_figures`."""
+    holds = all(holds for _, holds in verdicts) if verdicts else None
+    if figure.startswith("ttft"):
+        return _on_ttft(result, holds)
+    if figure.startswith("tpot"):
+        return _on_tpot(result, holds)
+    return _on_reuse(result)
+
+
+def advice_on_load(binding: str, simulated: bool) -> str:
+    """What to do to admit more users; `binding` is the limit of the static envelope."""
+    if not simulated:
+        return "Wait for the simulation before you plan with this figure."
+    return _RAISE.get(binding, "Plan for fewer users than this.")
+
+
+def advice_on_cost(priced: bool, result: Result) -> str:
+    """What to do to pay less per token."""
+    if not priced:
+        return f"Type a price for {result.scenario.gpu} in the side bar."
+    if result.summary["peak_kv_usage"] < _LITTLE and not result.summary["preemptions"]:
+        return "Send this replica more traffic, or take a cheaper GPU: the Load page compares them."
+    return "Compare GPUs on the Load page."
+
+
+def _on_ttft(result: Result, holds: bool | None) -> str:
+    summary = result.summary
+    mean, queue = summary["ttft_s"]["mean"], summary["queue_s"]["mean"]
+    if holds:
+        return "Nothing to do: TTFT keeps the SLO."
+    if not summary["completed"] or not mean:
+        return "Serve shorter requests, or give the KV cache more memory: no request got a token."
+    if queue < mean / 2:
+        return "Most of TTFT is prefill: reuse more prefixes, or take a faster GPU."
+    if summary["peak_kv_usage"] >= FULL:
+        return "Requests wait for KV blocks: raise the HBM budget or add a replica."
+    return (
+        "Requests queue for compute or a place in the batch: add a replica, or raise the sequences at once."
+    )
+
+
+def _on_tpot(result: Result, holds: bool | None) -> str:
+    if holds:
+        return "Nothing to do: TPOT keeps the SLO."
+    if result.summary["preemptions"]:
+        return "Requests are preempted and computed twice: admit fewer sequences at once."
+    return "Shorten the steps: fewer sequences at once, fewer batched tokens, or a faster GPU."
+
+
+def _on_reuse(result: Result) -> str:
+    summary = result.summary
+    if not result.scenario.enable_prefix_caching:
+        return "Switch prefix caching on."
+    if not summary["eligible_prefix_tokens"]:
+        return "Nothing to do: the prompts are shorter than a block."
+    if summary["evicted_blocks"] and summary["peak_kv_usage"] > _LITTLE:
+        return "Give the KV cache more memory: prefixes are evicted. The Tune page shows how much pays."
+    if summary["evicted_blocks"]:
+        return "See the Tune page for the cache size that pays: some prefixes were evicted."
+    return "Nothing to do: no prefix was evicted, so a larger cache would find no more."
