@@ -10,7 +10,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain
 
 Words = Callable[[float], str]
 _MULTIPLE = 10
-_LEAST_WIDTH = 15  # letters
+_LEAST_WIDTH = 18  # letters
 
 
 @dataclass(frozen=True, slots=True)
