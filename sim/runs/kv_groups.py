@@ -1,4 +1,4 @@
-"""KV groups of a recorded run, as its `meta.json` lists them."""
+"""KV groups of a recorded run, as its `meta.json` lists them or as they follow from its model."""
 
 from __future__ import annotations
 
@@ -6,26 +6,43 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.costs.calibration.shape import model_of
+from pagecast.sim.machine.block_layout import model_layout
 from pagecast.sim.runs.recorded import RecordedRun
 
 _FIELDS = ("block_size", "window", "chunk", "latent", "state")
 
 
 def recorded_groups(run: RecordedRun) -> tuple[GroupSpec, ...]:
-    """The groups under `kv_groups`; none where it is absent, or one group keeps every token.
+    """The groups under `kv_groups`; where it is absent, those that vLLM makes of the model's layers.
 
-    Each is an object with perhaps a `block_size` (the engine's where absent), a `window` or a `chunk` in
-    tokens, `latent` or `state`. Errors: BadInput naming the entry at fault.
+    Empty: one group keeps every token. Each entry is an object with perhaps a `block_size` (the engine's
+    where absent), a `window` or a `chunk` in tokens, `latent` or `state`. Errors: BadInput naming the entry
+    at fault.
     """
     listed = run.meta.get("kv_groups")
     if listed is None:
-        return ()
+        return _groups_of_model(run)
     where = f"{run.folder}/meta.json: kv_groups"
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise BadInput(f"{where} is {str(listed)[:60]!r}, must be a list of objects")
     size = run.meta.get("config", {}).get("block_size")
     groups = tuple(_group(one, size, f"{where}[{number}]") for number, one in enumerate(listed))
     return () if groups == (GroupSpec(KvKind.FULL, size),) else groups
+
+
+def _groups_of_model(run: RecordedRun) -> tuple[GroupSpec, ...]:
+    config = run.meta.get("config", {})
+    if run.meta.get("engine") != "vllm" or not isinstance(run.meta.get("model"), dict | str):
+        return ()
+    layout = model_layout(
+        model_of(run.meta, f"{run.folder}/meta.json"),
+        int(config.get("block_size", 16)),
+        tensor_parallel_size=int(config.get("tensor_parallel_size", 1)),
+        kv_cache_dtype=str(config.get("kv_cache_dtype") or "auto"),
+        disable_hybrid_kv_cache_manager=bool(config.get("disable_hybrid_kv_cache_manager", False)),
+    )
+    return () if layout.plain else layout.specs
 
 
 def _group(fields: dict[str, Any], block_size: int, where: str) -> GroupSpec:

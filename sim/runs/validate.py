@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.pipeline import Pipeline
@@ -63,16 +64,17 @@ def limits_of(run: RecordedRun) -> Limits:
             raise BadInput(f"{run.folder}/meta.json: config: {wrong}")
         return value
 
+    groups = recorded_groups(run)
     return Limits(
         num_blocks=blocks,
-        block_size=whole("block_size"),
+        block_size=unit_tokens(groups) if groups else whole("block_size"),
         max_num_seqs=whole("max_num_seqs"),
         max_num_batched_tokens=whole("max_num_batched_tokens"),
         max_model_len=whole("max_model_len") if config.get("max_model_len") else None,
         policy=str(config.get("scheduling_policy", "fcfs")),
         pipeline_depth=run.pipeline_depth,
         caching=bool(config.get("enable_prefix_caching", True)),
-        groups=recorded_groups(run),
+        groups=groups,
     )
 
 

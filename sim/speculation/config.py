@@ -35,6 +35,10 @@ class SpeculativeConfig(BaseModel):
     synthetic_acceptance_length: float | None = Field(
         None, description="mean tokens that a step yields, with the one that needs no guess"
     )
+    prompt_lookup_min: int | None = Field(
+        None, ge=1, description="shortest n-gram looked up; how often that finds a guess is `match_rate`"
+    )
+    prompt_lookup_max: int | None = Field(None, ge=1, description="longest n-gram looked up")
     match_rate: float = Field(1.0, ge=0, le=1, description="share of steps in which n-grams find a guess")
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = Field(
         None, description="guesses by the requests of a step, as (first, last, guesses)"

@@ -1,7 +1,7 @@
-"""vLLM 0.24 serving a mixture of experts and a model on two GPUs: every recorded decision is the core's.
+"""vLLM 0.24 serving models of several kinds: every recorded decision is the core's.
 
-The runs were recorded on H200s with random weights. `qwen3-30b-a3b` is a mixture of experts on one GPU,
-`qwen3-32b-tp2` is split over two GPUs.
+The runs were recorded on H200s with random weights: a mixture of experts, a model split over two GPUs, a
+model whose layers keep different tokens (Gemma 3), and n-gram speculation.
 """
 
 from pathlib import Path
@@ -12,12 +12,20 @@ from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
 
 RUNS = Path(__file__).parent / "recorded"
-NAMES = ("30b-a3b-azure", "30b-a3b-azure-async", "30b-a3b-mooncake", "32b-tp2-azure")
+NAMES = (
+    "qwen3-30b-a3b-azure",
+    "qwen3-30b-a3b-azure-async",
+    "qwen3-30b-a3b-mooncake",
+    "qwen3-32b-tp2-azure",
+    "gemma-3-4b-azure",
+    "gemma-3-4b-mooncake",
+    "qwen3-8b-ngram-azure",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_and_prefix_hit_is_the_engines(name: str) -> None:
-    run = RecordedRun.load(RUNS / f"vllm-h200-qwen3-{name}")
+    run = RecordedRun.load(RUNS / f"vllm-h200-{name}")
     report = compare_decisions(run)
     assert report.first_mismatch is None
     assert report.ok
@@ -33,7 +41,8 @@ def test_an_asynchronous_plan_may_compute_nothing_without_a_preemption() -> None
     assert report.ok
 
 
-def test_the_block_count_of_a_mixture_of_experts_is_predicted_within_half_a_percent() -> None:
-    count = block_count(RecordedRun.load(RUNS / "vllm-h200-qwen3-30b-a3b-azure"))
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b-azure", "gemma-3-4b-azure"])
+def test_the_block_count_is_predicted_within_half_a_percent(name: str) -> None:
+    count = block_count(RecordedRun.load(RUNS / f"vllm-h200-{name}"))
     assert count is not None
     assert abs(count.predicted / count.measured - 1) < 0.005
