@@ -137,7 +137,7 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
         "costs": costs,
         "transfer_costs": transfer,
         "num_gpu_blocks": limits.num_blocks,
-        "block_size": limits.block_size,
+        "block_size": config["block_size"],
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "max_model_len": limits.max_model_len,
@@ -146,6 +146,7 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
         "enable_prefix_caching": limits.caching,
         "tensor_parallel_size": int(config.get("tensor_parallel_size", 1)),
         "kv_cache_dtype": str(config.get("kv_cache_dtype", "auto")),
+        "speculative_config": config.get("speculative_config"),
     }
     return Scenario.make(fields, f"{run.folder}/meta.json")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pagecast.sim.runs.block_count import block_count
+from pagecast.sim.runs.forecast import forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
 
@@ -46,3 +47,10 @@ def test_the_block_count_is_predicted_within_half_a_percent(name: str) -> None:
     count = block_count(RecordedRun.load(RUNS / f"vllm-h200-{name}"))
     assert count is not None
     assert abs(count.predicted / count.measured - 1) < 0.005
+
+
+def test_a_forecast_speculates_as_the_recorded_run_did() -> None:
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure")
+    result = forecast(run, "auto", replicates=0)
+    assert result.predicted.figures()["tpot_s.mean"] < 0.005  # a step yields several tokens
+    assert result.costs == "vllm-0.24-h200-qwen3-8b"
