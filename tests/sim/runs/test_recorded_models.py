@@ -54,3 +54,16 @@ def test_a_forecast_speculates_as_the_recorded_run_did() -> None:
     result = forecast(run, "auto", replicates=0)
     assert result.predicted.figures()["tpot_s.mean"] < 0.005  # a step yields several tokens
     assert result.costs == "vllm-0.24-h200-qwen3-8b"
+
+
+def test_a_mixture_of_experts_is_forecast_within_three_percent_on_a_run_that_fitted_nothing() -> None:
+    """The calibration was fitted to a sweep and two Azure recordings; Mooncake judges it."""
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-30b-a3b-mooncake")
+    result = forecast(run, "auto", replicates=20, workers=1)
+    assert result.costs == "vllm-0.24-h200-qwen3-30b-a3b" and not result.in_sample
+    errors = {row.name: abs(row.error_percent) for row in result.rows}
+    assert errors["tpot_s.mean"] < 3
+    assert errors["e2e_s.mean"] < 3
+    assert errors["ttft_s.mean"] < 3
+    coverage = result.coverage()["covered"]
+    assert coverage is not None and coverage >= 0.8
