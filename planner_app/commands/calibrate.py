@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,13 @@ from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.engine import memory_table, open_engine
 from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
 from pagecast.planner_app.reports import html_page
+from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.terms import TERMS
 from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
+from pagecast.sim.runs.bench_results import read_results
+from pagecast.sim.scenario import Scenario
 from rich.table import Table
 
 Opt = typer.Option
@@ -40,6 +44,16 @@ def calibrate_command(
         list[str] | None,
         Opt(help="folder of a recorded run or sweep; FOLDER:0.5 for a run's first half; once for each"),
     ] = None,
+    from_bench: Annotated[
+        list[Path] | None,
+        Opt(
+            help="request-level results to correct measured operations by, with --scenario: vllm bench serve "
+            "--save-detailed, AIPerf, guidellm, CSV; once for each"
+        ),
+    ] = None,
+    scenario: Annotated[
+        Path | None, Opt(help="YAML file of the scenario that --from-bench results were measured in")
+    ] = None,
     model: Annotated[
         str | None,
         Opt(help="record a sweep of this model here: transformers folder; with --random-weights also a name"),
@@ -58,13 +72,21 @@ def calibrate_command(
 
     With --model, the engine first records a sweep of batch shapes on this machine, at both pipeline depths;
     interrupted, it goes on where it stopped. Synchronous runs give the costs; asynchronous ones tell what
-    planning ahead hides.
+    planning ahead hides. With --from-bench, three corrections of measured operations are fitted instead: a
+    benchmark's results say when tokens came, and little of single steps.
     """
-    if bool(from_run) == bool(model):
-        raise BadInput("give at least one --from-run FOLDER, or --model to record a sweep; not both")
+    if [bool(from_run), bool(model), bool(from_bench)].count(True) != 1:
+        raise BadInput(
+            "give at least one --from-run FOLDER or --from-bench FILE, or --model to record a sweep; not both"
+        )
     if out is None:
         raise BadInput("give --out FILE.json")
     console.check_place("--out", out)
+    if from_bench:
+        _from_bench(from_bench, scenario, out, name or out.stem, json)
+        return
+    if scenario is not None:
+        raise BadInput("--scenario needs --from-bench: recorded runs say themselves what they are of")
     if plot is not None:
         html_page.ready("--plot", plot)
     folders = from_run or [str(_sweep(model or "", engine, out, json))]
@@ -88,6 +110,24 @@ def calibrate_command(
         )
     else:
         show(made, out)
+
+
+def _from_bench(files: list[Path], scenario: Path | None, out: Path, name: str, json: bool) -> None:
+    """Fits corrections to request-level results and writes them."""
+    if scenario is None:
+        raise BadInput("give --scenario FILE.yaml with model, gpu and the engine's options of the results")
+    results = [read_results(path) for path in files]
+    from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
+
+    with console.progress("replays", REPLAYS * len(results)) as update:
+        made = fit_corrections(results, Scenario.load(scenario), name, update)
+    made.save(out)
+    if json:
+        console.print_json({**asdict(made), "sd": list(made.sd), "file": str(out)})
+        return
+    for line in corrections_lines(made):
+        console.out.print(line, soft_wrap=True, highlight=False)
+    console.out.print(f"written to {out}", soft_wrap=True)
 
 
 def _sweep(model: str, options: EngineOptions, out: Path, quiet: bool) -> Path:

@@ -15,21 +15,34 @@ from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, b
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.replay.replicates import STEP_TIMES
+from pagecast.sim.runs.bench_results import is_results, read_results
 from pagecast.sim.runs.block_count import block_count
-from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast
+from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast, forecast_results
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
+from pagecast.sim.scenario import Scenario
 from rich.table import Table
 
 Opt = typer.Option
 
 
 def validate_command(
-    run: Annotated[Path, typer.Argument(help="folder of a recorded run")],
+    run: Annotated[
+        Path, typer.Argument(help="folder of a recorded run, or a benchmark's results with --scenario")
+    ],
     costs: Annotated[
         str,
-        Opt(help="recorded: the run's own step times; or a calibration's file or name, auto, roofline"),
+        Opt(
+            help="recorded: the run's own step times; or a calibration's file or name, auto, measured, "
+            "roofline"
+        ),
     ] = "recorded",
+    scenario: Annotated[
+        Path | None,
+        Opt(
+            help="YAML file of the scenario that results of a benchmark were measured in; its costs are used"
+        ),
+    ] = None,
     profile: Annotated[
         str | None, Opt(help="engine whose rules are followed, with recorded costs [vllm]")
     ] = None,
@@ -54,6 +67,14 @@ def validate_command(
     decision differs, and the first difference is explained. With any other: the run's requests are forecast
     and every latency and total is set beside the measured one, with 90% intervals.
     """
+    if is_results(run):
+        if scenario is None:
+            raise BadInput(f"{run}: results of a benchmark: give --scenario FILE.yaml, or a run's folder")
+        fields = {} if costs == "recorded" else {"costs": costs}
+        _results(run, Scenario.load(scenario, **fields), replicates, seed or 0, max_error, json)
+        return
+    if scenario is not None:
+        raise BadInput("--scenario is for results of a benchmark: a recorded run says what it is of")
     if costs == "recorded":
         _refuse_options(
             {
@@ -87,6 +108,21 @@ def validate_command(
         raise typer.Exit(1)
 
 
+def _results(
+    file: Path, scenario: Scenario, replicates: int | None, seed: int, max_error: float | None, json: bool
+) -> None:
+    """Forecast against the latencies of a benchmark's requests."""
+    count = REPLICATES if replicates is None else replicates
+    with console.progress("replicates", count + len(STEP_TIMES)) as update:
+        found = forecast_results(read_results(file), scenario, replicates=count, seed=seed, progress=update)
+    if json:
+        console.print_json(found.rows_as_dict() | {"expected_error": expected_error(found)})
+    else:
+        show(found, totals=False)
+    if max_error is not None and found.worst_percent > max_error:
+        raise typer.Exit(1)
+
+
 def _refuse_options(given: dict[str, object]) -> None:
     """Errors: BadInput for what only a forecast can use."""
     for name, value in given.items():
@@ -116,8 +152,11 @@ def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def show(result: Forecast) -> None:
-    """Prints forecast and measurement side by side, how often intervals held, and what matters most."""
+def show(result: Forecast, *, totals: bool = True) -> None:
+    """Prints forecast and measurement side by side, how often intervals held, and what matters most.
+
+    `totals`: the figures are those of a recorded run, of which more is known than latencies.
+    """
     console.out.print(
         f"{result.run}: forecast with costs {result.costs} against the recording", soft_wrap=True
     )
@@ -139,7 +178,7 @@ def show(result: Forecast) -> None:
         "low, high: a 90% interval (* missed); ±1%: what step times within 1% change it by, percent",
         soft_wrap=True,
     )
-    for sentence in accuracy_sentences(result):
+    for sentence in accuracy_sentences(result) if totals else ():
         console.out.print(sentence, soft_wrap=True, markup=False, highlight=False)
     console.out.print(f"note: {expected_error(result)}", soft_wrap=True, markup=False)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from pagecast.planner_app.wording.note_sentences import sentences
+from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.runs.block_count import BlockCount
 from pagecast.sim.runs.forecast import Forecast, ForecastRow
 
+NINETY = 1.645  # standard deviations to either side that hold 90% of a normal distribution
 _BULK, _TAIL = ("mean", "p50", "p90"), ("p99",)
 _LEAST_COVERED = 0.8  # of measurements, for intervals to be relied on
 _STEEP = 10.0  # percent that a figure changes by within 1% of step time, from which on it is no forecast
@@ -43,6 +45,31 @@ def blocks_sentence(blocks: BlockCount) -> str:
         f"KV blocks: {blocks.predicted:,} predicted from model and GPU alone, {blocks.measured:,} measured "
         f"({blocks.error_percent:+.1f}%)."
     )
+
+
+def corrections_lines(made: Corrections) -> list[str]:
+    """Fitted corrections, each with its 90% interval and what was learnt of it, and errors of the fit."""
+    lines = []
+    for source in made.sources:
+        errors = ", ".join(
+            f"{key.upper()} {source[f'{key}_percent_before']:+.1f}% before, "
+            f"{source[f'{key}_percent_after']:+.1f}% after"
+            for key in ("tpot", "e2e", "ttft")
+        )
+        lines.append(f"{source['name']}, {source['requests']:,} requests, error in the mean: {errors}")
+    titles = ("host time that each step adds", "decode steps", "steps with prompts")
+    for at, title in enumerate(titles):
+        sd, prior = made.sd[at], made.prior_sd[at]
+        learnt = "little" if sd > 0.7 * prior else "something" if sd > 0.3 * prior else "much"
+        if at == 0:
+            middle, reach = made.step_s * 1e3, NINETY * sd
+            figures = f"{middle:+.2f} ms, {middle - reach:+.2f} to {middle + reach:+.2f}"
+        else:
+            middle = (made.decode, made.prompt)[at - 1]
+            low, high = (middle * math.exp(sign * NINETY * sd) for sign in (-1, 1))
+            figures = f"x {middle:.3f}, {low:.3f} to {high:.3f}"
+        lines.append(f"{title}: {figures} (90%); these results say {learnt} of it")
+    return lines
 
 
 def _errors(forecast: Forecast) -> str:

@@ -17,12 +17,21 @@ from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.note import Note
-from pagecast.sim.replay.replicates import Progress, Study, few_draws
+from pagecast.sim.replay.replicates import Progress, Spread, Study, few_draws
 from pagecast.sim.replay.simulation import Result, replay
+from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.block_count import BlockCount, block_count
 from pagecast.sim.runs.in_sample import in_sample
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.sim.runs.run_figures import LATENCIES, SCALARS, STATISTICS, RunFigures, measured, simulated
+from pagecast.sim.runs.run_figures import (
+    LATENCIES,
+    SCALARS,
+    STATISTICS,
+    RunFigures,
+    latency_figures,
+    measured,
+    simulated,
+)
 from pagecast.sim.runs.validate import limits_of
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -114,6 +123,10 @@ class Forecast:
         body["coverage"] = self.coverage()
         return body
 
+    def rows_as_dict(self) -> dict[str, Any]:
+        """Each figure by name, as printed in JSON."""
+        return {"run": self.run, "costs": self.costs} | {row.name: row.as_dict() for row in self.rows}
+
     def coverage(self) -> dict[str, float | int | None]:
         """Figures with an interval, how many and what share hold the measurement, median half-width (%)."""
         held = [row for row in self.rows if row.covered is not None]
@@ -176,7 +189,38 @@ def forecast(
     figures, actual = made.figures(), real.figures()
     spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
     spread = spread.around(figures)
-    rows = tuple(
+    rows = _rows(figures, actual, spread)
+    own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else None
+    remarks = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
+    notes = tuple(note for note in remarks if note)
+    return Forecast(run.name, model.name, notes, own is not None, rows, made, real, block_count(run))
+
+
+def forecast_results(
+    results: BenchResults,
+    scenario: Scenario,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Forecast:
+    """Forecasts the latencies of a benchmark's requests in `scenario`; nothing else is known of them."""
+    costs = scenario.step_costs()
+    result = replay(results.trace, scenario, costs=costs)
+    real = latency_figures(results.ttft_s, results.tpot_s, results.e2e_s)
+    made = simulated(result)
+    study = Study(results.trace, scenario, seed, figures=figures_of)
+    figures = {name: value for name, value in made.figures().items() if name in real.figures()}
+    spread = study.spread(replicates, point=made.figures(), workers=workers, progress=progress)
+    rows = _rows(figures, real.figures(), spread.around(made.figures()))
+    found = (*_notes(result, results.trace), few_draws(replicates))
+    notes = tuple(note for note in found if note)
+    return Forecast(results.name, costs.name, notes, False, rows, made, real)
+
+
+def _rows(figures: dict[str, float], actual: dict[str, float], spread: Spread) -> tuple[ForecastRow, ...]:
+    return tuple(
         ForecastRow(
             name,
             value,
@@ -188,10 +232,6 @@ def forecast(
         )
         for name, value in figures.items()
     )
-    own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else None
-    remarks = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
-    notes = tuple(note for note in remarks if note)
-    return Forecast(run.name, model.name, notes, own is not None, rows, made, real, block_count(run))
 
 
 def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts]:

@@ -45,6 +45,8 @@ class RunFigures:
         """All figures by name: `ttft_s.p90`, `makespan_s` and so on; NaN where there is none."""
         figures: dict[str, float] = {}
         for name in LATENCIES:
+            if name not in self.latencies:
+                continue
             for key, value in statistics(self.latencies[name]).items():
                 if key in STATISTICS:
                     figures[f"{name}.{key}"] = float("nan") if value is None else value
@@ -86,6 +88,13 @@ def measured(run: RecordedRun) -> RunFigures:
         },
         timeline=_timeline(run.steps.start_ns, run.steps.running, run.steps.waiting),
     )
+
+
+def latency_figures(ttft_s: Floats, tpot_s: Floats, e2e_s: Floats) -> RunFigures:
+    """The figures of requests of which only latencies are known."""
+    empty = np.zeros(0)
+    latencies = {"ttft_s": _known(ttft_s), "tpot_s": _known(tpot_s), "e2e_s": _known(e2e_s)}
+    return RunFigures(latencies, {}, Timeline(empty, empty, empty))
 
 
 def simulated(result: Result) -> RunFigures:

@@ -13,6 +13,8 @@ from pagecast.sim.costs.calibration.file import Calibration, load, shipped
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.calibration.transfer import costs_for, difference
+from pagecast.sim.costs.measured.corrections import Corrections, read_corrections
+from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -36,7 +38,9 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
     if name == ROOFLINE:
         return target.roofline()
     if name == MEASURED:
-        return _measured(target)
+        return measured(target)
+    if (corrections := read_corrections(name)) is not None:
+        return _corrected(corrections, target, transfer=transfer)
     if name != AUTO:
         return costs_for(load(name.removesuffix(TRANSFERRED)), target, transfer=transfer)
     found = [Calibration.load(path) for path in shipped().values()]
@@ -50,12 +54,24 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
     return costs_for(nearest, target, transfer=True)
 
 
-def _measured(target: Target) -> StepCosts:
-    """Errors: BadInput naming what was not measured."""
+def measured(target: Target, corrections: Corrections | None = None) -> MeasuredCosts:
+    """Measured operations, corrected or not. Errors: BadInput naming what was not measured."""
     try:
-        return target.measured()
+        return target.measured(corrections=corrections)
     except NotMeasured as missing:
         raise BadInput(f"no measured costs: {missing}; use --costs roofline or auto") from None
+
+
+def _corrected(corrections: Corrections, target: Target, *, transfer: bool) -> StepCosts:
+    """Errors: BadInput for corrections of another set-up, unless `transfer`."""
+    for name, value in target.identity.items():
+        made = corrections.made_for.get(name)
+        if made != value and not transfer:
+            raise BadInput(
+                f"corrections {corrections.name} are for {name} {made}, not {value}: calibrate this set-up, "
+                "or carry them over (--transfer-costs; rougher)"
+            )
+    return measured(target, corrections)
 
 
 def _uncalibrated(target: Target, near: tuple[tuple[str, str], ...], *, transferable: bool) -> StepCosts:

@@ -15,9 +15,11 @@ from dataclasses import replace
 import numpy as np
 from pagecast.sim.costs.calibration.calibrated import Calibrated
 from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 
+CORRECTED_SD = 0.03  # of the level of corrected measured operations on another load, as assumed in the fit
 UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
 _BLOCK = 1024
 _MOST_ALIKE = 0.99
@@ -115,8 +117,27 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     """Draw number `index` of any costs."""
     if isinstance(costs, Calibrated):
         return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
+    if isinstance(costs, MeasuredCosts) and costs.corrections is not None:
+        return Scaled(_redrawn(costs, costs.corrections, index, seed), _level(CORRECTED_SD, index, seed))
     sd = costs.spread_sd if isinstance(costs, MeasuredCosts) else UNFITTED_SD
-    return Scaled(costs, math.exp(sd * _heavy(_levels(index, seed)[0], math.inf)))
+    return Scaled(costs, _level(sd, index, seed))
+
+
+def _level(sd: float, index: int, seed: int) -> float:
+    return math.exp(sd * _heavy(_levels(index, seed)[0], math.inf))
+
+
+def _redrawn(costs: MeasuredCosts, made: Corrections, index: int, seed: int) -> MeasuredCosts:
+    """Corrections as likely as the fitted ones, given the results that they were fitted to."""
+    random = np.random.default_rng([seed, index, 1])
+    step_ms, decode, prompt = random.multivariate_normal(np.zeros(3), np.array(made.covariance))
+    drawn = replace(
+        made,
+        step_s=made.step_s + step_ms / 1e3,
+        decode=made.decode * math.exp(decode),
+        prompt=made.prompt * math.exp(prompt),
+    )
+    return costs.corrected(drawn)
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:

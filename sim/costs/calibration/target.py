@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.machine.gpus import Gpu
@@ -11,6 +11,7 @@ from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_facts import ModelFacts
 
 if TYPE_CHECKING:
+    from pagecast.sim.costs.measured.corrections import Corrections
     from pagecast.sim.costs.measured.costs import MeasuredCosts
 
 
@@ -48,7 +49,11 @@ class Target:
             unmeasured=unmeasured,
         )
 
-    def measured(self, misfits: tuple[tuple[str, str], ...] | None = None) -> MeasuredCosts:
+    def measured(
+        self,
+        misfits: tuple[tuple[str, str], ...] | None = None,
+        corrections: Corrections | None = None,
+    ) -> MeasuredCosts:
         """Its costs composed of measured operations. Errors: NotMeasured with what is missing."""
         from pagecast.sim.costs.measured.compose import compose
         from pagecast.sim.costs.measured.costs import MeasuredCosts
@@ -66,7 +71,20 @@ class Target:
             pipeline_depth=self.pipeline_depth,
             graph_sizes=tuple(capture_sizes(self.max_num_seqs)),
             misfits=misfits,
+            corrections=corrections,
         )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What corrections were fitted for: they hold for nothing else."""
+        return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "engine": self.engine,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "expert_parallel": self.expert_parallel,
+            "kv_cache_dtype": self.kv_cache_dtype,
+        }
 
     @property
     def kv_read_s(self) -> float:

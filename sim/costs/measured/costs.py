@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 import numpy as np
+from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.grid import extended
 from pagecast.sim.costs.measured.host import HOST, HostTimes
 from pagecast.sim.costs.measured.lines import ContextPieces
@@ -16,6 +17,9 @@ from pagecast.sim.note import Note
 
 MEASURED = "measured"
 SPREAD_SD = 0.06  # of the level of step time: what holds 90% of the mean TPOTs in docs/measured-operations.md
+# Of recorded and public runs below saturation that fitted nothing (docs/measured-operations.md), in percent:
+# the errors of mean TPOT, mean E2E and mean TTFT that vLLM's runs on NVLink GPUs stayed within.
+TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 25
 _FS = 1e15  # femtoseconds in a second
 _TABLE = 16384  # token counts whose time is looked up
 _MOST_CHUNKS = 1 << 16
@@ -27,7 +31,8 @@ class MeasuredCosts:
     """Costs of a model composed of `operations`.
 
     `pipeline_depth` 1 hides the host's time. Steps of up to the last of `graph_sizes` tokens are padded to
-    these. `misfits`: calibrations that do not fit, by name with the reason.
+    these. `misfits`: calibrations that do not fit, by name with the reason. `corrections`, where they were
+    fitted, stretch the device time and add to each step.
     """
 
     def __init__(
@@ -38,11 +43,15 @@ class MeasuredCosts:
         host: HostTimes = HOST,
         graph_sizes: tuple[int, ...] = tuple(capture_sizes(256)),
         misfits: tuple[tuple[str, str], ...] | None = None,
+        corrections: Corrections | None = None,
     ) -> None:
-        self.name = MEASURED
+        self.name = corrections.name if corrections else MEASURED
+        self.corrections = corrections
         self.spread_sd = SPREAD_SD
         self.operations, self.pipeline_depth, self.host = operations, pipeline_depth, host
         self._misfits = misfits
+        self._prompt = corrections.prompt if corrections else 1.0
+        self._added_fs = round(corrections.step_s * _FS) if corrections else 0
         self._sizes = np.array(graph_sizes)
         self._sizes_end = graph_sizes[-1] if graph_sizes else 0
         model, gpus = operations.model, operations.tp
@@ -60,6 +69,7 @@ class MeasuredCosts:
         self._rows: list[int] = self._femtoseconds(self._padded(every), self._row_times)
         self._heads: list[int] = self._femtoseconds(every, self._head_times)
         self._lines: dict[int, ContextPieces] = {}
+        self._corrected: dict[int, ContextPieces] = self._lines if corrections is None else {}
         self._chunks: dict[tuple[int, int], int] = {}
         self._tiles()
 
@@ -73,6 +83,17 @@ class MeasuredCosts:
         self._window_tiles = [
             (window, round(layers * p.tile_seconds(1) * _FS)) for layers, window, p in prompt if window
         ]
+
+    def corrected(self, corrections: Corrections | None) -> MeasuredCosts:
+        """The same with other corrections."""
+        return MeasuredCosts(
+            self.operations,
+            pipeline_depth=self.pipeline_depth,
+            host=self.host,
+            graph_sizes=tuple(self._sizes.tolist()),
+            misfits=self._misfits,
+            corrections=corrections,
+        )
 
     # -- the interface ---------------------------------------------------------------------------
 
@@ -100,6 +121,8 @@ class MeasuredCosts:
         total += rows + self._heads_fs(n + len(prefill)) + self._prompt_step_fs
         if tokens > self._sizes_end:
             total += self._ungraphed_fs
+        if self.corrections is not None:
+            total = max(round(total * self._prompt) + self._added_fs, 0)
         return total // FEMTO
 
     def launch_ns(self, batch: Batch) -> int:
@@ -111,7 +134,7 @@ class MeasuredCosts:
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests; kept once computed."""
-        return self._lines.get(n) or self._make_line(n)
+        return self._corrected.get(n) or self._correct_line(n)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
@@ -130,15 +153,27 @@ class MeasuredCosts:
         return round((self.host.arrival + self.host.arriving_token * input_tokens) * 1e9)
 
     def expected_error(self) -> Note:
-        """Errors on runs that fitted nothing, and the calibrations that do not fit."""
+        """Errors on runs that fitted nothing, and the calibrations that do not fit; or what corrects them."""
         table = self.operations.table
+        if self.corrections is not None:
+            made = self.corrections
+            return Note(
+                "corrected_costs",
+                engine=table.engine,
+                engine_version=table.version,
+                gpu=table.gpu,
+                sources=tuple(str(source["name"]) for source in made.sources),
+                requests=sum(int(source["requests"]) for source in made.sources),
+            )
         return Note(
             "measured_costs",
             misfits=self._misfits,
             engine=table.engine,
             engine_version=table.version,
             gpu=table.gpu,
-            source=table.facts["source"],
+            tpot_percent=TPOT_PERCENT,
+            e2e_percent=E2E_PERCENT,
+            ttft_percent=TTFT_PERCENT,
         )
 
     def outside(
@@ -185,6 +220,13 @@ class MeasuredCosts:
 
     def _fixed_fs(self, n: int) -> int:
         return self._rows_fs(n) + self._heads_fs(n)
+
+    def _correct_line(self, n: int) -> ContextPieces:
+        line = self._lines.get(n) or self._make_line(n)
+        if self.corrections is not None:
+            line = line.scaled(self.corrections.decode).longer(self._added_fs)
+            self._corrected[n] = line
+        return line
 
     def _make_line(self, n: int) -> ContextPieces:
         times = self.operations.decode_seconds(n, _CONTEXTS) * _FS

@@ -32,6 +32,12 @@ class ContextPieces(DecodeLine):
         """Every time `factor` as long."""
         return ContextPieces.of(self.starts, [piece.scaled(factor) for piece in self.pieces])
 
+    def longer(self, femtoseconds: int) -> ContextPieces:
+        """Every step longer by the same time, but never of negative length at the shortest context."""
+        added = max(femtoseconds, -self.pieces[0].base)
+        pieces = [piece._replace(base=piece.base + added) for piece in self.pieces]
+        return ContextPieces.of(self.starts, pieces)
+
     def ns(self, ctx: int, mx: int, steps: int = 1) -> int:
         """Nanoseconds of `steps` consecutive decode steps, the first at context `ctx` (longest `mx`)."""
         at = bisect_right(self.starts, ctx) - 1

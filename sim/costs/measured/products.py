@@ -2,7 +2,8 @@
 
 Two traps of the source. Some times stand above those of more rows, to which a product could be padded: they
 are cut to 20% above them. vLLM's products scaled by blocks were measured with the launches of Python, 60 to
-280 us for any few rows: the same kernels are taken from SGLang's measurements, or TensorRT-LLM's.
+280 us for any few rows: the same kernels are taken from SGLang's measurements, or TensorRT-LLM's. Of its
+other FP8 products, some hold launches as well: of the two engines' times the lesser counts.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pagecast.sim.costs.measured.tables import Family, Table
 from pagecast.sim.costs.measured.tables import table as find_table
 
 BF16 = "bfloat16"
-BLOCKS = "fp8_block"
+FP8, BLOCKS = "fp8", "fp8_block"
 # How the tables call the kernels for weights stored so, best first. Published FP8 checkpoints of the models
 # below are scaled by blocks of 128 x 128, others by tensor or channel.
 _KERNELS = {
     "bf16": (BF16,),
     "fp16": (BF16,),
-    "fp8": ("fp8", BLOCKS),
+    "fp8": (FP8, BLOCKS),
     "int8": ("sq", "int8_wo"),
     "int4": ("int4_wo",),
     "nvfp4": ("nvfp4",),
@@ -37,7 +38,7 @@ class Products:
 
     def __init__(self, table: Table) -> None:
         self._family = table.family("gemm")
-        self._blocks = _blocks(table)
+        self._lanes = _lanes(table)
         self.rows = self._family.axes["m"]
         self._sizes: dict[str, tuple[list[float], list[float]]] = {}
 
@@ -47,7 +48,7 @@ class Products:
         if stored == "fp8" and model_type in _SCALED_BY_BLOCKS:
             wanted = wanted[::-1]
         for dtype in wanted:
-            if _shapes(self._of(dtype), dtype) >= _LEAST_SHAPES:
+            if _shapes(self._of(dtype)[0], dtype) >= _LEAST_SHAPES:
                 return dtype
         raise NotMeasured(f"matrix products with {stored} weights were not measured")
 
@@ -62,17 +63,21 @@ class Products:
 
     def _shapes(self, dtype: str) -> tuple[list[float], list[float]]:
         if dtype not in self._sizes:
-            keys = [key for key in self._of(dtype).keys if key[0] == dtype]
+            keys = [key for key in self._of(dtype)[0].keys if key[0] == dtype]
             self._sizes[dtype] = sorted({key[1] for key in keys}), sorted({key[2] for key in keys})
         return self._sizes[dtype]
 
-    def _of(self, dtype: str) -> Family:
+    def _of(self, dtype: str) -> tuple[Family, ...]:
         """The measurements that kernels of `dtype` are taken from."""
-        return self._blocks if dtype == BLOCKS else self._family
+        return self._lanes.get(dtype, (self._family,))
 
     def _measured(self, dtype: str, n: float, k: float) -> Floats:
+        """A measured shape, the least of all lanes."""
+        lanes = [self._in_lane(family, dtype, n, k) for family in self._of(dtype)]
+        return np.asarray(np.minimum.reduce(lanes))
+
+    def _in_lane(self, family: Family, dtype: str, n: float, k: float) -> Floats:
         """A measured shape, or the nearest one in proportion to its weights."""
-        family = self._of(dtype)
         times, scale = family.of(dtype, n, k), 1.0
         if times is None:
             keys = [key for key in family.keys if key[0] == dtype]
@@ -85,14 +90,19 @@ class Products:
         return kept if rows is self.rows else extended(self.rows, rows, kept)
 
 
-def _blocks(table: Table) -> Family:
-    """Where products scaled by blocks are taken from."""
-    if table.engine == "vllm":
-        for engine in ("sglang", "trtllm"):
-            other = find_table(table.gpu, engine)
-            if other is not None and _shapes(other.family("gemm"), BLOCKS) >= _LEAST_SHAPES:
-                return other.family("gemm")
-    return table.family("gemm")
+def _lanes(table: Table) -> dict[str, tuple[Family, ...]]:
+    """Where products in 8 bits are taken from, as far as it is not their own lane alone."""
+    own = table.family("gemm")
+    if table.engine != "vllm":
+        return {}
+    found: dict[str, tuple[Family, ...]] = {}
+    for engine in ("trtllm", "sglang"):
+        other = find_table(table.gpu, engine)
+        if other is not None and _shapes(other.family("gemm"), BLOCKS) >= _LEAST_SHAPES:
+            found[BLOCKS] = (other.family("gemm"),)
+        if engine == "sglang" and other is not None and _shapes(other.family("gemm"), FP8) >= _LEAST_SHAPES:
+            found[FP8] = (own, other.family("gemm"))
+    return found
 
 
 def _shapes(family: Family, dtype: str) -> int:

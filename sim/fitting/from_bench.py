@@ -1,0 +1,150 @@
+"""Corrections of measured operations from request-level results.
+
+Results say when tokens came, not what a step took: many step costs give the same latencies. Three numbers are
+fitted, no more, and each has a prior as wide as measured operations were off elsewhere. A least-squares fit
+compares the quantiles of TPOT, E2E and TTFT of a replay with the measured ones, logarithms throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.choose import measured
+from pagecast.sim.costs.measured.corrections import Corrections
+from pagecast.sim.costs.measured.costs import MeasuredCosts
+from pagecast.sim.replay.simulation import replay
+from pagecast.sim.runs.bench_results import BenchResults
+from pagecast.sim.scenario import Scenario
+
+Floats = npt.NDArray[np.float64]
+Progress = Callable[[int], None]
+
+# Of step_s in ms, ln decode and ln prompt, before any result: host times of engines differ by half a
+# millisecond or so, measured operations are right within 8% (docs/measured-operations.md).
+PRIOR_SD = (0.5, 0.08, 0.08)
+# What a figure may be off by with the best corrections, of another load too: what three numbers can't say.
+# Near saturation TTFT follows step time many times over, so that it says less.
+_MISFIT = {"tpot": 0.03, "e2e": 0.03, "ttft": 0.15}
+_QUANTILES = (0.25, 0.5, 0.75, 0.9)
+_STEP = (0.1, 0.02, 0.02)  # for differences
+_ROUNDS = 3
+REPLAYS = _ROUNDS * (len(_STEP) + 1) + 1  # for one file of results
+_LEAST_REQUESTS = 20
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Results with the figures to meet, and how far off each may be."""
+
+    results: BenchResults
+    figures: Floats
+    sd: Floats
+
+
+def fit_corrections(
+    results: Sequence[BenchResults], scenario: Scenario, name: str, progress: Progress | None = None
+) -> Corrections:
+    """Corrections that make replays of `results` in `scenario` take as long as they did.
+
+    `progress` is told after each replay. Errors: BadInput for a scenario without measured operations, or too
+    few requests.
+    """
+    base = measured(scenario.target())
+    targets = [_target(each) for each in results]
+    counted = _Counter(progress)
+
+    def misses(x: Floats) -> Floats:
+        costs = base.corrected(_made(x, name))
+        return np.concatenate([counted(each, scenario, costs) for each in targets])
+
+    x, prior = np.zeros(3), 1.0 / np.array(PRIOR_SD)
+    start = here = misses(x)
+    jacobian = np.zeros((len(here), 3))
+    for _ in range(_ROUNDS):
+        for at, step in enumerate(_STEP):
+            moved = x.copy()
+            moved[at] += step
+            jacobian[:, at] = (misses(moved) - here) / step
+        matrix = np.vstack([jacobian, np.diag(prior)])
+        x = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * x]), rcond=None)[0]
+        here = misses(x)
+    precision = jacobian.T @ jacobian + np.diag(prior**2)
+    covariance = np.asarray(np.linalg.inv(precision), np.float64)
+    sources = _sources(targets, start, here)
+    return _made(x, name, covariance, scenario.target().identity, sources)
+
+
+class _Counter:
+    """Misses of one target in standard deviations; counts replays."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._done = progress, 0
+
+    def __call__(self, target: _Target, scenario: Scenario, costs: MeasuredCosts) -> Floats:
+        made = replay(target.results.trace, scenario, costs=costs, keep_steps=False).requests
+        figures = _figures(*(made[key].to_numpy(np.float64) for key in ("tpot_s", "e2e_s", "ttft_s")))
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done)
+        return np.asarray((figures - target.figures) / target.sd)
+
+
+def _target(results: BenchResults) -> _Target:
+    if len(results.trace) < _LEAST_REQUESTS:
+        raise BadInput(
+            f"{results.name}: {len(results.trace)} requests say too little; give at least {_LEAST_REQUESTS}"
+        )
+    columns = results.tpot_s, results.e2e_s, results.ttft_s
+    figures = _figures(*columns)
+    random = np.random.default_rng(0)
+    rows = len(results.trace)
+    draws = []
+    for _ in range(100):
+        chosen = random.integers(0, rows, rows)
+        draws.append(_figures(*(column[chosen] for column in columns)))
+    misfit = np.repeat(list(_MISFIT.values()), len(_QUANTILES) + 1)
+    # Quantiles of one latency move together: they count as one figure, not as many.
+    sd = np.hypot(np.std(draws, axis=0), misfit) * math.sqrt(len(_QUANTILES) + 1)
+    return _Target(results, figures, sd)
+
+
+def _figures(*columns: Floats) -> Floats:
+    """Logarithms of the mean and of quantiles of each latency."""
+    found: list[float] = []
+    for values in columns:
+        known = values[np.isfinite(values)]
+        found += [math.log(float(known.mean())), *np.log(np.quantile(known, _QUANTILES)).tolist()]
+    return np.array(found)
+
+
+def _made(
+    x: Floats,
+    name: str,
+    covariance: Floats | None = None,
+    made_for: dict[str, Any] | None = None,
+    sources: tuple[dict[str, Any], ...] = (),
+) -> Corrections:
+    rows = () if covariance is None else tuple(tuple(map(float, row)) for row in covariance)
+    step_s, decode, prompt = float(x[0]) / 1e3, math.exp(x[1]), math.exp(x[2])
+    return Corrections(name, step_s, decode, prompt, rows, PRIOR_SD, made_for or {}, sources)
+
+
+def _sources(targets: list[_Target], start: Floats, end: Floats) -> tuple[dict[str, Any], ...]:
+    """Errors in the mean of each latency, in percent, before and after."""
+    found = []
+    width = len(_MISFIT) * (len(_QUANTILES) + 1)
+    for at, target in enumerate(targets):
+        row: dict[str, Any] = {"name": target.results.name, "requests": len(target.results.trace)}
+        for number, key in enumerate(_MISFIT):
+            place = number * (len(_QUANTILES) + 1)
+            for when, misses in (("before", start), ("after", end)):
+                off = misses[at * width + place] * target.sd[place]
+                row[f"{key}_percent_{when}"] = 100 * math.expm1(off)
+        found.append(row)
+    return tuple(found)

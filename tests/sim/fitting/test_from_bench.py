@@ -1,0 +1,70 @@
+"""Corrections fitted to request-level results: what is put in comes out, within what such results can say."""
+
+import math
+
+import numpy as np
+import pytest
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.measured.corrections import Corrections, read_corrections
+from pagecast.sim.fitting.from_bench import PRIOR_SD, REPLAYS, fit_corrections
+from pagecast.sim.replay import replay
+from pagecast.sim.runs.bench_results import BenchResults
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+SETUP = Scenario(model="Qwen/Qwen3-8B", gpu="H100", costs="measured", num_gpu_blocks=20_000)
+TRUE = Corrections("true", step_s=0.0004, decode=1.06, prompt=0.93)
+
+
+def results(costs=None, limit=250):
+    trace = read("chat", limit=limit)
+    made = replay(trace, SETUP, costs=costs, keep_steps=False).requests
+    return BenchResults("served", trace, made["ttft_s"].to_numpy(float), made["e2e_s"].to_numpy(float))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    truth = SETUP.step_costs().corrected(TRUE)
+    seen = []
+    made = fit_corrections([results(truth)], SETUP, "fitted", seen.append)
+    assert seen == list(range(1, REPLAYS + 1))
+    return truth, made
+
+
+def test_a_forecast_with_fitted_corrections_meets_the_served_latencies(fitted):
+    truth, made = fitted
+    real, forecast = results(truth), results(SETUP.step_costs().corrected(made))
+    for name in ("tpot_s", "e2e_s"):
+        assert np.nanmean(getattr(forecast, name)) == pytest.approx(np.nanmean(getattr(real, name)), rel=0.01)
+    assert made.sources[0]["tpot_percent_before"] < -3 < made.sources[0]["tpot_percent_after"]
+
+
+def test_intervals_hold_the_truth_and_admit_what_results_do_not_say(fitted):
+    _, made = fitted
+    assert abs(math.log(made.decode / TRUE.decode)) < 2 * made.sd[1]
+    assert abs(math.log(made.prompt / TRUE.prompt)) < 2 * made.sd[2]
+    assert all(sd < prior for sd, prior in zip(made.sd, PRIOR_SD, strict=True))
+    assert made.sd[0] > 0.3 * PRIOR_SD[0], "host time and decode factor can hardly be told apart"
+
+
+def test_corrections_survive_their_file_and_hold_for_their_set_up_alone(fitted, tmp_path):
+    _, made = fitted
+    path = made.save(tmp_path / "mine.json")
+    assert read_corrections(path) == made
+    costs = SETUP.model_copy(update={"costs": str(path)}).step_costs()
+    assert costs.name == "fitted"
+    assert costs.expected_error().code == "corrected_costs"
+    other = SETUP.model_copy(update={"costs": str(path), "gpu": "H200"})
+    with pytest.raises(BadInput, match="are for gpu H100 SXM, not H200"):
+        other.step_costs()
+    assert other.model_copy(update={"transfer_costs": True}).step_costs().name == "fitted"
+
+
+def test_corrected_steps_add_up_however_they_are_cut():
+    line = SETUP.step_costs().corrected(TRUE).decode_line(12)
+    assert line.ns(12 * 900, 950, 700) == line.ns(12 * 900, 950, 300) + line.ns(12 * 1200, 1250, 400)
+
+
+def test_too_few_requests_are_refused():
+    with pytest.raises(BadInput, match="requests say too little"):
+        fit_corrections([results(limit=5)], SETUP, "few")
