@@ -19,6 +19,7 @@ from __future__ import annotations
 from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventLog
+from pagecast.sim.core.group_spec import KvKind
 from pagecast.sim.core.hybrid_stride import HybridStride
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.lifecycle import Lifecycle
@@ -64,7 +65,8 @@ class Scheduler:
         )
         self.memory = self._make_memory(limits, profile)
         self.queue = Queue(profile.order(limits), self.memory)
-        self.memory.recomputes_block = drafter is not None and drafter.recomputes_block
+        if drafter is not None and drafter.recomputes_block:
+            self.memory.leave_out_last_blocks()
         self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log, drafter)
         self._step = Step(self.lifecycle, self.memory, drafter)
         self.stride = self._make_stride()
@@ -221,8 +223,9 @@ def _check_drafter(limits: Limits, profile: Profile, drafter: Drafter) -> None:
     """Errors: BadInput where requests can't speculate under this profile and these limits."""
     if profile.publish_at_commit:
         raise BadInput(f"the profile {profile.name} has no speculative decoding; choose vllm")
-    if limits.groups and drafter.recomputes_block:
-        raise BadInput("EAGLE and MTP are not simulated for models whose layers keep different tokens")
+    chunked = any(group.kind is KvKind.CHUNK for group in limits.groups)
+    if chunked and drafter.recomputes_block:
+        raise BadInput("EAGLE and MTP do not work with chunked local attention (as in vLLM)")
     reserved = drafter.reserved * limits.max_num_seqs
     if limits.max_num_batched_tokens <= reserved:
         raise BadInput(

@@ -31,6 +31,7 @@ class HybridMemory(KvMemory):
 
     def __init__(self, limits: Limits, log: EventLog) -> None:
         self.num_blocks = limits.num_blocks
+        self.recomputes_block = False
         self.block_size = limits.block_size
         self.caching = limits.caching
         self.log = log
@@ -49,7 +50,14 @@ class HybridMemory(KvMemory):
         self._windowed = [group for group in self.layers if group.spec.reach]
         self._at_once = sum([spec.blocks_of(spec.reach) for spec in specs if spec.kind is KvKind.CHUNK])
         self._lookups = self._make_lookups()
-        self._simple = len(self._lookups) == 2 and self._lookups[0].keeps_all
+        # One kind beside full attention can't lengthen what full attention has: one pass is enough.
+        self._simple = len(self._lookups) == 1 or (len(self._lookups) == 2 and self._lookups[0].keeps_all)
+
+    def leave_out_last_blocks(self) -> None:
+        """From now on every hit leaves out its last block, in every group (EAGLE)."""
+        self.recomputes_block = True
+        for group in self.layers:
+            group.drop_last()
 
     def _make_lookups(self) -> list[Lookup]:
         """Groups of equal layers are looked up together, those that keep every token first."""
@@ -70,8 +78,9 @@ class HybridMemory(KvMemory):
         if not self.caching:
             return _NO_HIT
         keys = request.keys
-        hit = request.known - 1
+        hit = most = request.known - 1
         found: dict[int, list[list[int]]] = {}
+        dropped: set[int] = set()
         while True:
             length = hit
             for number, lookup in enumerate(self._lookups):
@@ -80,9 +89,15 @@ class HybridMemory(KvMemory):
                     # What was found once can only be cut.
                     length = length // size * size
                     continue
-                tables = lookup.find(keys, length)
+                drop = self.recomputes_block and number not in dropped
+                tables = lookup.find(keys, min(length + size, most) if drop else length, drop=drop)
                 found[number] = tables
+                shorter = len(tables[0]) * size < length
                 length = len(tables[0]) * size
+                if drop:
+                    dropped.add(number)
+                elif shorter:
+                    dropped.clear()
             if length >= hit:
                 break
             hit = length
@@ -204,7 +219,7 @@ class HybridMemory(KvMemory):
         if self.caching:
             whole = tokens // self.aligned * self.aligned
             for group in self.layers:
-                group.publish(request, whole)
+                group.publish(request, whole, tokens)
 
     def withdraw(self, request: Request, tokens: int) -> None:
         """Nothing: vLLM leaves what it published findable.

@@ -77,6 +77,10 @@ class KvMemory:
         self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
+    def leave_out_last_blocks(self) -> None:
+        """From now on every hit leaves out its last block (see `Drafter`)."""
+        self.recomputes_block = True
+
     # ---- finding
 
     def find(self, request: Request) -> Hit:

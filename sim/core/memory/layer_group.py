@@ -56,6 +56,7 @@ class LayerGroup:
         self._size = spec.block_size
         self._reachable = _reachable(spec, aligned)
         self._segment_blocks = max(aligned // spec.block_size, 1)
+        self._dropping = 0
 
     # ---- how many blocks
 
@@ -134,8 +135,19 @@ class LayerGroup:
 
     # ---- publishing
 
-    def publish(self, request: Request, tokens: int) -> None:
-        """Makes the full blocks of the first `tokens` tokens findable, those that a hit can ever ask for."""
+    def drop_last(self) -> None:
+        """From now on every hit leaves out its last block (EAGLE), so a hit asks for one block more."""
+        self._dropping = 1
+        self._reachable += self.spec.kind is KvKind.WINDOW
+
+    def publish(self, request: Request, tokens: int, computed: int) -> None:
+        """Makes the full blocks of the first `tokens` tokens findable, those that a hit can ever ask for.
+
+        `tokens` are whole aligned pieces of the `computed` ones. Where hits leave out their last block, the
+        block behind the last piece counts too.
+        """
+        if self._dropping and tokens:
+            tokens = min(computed, tokens + self._size)
         table = self.tables.get(request)
         if table is None:
             return
@@ -161,8 +173,7 @@ class LayerGroup:
 
     def _tell(self, kv: KvEventStream, request: Request, table: Table, first: int, full: int) -> None:
         """Tells of the blocks from place `first` to `full` that become findable."""
-        size, most = self._segment_blocks, self._reachable
-        places = [place for place in range(max(first, table.nulls), full) if size - place % size <= most]
+        places = [place for place in range(max(first, table.nulls), full) if self._is_reachable(place)]
         blocks = [table.blocks[place] for place in places]
         kv.stored(request, first, full, places, blocks, self.index, self.spec)
 
@@ -173,8 +184,16 @@ class LayerGroup:
 
     def _publish_reachable(self, request: Request, table: Table, place: int, end: int, key: bytes) -> None:
         for each in range(place, end):
-            if self._segment_blocks - each % self._segment_blocks <= self._reachable:
+            if self._is_reachable(each):
                 self._publish(request, [table.blocks[each]], key, (each + 1) * self._units - 1)
+
+    def _is_reachable(self, place: int) -> bool:
+        """Whether a hit can ever ask for the block at a place."""
+        size = self._segment_blocks
+        if self._reachable >= size:
+            return True
+        place -= self._dropping
+        return place >= 0 and size - place % size <= self._reachable
 
 
 def _reachable(spec: GroupSpec, aligned: int) -> int:
@@ -203,15 +222,27 @@ class Lookup:
         self._aligned_blocks = aligned // spec.block_size
         self._needed = -(-(spec.reach - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
 
-    def find(self, keys: BlockKeys, tokens: int) -> list[list[int]]:
-        """The longest prefix of at most `tokens` tokens: a table for each group, null where none is kept."""
+    def find(self, keys: BlockKeys, tokens: int, *, drop: bool = False) -> list[list[int]]:
+        """The longest prefix of at most `tokens` tokens: a table for each group, null where none is kept.
+
+        `drop`: without the last block found.
+        """
         most = tokens // self.spec.block_size
         if self.keeps_all:
-            return self._from_start(keys, 0, most)
+            return self._aligned(self._from_start(keys, 0, most), drop=drop)
         if self.spec.kind is KvKind.WINDOW:
-            return self._from_end(keys, most)
+            hits = self._from_end(keys, most, int(drop))
+            return self._aligned(hits, drop=True) if drop else hits
         first = tokens // self.spec.reach * self.spec.reach // self.spec.block_size
         return self._from_start(keys, first, most)
+
+    def _aligned(self, hits: list[list[int]], *, drop: bool) -> list[list[int]]:
+        """The hits in whole aligned pieces, perhaps without the last block."""
+        length = max(len(hits[0]) - drop, 0)
+        length -= length % self._aligned_blocks
+        for hit in hits:
+            del hit[length:]
+        return hits
 
     def _segments(self, keys: BlockKeys, segment: int) -> list[dict[int, int]] | None:
         """What is cached of a segment in each group; None where some group has nothing."""
@@ -258,13 +289,14 @@ class Lookup:
                 place += 1
             if place < end:
                 break
-        if self.keeps_all and place % self._aligned_blocks:
-            for hit in hits:
-                del hit[place - place % self._aligned_blocks :]
         return hits
 
-    def _from_end(self, keys: BlockKeys, most: int) -> list[list[int]]:
-        """The last run of cached blocks that fills a window, or else the run at the very start."""
+    def _from_end(self, keys: BlockKeys, most: int, dropped: int) -> list[list[int]]:
+        """The last run of cached blocks that fills a window, or else the run at the very start.
+
+        `dropped`: how many of its last blocks will be left out.
+        """
+        needed = self._needed + dropped
         null = self._pool.null
         hits = [[null] * most for _ in self.groups]
         units = self._units
@@ -285,11 +317,11 @@ class Lookup:
             row = [blocks.get(number, -1) for blocks in cached]
             if min(row) < 0:
                 count = 0
-            elif count or not (place + 1) % aligned:
+            elif count or not (place + 1 - dropped) % aligned:
                 for hit, block in zip(hits, row, strict=True):
                     hit[place] = block
                 count += 1
-                if count >= self._needed:
+                if count >= needed:
                     for hit in hits:
                         del hit[place + count :]
                     return hits
