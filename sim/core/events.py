@@ -53,23 +53,18 @@ class Event(NamedTuple):
         return " ".join(parts)
 
 
-class _Unkept(list[Event]):
-    """A log that keeps nothing: there, blocks are published step by step, as for any log."""
-
-    def append(self, event: Event) -> None:
-        """Forgets the event."""
-
-
 class EventLog:
     """The log of one replica. `events` is None where no log is kept; whoever reads the list empties it.
 
-    `kv`: who is told which contents can be found (see `kv_events.py`).
+    `kv`: who is told which contents can be found (see `kv_events.py`). With it blocks are published step by
+    step, as for a log; where no log is wanted as well, `events` stays empty.
     """
 
     def __init__(self, *, enabled: bool, kv: KvEventStream | None = None) -> None:
         self.events: list[Event] | None = [] if enabled else None
         if kv is not None and not enabled:
-            self.events = _Unkept()
+            self.events = []
+        self._enabled = enabled
         self.kv = kv
         self.step = 0  # the number of the next plan, which new events carry
 
@@ -82,7 +77,7 @@ class EventLog:
         group: int = 0,
     ) -> None:
         """Adds one event, where a log is kept."""
-        if self.events is not None:
+        if self.events is not None and self._enabled:
             self.events.append(Event(self.step, kind, request, tuple(blocks or ()), detail, group))
 
 

@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 FEW = range(40)
 MANY = range(40, 340)
 FRESH = range(340, 400)
+FEW_MIXED = range(20)
+MANY_MIXED = range(20, 200)
 INTERPRETER = "PAGECAST_VLLM_PYTHON"
 
 
@@ -64,6 +66,31 @@ def test_decisions_vllm_takes_now_are_the_same(tmp_path):
     for line in done.stdout.splitlines():
         run = from_line(line)
         check(run, tmp_path / str(run.seed))
+
+
+@cache
+def mixed(seeds: range) -> dict[int, Decisions]:
+    """Decisions for hybrid models whose requests speculate."""
+    path = HERE / "recorded" / f"hybrid-speculation-{seeds.start}-{seeds.stop - 1}.jsonl.xz"
+    return {run.seed: run for run in read(path)}
+
+
+def check_mixed(run: Decisions, folder: Path) -> None:
+    spec = specification(run.seed, "speculation")
+    assert checksum(spec) == run.checksum, "the specifications have changed: record the decisions again"
+    difference = compare(spec, run, folder / "run")
+    assert not difference, f"seed {run.seed}: {difference}"
+
+
+@pytest.mark.parametrize("seed", FEW_MIXED)
+def test_hybrid_models_that_speculate_decide_as_vllm(seed, tmp_path):
+    check_mixed(mixed(FEW_MIXED)[seed], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MANY_MIXED)
+def test_many_hybrid_models_that_speculate_decide_as_vllm(seed, tmp_path):
+    check_mixed(mixed(MANY_MIXED)[seed], tmp_path)
 
 
 def test_the_hybrid_scenarios_are_rough():
