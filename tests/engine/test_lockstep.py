@@ -10,6 +10,7 @@ import torch
 from pagecast.engine.recording import event_line
 from pagecast.engine.runner import Flight
 from pagecast.engine.serve import TraceServer
+from pagecast.sim.costs.calibration.shape import model_of as model_of_run
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 from pagecast.traces.schema import Trace, table
@@ -51,6 +52,20 @@ def test_a_recorded_run_replays_step_by_step_and_event_by_event(
     assert replayed_events(run) == run.events
     kinds = {event["kind"] for event in run.events}
     assert {"allocated", "stored", "reused", "evicted", "freed", "preempted", "finished"} <= kinds
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_mixture_of_experts_runs_in_lockstep(
+    depth: int, model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
+) -> None:
+    model = model_of("qwen3_moe")
+    limits = {"num_blocks": 20, "max_num_seqs": 6, "max_num_batched_tokens": 48}
+    engine = engine_of(model.folder, **limits, pipeline_depth=depth, log_events=True)
+    run = record(engine, small_trace(7), tmp_path)
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert replayed_events(run) == run.events
+    assert model_of_run(run.meta, "meta.json") == engine.loaded.spec.facts
 
 
 def test_a_recorded_run_says_what_was_generated(

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from pagecast.engine import memory_report
+from pagecast.engine.bench import parameters_read
 from pagecast.engine.options import Options
 from pagecast.engine.spec import ModelSpec
 from pagecast.sim.core.errors import BadInput, CannotRunHere
@@ -41,6 +43,18 @@ def test_the_prediction_has_the_budgets_items(model_of: Any) -> None:
     assert {"weights", "activations", "libraries", "CUDA graphs", "CUDA context", "KV cache"} <= set(items)
     assert blocks is not None and abs(blocks - 49_700) < 1500
     assert memory_report.predicted_items(spec, "some other device", Options()) == ({}, None)
+
+
+def test_the_prediction_counts_every_expert() -> None:
+    spec = ModelSpec.find("Qwen/Qwen3-30B-A3B")
+    items, _ = memory_report.predicted_items(spec, "NVIDIA H200", Options())
+    assert abs(items["weights"] - spec.facts.params * 2) < 64 << 20
+    # Rows of each token's 8 experts, between the products and after them.
+    assert items["activations"] > 8192 * 8 * (768 + 2048) * 2
+    few, many = parameters_read(spec.facts, np.array([1, 256])).tolist()
+    embedding = spec.facts.embedding_params
+    assert few == pytest.approx(spec.facts.active_params - embedding)
+    assert 0.99 < many / (spec.facts.params - embedding) <= 1
 
 
 def test_the_cpu_has_as_many_blocks_as_are_asked_for(model_of: Any, engine_of: Any) -> None:
