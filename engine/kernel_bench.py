@@ -10,15 +10,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
+from pagecast.engine.ops import silu_mul
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
+from pagecast.kernels.mixture import mixture
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
 from pagecast.kernels.paged_prefill import paged_prefill
 from pagecast.kernels.prefill_plan import plan_prefill
+from pagecast.kernels.reference import choose_experts
 from pagecast.kernels.store_kv import store_kv
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from torch import Tensor
@@ -90,6 +94,20 @@ class Heads:
 
 
 QWEN3_8B = Heads()
+
+
+class Experts(NamedTuple):
+    """A layer's mixture: experts, those of a token, hidden size, width of an expert."""
+
+    count: int = 128
+    active: int = 8
+    hidden: int = 2048
+    width: int = 768
+
+
+QWEN3_30B_A3B = Experts()
+MIXTURE_TOKENS = (1, 8, 64, 256, 2048, 8192)
+MIXTURE_LAYERS = 4  # in turn, so that no layer's experts are in the L2 cache
 
 
 def seconds(*calls: Callable[[], object], inner: int = 5, outer: int = 12, graph: bool = True) -> float:
@@ -398,8 +416,42 @@ def move(_: Peer | None) -> Iterator[KernelTime]:
             )
 
 
+def mixture_seconds(tokens: int, shape: Experts) -> tuple[float, float | None]:
+    """Seconds of a mixture from router logits to the weighted sum, and of PyTorch's grouped products of rows
+    that are gathered and sorted already (None where it has none)."""
+    calls, theirs = [], []
+    for _ in range(MIXTURE_LAYERS):
+        x = torch.randn(tokens, shape.hidden, device=DEVICE).to(DTYPE)
+        logits = torch.randn(tokens, shape.count, device=DEVICE).to(DTYPE)
+        up = torch.empty(shape.count, 2 * shape.width, shape.hidden, device=DEVICE, dtype=DTYPE)
+        down = torch.empty(shape.count, shape.hidden, shape.width, device=DEVICE, dtype=DTYPE)
+        up.normal_(0, shape.hidden**-0.5)
+        down.normal_(0, shape.width**-0.5)
+        counts = torch.zeros(shape.count, dtype=torch.int32, device=DEVICE)
+        calls.append(partial(mixture, x, logits, up, down, counts, shape.active, True))
+        chosen = choose_experts(logits, shape.active, normalised=True)[0].flatten()
+        rows = x[chosen.sort().indices // shape.active]
+        ends = torch.bincount(chosen, minlength=shape.count).cumsum(0).int()
+        theirs.append(partial(_grouped_products, rows, up, down, ends))
+    ours = seconds(*calls)
+    return ours, seconds(*theirs) if hasattr(torch, "_grouped_mm") and DEVICE == "cuda" else None
+
+
+def _grouped_products(rows: Tensor, up: Tensor, down: Tensor, ends: Tensor) -> Tensor:
+    hidden = silu_mul(torch._grouped_mm(rows, up.mT, offs=ends))
+    return torch._grouped_mm(hidden, down.mT, offs=ends)
+
+
+def mixtures(_: Peer | None) -> Iterator[KernelTime]:
+    """A layer's mixture of experts, beside PyTorch's products alone."""
+    for tokens in MIXTURE_TOKENS:
+        ours, theirs = mixture_seconds(tokens, QWEN3_30B_A3B)
+        beside = None if theirs is None else theirs * 1e6
+        yield KernelTime(f"mixture of {tokens} tokens", "us", ours * 1e6, beside, "torch's products alone")
+
+
 SECTIONS: dict[str, Callable[[Peer | None], Iterator[KernelTime]]] = {
-    f.__name__: f for f in (ceilings, decode, prefill, chunks, prefixes, move, models, small)
+    f.__name__: f for f in (ceilings, decode, prefill, chunks, prefixes, move, models, small, mixtures)
 }
 
 

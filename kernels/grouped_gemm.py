@@ -144,7 +144,7 @@ _maps: dict[Any, TensorDescriptor] = {}
 def gate_up_silu(x: Tensor, weight: Tensor, routes: Routes, counts: Tensor, blocking: Blocking) -> Tensor:
     """silu(gate) * up of each row's token, [rows, width]: x is dense [tokens, hidden], weight dense
     [experts, 2 * width, hidden] with the gate first. Zeroes `counts`, which `route` was given."""
-    experts, twice, inner = weight.shape
+    _, twice, inner = weight.shape
     _check("gate_up_silu", x, weight, inner)
     rows, width = routes.tokens.shape[0], twice // 2
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
@@ -153,10 +153,8 @@ def gate_up_silu(x: Tensor, weight: Tensor, routes: Routes, counts: Tensor, bloc
     key = ("up", x.device, x.dtype, weight.shape, routes.tile_rows, blocking)
     launch = _launches.get(key)
     if launch is None:
-        constants = {"LOCAL": experts, "LOCAL_POW2": next_power_of_2(experts)}
-        launch = _launches[key] = _launch(
-            _gate_up_silu, constants, width, inner, routes.tile_rows, blocking, x.device
-        )
+        launch = gate_up_launch(weight.shape, routes.tile_rows, blocking, x.device)
+        _launches[key] = launch
     programs = routes.tiles.shape[0] * -(-width // blocking.columns)
     launch(programs, (x, _map(weight, blocking), routes.tokens, routes.tiles, counts, out))
     return out
@@ -173,7 +171,7 @@ def down(x: Tensor, weight: Tensor, routes: Routes, blocking: Blocking) -> Tenso
     key = ("down", x.device, x.dtype, weight.shape, routes.tile_rows, blocking)
     launch = _launches.get(key)
     if launch is None:
-        launch = _launches[key] = _launch(_down, {}, width, inner, routes.tile_rows, blocking, x.device)
+        launch = _launches[key] = down_launch(weight.shape, routes.tile_rows, blocking, x.device)
     programs = routes.tiles.shape[0] * -(-width // blocking.columns)
     launch(programs, (x, _map(weight, blocking), routes.tiles, out))
     return out
@@ -208,18 +206,30 @@ def _map(weight: Tensor, blocking: Blocking) -> TensorDescriptor:
     return known
 
 
+def gate_up_launch(
+    shape: tuple[int, ...], tile_rows: int, blocking: Blocking, device: torch.device
+) -> Launch:
+    """The launch of `gate_up_silu` for a weight of this shape."""
+    experts, twice, inner = shape
+    constants = {
+        "LOCAL": experts,
+        "LOCAL_POW2": next_power_of_2(experts),
+        "WIDTH": twice // 2,
+        "INNER": inner,
+    }
+    return _launch(_gate_up_silu, constants, tile_rows, blocking, device)
+
+
+def down_launch(shape: tuple[int, ...], tile_rows: int, blocking: Blocking, device: torch.device) -> Launch:
+    """The launch of `down` for a weight of this shape."""
+    _, width, inner = shape
+    return _launch(_down, {"WIDTH": width, "INNER": inner}, tile_rows, blocking, device)
+
+
 def _launch(
-    kernel: Any,
-    constants: dict[str, Any],
-    width: int,
-    inner: int,
-    tile_rows: int,
-    blocking: Blocking,
-    device: torch.device,
+    kernel: Any, constants: dict[str, int], tile_rows: int, blocking: Blocking, device: torch.device
 ) -> Launch:
     constants |= {
-        "WIDTH": width,
-        "INNER": inner,
         "ROWS": tile_rows,
         "COLUMNS": blocking.columns,
         "DEPTH": blocking.depth,

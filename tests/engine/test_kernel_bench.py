@@ -46,6 +46,16 @@ def test_prefill_counts_the_products_below_the_diagonal(monkeypatch: pytest.Monk
     assert tflops == pytest.approx(2 * (48 * 49 / 2) * 2 * 2 * 64 * 4 / 1e12 / 1e-3)
 
 
+@pytest.mark.usefixtures("tiny")
+def test_a_mixture_is_timed_from_router_to_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_bench, "QWEN3_30B_A3B", kernel_bench.Experts(4, 2, 32, 16))
+    monkeypatch.setattr(kernel_bench, "MIXTURE_TOKENS", (3,))
+    monkeypatch.setattr(kernel_bench, "MIXTURE_LAYERS", 1)
+    (row,) = kernel_bench.mixtures(None)
+    assert (row.name, row.unit, row.theirs) == ("mixture of 3 tokens", "us", None)
+    assert row.ours == pytest.approx(1000)
+
+
 def test_a_row_says_how_much_faster_we_are() -> None:
     rate = kernel_bench.KernelTime("decode", "GB/s", 4000.0, 2000.0, "half")
     assert rate.markdown() == "| decode | 4,000.0 GB/s | 2,000.0 GB/s (half) | 2.00 |"

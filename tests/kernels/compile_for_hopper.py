@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 import triton
-from pagecast.kernels import paged_decode, paged_prefill, prefill_hopper, store_kv
+from pagecast.kernels import (
+    grouped_gemm,
+    mixture,
+    paged_decode,
+    paged_prefill,
+    prefill_hopper,
+    routing,
+    store_kv,
+)
 from pagecast.kernels.launch import Launch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -32,8 +40,20 @@ def compiled(launch: Launch, types: dict[str, str], source: Any = ASTSource) -> 
     return {mark: kernel.asm["ptx"].count(mark) for mark in MARKS}
 
 
+def _gate_up(plan: mixture.Plan) -> Launch:
+    return grouped_gemm.gate_up_launch((128, 1536, 2048), plan.tile_rows, plan.up, torch.device("cpu"))
+
+
+def _down(plan: mixture.Plan) -> Launch:
+    return grouped_gemm.down_launch((128, 2048, 768), plan.tile_rows, plan.down, torch.device("cpu"))
+
+
+def _matrix(blocking: grouped_gemm.Blocking) -> dict[str, str]:
+    return {"weights": f"tensordesc<bf16[{blocking.columns}, {blocking.depth}]>"}
+
+
 def main() -> None:
-    """Compiles with the shapes of a Qwen3-8B layer, pages of 16 tokens."""
+    """Compiles with the shapes of a Qwen3-8B layer, pages of 16 tokens, and of a Qwen3-30B-A3B mixture."""
     q, kv = torch.empty(64, 32, 128).bfloat16(), torch.empty(8, 2, 16, 8, 128).bfloat16()
     k, v = kv.unbind(1)
     shape = paged_decode.DecodeShape(32, 8, 128, torch.bfloat16)
@@ -55,7 +75,16 @@ def main() -> None:
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
+    few, many = (mixture.plan_of(tokens, 8, 128, torch.bfloat16) for tokens in (1, 8192))
+    routes = dict.fromkeys(("row_tokens", "tiles", "counts", "ids", "ranks", "rows", "slots"), "*i32")
+    routes |= dict.fromkeys(("x", "out", "logits"), "*bf16") | {"weights": "*fp32"}
+    routes |= dict.fromkeys(("tokens", "entries", "most"), "i32")
     instructions = {
+        "choose": compiled(routing._choice(torch.empty(4, 128).bfloat16(), 8, 0, 128, True), routes),
+        "sort": compiled(routing._sorting(q.device, 8, 128, 16), routes),
+        "up of few": compiled(_gate_up(few), routes | _matrix(few.up)),
+        "up of many": compiled(_gate_up(many), routes | _matrix(many.up)),
+        "down of many": compiled(_down(many), routes | _matrix(many.down)),
         "decode": compiled(paged_decode._configure(q, k, v, q, None, shape), pools | decode),
         "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
         "hopper": compiled(hopper, pools | prefill | maps, GluonASTSource),
