@@ -99,7 +99,7 @@ QWEN3_8B = Heads()
 class Experts(NamedTuple):
     """A layer's mixture: experts, those of a token, hidden size, width of an expert."""
 
-    count: int = 128
+    experts: int = 128
     active: int = 8
     hidden: int = 2048
     width: int = 768
@@ -422,16 +422,16 @@ def mixture_seconds(tokens: int, shape: Experts) -> tuple[float, float | None]:
     calls, theirs = [], []
     for _ in range(MIXTURE_LAYERS):
         x = torch.randn(tokens, shape.hidden, device=DEVICE).to(DTYPE)
-        logits = torch.randn(tokens, shape.count, device=DEVICE).to(DTYPE)
-        up = torch.empty(shape.count, 2 * shape.width, shape.hidden, device=DEVICE, dtype=DTYPE)
-        down = torch.empty(shape.count, shape.hidden, shape.width, device=DEVICE, dtype=DTYPE)
+        logits = torch.randn(tokens, shape.experts, device=DEVICE).to(DTYPE)
+        up = torch.empty(shape.experts, 2 * shape.width, shape.hidden, device=DEVICE, dtype=DTYPE)
+        down = torch.empty(shape.experts, shape.hidden, shape.width, device=DEVICE, dtype=DTYPE)
         up.normal_(0, shape.hidden**-0.5)
         down.normal_(0, shape.width**-0.5)
-        counts = torch.zeros(shape.count, dtype=torch.int32, device=DEVICE)
+        counts = torch.zeros(shape.experts, dtype=torch.int32, device=DEVICE)
         calls.append(partial(mixture, x, logits, up, down, counts, shape.active, True))
         chosen = choose_experts(logits, shape.active, normalised=True)[0].flatten()
         rows = x[chosen.sort().indices // shape.active]
-        ends = torch.bincount(chosen, minlength=shape.count).cumsum(0).int()
+        ends = torch.bincount(chosen, minlength=shape.experts).cumsum(0).int()
         theirs.append(partial(_grouped_products, rows, up, down, ends))
     ours = seconds(*calls)
     return ours, seconds(*theirs) if hasattr(torch, "_grouped_mm") and DEVICE == "cuda" else None
