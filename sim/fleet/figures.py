@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary
+from pagecast.sim.replay.simulation import Counters
 
 _SUMS = (
     "requests",
@@ -35,7 +36,7 @@ _WINDOW = 4
 
 
 def together(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float) -> dict[str, Any]:
-    """The summary of several replicas, with the names and meanings of one replica's.
+    """The summary of several kinds of replicas, with the names and meanings of one replica's.
 
     `num_gpu_blocks` is of all of them, `peak_kv_usage` the highest of any. `table` has every request.
     """
@@ -100,26 +101,48 @@ def herding(choices: list[int], replicas: int) -> float:
     return float(((share - even) / (1 - even)).mean())
 
 
-def by_replica(summaries: list[dict[str, Any]], names: list[str], gpus: list[str]) -> list[dict[str, Any]]:
-    """What each replica served, how fast, and how much of it was cached."""
-    rows = []
-    for name, gpu, summary in zip(names, gpus, summaries, strict=True):
-        computed = summary["input_tokens"] - summary["reused_prefix_tokens"] + summary["output_tokens"]
-        rows.append(
-            {
-                "replica": name,
-                "gpu": gpu,
-                "requests": summary["requests"],
-                "completed": summary["completed"],
-                "rejected": summary["rejected"],
-                "computed_tokens": max(computed, 0),
-                "output_tokens": summary["output_tokens"],
-                "token_hit_rate": summary["token_hit_rate"],
-                "ttft_p99_s": summary["ttft_s"]["p99"],
-                "tpot_p99_s": summary["tpot_s"]["p99"],
-                "peak_kv_usage": summary["peak_kv_usage"],
-                "preemptions": summary["preemptions"],
-                "steps": summary["steps"],
-            }
-        )
-    return rows
+def summed(counted: list[Counters]) -> Counters:
+    """The counters of several equal replicas."""
+    if len(counted) == 1:
+        return counted[0]
+    return Counters(
+        sum(each.steps for each in counted),
+        max(each.peak_used_blocks for each in counted),
+        sum(each.evicted_blocks for each in counted),
+        sum(each.preemptions for each in counted),
+        sum(each.failed_allocations for each in counted),
+        counted[0].limits,
+    )
+
+
+def of_replica(table: pd.DataFrame, counted: Counters, name: str, gpu: str) -> dict[str, Any]:
+    """What one replica served, how fast, and how much of it was cached."""
+    states = table["state"].to_numpy()
+    completed = states == "completed"
+    admitted = ~np.isnan(table["admitted_s"].to_numpy(np.float64))
+    size = counted.limits.block_size
+    prompts = table["input_tokens"].to_numpy(np.int64)[admitted]
+    eligible = int(((prompts - 1) // size * size).sum())
+    cached = int(table["cached_tokens"].to_numpy(np.int64)[admitted].sum())
+    output = int(table["output_tokens"].to_numpy(np.int64)[states != "rejected"].sum())
+    return {
+        "replica": name,
+        "gpu": gpu,
+        "requests": len(table),
+        "completed": int(completed.sum()),
+        "rejected": int((states == "rejected").sum()),
+        "computed_tokens": int(prompts.sum()) - cached + output,
+        "output_tokens": output,
+        "token_hit_rate": cached / eligible if eligible else 0.0,
+        "ttft_p99_s": _p99(table["ttft_s"]),
+        "tpot_p99_s": _p99(table["tpot_s"]),
+        "peak_kv_usage": counted.peak_used_blocks / counted.limits.num_blocks,
+        "preemptions": counted.preemptions,
+        "steps": counted.steps,
+    }
+
+
+def _p99(column: pd.Series) -> float | None:
+    values = column.to_numpy(np.float64)
+    values = values[~np.isnan(values)]
+    return float(np.percentile(values, 99)) if len(values) else None

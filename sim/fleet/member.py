@@ -20,7 +20,7 @@ from pagecast.sim.scenario import Scenario
 
 
 class Member:
-    """Replica number `number` of a fleet."""
+    """Replica number `number` of a fleet. Replicas of equal scenarios have one `kind`."""
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class Member:
         name: str,
         scenario: Scenario,
         *,
+        kind: str,
         limits: Limits,
         costs: StepCosts,
         feed: Feed,
@@ -39,6 +40,7 @@ class Member:
         self.number = number
         self.name = name
         self.scenario = scenario
+        self.kind = kind
         self.limits = limits
         self.costs = costs
         speculation = speculate(None, scenario, costs)

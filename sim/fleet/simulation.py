@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import simpy
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.fleet.figures import by_replica, spread, together
+from pagecast.sim.fleet.figures import of_replica, spread, summed, together
 from pagecast.sim.fleet.fleet import Fleet, run
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
@@ -22,7 +25,7 @@ from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import request_table
 from pagecast.sim.replay.notes import notes
-from pagecast.sim.replay.simulation import Progress, Result, summarise
+from pagecast.sim.replay.simulation import Progress, Result, counters, summarise
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -109,20 +112,21 @@ class _Built:
         hop_ns = round(settings.router.hop_s * NS)
         self.fleet = Fleet(self.env, arrivals(trace), prompts, router, hop_ns=hop_ns)
         self.costs: list[StepCosts] = []
-        made: dict[str, tuple[float, StepCosts]] = {}
+        made: dict[str, tuple[float, Limits, StepCosts]] = {}
         for number, (name, one) in enumerate(named):
             key = one.model_dump_json()
             if key not in made:
-                made[key] = (blocks_per_block(trace, one), costs or one.step_costs())
-            share, each = made[key]
-            self.share = share
+                share = blocks_per_block(trace, one)
+                made[key] = (share, one.limits(share), costs or one.step_costs())
+            self.share, limits, each = made[key]
             self.costs.append(each)
             member = Member(
                 self.env,
                 number,
                 name,
                 one,
-                limits=one.limits(share),
+                kind=key,
+                limits=limits,
                 costs=each,
                 feed=prompts.feed(one.block_size),
                 on_end=partial(self.fleet.ended, number),
@@ -141,37 +145,59 @@ class _Built:
         left = sum(len(member.scheduler.requests) for member in members)
         if left:
             raise AssertionError(f"{left} requests never ended")
+        kinds: dict[str, list[Member]] = {}
+        for member in members:
+            kinds.setdefault(member.kind, []).append(member)
         tables = []
         summaries = []
-        for member, costs in zip(members, self.costs, strict=True):
-            recorder = member.recorder
-            caching = member.scenario.enable_prefix_caching
-            table = request_table(recorder.requests(), costs, recorder.reasons, caching=caching)
-            summary = summarise(table, recorder, member.scheduler, member.scenario, costs, wall_s)
-            table["replica"] = member.name
+        each: dict[int, dict[str, Any]] = {}
+        for alike in kinds.values():
+            first = alike[0]
+            table = self._table(alike)
+            counted = [counters(member.recorder, member.scheduler) for member in alike]
+            summary = summarise(table, summed(counted), first.scenario, first.costs, wall_s)
+            summary["num_gpu_blocks"] *= len(alike)
+            owners = table["replica"].to_numpy()
+            gpu = f"{first.scenario.tensor_parallel_size} x {first.scenario.gpu}"
+            for member, own in zip(alike, counted, strict=True):
+                served = table[owners == member.name]
+                each[member.number] = of_replica(served, own, member.name, gpu)
             tables.append(table)
             summaries.append(summary)
         filled = [table for table in tables if len(table)]
         table = pd.concat(filled).sort_values("row", kind="stable").reset_index(drop=True)
         summary = together(summaries, table, wall_s)
-        names = [member.name for member in members]
-        gpus = [f"{one.tensor_parallel_size} x {one.gpu}" for one in (member.scenario for member in members)]
-        each = by_replica(summaries, names, gpus)
-        replicas = pd.DataFrame(each)
+        listed = [each[member.number] for member in members]
+        replicas = pd.DataFrame(listed)
         summary["fleet"] = {
             "router": self.settings.router.policy,
             "replicas": len(members),
             "gpus": sum(member.scenario.tensor_parallel_size for member in members),
             **spread(table, self.fleet.choices, self.fleet.believed, replicas),
-            "by_replica": each,
+            "by_replica": listed,
         }
         busiest = max(members, key=lambda member: member.recorder.ended)
-        costs = self.costs[busiest.number]
-        said = notes(self.trace, busiest.scenario, costs, table, busiest.recorder, self.share)
+        said = notes(self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self.share)
         steps = self.steps() if keep_steps else pd.DataFrame()
         return FleetResult(
             self.trace.name, self.scenario, summary, table, steps, said, self.settings, replicas
         )
+
+    def _table(self, members: list[Member]) -> pd.DataFrame:
+        """The requests that ended on equal replicas, by row."""
+        first = members[0]
+        rows = [member.recorder.requests() for member in members]
+        reasons: dict[int, str] = {}
+        for member in members:
+            reasons.update(member.recorder.reasons)
+        names = np.repeat([member.name for member in members], [len(each) for each in rows])
+        joined = pd.concat(rows, ignore_index=True) if len(rows) > 1 else rows[0]
+        order = np.argsort(joined["row"].to_numpy(), kind="stable")
+        joined = joined.iloc[order].reset_index(drop=True)
+        caching = first.scenario.enable_prefix_caching
+        table = request_table(joined, first.costs, reasons, caching=caching)
+        table["replica"] = names[order]
+        return table
 
     def steps(self) -> pd.DataFrame:
         """The steps of all replicas, one replica after the other."""

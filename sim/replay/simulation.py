@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import simpy
 from pagecast.sim.core.check import Checker
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
@@ -113,7 +114,7 @@ def replay(
             raise AssertionError(f"{len(scheduler.requests)} requests never ended")
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
-        summary = summarise(table, recorder, scheduler, scenario, costs, wall_s)
+        summary = summarise(table, counters(recorder, scheduler), scenario, costs, wall_s)
         if speculation is not None:
             summary["itl_s"] = statistics(speculation.gaps_s())
             summary["speculation"] = speculation.figures()
@@ -137,22 +138,44 @@ def _run(env: simpy.Environment, recorder: Recorder, progress: Progress | None) 
             progress(recorder.ended)
 
 
+class Counters(NamedTuple):
+    """What a replica counts beside its requests; of several equal ones the sums, and the highest peak."""
+
+    steps: int
+    peak_used_blocks: int
+    evicted_blocks: int
+    preemptions: int
+    failed_allocations: int
+    limits: Limits
+
+
+def counters(recorder: Recorder, scheduler: Scheduler) -> Counters:
+    """The counters of one replica."""
+    return Counters(
+        recorder.step_count,
+        recorder.peak_used_blocks,
+        scheduler.memory.evicted_blocks,
+        scheduler.preemptions,
+        scheduler.failed_allocations,
+        scheduler.limits,
+    )
+
+
 def summarise(
     table: pd.DataFrame,
-    recorder: Recorder,
-    scheduler: Scheduler,
+    counted: Counters,
     scenario: Scenario,
     costs: StepCosts,
     wall_s: float,
 ) -> dict[str, Any]:
-    """The figures of one replica. `table` has the requests that ended there."""
+    """The figures of one replica, or of several equal ones. `table` has the requests that ended there."""
     states = table["state"].value_counts()
     served = table[table["state"] != "rejected"]
     completed = table[table["state"] == "completed"]
     ends = served["finished_s"].to_numpy(np.float64)
     makespan = float(ends.max() - table["arrival_s"].min()) if len(served) else 0.0
     output = int(served["output_tokens"].sum())
-    size = scheduler.limits.block_size
+    size = counted.limits.block_size
     admitted = table[table["admitted_s"].notna()]
     eligible = int(((admitted["input_tokens"] - 1) // size * size).sum())
     reused = int(admitted["cached_tokens"].sum())
@@ -166,7 +189,7 @@ def summarise(
         "cancelled": int(states.get("cancelled", 0)),
         "makespan_s": makespan,
         "wall_s": wall_s,
-        "steps": recorder.step_count,
+        "steps": counted.steps,
         "input_tokens": int(completed["input_tokens"].sum()),
         "output_tokens": output,
         "output_tokens_per_s": output / makespan if makespan > 0 else 0.0,
@@ -179,11 +202,11 @@ def summarise(
         "reused_prefix_tokens": reused,
         "token_hit_rate": reused / eligible if eligible else 0.0,
         "num_gpu_blocks": scenario.blocks(),
-        "peak_kv_usage": recorder.peak_used_blocks / scheduler.limits.num_blocks,
-        "evicted_blocks": scheduler.memory.evicted_blocks,
-        "preemptions": scheduler.preemptions,
+        "peak_kv_usage": counted.peak_used_blocks / counted.limits.num_blocks,
+        "evicted_blocks": counted.evicted_blocks,
+        "preemptions": counted.preemptions,
         "recomputed_tokens": int(table["recomputed_tokens"].sum()),
-        "failed_allocations": scheduler.failed_allocations,
+        "failed_allocations": counted.failed_allocations,
         "rejected_reasons": {str(reason): int(count) for reason, count in refused.items()},
         "costs": costs.name,
         "expected_error": costs.expected_error(),
