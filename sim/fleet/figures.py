@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.sim.fleet.member import Member
 from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary
 from pagecast.sim.replay.simulation import Counters
 
@@ -99,6 +100,17 @@ def herding(choices: list[int], replicas: int) -> float:
     share = counts.max(axis=1) / size
     even = 1 / replicas
     return float(((share - even) / (1 - even)).mean())
+
+
+def over_time(members: list[Member], table: pd.DataFrame, price: float | None) -> dict[str, Any]:
+    """GPU hours from each replica's start to its end, or to the end of the last request, and their price."""
+    last_ns = float(np.nanmax(table["finished_s"].to_numpy(np.float64), initial=0.0)) * 1e9
+    hours = 0.0
+    for member in members:
+        end_ns = last_ns if member.gone_ns is None else min(member.gone_ns, last_ns)
+        held_s = max(end_ns - member.started_ns, 0.0) / 1e9
+        hours += held_s / 3600 * member.scenario.tensor_parallel_size
+    return {"gpu_hours": hours, "cost": None if price is None else hours * price}
 
 
 def summed(counted: list[Counters]) -> Counters:

@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any
 
 import simpy
+from pagecast.sim.core.request import State
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.router import Router
 from pagecast.sim.fleet.view import View
-from pagecast.sim.replay.clients import NEVER_NS, Arrivals
+from pagecast.sim.replay.clients import NEVER_NS, NS, Arrivals
+from pagecast.sim.replay.recorder import Recorder
 from simpy.events import URGENT
 
 
@@ -32,8 +34,10 @@ def at(env: simpy.Environment, time: int, action: Callable[[], None]) -> None:
 class Fleet:
     """Replicas behind one router.
 
-    `place` has the member that serves each row now; `sent_to` the one it was sent to last, `believed` the
-    prompt tokens that the router believed cached there, `arrivals_ns` when each row came.
+    `place` has the member that serves each row now; `waiting` the arrivals of rows that no replica has: there
+    is none, or a lost one's are sent again. `believed` has the prompt tokens that the router believed cached
+    where it sent a row last, `choices` the replica of each routed request. `unserved` has the requests that
+    no replica ended. `on_empty(member)` hears when a draining replica has served its last.
     """
 
     def __init__(
@@ -44,30 +48,128 @@ class Fleet:
         router: Router,
         *,
         hop_ns: int = 0,
+        most_retries: int = 2,
+        retry_ns: int = NS,
     ) -> None:
         self.env = env
         self.clients = clients
         self.prompts = prompts
         self.router = router
         self.hop_ns = hop_ns
+        self.most_retries = most_retries
+        self.retry_ns = retry_ns
         self.members: list[Member] = []
         self.views: dict[int, View] = {}
         self.ready: list[View] = []
-        rows = len(prompts.input_tokens)
         self.place: dict[int, Member] = {}
-        self.sent_to = [-1] * rows
-        self.believed = [0] * rows
-        self.choices: list[int] = []  # the replica of each routed request, in order
+        self.waiting: dict[int, int] = {}
+        self.believed = [0] * len(prompts.input_tokens)
+        self.choices: list[int] = []
+        self.retries: dict[int, int] = {}
+        self.log: list[tuple[int, str, str]] = []  # time, replica, what happened
+        self.unserved = Recorder()
+        self.on_empty: Callable[[Member], None] = lambda member: None
+        self._left = len(prompts.input_tokens)
+        self._arrived: dict[int, int] = {}
         self._armed: set[int] = set()
 
-    def add(self, member: Member, view: View) -> None:
-        """A replica that takes requests from now on."""
-        self.members.append(member)
-        self.views[member.number] = view
-        self.ready.append(view)
+    @property
+    def over(self) -> bool:
+        """Whether every request has ended."""
+        return not self._left
 
     def start(self) -> None:
         """Waits for the first client."""
+        self._arm()
+
+    # ---- replicas come and go
+
+    def add(self, member: Member, view: View, ready_ns: int | None = None) -> None:
+        """A replica that takes requests from now on, or from `ready_ns` on."""
+        self.members.append(member)
+        self.views[member.number] = view
+        if ready_ns is None:
+            self.ready.append(view)
+            self._note(member, "ready")
+            return
+        self._note(member, "started")
+        member.ready_ns = ready_ns
+        at(self.env, ready_ns, partial(self._is_ready, member, view))
+
+    def _is_ready(self, member: Member, view: View) -> None:
+        if member.gone_ns is not None or member.draining:
+            return
+        self.ready.append(view)
+        self._note(member, "ready")
+        now = int(self.env.now)
+        for row in [row for row in self.waiting if self.waiting[row] <= now]:
+            self._again(row)
+
+    def drain(self, member: Member) -> None:
+        """No more requests for a replica; `on_empty` hears when it has served its last."""
+        member.draining = True
+        self._note(member, "draining")
+        self._leave_ready(member)
+        if not self.views[member.number].requests:
+            self._is_empty(member)
+
+    def _is_empty(self, member: Member) -> None:
+        self._note(member, "gone")
+        self.router.left(self.views[member.number])
+        self.on_empty(member)
+
+    def lose(self, member: Member) -> None:
+        """A replica is gone at once, with all it had: its requests are sent again when that is noticed."""
+        now = int(self.env.now)
+        self._note(member, "lost")
+        self._leave_ready(member)
+        member.stop(now)
+        view = self.views[member.number]
+        for row in list(view.prompts):
+            view.remove(row)
+            del self.place[row]
+            self._retry(row, now)
+        self.router.left(view)
+
+    def _leave_ready(self, member: Member) -> None:
+        self.ready = [view for view in self.ready if view.number != member.number]
+
+    def _note(self, member: Member, what: str) -> None:
+        self.log.append((int(self.env.now), member.name, what))
+
+    def _retry(self, row: int, now: int) -> None:
+        tries = self.retries[row] = self.retries.get(row, 0) + 1
+        if tries > self.most_retries:
+            self._end_unserved(row, now, State.REJECTED, f"its replica was lost, {self.most_retries} retries")
+            return
+        self.waiting[row] = now + self.retry_ns
+        at(self.env, now + self.retry_ns, partial(self._again, row))
+
+    def _again(self, row: int) -> None:
+        """Sends a request that waits, if its client still does and there is a replica."""
+        if row in self.waiting and self.ready:
+            del self.waiting[row]
+            self.route(row, int(self.env.now), self._arrived[row])
+
+    def give_up_waiting(self) -> bool:
+        """Rejects what waits for a replica that will never come. Returns whether there was any."""
+        rows = list(self.waiting)
+        for row in rows:
+            del self.waiting[row]
+            self._end_unserved(row, int(self.env.now), State.REJECTED, "no replica was left")
+        return bool(rows)
+
+    def _end_unserved(self, row: int, now: int, state: State, reason: str) -> None:
+        feed = self.prompts.feed(self.members[0].limits.block_size)
+        request = feed.request(row, self._arrived[row])
+        request.state = state
+        request.finished_ns = now
+        request.reason = reason
+        if state is State.CANCELLED:
+            request.output_tokens = 0
+        self.unserved.request(request)
+        self._left -= 1
+        self.clients.ended(row, now)
         self._arm()
 
     # ---- clients
@@ -95,18 +197,24 @@ class Fleet:
         member = self.place.get(row)
         if member is not None:
             self._deliver(member, row, now, None)
+        elif row in self.waiting:
+            del self.waiting[row]
+            self._end_unserved(row, now, State.CANCELLED, "")
 
     # ---- routing
 
     def route(self, row: int, now: int, arrival_ns: int) -> None:
-        """Has the router choose a replica, and sends the request there."""
+        """Has the router choose a replica, and sends the request there; it waits where none is ready."""
+        self._arrived[row] = arrival_ns
+        if not self.ready:
+            self.waiting[row] = now
+            return
         query = Query(self.prompts, row, now)
         view, cached_tokens = self.router.choose(query, self.ready)
         view.add(row, query.prompt_tokens)
         self.router.sent(query, view)
         number = view.number
         self.believed[row] = cached_tokens
-        self.sent_to[row] = number
         self.choices.append(number)
         member = self.place[row] = self.members[number]
         self._deliver(member, row, now, arrival_ns)
@@ -114,8 +222,12 @@ class Fleet:
     def _deliver(self, member: Member, row: int, now: int, arrival_ns: int | None) -> None:
         if self.hop_ns:
             due = now + self.hop_ns
-            at(self.env, due, partial(member.send, row, due, arrival_ns))
+            at(self.env, due, partial(self._arrive, member, row, due, arrival_ns))
         else:
+            member.send(row, now, arrival_ns)
+
+    def _arrive(self, member: Member, row: int, now: int, arrival_ns: int | None) -> None:
+        if self.place.get(row) is member:
             member.send(row, now, arrival_ns)
 
     def ended(self, number: int, row: int, now: int) -> None:
@@ -123,9 +235,13 @@ class Fleet:
         view = self.views[number]
         del self.place[row]
         view.remove(row)
+        self._left -= 1
         self.router.ended(row, view, now, self.prompts.output_tokens[row])
         self.clients.ended(row, now)
         self._arm()
+        member = self.members[number]
+        if member.draining and not view.requests:
+            at(self.env, now, partial(self._is_empty, member))
 
 
 def run(env: simpy.Environment, every: int, progress: Callable[[], Any] | None) -> None:

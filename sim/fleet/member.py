@@ -57,12 +57,28 @@ class Member:
             fast_forward=fast_forward,
             speculation=speculation,
         )
+        self.started_ns = int(env.now)
+        self.ready_ns = self.started_ns
+        self.gone_ns: int | None = None
+        self.draining = False
         self._scrape: Scrape | None = None
 
     def send(self, row: int, now: int, arrival_ns: int | None) -> None:
         """Gives the replica a request, or without an arrival takes one back that its client gave up."""
         self.inbox.put(row, now, arrival_ns)
         self.replica.wake(now)
+
+    def stop(self, now: int) -> list[int]:
+        """Ends the replica at once. Returns the rows that it had not served."""
+        self.replica.stop()
+        self.gone_ns = now
+        rows = [request.index for request in self.scheduler.requests.values()]
+        self.scheduler.requests.clear()
+        return rows + self.inbox.take_all()
+
+    def gauges(self, now: int) -> Gauges:
+        """The engine's gauges at `now`, which is not before its latest change."""
+        return gauges(self.replica, now)
 
     def view(self, metrics_period_ns: int) -> View:
         """The replica in a router's account. Gauges are read every so often, or with 0 as they are."""
@@ -75,12 +91,9 @@ class Member:
             block_size=self.limits.block_size,
             max_num_seqs=self.limits.max_num_seqs,
             costs=self.costs,
-            gauges=self._scrape.read if self._scrape else self._gauges,
+            gauges=self._scrape.read if self._scrape else self.gauges,
             first_token_ns=self.first_token_ns,
         )
-
-    def _gauges(self, now: int) -> Gauges:
-        return gauges(self.replica, now)
 
     def first_token_ns(self, row: int) -> int:
         """When a live request got its first token; `NEVER_NS` where it has not."""

@@ -44,6 +44,67 @@ class ReplicaGroup(BaseModel):
     scenario: dict[str, Any] = Field(default_factory=dict, description="fields of the scenario that differ")
 
 
+class Incident(BaseModel):
+    """Something that happens to one replica."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    at_s: float = Field(ge=0, description="seconds from the trace's start")
+    replica: str = Field(description="its name")
+    kind: Literal["loss", "drain"] = Field("loss", description="gone at once, or after its last request")
+    back_after_s: float | None = Field(
+        None, ge=0, description="seconds after which a replacement is started; none: never"
+    )
+
+
+class Startup(BaseModel):
+    """How long a new replica takes: its weights are read, then the engine starts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    source: Literal["disk", "peer"] = Field("disk", description="where the weights come from")
+    disk_bytes_per_s: float = Field(2e9, gt=0, description="rate of a disk, for all GPUs of a replica")
+    peer_bytes_per_s: float = Field(25e9, gt=0, description="rate from another replica, for each GPU")
+    engine_s: float = Field(40.0, ge=0, description="start of the engine: processes, compilation, graphs")
+
+
+class Retries(BaseModel):
+    """What becomes of the requests of a lost replica."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    most: int = Field(2, ge=0, description="times that a request is sent again; then it is rejected")
+    after_s: float = Field(1.0, ge=0, description="seconds until the loss is noticed")
+
+
+class Scaling(BaseModel):
+    """Autoscaling by a metric's mean over the ready replicas, as Kubernetes' horizontal autoscaler does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    metric: Literal["queue", "kv", "ttft"] = Field("queue", description="what is measured")
+    target: float = Field(gt=0, description="waiting requests, share of KV blocks, or seconds of TTFT")
+    least: int = Field(1, ge=0, description="fewest replicas")
+    most: int = Field(ge=1, description="most replicas")
+    every_s: float = Field(15.0, gt=0, description="seconds between looks")
+    down_after_s: float = Field(300.0, ge=0, description="seconds of less need before a replica is drained")
+    tolerance: float = Field(0.1, ge=0, description="relative distance from the target that changes nothing")
+
+
+class Rollout(BaseModel):
+    """A new revision in place of every replica, `surge` at a time: started, then the old one is drained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    at_s: float = Field(ge=0, description="seconds from the trace's start")
+    scenario: dict[str, Any] = Field(default_factory=dict, description="fields of the scenario that change")
+    surge: int = Field(1, ge=1, description="replicas started at once")
+
+
+def _default(kind: type[BaseModel]) -> Any:
+    return Field(default_factory=lambda: kind.model_validate({}))
+
+
 class FleetSettings(BaseModel):
     """Everything besides trace and scenario that a fleet's replay depends on."""
 
@@ -55,6 +116,13 @@ class FleetSettings(BaseModel):
     router: RouterSettings = Field(
         default_factory=lambda: RouterSettings.model_validate({}), description="the router"
     )
+
+    incidents: tuple[Incident, ...] = Field((), description="losses and drains", strict=False)
+    retries: Retries = _default(Retries)
+    startup: Startup = _default(Startup)
+    scaling: Scaling | None = Field(None, description="autoscaling of the first group")
+    rollout: Rollout | None = Field(None, description="a new revision")
+    price_per_gpu_hour: float | None = Field(None, ge=0, description="what one GPU costs per hour")
 
     @classmethod
     def make(cls, fields: dict[str, Any], where: str = "fleet") -> FleetSettings:

@@ -13,20 +13,21 @@ import numpy as np
 import pandas as pd
 import simpy
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.fleet.figures import of_replica, spread, summed, together
+from pagecast.sim.fleet.builder import Builder
+from pagecast.sim.fleet.figures import of_replica, over_time, spread, summed, together
 from pagecast.sim.fleet.fleet import Fleet, run
+from pagecast.sim.fleet.lifecycle import FleetLifecycle
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
 from pagecast.sim.fleet.routers.registry import NS, make
 from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import request_table
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.simulation import Progress, Result, counters, summarise
-from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -37,11 +38,13 @@ _SLICE = 4096
 class FleetResult(Result):
     """A fleet's figures. `summary` has those of all replicas together, and `fleet` those of the router.
 
-    `requests` and `steps` have a column `replica` more than one replica's; `replicas` has a row per replica.
+    `requests` and `steps` have a column `replica` more than one replica's; `replicas` has a row per replica,
+    `timeline` one for each time that a replica starts, is ready, drains, goes or is lost.
     """
 
     settings: FleetSettings
     replicas: pd.DataFrame
+    timeline: pd.DataFrame
 
 
 def replay_fleet(
@@ -69,13 +72,11 @@ def replay_fleet(
             trace, scenario, settings, costs, arrivals, keep_steps or out is not None, fast_forward
         )
         started = time.perf_counter()
-        tell = None if progress is None else partial(_tell, progress, built.fleet)
-        built.fleet.start()
-        run(built.env, _SLICE, tell)
+        built.run(progress)
         wall_s = time.perf_counter() - started
         result = built.result(wall_s, keep_steps=keep_steps)
         if folder is not None:
-            save(folder, trace, scenario, built.costs[0], result.summary, result.requests)
+            save(folder, trace, scenario, built.fleet.members[0].costs, result.summary, result.requests)
             settings.save(folder / "fleet.yaml")
             result.replicas.to_parquet(folder / "replicas.parquet", index=False)
             built.steps().to_parquet(folder / "steps.parquet", index=False)
@@ -104,56 +105,47 @@ class _Built:
         self.settings = settings
         self.env = simpy.Environment()
         prompts = Prompts(trace)
-        named = settings.scenarios(scenario)
-        sizes = {one.block_size for _, one in named}
-        router, parts = make(settings.router, scenario.seed, named[0][1].block_size)
-        if parts.events is not None and len(sizes) > 1:
-            raise BadInput("an index fed by events needs one block size; use --index approximate")
-        hop_ns = round(settings.router.hop_s * NS)
-        self.fleet = Fleet(self.env, arrivals(trace), prompts, router, hop_ns=hop_ns)
-        self.costs: list[StepCosts] = []
-        made: dict[str, tuple[float, Limits, StepCosts]] = {}
-        for number, (name, one) in enumerate(named):
-            key = one.model_dump_json()
-            if key not in made:
-                share = blocks_per_block(trace, one)
-                made[key] = (share, one.limits(share), costs or one.step_costs())
-            self.share, limits, each = made[key]
-            self.costs.append(each)
-            member = Member(
-                self.env,
-                number,
-                name,
-                one,
-                kind=key,
-                limits=limits,
-                costs=each,
-                feed=prompts.feed(one.block_size),
-                on_end=partial(self.fleet.ended, number),
-                keep_steps=keep_steps,
-                fast_forward=fast_forward,
-            )
-            if parts.events is not None:
-                replica = member.replica
-                watcher = parts.events.feed(number, partial(getattr, replica, "clock"))
-                member.scheduler.memory.pool.watcher = watcher
-            self.fleet.add(member, member.view(parts.metrics_period_ns))
+        router, parts = make(settings.router, scenario.seed, settings.scenarios(scenario)[0][1].block_size)
+        self.fleet = Fleet(
+            self.env,
+            arrivals(trace),
+            prompts,
+            router,
+            hop_ns=round(settings.router.hop_s * NS),
+            most_retries=settings.retries.most,
+            retry_ns=round(settings.retries.after_s * NS),
+        )
+        self._builder = Builder(
+            self.env, trace, prompts, parts, costs, keep_steps=keep_steps, fast_forward=fast_forward
+        )
+        self._lifecycle = FleetLifecycle(self.fleet, settings, scenario, self._member)
+
+    def _member(self, number: int, name: str, scenario: Scenario) -> tuple[Member, View]:
+        return self._builder.member(number, name, scenario, partial(self.fleet.ended, number))
+
+    def run(self, progress: Progress | None) -> None:
+        """Runs until every request has ended."""
+        tell = None if progress is None else partial(_tell, progress, self.fleet)
+        self._lifecycle.start()
+        self.fleet.start()
+        run(self.env, _SLICE, tell)
+        while self.fleet.give_up_waiting():
+            run(self.env, _SLICE, tell)
 
     def result(self, wall_s: float, *, keep_steps: bool) -> FleetResult:
         """The figures of a fleet that has run."""
         members = self.fleet.members
-        left = sum(len(member.scheduler.requests) for member in members)
-        if left:
-            raise AssertionError(f"{left} requests never ended")
+        if not self.fleet.over or any(member.scheduler.requests for member in members):
+            raise AssertionError("some requests never ended")
         kinds: dict[str, list[Member]] = {}
         for member in members:
             kinds.setdefault(member.kind, []).append(member)
         tables = []
         summaries = []
         each: dict[int, dict[str, Any]] = {}
-        for alike in kinds.values():
+        for position, alike in enumerate(kinds.values()):
             first = alike[0]
-            table = self._table(alike)
+            table = self._table(alike, unserved=not position)
             counted = [counters(member.recorder, member.scheduler) for member in alike]
             summary = summarise(table, summed(counted), first.scenario, first.costs, wall_s)
             summary["num_gpu_blocks"] *= len(alike)
@@ -173,24 +165,33 @@ class _Built:
             "router": self.settings.router.policy,
             "replicas": len(members),
             "gpus": sum(member.scenario.tensor_parallel_size for member in members),
+            **over_time(members, table, self.settings.price_per_gpu_hour),
+            "retries": sum(self.fleet.retries.values()),
             **spread(table, self.fleet.choices, self.fleet.believed, replicas),
             "by_replica": listed,
         }
         busiest = max(members, key=lambda member: member.recorder.ended)
-        said = notes(self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self.share)
+        said = notes(
+            self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self._builder.share
+        )
+        timeline = pd.DataFrame(self.fleet.log, columns=["time_s", "replica", "event"])
+        timeline["time_s"] = timeline["time_s"] / NS
         steps = self.steps() if keep_steps else pd.DataFrame()
         return FleetResult(
-            self.trace.name, self.scenario, summary, table, steps, said, self.settings, replicas
+            self.trace.name, self.scenario, summary, table, steps, said, self.settings, replicas, timeline
         )
 
-    def _table(self, members: list[Member]) -> pd.DataFrame:
-        """The requests that ended on equal replicas, by row."""
+    def _table(self, members: list[Member], *, unserved: bool) -> pd.DataFrame:
+        """The requests that ended on equal replicas, by row; `unserved`: those too that no replica ended."""
         first = members[0]
-        rows = [member.recorder.requests() for member in members]
+        recorders = [(member.name, member.recorder) for member in members]
+        if unserved and self.fleet.unserved.ended:
+            recorders.append(("", self.fleet.unserved))
+        rows = [recorder.requests() for _, recorder in recorders]
         reasons: dict[int, str] = {}
-        for member in members:
-            reasons.update(member.recorder.reasons)
-        names = np.repeat([member.name for member in members], [len(each) for each in rows])
+        for _, recorder in recorders:
+            reasons.update(recorder.reasons)
+        names = np.repeat([name for name, _ in recorders], [len(each) for each in rows])
         joined = pd.concat(rows, ignore_index=True) if len(rows) > 1 else rows[0]
         order = np.argsort(joined["row"].to_numpy(), kind="stable")
         joined = joined.iloc[order].reset_index(drop=True)

@@ -75,6 +75,7 @@ class Replica:
         self._base = 0  # when the first step of the newest stretch begins
         self._prompt_tokens = 0  # tokens of the last step planned, if it had prompts
         self._idle: simpy.Event | None = None  # what it waits for where it has nothing to do
+        self._stopped = False
         self.clock = 0
         self.look: Callable[[int], None] | None = None  # called before the first change at or after `look_ns`
         self.look_ns = NEVER_NS
@@ -133,6 +134,15 @@ class Replica:
         elif self.scheduler.stride.open is not None:
             self.cut(now)
 
+    def stop(self) -> None:
+        """Ends the process now: what is in flight is lost. To be called by another process."""
+        self._stopped = True
+        if self._idle is not None:
+            self._idle.succeed()
+            self._idle = None
+        elif self.process.is_alive:
+            self.process.interrupt()
+
     # ---- the loop
 
     def _run(self) -> Generator[Any, Any, None]:
@@ -144,7 +154,7 @@ class Replica:
         arrivals = self.arrivals
         now = int(env.now)  # the host's clock: ahead of the environment's while nobody else is due
         unseen = 0  # commits since the environment's clock was moved
-        while True:
+        while not self._stopped:
             if len(flights) <= depth:
                 goal = flights[-1][1][1] if flights else now
                 if goal < now:
@@ -190,7 +200,7 @@ class Replica:
                 self._ended(request, now)
             if self.after_step is not None:
                 self.after_step()
-        if now > env.now:
+        if now > env.now and not self._stopped:
             yield env.timeout(now - env.now)
 
     def _others_first(self, goal: int) -> bool:

@@ -1,0 +1,76 @@
+"""Making of a fleet's members, at its start or later."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import simpy
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.fleet.inbox import Ended
+from pagecast.sim.fleet.member import Member
+from pagecast.sim.fleet.query import Prompts
+from pagecast.sim.fleet.routers.registry import Parts
+from pagecast.sim.fleet.view import View
+from pagecast.sim.replay.windows import blocks_per_block
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+
+class Builder:
+    """Makes members of the scenarios of a trace. What equal members share is made once.
+
+    `share`: how many of the engine's blocks one block of a sequence takes, of the scenario seen last.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        trace: Trace,
+        prompts: Prompts,
+        parts: Parts,
+        costs: StepCosts | None,
+        *,
+        keep_steps: bool,
+        fast_forward: bool,
+    ) -> None:
+        self.env = env
+        self.share = 1.0
+        self._trace = trace
+        self._prompts = prompts
+        self._parts = parts
+        self._costs = costs
+        self._keep_steps = keep_steps
+        self._fast_forward = fast_forward
+        self._made: dict[str, tuple[float, Limits, StepCosts]] = {}
+        self._block_size = 0
+
+    def member(self, number: int, name: str, scenario: Scenario, on_end: Ended) -> tuple[Member, View]:
+        """A member, and how the router sees it. Errors: BadInput for a block size that can't be."""
+        kind = scenario.model_dump_json()
+        if kind not in self._made:
+            share = blocks_per_block(self._trace, scenario)
+            self._made[kind] = (share, scenario.limits(share), self._costs or scenario.step_costs())
+        self.share, limits, costs = self._made[kind]
+        member = Member(
+            self.env,
+            number,
+            name,
+            scenario,
+            kind=kind,
+            limits=limits,
+            costs=costs,
+            feed=self._prompts.feed(scenario.block_size),
+            on_end=on_end,
+            keep_steps=self._keep_steps,
+            fast_forward=self._fast_forward,
+        )
+        events = self._parts.events
+        if events is not None:
+            if self._block_size not in (0, scenario.block_size):
+                raise BadInput("an index fed by events needs one block size; use --index approximate")
+            self._block_size = scenario.block_size
+            watcher = events.feed(number, partial(getattr, member.replica, "clock"))
+            member.scheduler.memory.pool.watcher = watcher
+        return member, member.view(self._parts.metrics_period_ns)

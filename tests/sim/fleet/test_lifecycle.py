@@ -1,0 +1,168 @@
+"""Replicas over time: nothing is lost with a replica, and the autoscaler follows the load."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.lifecycle import startup_ns
+from pagecast.sim.fleet.settings import FleetSettings, Startup
+from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+
+QUICK = {"engine_s": 0.2, "disk_bytes_per_s": 1e12}
+
+
+def fleet_of(replicas, policy="least-loaded", **fields):
+    base = {"groups": [{"replicas": replicas}], "router": {"policy": policy}, "startup": QUICK}
+    return FleetSettings.make({**base, **fields})
+
+
+def poisson(rates, output=100, seed=0):
+    """A trace whose rate changes: `rates` are (requests per second, seconds)."""
+    rng = np.random.default_rng(seed)
+    times, begun = [], 0.0
+    for rate, length in rates:
+        times.append(begun + np.sort(rng.uniform(0, length, rng.poisson(rate * length))))
+        begun += length
+    arrival = np.concatenate(times)
+    table = pd.DataFrame({"arrival_s": arrival, "input_tokens": 500, "output_tokens": output})
+    return Trace("poisson", table)
+
+
+INCIDENTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "at_s": st.floats(0, 3),
+            "replica": st.sampled_from(["replica-0", "replica-1", "replica-2"]),
+            "kind": st.sampled_from(["loss", "drain"]),
+            "back_after_s": st.sampled_from([None, 0.0, 0.5]),
+        }
+    ),
+    max_size=4,
+)
+
+
+@given(
+    INCIDENTS,
+    st.sampled_from(["round-robin", "session", "prefix-affinity", "cost", "llm-d", "dynamo", "aibrix"]),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.01]),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_request_ends_once_whatever_happens(incidents, policy, retries, scaling, rollout, hop_s):
+    trace = read("chat", limit=60)
+    trace.requests["cancel_after_s"] = np.where(np.arange(60) % 7 == 3, 0.5, np.nan)
+    fields = {"incidents": incidents, "retries": {"most": retries, "after_s": 0.1}}
+    fields["router"] = {"policy": policy, "hop_s": hop_s}
+    if scaling:
+        fields["scaling"] = {"target": 1.0, "least": 0, "most": 5, "every_s": 0.3, "down_after_s": 1.0}
+    if rollout:
+        fields["rollout"] = {"at_s": 1.0, "scenario": {"max_num_seqs": 8}}
+    scenario = Scenario(num_gpu_blocks=1200, costs="roofline", gpu="L4")
+    result = replay_fleet(trace, scenario, fleet_of(3, **fields))
+    requests = result.requests
+    assert requests["row"].tolist() == list(range(60))
+    rejected = requests[requests["state"] == "rejected"]
+    assert (rejected["reason"] != "").all()
+    s = result.summary
+    assert s["completed"] + s["rejected"] + s["cancelled"] == s["requests"] == 60
+    done = requests[requests["state"] == "completed"]
+    assert (done["finished_s"] >= done["first_token_s"]).all() and (done["ttft_s"] > 0).all()
+    if not incidents and not retries:
+        assert s["fleet"]["retries"] == 0
+
+
+def test_a_lost_replica_delays_its_requests_and_they_are_served_elsewhere():
+    trace = poisson([(20, 10)], output=200)
+    calm = replay_fleet(trace, Scenario(), fleet_of(2))
+    lost = replay_fleet(trace, Scenario(), fleet_of(2, incidents=[{"at_s": 5.0, "replica": "replica-1"}]))
+    assert lost.summary["completed"] == calm.summary["completed"] == len(trace)
+    assert lost.summary["fleet"]["retries"] > 5
+    moved = calm.requests["replica"].eq("replica-1") & lost.requests["replica"].eq("replica-0")
+    assert moved.sum() >= lost.summary["fleet"]["retries"]
+    assert lost.summary["e2e_s"]["p99"] > calm.summary["e2e_s"]["p99"] + 1
+    assert lost.timeline["event"].tolist() == ["ready", "ready", "lost"]
+
+
+def test_without_retries_or_replicas_requests_are_rejected_with_the_reason():
+    trace = poisson([(20, 10)])
+    gone = [{"at_s": 5.0, "replica": "replica-0"}]
+    result = replay_fleet(trace, Scenario(), fleet_of(1, incidents=gone, retries={"most": 0}))
+    reasons = result.requests["reason"].value_counts()
+    assert set(reasons.index) == {"", "its replica was lost, 0 retries", "no replica was left"}
+    assert (result.requests.loc[result.requests["reason"] != "", "replica"] == "").all()
+    back = [{"at_s": 5.0, "replica": "replica-0", "back_after_s": 1.0}]
+    result = replay_fleet(trace, Scenario(), fleet_of(1, incidents=back))
+    assert result.summary["completed"] == len(trace)
+    assert result.summary["ttft_s"]["max"] > 1.2
+
+
+def test_a_drained_replica_ends_its_requests_and_gets_no_more():
+    trace = poisson([(20, 10)], output=300)
+    drain = [{"at_s": 5.0, "replica": "replica-0", "kind": "drain"}]
+    result = replay_fleet(trace, Scenario(), fleet_of(2, incidents=drain))
+    own = result.requests[result.requests["replica"] == "replica-0"]
+    assert result.summary["completed"] == len(trace)
+    assert result.summary["fleet"]["retries"] == 0
+    assert own["arrival_s"].max() <= 5.0 < own["finished_s"].max()
+    gone = result.timeline[result.timeline["event"] == "gone"]
+    assert gone["time_s"].tolist() == [pytest.approx(own["finished_s"].max())]
+
+
+@pytest.mark.parametrize(("metric", "target"), [("queue", 4.0), ("kv", 0.5), ("ttft", 2.0)])
+def test_an_autoscaled_fleet_grows_with_the_load_and_shrinks_again(metric, target):
+    trace = poisson([(1, 60), (40, 60), (1, 240)], output=150)
+    scaling = {
+        "metric": metric,
+        "target": target,
+        "least": 1,
+        "most": 6,
+        "every_s": 5.0,
+        "down_after_s": 30.0,
+    }
+    scenario = Scenario(gpu="L4", num_gpu_blocks=2000, max_num_seqs=32)
+    fleet = fleet_of(1, scaling=scaling, price_per_gpu_hour=2.0)
+    result = replay_fleet(trace, scenario, fleet)
+    alone = replay_fleet(trace, scenario, fleet_of(1))
+    events = result.timeline["event"].value_counts()
+    assert result.summary["completed"] == len(trace)
+    assert events["ready"] >= 3
+    assert events["gone"] >= 2
+    assert result.summary["ttft_s"]["p99"] < alone.summary["ttft_s"]["p99"]
+    figures = result.summary["fleet"]
+    assert figures["gpu_hours"] < 6 * result.summary["makespan_s"] / 3600
+    assert figures["cost"] == pytest.approx(2.0 * figures["gpu_hours"])
+
+
+def test_a_rollout_replaces_every_replica_without_a_gap():
+    trace = poisson([(20, 20)])
+    rollout = {"at_s": 5.0, "scenario": {"max_num_seqs": 64}}
+    result = replay_fleet(trace, Scenario(), fleet_of(3, rollout=rollout))
+    assert result.summary["completed"] == len(trace)
+    assert [name for name in result.replicas["replica"] if "next" in name] == [
+        "replica-next-0",
+        "replica-next-1",
+        "replica-next-2",
+    ]
+    late = result.requests[result.requests["arrival_s"] > 8]
+    assert late["replica"].str.startswith("replica-next").all()
+
+
+def test_starting_takes_what_reading_the_weights_takes():
+    scenario = Scenario()
+    disk = startup_ns(Startup.model_validate({}), scenario) / 1e9
+    peer = startup_ns(Startup(source="peer"), scenario) / 1e9
+    assert disk == pytest.approx(40 + 16.4e9 / 2e9, rel=0.02)
+    assert peer == pytest.approx(40 + 16.4e9 / 25e9, rel=0.02)
+
+
+def test_an_incident_at_nobody_is_refused():
+    fleet = fleet_of(2, incidents=[{"at_s": 1.0, "replica": "replica-7"}])
+    with pytest.raises(BadInput, match="no replica 'replica-7'"):
+        replay_fleet(read("chat", limit=5), Scenario(), fleet)
