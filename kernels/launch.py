@@ -90,6 +90,15 @@ def require_attention(name: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, ta
     require(table.stride(1) == 1, f"{name}: the rows of block_table must be dense")
 
 
+def require_sinks(name: str, q: Tensor, sinks: Tensor | None) -> None:
+    """Raises BadInput unless there are no sinks, or a dense one for each query head."""
+    if sinks is not None:
+        require(
+            sinks.shape == q.shape[1:2] and sinks.is_contiguous(),
+            f"{name}: sinks {tuple(sinks.shape)} must be dense, one for each of {q.shape[1]} query heads",
+        )
+
+
 def require(holds: bool, what: str) -> None:
     """Raises BadInput(what) unless `holds`."""
     if not holds:

@@ -16,8 +16,15 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require, require_attention
-from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh
+from pagecast.kernels.launch import (
+    Launch,
+    after_predecessor,
+    next_power_of_2,
+    require,
+    require_attention,
+    require_sinks,
+)
+from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh, with_sink
 from torch import Tensor
 
 STAGES = 5
@@ -121,7 +128,7 @@ def _merge(
     DIM_POW2: tl.constexpr,
     MERGE: tl.constexpr,
 ):
-    """Sum and output [rows, dim] of the `count` programs from `first_program` on, added up in order."""
+    """Maximum, sum and output [rows, dim] of the `count` programs from `first_program` on, in order."""
     rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, DIM_POW2)
     m = tl.full([GROUP_POW2], -float("inf"), tl.float32)
@@ -140,7 +147,7 @@ def _merge(
         weight = tl.exp2(tl.load(sums + 2 * at) - m)
         total += tl.load(sums + 2 * at + 1) * weight
         acc += part * weight[:, None]
-    return total, acc
+    return m, total, acc
 
 
 @triton.jit
@@ -185,6 +192,7 @@ def _paged_decode(
     arrivals,
     k_scale,
     v_scale,
+    sinks,
     table_stride,
     batch,
     scale,
@@ -254,6 +262,9 @@ def _paged_decode(
             )
             target = out + row.to(tl.int64) * OUT[0] + head * GROUP * OUT[1]
             if last - first == tiles:
+                if sinks is not None:
+                    lanes = tl.arange(0, ROWS)
+                    total = with_sink(total, m, sinks, head * GROUP + lanes, lanes < GROUP)
                 _store(target, total, acc, v_factor, OUT, GROUP, DIM)
             else:
                 # The program that begins a head uses its second slot, those that continue it their first.
@@ -263,7 +274,12 @@ def _paged_decode(
                 arrival = arrivals + row * KV_HEADS + head
                 if _store_part(sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2, DIM_POW2):
                     tl.store(arrival, 0)
-                    all_total, all_acc = _merge(sums, outputs, begun, count, GROUP_POW2, DIM_POW2, MERGE)
+                    all_m, all_total, all_acc = _merge(
+                        sums, outputs, begun, count, GROUP_POW2, DIM_POW2, MERGE
+                    )
+                    if sinks is not None:
+                        lanes = tl.arange(0, GROUP_POW2)
+                        all_total = with_sink(all_total, all_m, sinks, head * GROUP + lanes, lanes < GROUP)
                     _store(target, all_total, all_acc, v_factor, OUT, GROUP, DIM)
         begin = tl.minimum(unit + tiles, stop)
         if begin == row_end * KV_HEADS:
@@ -356,13 +372,15 @@ def paged_decode(
     window: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token per sequence over its cached tokens, itself included.
 
     q and out are [batch, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim], in q's dtype
     or fp8 with scales (fp32, [1] or [kv_heads]); block_table int32 [batch, blocks]; seq_lens int32 [batch].
     Lengths are read on the device; a row of length 0 is left as it was in `out`. `window`: how many
-    positions the token sees, itself included. `schedule` must have been updated with these lengths;
+    positions the token sees, itself included. `sinks` [heads]: for each query head a logit that takes its
+    share of the softmax and has no value (gpt-oss). `schedule` must have been updated with these lengths;
     without one, one is made for this call. Raises BadInput where shapes don't fit together.
     """
     out = torch.empty_like(q) if out is None else out
@@ -380,11 +398,13 @@ def paged_decode(
         k_cache.shape[1],
         block_table.dtype,
         k_scale is None or k_scale.shape[0],
+        sinks is None or (sinks.dtype, sinks.shape),
         q.device,
     )
     launch = _launches.get(key)
     if launch is None:
         _check(q, k_cache, v_cache, block_table, seq_lens, window, schedule.shape)
+        require_sinks("paged_decode", q, sinks)
         launch = _launches[key] = _configure(q, k_cache, v_cache, out, k_scale, schedule.shape)
     tensors = (
         q,
@@ -400,6 +420,7 @@ def paged_decode(
         schedule.arrivals,
         k_scale,
         v_scale,
+        sinks,
     )
     scale = q.shape[2] ** -0.5 if scale is None else scale
     launch(schedule.programs, tensors, block_table.stride(0), q.shape[0], scale * math.log2(math.e))

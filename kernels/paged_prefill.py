@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from pagecast.kernels.launch import Launch, next_power_of_2, require, require_attention
+from pagecast.kernels.launch import Launch, next_power_of_2, require, require_attention, require_sinks
 from pagecast.kernels.merge_pieces import Pieces, rows_per_tile
-from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh
+from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh, with_sink
 from torch import Tensor
 from triton.compiler.errors import CompilationError
 
@@ -74,6 +74,7 @@ def _paged_prefill(
     v_scale,
     parts,
     sums,
+    sinks,
     table_stride,
     scale,
     Q: tl.constexpr,
@@ -191,6 +192,8 @@ def _paged_prefill(
         True,
         1,
     )
+    if sinks is not None:
+        total = with_sink(total, m, sinks, head * GROUP + rows % GROUP, rows < count * GROUP)
     result = acc * (v_factor / total)[:, None]
     slot = tl.load(entry + 6) if parts is not None else -1
     if slot < 0:
@@ -217,6 +220,7 @@ def paged_prefill(
     window: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
     pieces: Pieces | None = None,
 ) -> Tensor:
     """Causal attention of new tokens over all cached tokens of their sequences, themselves included.
@@ -225,8 +229,9 @@ def paged_prefill(
     or fp8 with scales (fp32, [1] or [kv_heads]), already holding the new tokens; block_table int32
     [tables, blocks]; `tiles` from `plan_prefill`, on the device, where their number is read: a CUDA graph may
     hold a call with more rows than a step's plan has. `window`: how many positions a token sees, itself
-    included. `pieces`: needed where the plan may hold cut tiles. Raises BadInput where shapes don't fit
-    together.
+    included. `sinks` [heads]: for each query head a logit that takes its share of the softmax and has no
+    value (gpt-oss). `pieces`: needed where the plan may hold cut tiles; not with a window or sinks. Raises
+    BadInput where shapes don't fit together.
     """
     out = torch.empty_like(q) if out is None else out
     if tiles.shape[0] <= 1:
@@ -246,12 +251,18 @@ def paged_prefill(
         q.device,
         q.data_ptr() % 16,
         pieces is None,
+        sinks is None or (sinks.dtype, sinks.shape),
     )
     launch = _launches.get(key)
     if launch is None:
         require_attention("paged_prefill", q, k_cache, v_cache, block_table)
-        require(pieces is None or window is None, "paged_prefill: tiles with a window are not cut in pieces")
-        launch = _launches[key] = _configure(q, k_cache, v_cache, out, k_scale, window)
+        require_sinks("paged_prefill", q, sinks)
+        require(
+            pieces is None or (window is None and sinks is None),
+            "paged_prefill: tiles with a window or with sinks are not cut in pieces",
+        )
+        plain = _plain if sinks is not None else _configure
+        launch = _launches[key] = plain(q, k_cache, v_cache, out, k_scale, window)
     scale = (q.shape[2] ** -0.5 if scale is None else scale) * math.log2(math.e)
     parts, sums = (None, None) if pieces is None else (pieces.parts, pieces.sums)
     if not isinstance(launch, Launch):
@@ -260,7 +271,7 @@ def paged_prefill(
         except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
             launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, window)
     if isinstance(launch, Launch):
-        tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale, parts, sums)
+        tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale, parts, sums, sinks)
         launch((tiles.shape[0] - 1) * k_cache.shape[2], tensors, block_table.stride(0), scale)
     if pieces is not None:
         pieces.merge(tiles, out)

@@ -47,10 +47,13 @@ def gather(cache: Tensor, table_row: Tensor, length: int, dtype: torch.dtype, sc
     return rows if scale is None else rows * scale.to(dtype)[:, None]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     """Causal attention of the last q.shape[0] positions of a sequence; all [tokens, heads, head_dim].
 
-    `window` is how many positions a token sees, itself included (None: all).
+    `window` is how many positions a token sees, itself included (None: all). `sinks` [heads] are logits that
+    take their share of the softmax and have no value.
     """
     queries, length = q.shape[0], k.shape[0]
     group = q.shape[1] // k.shape[1]
@@ -59,7 +62,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None)
     positions = torch.arange(length, device=q.device)
     ago = positions[length - queries :, None] - positions
     hidden = (ago < 0) if window is None else (ago < 0) | (ago >= window)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        beside = sinks.to(scores.dtype)[:, None, None].expand(-1, queries, 1)
+        scores = torch.cat([scores, beside], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], v)
 
 
 def paged_prefill(
@@ -74,6 +81,7 @@ def paged_prefill(
     window: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Attention of the last query_lens[i] of seq_lens[i] tokens of each sequence; computed in `dtype`.
@@ -88,7 +96,8 @@ def paged_prefill(
             continue
         k = gather(k_cache, row, length, dtype, k_scale)
         v = gather(v_cache, row, length, dtype, v_scale)
-        out[first : first + queries] = attention(q[first : first + queries].to(dtype), k, v, scale, window)
+        new = q[first : first + queries].to(dtype)
+        out[first : first + queries] = attention(new, k, v, scale, window, sinks)
         first += queries
     return out
 
@@ -104,6 +113,7 @@ def paged_decode(
     window: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Attention of one new token per sequence, q [sequences, heads, head_dim]; rows of length 0 are zero."""
@@ -122,6 +132,7 @@ def paged_decode(
         window=window,
         k_scale=k_scale,
         v_scale=v_scale,
+        sinks=sinks,
         dtype=dtype,
     )
     return out

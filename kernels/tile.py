@@ -76,6 +76,16 @@ def weigh(s, v, m, denominator, acc, DTYPE: tl.constexpr):
     return new_m, denominator * fade + tl.sum(p, 1), acc
 
 
+@triton.jit
+def with_sink(total, m, sinks, heads, mask):
+    """Sums of the online softmax with each row's sink: a logit beside the scores that has no value.
+
+    `sinks` are natural logits by query head; `m` is the row's maximum in base 2.
+    """
+    sink = tl.load(sinks + heads, mask=mask, other=-float("inf")).to(tl.float32)
+    return total + tl.exp2(sink * 1.4426950408889634 - m)
+
+
 def compute_dtype(q_dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
     """The kernel language's dtype of the products: q's, but fp16 for an fp8 cache.
 

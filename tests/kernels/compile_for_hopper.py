@@ -87,6 +87,12 @@ def main() -> None:
         "down of many": compiled(_down(many), routes | _matrix(many.down)),
         "decode": compiled(paged_decode._configure(q, k, v, q, None, shape), pools | decode),
         "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
+        "decode with sinks": compiled(
+            paged_decode._configure(q, k, v, q, None, shape), pools | decode | {"sinks": "*fp32"}
+        ),
+        "prefill with sinks": compiled(
+            paged_prefill._plain(q, k, v, q, None, None), pools | prefill | {"sinks": "*fp32"}
+        ),
         "hopper": compiled(hopper, pools | prefill | maps, GluonASTSource),
         "store": compiled(store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }

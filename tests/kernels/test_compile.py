@@ -25,6 +25,8 @@ def test_kernels_compile_to_the_instructions_they_rely_on(tmp_path: Path) -> Non
     assert instructions["decode"]["mma.sync"] > 0
     assert instructions["decode"]["atom."] == 1  # the last program of a head merges
     assert instructions["prefill"]["wgmma.mma_async"] > 0
+    assert instructions["decode with sinks"]["mma.sync"] > 0
+    assert instructions["prefill with sinks"]["wgmma.mma_async"] > 0
     assert instructions["hopper"]["wgmma.mma_async"] > 0
     assert instructions["hopper"]["cp.async.bulk.tensor"] == 32  # 8 boxes of 16 tokens, 2 halves, K and V
     assert instructions["hopper"]["setmaxnreg"] > 0
