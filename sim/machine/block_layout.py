@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.machine.model_facts import KvGroup, ModelFacts
+
+_SMALLEST_STEP = 16  # tokens: attention kernels take blocks of a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,29 @@ def block_layout(kv_groups: tuple[KvGroup, ...], block_size: int, element_bytes:
     return BlockLayout(tuple(specs), layers, block_size, layers * block_size * widest * element_bytes)
 
 
+def _with_states(
+    model: ModelFacts, groups: tuple[KvGroup, ...], block_size: int, tp: int, kv_cache_dtype: str
+) -> BlockLayout:
+    """The layout of a model with recurrent layers: a block holds the state of a layer, or its KV.
+
+    As in vLLM the block gets as many tokens as make it as large as a state, in steps of the block size asked
+    for; the state is padded to it.
+    """
+    recurrent = model.recurrent
+    assert recurrent is not None
+    if len(groups) > 1:
+        raise BadInput(f"{model.name} has recurrent layers beside several kinds of attention: not simulated")
+    token = groups[0].elements_per_token * model.kv_element_bytes(kv_cache_dtype)
+    step = max(block_size, _SMALLEST_STEP)
+    size = step * -(-recurrent.state_elements(tp) * model.dtype_bytes // (step * token))
+    counts = [recurrent.layers, groups[0].layers]
+    layers = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    states = [GroupSpec(KvKind.STATE, size)] * -(-recurrent.layers // layers)
+    kept = [GroupSpec(groups[0].kind, size)] * -(-groups[0].layers // layers)
+    specs = (*states, *kept) if recurrent.leads else (*kept, *states)
+    return BlockLayout(specs, layers, size, layers * size * token)
+
+
 def model_layout(
     model: ModelFacts,
     block_size: int,
@@ -84,6 +110,8 @@ def model_layout(
     unknown dtype.
     """
     groups = model.kv_groups(tensor_parallel_size, kv_cache_dtype)
+    if model.recurrent is not None:
+        return _with_states(model, groups, block_size, tensor_parallel_size, kv_cache_dtype)
     if disable_hybrid_kv_cache_manager and len(groups) > 1:
         layers = sum(group.layers for group in groups)
         widest = max(group.elements_per_token for group in groups)

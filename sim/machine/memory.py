@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.group_spec import KvKind
 from pagecast.sim.machine import activations
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB, Gpu
@@ -213,6 +214,9 @@ def _budget(
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
     blocks_each = 0.0
     for spec in layout.specs:
+        if spec.kind is KvKind.STATE:
+            blocks_each += 1
+            continue
         held = min(spec.reach, sequence_tokens) if spec.reach else sequence_tokens
         blocks_each += (held + (spec.block_size - 1) / 2) / spec.block_size
     whole = int(usable / blocks_each) * sequence_tokens

@@ -11,6 +11,7 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.model_facts import AttentionShape, Mla, ModelFacts, Moe
+from pagecast.sim.machine.recurrent import Recurrent
 
 Config = Mapping[str, Any]
 _MAX_LAYERS = 10_000
@@ -63,7 +64,6 @@ _RECURRENT = {
     "zamba2",
     "falcon_h1",
     "nemotron_h",
-    "qwen3_next",
     "qwen3_5",
     "qwen3_5_text",
     "qwen3_5_moe",
@@ -78,8 +78,10 @@ _RECURRENT = {
     "bailing_hybrid",
     "plamo2",
 }
+_DELTA_RULE = {"qwen3_next"}  # of these pagecast knows the recurrent layers
 _QKV_BIAS = {"qwen2", "qwen2_moe", "starcoder2", "opt", "qwen2_vl_text", "qwen2_5_vl_text"}
 _HEAD_QK_NORM = {"qwen3", "qwen3_moe", "gemma3_text", "gemma3", "qwen3_vl_text", "qwen3_vl_moe_text"}
+_HEAD_QK_NORM |= _DELTA_RULE
 _FULL_QK_NORM = {"olmo2", "olmo3", "olmoe", "minimax_m2"}
 _FOUR_NORMS = {"gemma2", "gemma3_text", "gemma3", "glm4"}
 _STARCODER_OPT = {"starcoder2", "opt"}  # LayerNorm with a bias, biases everywhere, an MLP without a gate
@@ -92,7 +94,7 @@ def model_from_config(config: Config, name: str, where: str) -> ModelFacts:
     """`ModelFacts` of a parsed `config.json`; `where` names the file in messages.
 
     Errors: `BadInput` for a field that is missing or not a positive integer, and for architectures with
-    recurrent layers, whose state is no KV cache.
+    recurrent layers that pagecast does not know.
     """
     outer = config
     text = config.get("text_config") or config.get("llm_config") or config.get("language_config")
@@ -103,9 +105,10 @@ def model_from_config(config: Config, name: str, where: str) -> ModelFacts:
         config = {**{k: v for k, v in outer.items() if k not in text and not k.endswith("_config")}, **text}
     kind = str(config.get("model_type") or outer.get("model_type") or "llama")
     read = _Reader(config, where)
-    if kind in _RECURRENT or "linear_attention" in read.layer_types():
-        raise BadInput(f"{where}: model_type {kind!r} has recurrent layers, which have no paged KV cache")
-    if kind not in _LLAMA_LIKE:
+    recurrent = _recurrent(read) if kind in _DELTA_RULE else None
+    if kind in _RECURRENT or (recurrent is None and "linear_attention" in read.layer_types()):
+        raise BadInput(f"{where}: model_type {kind!r} has recurrent layers that pagecast can't size")
+    if kind not in _LLAMA_LIKE | _DELTA_RULE:
         notes.append(f"model_type {kind!r} is not one pagecast knows: read as a Llama-like decoder")
     attention = _attention(read, kind)
     weight_dtype, quantized = _quantization(read, outer)
@@ -120,6 +123,7 @@ def model_from_config(config: Config, name: str, where: str) -> ModelFacts:
             "intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", default=4 * read.hidden
         ),
         attention=attention,
+        recurrent=recurrent,
         tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", kind in _TIED))),
         max_position=read.integer("max_position_embeddings", "n_positions", default=2048),
         gated=kind not in _STARCODER_OPT,
@@ -222,6 +226,7 @@ def _attention(read: _Reader, kind: str) -> AttentionShape:
         v_head_dim=v_head_dim,
         windows=_windows(read, kind),
         chunked=kind == "llama4_text",
+        gated=kind in _DELTA_RULE and config.get("attn_output_gate") is not False,
         qkv_bias=bool(kind in _QKV_BIAS if bias is None else bias),
         o_bias=kind in _STARCODER_OPT or bool(bias and kind in ("llama", "gpt_oss", "granite", "qwen3")),
         qk_norm=qk_norm,
@@ -230,8 +235,33 @@ def _attention(read: _Reader, kind: str) -> AttentionShape:
     )
 
 
+def _recurrent(read: _Reader) -> Recurrent:
+    """The gated delta-rule layers of a hybrid model."""
+    kinds = _delta_rule_layers(read)
+    return Recurrent(
+        layers=sum(kinds),
+        key_heads=read.integer("linear_num_key_heads"),
+        value_heads=read.integer("linear_num_value_heads"),
+        key_dim=read.integer("linear_key_head_dim"),
+        value_dim=read.integer("linear_value_head_dim"),
+        kernel=read.integer("linear_conv_kernel_dim", default=4),
+        leads=kinds[0],
+    )
+
+
+def _delta_rule_layers(read: _Reader) -> list[bool]:
+    """For each layer whether it is recurrent: all but every fourth where the file does not say."""
+    types = read.layer_types()
+    if types:
+        return [kept == "linear_attention" for kept in types]
+    period = read.integer("full_attention_interval", default=4)
+    return [(i + 1) % period > 0 for i in range(read.layers)]
+
+
 def _windows(read: _Reader, kind: str) -> tuple[int, ...]:
     config, layers = read.config, read.layers
+    if kind in _DELTA_RULE:
+        return (0,) * _delta_rule_layers(read).count(False)
     if kind == "llama4_text":  # three layers of four attend within chunks
         chunk = read.integer("attention_chunk_size", default=8192)
         return tuple(chunk if (i + 1) % 4 else 0 for i in range(layers))
@@ -273,7 +303,7 @@ def _moe(read: _Reader, kind: str) -> Moe | None:
         active=active,
         intermediate=intermediate,
         shared_intermediate=shared,
-        shared_gate=kind == "qwen2_moe",
+        shared_gate=kind in ("qwen2_moe", "qwen3_next"),
         router_bias=kind in ("deepseek_v3", "kimi_k2", "gpt_oss", "glm4_moe", "minimax_m2")
         and config.get("topk_method", "noaux_tc") == "noaux_tc",
         expert_bias=kind == "gpt_oss",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import KvKind
+from pagecast.sim.machine.recurrent import Recurrent
 
 # Bits a stored weight takes, scales and zero points included (group of 128 for int4; blocks of 128 x 128
 # for fp8; OCP microscaling formats for mxfp4; 16-value blocks for nvfp4).
@@ -69,6 +70,7 @@ class AttentionShape:
     v_head_dim: int
     windows: tuple[int, ...]
     chunked: bool = False  # the windows are chunks: a token attends to those of its own chunk
+    gated: bool = False  # queries come with a gate of the same width for the output
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: str = ""  # "head": over one head's width; "full": over all heads'
@@ -139,6 +141,7 @@ class ModelFacts:
     norm_bias: bool = False
     learned_positions: int = 0
     moe: Moe | None = None
+    recurrent: Recurrent | None = None
     dtype: str = "bf16"
     weight_dtype: str = "bf16"
     quantized: str = "all"  # "all" matrices but embedding and head, or "experts" only
@@ -150,15 +153,25 @@ class ModelFacts:
         """The decoder layers' matrix products as one of `tensor_parallel_size` GPUs runs them."""
         tp = tensor_parallel_size
         self.check_tensor_parallel(tp)
-        return (*self._attention_linears(tp), *self._mlp_linears(tp))
+        return (*self._attention_linears(tp), *self._recurrent_linears(tp), *self._mlp_linears(tp))
+
+    def _recurrent_linears(self, tp: int) -> list[Linear]:
+        r, h = self.recurrent, self.hidden
+        if r is None:
+            return []
+        return [
+            Linear("recurrent_in", h, (2 * r.keys + 2 * r.values) // tp, r.layers),
+            Linear("recurrent_gates", h, 2 * r.value_heads // tp, r.layers),
+            Linear("recurrent_out", r.values // tp, h, r.layers),
+        ]
 
     def _attention_linears(self, tp: int) -> list[Linear]:
-        a, h, n = self.attention, self.hidden, self.layers
+        a, h, n = self.attention, self.hidden, len(self.attention.windows)
         heads = a.heads // tp
         o = Linear("o", heads * a.v_head_dim, h, n)
         if a.mla is None:
             kv = self.local_kv_heads(tp) * (a.head_dim + a.v_head_dim)
-            return [Linear("qkv", h, heads * a.head_dim + kv, n), o]
+            return [Linear("qkv", h, heads * a.head_dim * (2 if a.gated else 1) + kv, n), o]
         m = a.mla
         q_width = heads * (m.nope_dim + m.rope_dim)
         kv_a = Linear("kv_a", h, m.kv_lora_rank + m.rope_dim, n)
@@ -190,7 +203,7 @@ class ModelFacts:
         """Norms, biases, router corrections and sinks: what is in no matrix product."""
         a, h, moe = self.attention, self.hidden, self.moe
         norm = h * (2 if self.norm_bias else 1)
-        layer = self.norms_per_layer * norm
+        layer = 0
         q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
         if a.mla:
             layer += a.mla.kv_lora_rank + (a.mla.q_lora_rank or 0)
@@ -199,7 +212,9 @@ class ModelFacts:
         layer += h if a.o_bias else 0
         layer += {"": 0, "head": 2 * a.head_dim, "full": q_width + kv_width}[a.qk_norm]
         layer += a.heads if a.sinks else 0
-        total = layer * self.layers + norm
+        total = layer * len(a.windows) + self.norms_per_layer * norm * self.layers + norm
+        if self.recurrent:
+            total += self.recurrent.layers * self.recurrent.small_params()
         twice = 2 if self.gated else 1
         if self.mlp_bias:
             total += (self.layers - (moe.layers if moe else 0)) * (twice * self.intermediate + h)
@@ -284,12 +299,20 @@ class ModelFacts:
     def kv_bytes_of_sequence(
         self, tokens: int, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
     ) -> int:
-        """Bytes of KV that a sequence of `tokens` needs at least: windowed layers keep their window."""
+        """Bytes of KV and states that a sequence of `tokens` needs at least.
+
+        Windowed layers keep their window.
+        """
         size = self.kv_element_bytes(kv_cache_dtype)
-        return size * sum(
+        return self.state_bytes(tensor_parallel_size) + size * sum(
             g.layers * g.elements_per_token * (min(tokens, g.window) if g.window else tokens)
             for g in self.kv_groups(tensor_parallel_size, kv_cache_dtype)
         )
+
+    def state_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """Bytes of one sequence's recurrent states on one GPU, in all layers."""
+        r = self.recurrent
+        return r.layers * r.state_elements(tensor_parallel_size) * self.dtype_bytes if r else 0
 
     def kv_element_bytes(self, kv_cache_dtype: str = "auto") -> int:
         """Bytes of one stored KV element; `auto` is the model's own dtype."""

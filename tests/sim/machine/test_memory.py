@@ -197,6 +197,18 @@ def test_hybrid_models_become_groups_of_what_their_layers_keep() -> None:
     assert kinds("google/gemma-3-27b", disable_hybrid_kv_cache_manager=True) == [("full_attention", 0)]
 
 
+@pytest.mark.parametrize(("tp", "tokens"), [(1, 544), (2, 544), (4, 272)])
+def test_a_block_of_a_recurrent_model_is_as_large_as_a_state(tp: int, tokens: int) -> None:
+    # vLLM's log of Qwen3-Next: attention block size 544 tokens, mamba page size padded by 1.49%.
+    facts = model("Qwen/Qwen3-Next-80B-A3B")
+    layout = model_layout(facts, 16, tensor_parallel_size=tp)
+    assert layout.block_size == tokens
+    assert [spec.kind.value for spec in layout.specs] == ["mamba"] * 3 + ["full_attention"]
+    state = facts.state_bytes(tp) / 36
+    assert layout.block_bytes / layout.layers / state - 1 == pytest.approx(0.0149, abs=1e-4)
+    assert layout.blocks_of(3000) == 3 + -(-3000 // tokens)
+
+
 def test_layers_with_less_kv_per_token_get_blocks_of_more_tokens() -> None:
     even = block_layout((KvGroup(0, 4, 512), KvGroup(64, 4, 128, KvKind.WINDOW)), 16, 2)
     assert [spec.block_size for spec in even.specs] == [16, 64]

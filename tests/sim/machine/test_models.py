@@ -110,6 +110,16 @@ def test_kv_bytes_per_token(name: str, expected: int) -> None:
     assert model(name).kv_bytes_per_token("fp8") == expected // 2
 
 
+def test_recurrent_layers_have_a_state_that_does_not_grow() -> None:
+    facts = model("Qwen/Qwen3-Next-80B-A3B")
+    assert facts.params == pytest.approx(79.67e9, rel=1e-3)
+    assert facts.active_params == pytest.approx(3.9e9, rel=0.01)
+    assert facts.kv_bytes_per_token() == 12 * 2 * 2 * 256 * 2
+    state = 36 * (3 * 8192 + 32 * 128 * 128) * 2
+    assert facts.kv_bytes_of_sequence(1000) == state + 1000 * facts.kv_bytes_per_token()
+    assert facts.state_bytes(2) == state // 2
+
+
 def test_windowed_layers_stop_growing() -> None:
     gemma = model("google/gemma-3-27b")
     windowed, full = gemma.kv_groups()
@@ -181,7 +191,8 @@ def test_every_model_of_the_table_can_be_read_and_sized() -> None:
     for name in known_models():
         facts = model(name)
         assert facts.weight_bytes() > 0 and facts.kv_bytes_per_token() > 0 and facts.max_position >= 2048
-        assert len(facts.attention.windows) == facts.layers
+        recurrent = facts.recurrent.layers if facts.recurrent else 0
+        assert len(facts.attention.windows) + recurrent == facts.layers
         # Biases and norms add less than 1%.
         assert facts.small_params() < 0.01 * facts.params
 
@@ -246,7 +257,8 @@ def test_an_unknown_architecture_is_read_as_llama_and_says_so(tmp_path: Path) ->
         ({**CONFIG, "hidden_size": -1}, "hidden_size is -1; it must be a positive integer"),
         ({**CONFIG, "num_hidden_layers": "36"}, "num_hidden_layers is '36'"),
         ({k: v for k, v in CONFIG.items() if k != "vocab_size"}, "vocab_size is missing"),
-        ({**CONFIG, "model_type": "qwen3_next"}, "recurrent layers"),
+        ({**CONFIG, "model_type": "nemotron_h"}, "recurrent layers"),
+        ({**CONFIG, "model_type": "qwen3_next"}, "linear_num_key_heads is missing"),
         ({**CONFIG, "layer_types": ["linear_attention", "full_attention"]}, "recurrent layers"),
         ({**CONFIG, "quantization_config": {"quant_method": "odd"}}, "quant_method 'odd' is unknown"),
         ({**CONFIG, "sliding_window": "abc"}, "sliding_window is 'abc'; it must be a whole number"),

@@ -336,6 +336,17 @@ def test_windows_of_attention_leave_room_for_more(tmp_path):
     assert not any(note.code == "sliding_windows" for note in peaks[512].notes)
 
 
+def test_a_model_with_recurrent_layers_is_served_without_prefix_caching():
+    trace = trace_of([{"arrival_s": 0.0, "input_tokens": 1_000, "output_tokens": 200}] * 4)
+    fields = {"model": "Qwen/Qwen3-Next-80B-A3B", "num_gpu_blocks": 40, "costs": "roofline"}
+    result = replay(trace, Scenario(**fields, enable_prefix_caching=False), check_every=20)
+    # Three states and three blocks of 544 tokens each: 24 of 40 blocks.
+    assert result.summary["peak_kv_usage"] == 24 / 40
+    assert result.summary["completed"] == 4
+    with pytest.raises(BadInput, match="turn enable_prefix_caching off"):
+        replay(trace, Scenario(**fields))
+
+
 def test_a_hybrid_model_reuses_prefixes_where_all_its_layers_have_them():
     rows = [{"arrival_s": 9.0 * i, "input_tokens": 3_000, "output_tokens": 50} for i in range(3)]
     spans = [[(1, 0, 3_000)], [(1, 0, 3_000)], [(1, 0, 2_000), (2, 0, 1_000)]]
