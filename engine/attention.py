@@ -27,16 +27,20 @@ class TorchBackend:
         self._lens: list[int] = []
 
     def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+        """An empty plan: plain PyTorch plans no work."""
         return np.empty(0, np.int32)
 
     def plan_room(self, tokens: int) -> int:
+        """No room on the device: there is no plan."""
         return 0
 
     def begin(self, pages: Pages) -> None:
+        """Keeps the step's pages for the layers that follow."""
         self._pages = pages
         self._lens = pages.decode_lens.tolist()
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of queries `q` [tokens, heads, head_dim] in one layer: decodes first, then chunks."""
         pages, shape = self._pages, self._shape
         assert pages is not None
         keys, values = shape.kv[layer, :, 0], shape.kv[layer, :, 1]
@@ -52,6 +56,7 @@ class TorchBackend:
         return torch.cat(parts).to(q.dtype)
 
     def copy_blocks(self, pairs: Tensor) -> None:
+        """Copies blocks within the pool, for all layers."""
         kv = self._shape.kv
         reference.copy_blocks(kv, kv, [(a, b) for a, b in pairs.tolist()], block_dim=1)
 

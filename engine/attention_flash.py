@@ -33,12 +33,15 @@ class FlashBackend:
         return numbers.reshape(-1)
 
     def plan_room(self, tokens: int) -> int:
+        """No room on the device: flash-attn plans for itself."""
         return 0
 
     def begin(self, pages: Pages) -> None:
+        """Keeps the step's pages for the layers that follow."""
         self._pages = pages
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of queries `q` [tokens, heads, head_dim] in one layer: one call per kind of row."""
         pages, shape = self._pages, self._shape
         assert pages is not None
         keys, values = shape.kv[layer, :, 0], shape.kv[layer, :, 1]
@@ -75,4 +78,5 @@ class FlashBackend:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def copy_blocks(self, pairs: Tensor) -> None:
+        """Copies blocks within the pool, for all layers."""
         copy_blocks(self._shape.kv, self._shape.kv, pairs, block_dim=1)

@@ -44,6 +44,7 @@ class TritonBackend:
         self._cut: Pieces | None = None
 
     def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+        """The plan of the step's prefill attention, flat: which program computes which tile."""
         kv_heads, processors = self._sharing()
         plan = plan_prefill(
             prompts.tokens,
@@ -58,6 +59,7 @@ class TritonBackend:
 
     def plan_room(self, tokens: int) -> int:
         # A chunk has two tokens or more, and a tile of its own at least.
+        """The most int32 entries of a plan for a step of so many tokens."""
         return COLUMNS * most_rows(tokens // 2, *self._sharing())
 
     def _sharing(self) -> tuple[int, int]:
@@ -73,6 +75,7 @@ class TritonBackend:
         return self._pieces
 
     def begin(self, pages: Pages) -> None:
+        """Keeps the step's pages, and shares out the work of its decodes."""
         self._pages = pages
         self._cut = self._waiting(pages)
         if pages.decode_rows:
@@ -80,6 +83,7 @@ class TritonBackend:
                 schedule.update(pages.decode_lens)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of queries `q` [tokens, heads, head_dim] in one layer: one launch per kind of row."""
         pages, shape = self._pages, self._shape
         assert pages is not None
         keys, values = self._caches[layer]
@@ -94,4 +98,5 @@ class TritonBackend:
         return out
 
     def copy_blocks(self, pairs: Tensor) -> None:
+        """Copies blocks within the pool, for all layers in one launch."""
         copy_blocks(self._shape.kv, self._shape.kv, pairs, block_dim=1)

@@ -73,6 +73,7 @@ class ColumnLinear(nn.Module):
         fill(target[first : first + whole // self.shard.size], self.shard.share(value, 0, whole))
 
     def forward(self, x: Tensor) -> Tensor:
+        """This GPU's share of the output columns: [tokens, columns / GPUs]."""
         return F.linear(x, self.weight, self.bias)
 
 
@@ -95,6 +96,7 @@ class RowLinear(nn.Module):
         fill(self.weight, self.shard.share(value, 1, self.inputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The whole product, summed over the GPUs: [tokens, columns]."""
         return self.shard.sum(F.linear(x, self.weight, self.bias))
 
 
@@ -138,6 +140,7 @@ class Router(nn.Module):
         fill(self.weight, value)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Scores of the experts: [tokens, experts]."""
         return F.linear(x, self.weight)
 
 
@@ -165,4 +168,5 @@ class Embedding(nn.Module):
         fill(self.weight, value)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Embeddings of token ids: [tokens, hidden]."""
         return F.embedding(tokens, self.weight)

@@ -48,6 +48,7 @@ class Loaded:
 
     @property
     def device(self) -> torch.device:
+        """The device that holds weights and KV cache."""
         return self.kv.device
 
     def runner(self, sequences: dict[Request, Sequence]) -> Runner:

@@ -64,6 +64,7 @@ class Mlp(nn.Module):
         self.down = RowLinear(facts.intermediate, facts.hidden, bias=facts.mlp_bias, shard=shard)
 
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
+        """The gated MLP of each token: [tokens, hidden]."""
         return self.down(ops.silu_mul(self.gate_up(x)))
 
 
@@ -85,6 +86,7 @@ class Mixture(nn.Module):
         self.register_buffer("counts", torch.zeros(moe.experts, dtype=torch.int32), persistent=False)
 
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
+        """The weighted sum of each token's experts: [tokens, hidden]."""
         experts = ops.Experts(
             self.gate_up.weight, self.down.weight, self.counts, self.active, self.normalised
         )

@@ -1,4 +1,4 @@
-"""When speculation pays: mean time per output token and throughput by load, with several drafters.
+"""Gain of speculation by load: mean time per output token and throughput by load, with several drafters.
 
     python examples/speculation.py [--acceptance 0.7]
 

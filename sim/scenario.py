@@ -2,6 +2,10 @@
 
 Options carry vLLM's names and defaults where vLLM has them. Reading a scenario loads neither the
 scheduler nor a cost model: those are imported where they are used.
+
+    >>> from pagecast.sim.scenario import Scenario
+    >>> Scenario(gpu="L40S", block_size=32).blocks()
+    5340
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Arrival times: renewal processes of a given rate and burstiness."""
+"""Arrival times: renewal processes of a given rate and burstiness.
+
+>>> import numpy as np
+>>> from pagecast.traces.arrivals import ArrivalProcess
+>>> process = ArrivalProcess("poisson", rate=5.0)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Sums a trace up: how much load, how bursty, how long, and how much of it could be reused."""
+"""Sums a trace up: how much load, how bursty, how long, and how much of it could be reused.
+
+    >>> from pagecast.traces.describe import describe
+    >>> from pagecast.traces.read import read
+    >>> describe(read("chat", limit=50))["requests"]
+    50
+
+Rates are per second, lengths in tokens, times in seconds.
+"""
 
 from __future__ import annotations
 

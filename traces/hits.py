@@ -6,6 +6,12 @@ generated tokens are never inserted. As every block is moved whether it hits or 
 C holds at any time the C blocks used last, so one pass serves all capacities: a block is there if fewer
 than C others were used since its last use (its stack distance; Mattson et al., IBM Systems Journal 9(2),
 1970), and it hits at the capacities above the greatest distance among the blocks up to it.
+
+    >>> from pagecast.traces.hits import hits
+    >>> from pagecast.traces.read import read
+    >>> table = hits(read("chat", limit=50), (1000,), 16)
+    >>> round(table.ratio(1000), 3), round(table.infinite, 3)
+    (0.469, 0.651)
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""Reads any trace file this package knows, told apart by its content, never its name."""
+"""Reads any trace file this package knows, told apart by its content, never its name.
+
+A file's format is told by its content, never its name; samples are read by their names. Times are in seconds,
+lengths in tokens. Whatever is wrong ends in `BadInput` that names file, line and field.
+
+    >>> from pagecast.traces.read import read
+    >>> trace = read("chat", limit=50)
+    >>> trace.name, len(trace)
+    ('chat', 50)
+"""
 
 from __future__ import annotations
 

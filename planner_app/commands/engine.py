@@ -250,6 +250,7 @@ def _chat(engine: Engine, prompt: str) -> str:
 
 
 def memory_table(report: MemoryReport) -> Table:
+    """A table of the engine's memory: predicted beside measured, line by line."""
     table = Table(box=None, pad_edge=False)
     table.add_column("memory")
     for title in ("predicted", "measured"):

@@ -1,7 +1,9 @@
 """Prices of GPUs, in USD per GPU-hour, and the cost of tokens that follows from them.
 
-    prices = read_prices(["H200=3.5", "L40S=1.2"])
-    usd_per_million_tokens(prices["H200"], tokens_per_s=2779)     # 0.35
+    >>> from pagecast.planner_app.planner.prices import read_prices, usd_per_million_tokens
+    >>> prices = read_prices(["H200=3.5", "L40S=1.2"])
+    >>> round(usd_per_million_tokens(prices["H200"], tokens_per_s=2779), 2)
+    0.35
 
 No price is built in: prices are the user's own.
 """

@@ -4,6 +4,10 @@ A term bounds a statistic of a latency, or the share of good requests: those tha
 bound in the brackets. Percentiles are over the requests that reached the latency, as in a replay's summary;
 the share is of all requests, so rejected and cancelled ones count against it. A request of one token has
 no TPOT, and keeps any bound of it.
+
+    >>> from pagecast.planner_app.planner.slo import Slo
+    >>> [term.text for term in Slo.parse("ttft_p99<2s, goodput(tpot<50ms)>0.99").terms]
+    ['ttft_p99<2s', 'goodput(tpot<50ms)>0.99']
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What routers have sent to one replica: its arrivals, which become known only while it runs."""
+"""Inbox of one replica: the arrivals that routers have sent to it, known only while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How layers share KV blocks: one block table for every group of layers, all blocks of as many bytes.
+"""Layout of layers over KV blocks: one block table per group of layers, all blocks of as many bytes.
 
 A plain model has one group. A model whose layers keep different tokens is cut as vLLM cuts it: groups of
 equally many layers of one kind, the last one padded, so that any block can serve any group.
@@ -31,6 +31,7 @@ class BlockLayout:
 
     @property
     def groups(self) -> int:
+        """Number of block tables per sequence."""
         return len(self.specs)
 
     @property

@@ -3,6 +3,10 @@
 `gpu("H100")` accepts the spellings people type. `hbm_bytes` is what the driver says is usable
 (`cudaMemGetInfo`, torch's "total capacity"), not the number on the box: engines multiply their memory
 fraction by it. It moves by 0.2% with the driver's version.
+
+    >>> from pagecast.sim.machine.gpus import gpu
+    >>> gpu("h100 pcie").name, gpu("h100 pcie").sms
+    ('H100 PCIe', 114)
 """
 
 from __future__ import annotations

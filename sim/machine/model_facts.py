@@ -107,6 +107,7 @@ class Linear(NamedTuple):
 
     @property
     def params(self) -> int:
+        """Number of weights, over all experts and layers."""
         return self.inputs * self.outputs * self.experts * self.layers
 
 
@@ -227,6 +228,7 @@ class ModelFacts:
 
     @property
     def embedding_params(self) -> int:
+        """Parameters of the token embedding and of learned positions."""
         return self.vocab * self.hidden + self.learned_positions * self.hidden
 
     @property
@@ -263,6 +265,7 @@ class ModelFacts:
 
     @property
     def dtype_bytes(self) -> int:
+        """Bytes per value of the model's own dtype."""
         return 4 if self.dtype == "fp32" else 2
 
     # -- the KV cache ----------------------------------------------------------------------------

@@ -3,6 +3,10 @@
 `model("Qwen/Qwen3-8B")`, `model("llama-3.1-8b-instruct")`, `model("./my-model")` or
 `model("./my-model/config.json")`. The table (`models.json`) holds the same fields as `config.json`, so
 there is one way from either to a `ModelFacts`.
+
+    >>> from pagecast.sim.machine.models import model
+    >>> model("qwen3-8b").name, model("qwen3-8b").layers
+    ('Qwen/Qwen3-8B', 36)
 """
 
 from __future__ import annotations

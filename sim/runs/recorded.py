@@ -6,9 +6,10 @@ A run is a folder of four files (`events.jsonl.gz` may stand beside them):
 - `inputs.jsonl.gz`: a request per line: `arrival_s`, `input_tokens`, `output_tokens`, perhaps `priority`; a
   prompt that shares content has `block_ids` with `block_ids_tokens` (equal id: equal tokens; the prompt is
   their concatenation, cut) or, where blocks can't say it, `spans` of [content, offset, length].
-- `requests.csv.gz`: a request a row: when it was submitted, got its first token and finished.
-- `steps.jsonl.gz`: a step a line: when it ran and what it computed; `run` names a section with its own clock.
-  A line without decodes and prompt chunks is a plan that preempted requests and found nothing to compute.
+- `requests.csv.gz`: one request per row: when it was submitted, got its first token and finished.
+- `steps.jsonl.gz`: one step per line: when it ran and what it computed; `run` names a section with its own
+  clock. A line without decodes and prompt chunks is a plan that preempted requests and found nothing to
+  compute.
 
 A run of steady shapes, made to calibrate from, has no requests and lacks the two files.
 """

@@ -33,7 +33,7 @@ _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s"}
 
 
 def table(results: Mapping[str, Result], views: Mapping[str, View], baseline: str) -> pd.DataFrame:
-    """A column a view, a row a figure, with its change against the baseline; all of it words for Markdown."""
+    """One column per view, one row per figure with its change against the baseline, as Markdown texts."""
     figures = {name: summary_figures(result) for name, result in results.items()}
     base = figures.get(baseline, {})
     columns = {}
@@ -64,7 +64,7 @@ def _differences(view: View, base: View) -> str:
 
 
 def distributions(results: Mapping[str, Result], title: str) -> go.Figure:
-    """The percent of requests within each TTFT or TPOT, a line a view."""
+    """The percent of requests within each TTFT or TPOT, one line per view."""
     name = _LATENCIES[title]
     known = {
         view: values[np.isfinite(values)]

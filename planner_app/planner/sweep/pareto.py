@@ -28,7 +28,7 @@ def front(costs: Floats) -> npt.NDArray[np.bool_]:
 
 
 def sensitivity(table: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str]) -> pd.DataFrame:
-    """How much each knob moves each figure: a row a knob and figure.
+    """How much each knob moves each figure: one row per knob and figure.
 
     Columns: `knob`, `figure`, `share` (of the figure's variance over all trials, on a logarithmic scale
     where it is above zero, how much the knob explains alone: 1 means that nothing else matters), `low` and

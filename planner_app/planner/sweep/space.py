@@ -3,6 +3,11 @@
 `block_size=16,32,64` lists values; `gpu_memory_utilization=0.8:0.95:0.05` steps from one to another, both
 included; `max_num_seqs=32:512:x2` multiplies. `kv_tokens=100000:400000`, without a step, is for a search,
 which draws from all that lies between.
+
+    >>> from pagecast.planner_app.planner.sweep.space import parse_space
+    >>> from pagecast.sim.scenario import Scenario
+    >>> parse_space(["block_size=16,32", "max_num_seqs=8:64:x2"], Scenario()).size
+    8
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sweeps a space of scenarios and says which replica is cheapest, which are undominated, what matters.
 
     question = SweepQuestion(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
-    found = sweep(question, out=Path("study"))
+    result = sweep(question, out=Path("study"))
 
 Interrupted in whichever way, `sweep` of the same question with the same folder goes on where it stopped.
 """

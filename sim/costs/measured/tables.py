@@ -41,6 +41,7 @@ class Table:
 
     @property
     def engine(self) -> str:
+        """Name of the engine that was measured."""
         return str(self.facts["engine"])
 
     @cached_property
@@ -50,6 +51,7 @@ class Table:
 
     @property
     def gpu(self) -> str:
+        """Name of the GPU that was measured on."""
         return str(self.facts["gpu"])
 
     def __contains__(self, name: str) -> bool:

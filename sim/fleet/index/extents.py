@@ -1,4 +1,4 @@
-"""Which blocks of which segments each replica is believed to have."""
+"""Extents of segments: the blocks that each replica is believed to have."""
 
 from __future__ import annotations
 
