@@ -46,6 +46,14 @@ def _server(
     drain_timeout: Annotated[
         float, Opt(min=0, help="seconds that requests under way have after SIGTERM")
     ] = 60.0,
+    record: Annotated[Path | None, Opt(help="folder for a recorded run of what is served")] = None,
+    kv_events_endpoint: Annotated[
+        str | None, Opt("--kv-events-endpoint", "--zmq-endpoint", help="ZeroMQ endpoint for KV events")
+    ] = None,
+    kv_events_replay_endpoint: Annotated[
+        str | None, Opt(help="ZeroMQ endpoint that sends missed KV events again")
+    ] = None,
+    kv_events_topic: Annotated[str, Opt(help="topic of KV events")] = "",
     failure_injection_rate: Annotated[
         float, Opt(min=0, max=100, help="percent of requests that fail on purpose")
     ] = 0.0,
@@ -141,6 +149,10 @@ def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:
         failure_injection_rate=options["failure_injection_rate"],
         failure_types=tuple(options["failure_types"] or FAILURES),
         seed=seed,
+        record=options["record"],
+        kv_events_endpoint=options["kv_events_endpoint"],
+        kv_events_replay_endpoint=options["kv_events_replay_endpoint"],
+        kv_events_topic=options["kv_events_topic"],
     )
     made.check()
     return made

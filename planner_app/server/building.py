@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
 
 import pandas as pd
 from pagecast.planner_app.server.answers import Answers, Lengths, Mode
 from pagecast.planner_app.server.app import Replica
 from pagecast.planner_app.server.intake import Intake
+from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.recording import Recording
 from pagecast.planner_app.server.simulated import SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
@@ -70,7 +75,19 @@ def simulated_replica(
         max_model_len=longest,
         scale=simulation.time_scale,
         most_waiting=options.max_waiting_queue_length,
+        log_events=options.kv_events_endpoint is not None,
     )
+    if options.record is not None:
+        folder = options.record if options.replicas == 1 else options.record / f"replica-{number}"
+        meta = _meta(scenario, limits, simulation)
+        backend.history.add(Recording(folder, meta, segment_bytes=options.record_segment_bytes))
+    if options.kv_events_endpoint is not None:
+        publisher = Publisher(
+            _next_port(options.kv_events_endpoint, number),
+            options.kv_events_replay_endpoint and _next_port(options.kv_events_replay_endpoint, number),
+            options.kv_events_topic,
+        )
+        backend.history.add(KvEvents(backend.scheduler, publisher))
     adapters = options.adapters
     metrics = ServerMetrics(
         backend,
@@ -87,6 +104,43 @@ def _blocks_per_block(scenario: Scenario, simulation: Simulation) -> float:
     """See `blocks_per_block`, of a sequence with a prompt of middling length: no trace tells more."""
     row = {"arrival_s": [0.0], "input_tokens": [_PROMPT_TOKENS], "output_tokens": [simulation.lengths.mean]}
     return blocks_per_block(Trace("typical", pd.DataFrame(row)), scenario)
+
+
+def _next_port(endpoint: str, number: int) -> str:
+    """The endpoint of the `number`-th replica: as many ports further on."""
+    place, _, port = endpoint.rpartition(":")
+    if number == 0 or not port.isdigit():
+        return endpoint if number == 0 else f"{endpoint}_{number}"
+    return f"{place}:{int(port) + number}"
+
+
+def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[str, Any]:
+    """What a recorded run says of the replica that it was recorded on."""
+    facts = find_model(scenario.model)
+    return {
+        "name": f"{scenario.model.rsplit('/', 1)[-1]} served",
+        "engine": "pagecast simulated",
+        "engine_version": version("pagecast"),
+        "gpu": scenario.gpu,
+        "model": facts.name,
+        "model_name": facts.name,
+        "usable_blocks": limits.num_blocks,
+        "profile": scenario.profile,
+        "costs": scenario.costs,
+        "time_scale": simulation.time_scale,
+        "config": {
+            "tensor_parallel_size": scenario.tensor_parallel_size,
+            "block_size": limits.block_size,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_model_len": limits.max_model_len,
+            "scheduling_policy": limits.policy,
+            "async_scheduling": bool(limits.pipeline_depth),
+            "enable_prefix_caching": limits.caching,
+            "kv_cache_dtype": scenario.kv_cache_dtype,
+            "num_gpu_blocks_override": scenario.num_gpu_blocks,
+        },
+    }
 
 
 def _cache_config(scenario: Scenario, num_blocks: int) -> dict[str, str]:

@@ -7,7 +7,6 @@ one nanosecond later here, so that times alone tell the order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Protocol
 
 from pagecast.planner_app.server.generation import Generation
@@ -30,15 +29,35 @@ class Keeper(Protocol):
     def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
         """A request ended, whichever way."""
 
+    def flush(self) -> None:
+        """Called several times a second."""
+
+    def close(self) -> None:
+        """Nothing more will happen."""
+
 
 class History:
-    """Gives every act its time and passes it on to all keepers."""
+    """Gives every act its time and passes it on to all keepers, which come before anything happens."""
 
-    def __init__(self, keepers: Iterable[Keeper] = ()) -> None:
-        self._keepers = tuple(keepers)
+    def __init__(self) -> None:
+        self._keepers: list[Keeper] = []
         self._last = -1
         self._planned: deque[int] = deque()  # when the plans in flight were made
         self._asked: dict[int, tuple[Request, Generation]] = {}
+
+    def add(self, keeper: Keeper) -> None:
+        """Lets somebody keep the history."""
+        self._keepers.append(keeper)
+
+    def flush(self) -> None:
+        """See `Keeper`."""
+        for keeper in self._keepers:
+            keeper.flush()
+
+    def close(self) -> None:
+        """See `Keeper`."""
+        for keeper in self._keepers:
+            keeper.close()
 
     def note_coming(self, request: Request, generation: Generation) -> None:
         """A request is on its way to the scheduler."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from http import HTTPStatus
 from math import inf
@@ -23,7 +22,7 @@ from pagecast.planner_app.server.answers import Answers
 from pagecast.planner_app.server.backend import Load, Observer
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
-from pagecast.planner_app.server.history import History, Keeper
+from pagecast.planner_app.server.history import History
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.limits import Limits
@@ -38,6 +37,7 @@ from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
 from pagecast.traces.schema import REQUIRED, Trace
 
+_FLUSH_S = 0.2  # between two flushes of what keeps the history
 _SLICE_S = 0.002  # after so long the event loop has its turn
 _NOBODY = Trace("live", pd.DataFrame({name: np.zeros(0, np.int64) for name in REQUIRED}))
 
@@ -183,7 +183,6 @@ class SimulatedBackend:
         max_model_len: int,
         scale: float = 1.0,
         most_waiting: int | None = None,
-        keepers: Iterable[Keeper] = (),
         observer: Observer | None = None,
         log_events: bool = False,
     ) -> None:
@@ -195,8 +194,8 @@ class SimulatedBackend:
         self._answers = answers
         self._most_waiting = most_waiting
         self._live: dict[int, Generation] = {}
-        self._history = History(keepers)
-        self._arrivals = LiveArrivals(self._history)
+        self.history = History()
+        self._arrivals = LiveArrivals(self.history)
         self._feed = LiveFeed(limits.block_size)
         self._env = simpy.Environment()
         self._replica = LiveReplica(
@@ -208,9 +207,10 @@ class SimulatedBackend:
             LiveRecorder(self),
             fast_forward=False,
         )
-        self._replica.history = self._history
+        self._replica.history = self.history
         self._wake: asyncio.Event = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
         self._failed: BaseException | None = None
 
     # ---- requests
@@ -238,7 +238,7 @@ class SimulatedBackend:
         )
         generation.arrival_ns = now
         self._live[generation.number] = generation
-        self._history.note_coming(request, generation)
+        self.history.note_coming(request, generation)
         self._feed.add(request)
         self._arrivals.arrive(generation.number, now)
         self._wake.set()
@@ -268,6 +268,7 @@ class SimulatedBackend:
     async def start(self) -> None:
         """See `Backend`."""
         self._task = asyncio.create_task(self._run())
+        self._flushing = asyncio.create_task(self._flush())
 
     async def stop(self) -> None:
         """See `Backend`."""
@@ -275,13 +276,21 @@ class SimulatedBackend:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        if self._flushing is not None:
+            self._flushing.cancel()
         for generation in list(self._live.values()):
             self._end(generation, "abort", self.clock.now(), "the server was stopped")
+        self.history.close()
 
     @property
     def alive(self) -> bool:
         """See `Backend`."""
         return self._failed is None
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            self.history.flush()
 
     async def _run(self) -> None:
         try:
@@ -358,7 +367,7 @@ class SimulatedBackend:
             generation.count += 1
             generation.last_ns = end_ns
             generation.bell.ring()
-        self._history.note_committed(plan, end_ns)
+        self.history.note_committed(plan, end_ns)
         if self.observer is not None:
             tokens = plan.decode_n
             for computed, _ in plan.prefill:
@@ -368,7 +377,7 @@ class SimulatedBackend:
 
     def note_end(self, request: Request) -> None:
         """Ends a generation as its request has ended."""
-        self._history.note_ended(request)
+        self.history.note_ended(request)
         generation = self._live.get(request.index)
         if generation is None:
             return

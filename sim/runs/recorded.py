@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.documents import read_json
+from pagecast.sim.runs.journal import segments, unfold
 from pagecast.sim.runs.recorded_requests import HUGE, LATEST_S, has, lines, read_requests
 from pagecast.traces.schema import Spans, Trace
 
@@ -142,8 +144,20 @@ class RecordedRun:
 
     @classmethod
     def load(cls, folder: str | Path) -> RecordedRun:
-        """Reads and checks a run's folder. Raises `BadInput` naming the file, line and field at fault."""
+        """Reads and checks a run's folder. Raises `BadInput` naming the file, line and field at fault.
+
+        A folder that a server still writes to, or was killed while it did, is read as far as it goes.
+        """
         path = Path(folder)
+        if not segments(path):
+            return cls._load(path)
+        with tempfile.TemporaryDirectory(prefix="pagecast-run-") as place:
+            unfold(path, Path(place))
+            run = cls._load(Path(place))
+        return replace(run, name=str(run.meta.get("name") or path.name), folder=path)
+
+    @classmethod
+    def _load(cls, path: Path) -> RecordedRun:
         if not (path / "meta.json").is_file():
             raise BadInput(f"{path}: no meta.json: a recorded run is a folder with one, and steps.jsonl.gz")
         meta = _read_meta(path / "meta.json")

@@ -1,0 +1,325 @@
+"""Journal of a live server: what happened, line by line, from which a recorded run is made.
+
+A recorded run needs to know of each request when it ended, so it is written when all is over. A server may
+be killed at any time. So it writes a journal into the run's folder, beside `meta.json`: JSON lines in files
+`journal-000001.jsonl`, and so on; all but the last may be gzipped. `unfold` makes a recorded run's files of
+them. A last line that was cut short is ignored. Requests that had not ended by then have no end.
+
+    ["s", arrival_ns, at_ns, input_tokens, output_tokens, priority, adapter, salt, blocks, tail]   submitted
+    ["t", start_ns, end_ns, decode_n, decode_ctx, decode_max, running, waiting, used, prefill, admitted] step
+    ["e", row, state, first_token_ns, at_ns, output tokens so far, reason, blocks, tail]   ended
+    ["i", at_ns]   a plan that preempted requests and found nothing to compute
+
+Rows number submissions from 0. `blocks` names the full blocks of the prompt (at the end: of prompt and
+output) by 64-bit digests of all tokens up to their ends, and `tail` the tokens after them. `admitted` lists
+`[row, cached tokens]` of requests that ran for the first time.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from pagecast.sim.core.errors import BadInput
+
+NS = 1_000_000_000
+FINISHED, CANCELLED, REJECTED = "finished", "cancelled", "rejected"
+_FLUSH_S = 0.25
+_COLUMNS = (
+    *("index", "arrival_s", "submitted_s", "input_tokens", "output_tokens", "first_token_s", "finish_s"),
+    *("cached_tokens", "tokens_out", "cancelled_s", "reason"),
+)
+
+
+class JournalWriter:
+    """Appends to a journal in `folder`, which gets `meta.json` at once.
+
+    What is written reaches the operating system within a quarter of a second, if `flush` is called that
+    often. A file longer than `segment_bytes` is closed, gzipped in the background, and followed by another.
+    Errors: BadInput where the folder can't be written or holds a run already.
+    """
+
+    def __init__(self, folder: Path, meta: dict[str, Any], *, segment_bytes: int = 64 << 20) -> None:
+        self.folder = folder
+        self._segment_bytes = segment_bytes
+        self._segment = 0
+        self._size = 0
+        self._flushed_s = time.monotonic()
+        self._lines: list[str] = []
+        self._zipping: list[threading.Thread] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise BadInput(f"{folder} is not empty; give a new folder")
+            (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+            self._file = self._open_next()
+        except OSError as error:
+            raise BadInput(f"{folder}: can't be written ({error.strerror or error})") from None
+
+    def add(self, line: list[Any]) -> None:
+        """Appends one line."""
+        self._lines.append(json.dumps(line, separators=(",", ":")))
+        if time.monotonic() - self._flushed_s > _FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands what there is to the operating system."""
+        self._flushed_s = time.monotonic()
+        if not self._lines:
+            return
+        text = "\n".join(self._lines) + "\n"
+        self._lines = []
+        self._file.write(text)
+        self._file.flush()
+        self._size += len(text)
+        if self._size >= self._segment_bytes:
+            closed = Path(self._file.name)
+            self._file.close()
+            self._file = self._open_next()
+            thread = threading.Thread(target=_zip, args=(closed,))
+            thread.start()
+            self._zipping = [one for one in (*self._zipping, thread) if one.is_alive()]
+
+    def close(self) -> None:
+        """Ends the journal and puts a recorded run's files in its place."""
+        self.flush()
+        self._file.close()
+        for thread in self._zipping:
+            thread.join()
+        place = self.folder / ".unfolding"
+        place.mkdir(exist_ok=True)
+        try:
+            unfold(self.folder, place)
+        except BadInput:  # nothing was served: the journal is all there is
+            shutil.rmtree(place, ignore_errors=True)
+            return
+        for file in place.iterdir():
+            os.replace(file, self.folder / file.name)
+        place.rmdir()
+        for path in segments(self.folder):
+            path.unlink()
+
+    def _open_next(self) -> TextIO:
+        self._segment += 1
+        self._size = 0
+        return (self.folder / f"journal-{self._segment:06}.jsonl").open("a", encoding="utf-8")
+
+
+def _zip(path: Path) -> None:
+    """Puts a gzipped file in the place of a plain one; whole at any time."""
+    part = path.with_suffix(".jsonl.gz.part")
+    with path.open("rb") as plain, gzip.open(part, "wb", compresslevel=4) as zipped:
+        shutil.copyfileobj(plain, zipped)
+    os.replace(part, path.with_suffix(".jsonl.gz"))
+    path.unlink()
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files of a folder's journal in order; none where it has no journal."""
+    names: dict[str, Path] = {}
+    for path in sorted(folder.glob("journal-*.jsonl*")):
+        if path.suffix == ".part":
+            continue
+        # While a file is gzipped, both forms are there: the gzipped one appears when it is whole.
+        names[path.name.split(".")[0]] = path
+    return [names[name] for name in sorted(names)]
+
+
+def unfold(folder: Path, place: Path) -> None:
+    """Writes a recorded run made of a folder's journal to another folder.
+
+    Errors: BadInput where a line can't be read, and where no step was recorded.
+    """
+    run = _Unfolded()
+    for path, number, line in _lines(folder):
+        try:
+            run.take(line)
+        except (ValueError, TypeError, IndexError, KeyError) as error:
+            raise BadInput(f"{path} line {number}: can't be read ({error})") from None
+    if not run.steps:
+        raise BadInput(f"{folder}: its journal holds no steps")
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    run.write(place, meta)
+
+
+def _lines(folder: Path) -> Iterator[tuple[Path, int, Any]]:
+    paths = segments(folder)
+    for path in paths:
+        with _opened(path) as text:
+            for number, line in enumerate(text, 1):
+                if path is paths[-1] and not line.endswith("\n"):
+                    return  # cut short
+                try:
+                    yield path, number, json.loads(line)
+                except ValueError as error:
+                    raise BadInput(f"{path} line {number}: can't be read ({error})") from None
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+class _Unfolded:
+    """A recorded run in the making."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[Any]] = []
+        self._asked: list[list[Any]] = []
+        self._ended: dict[int, list[Any]] = {}
+        self._cached: dict[int, int] = {}
+        self._idle: list[int] = []
+
+    def take(self, line: list[Any]) -> None:
+        """Takes one line of the journal."""
+        kind, *values = line
+        if kind == "s":
+            self._asked.append(values)
+        elif kind == "t":
+            self.steps.append(values)
+            for row, cached in values[9]:
+                self._cached[row] = cached
+        elif kind == "e":
+            self._ended[values[0]] = values
+        elif kind == "i":
+            self._idle.append(values[0])
+        else:
+            raise ValueError(f"{kind!r} is not known")
+
+    def write(self, place: Path, meta: dict[str, Any]) -> None:
+        """Writes the four files."""
+        if self._idle:
+            meta = {**meta, "idle_plans_s": [time_ns / NS for time_ns in self._idle]}
+        (place / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+        blocks = int(meta["usable_blocks"])
+        with _zipped(place / "steps.jsonl.gz") as out:
+            for step in self.steps:
+                out.write(json.dumps(_step(step, blocks)) + "\n")
+        with _zipped(place / "inputs.jsonl.gz") as out:
+            for line in self._inputs(int(meta["config"]["block_size"])):
+                out.write(json.dumps(line) + "\n")
+        with _zipped(place / "requests.csv.gz") as out:
+            table = csv.writer(out, lineterminator="\n")
+            table.writerow(_COLUMNS)
+            for row in range(len(self._asked)):
+                table.writerow(self._request(row))
+
+    def _request(self, row: int) -> list[Any]:
+        arrival, at, prompt, output = self._asked[row][:4]
+        end = self._ended.get(row)
+        first = finish = cancelled = None
+        out = 0
+        reason = ""
+        if end is not None:
+            _, state, first_ns, at_ns, out, reason, _, _ = end
+            first = first_ns / NS if first_ns >= 0 else None
+            finish = at_ns / NS if state == FINISHED else None
+            cancelled = at_ns / NS if state == CANCELLED else None
+        cached = self._cached.get(row, 0)
+        return [row, arrival / NS, at / NS, prompt, output, first, finish, cached, out, cancelled, reason]
+
+    def _inputs(self, block_size: int) -> Iterator[dict[str, Any]]:
+        """What was asked for, prompts as spans: equal tokens have equal names.
+
+        A request's tokens are a text of its own, `row`, except for the blocks that it has in common with an
+        earlier request, which keep the names they have there.
+        """
+        spans: list[list[tuple[int, int, int]]] = []  # of prompt and output of each row
+        first: dict[int, int] = {}  # the row in which a block was named
+        whole: dict[tuple[int, int], int] = {}  # the row in which a prompt was
+        for row, (arrival, _, prompt, output, priority, adapter, salt, blocks, tail) in enumerate(
+            self._asked
+        ):
+            end = self._ended.get(row)
+            every = end[6] if end is not None and end[6] else blocks
+            own, generated = _named(row, prompt, every, blocks, tail, block_size, first, spans, whole, output)
+            spans.append([*own, (generated[0], generated[1], output)])
+            for digest in every:
+                first.setdefault(digest, row)
+            line = {"arrival_s": arrival / NS, "input_tokens": prompt, "output_tokens": output}
+            line |= {"priority": priority} if priority else {}
+            line |= {name: text for name, text in (("adapter", adapter), ("salt", salt)) if text}
+            yield {**line, "spans": own, "output_content": generated[0], "output_offset": generated[1]}
+
+
+def _named(
+    row: int,
+    prompt: int,
+    every: list[int],
+    blocks: list[int],
+    tail: int,
+    block_size: int,
+    first: dict[int, int],
+    spans: list[list[tuple[int, int, int]]],
+    whole: dict[tuple[int, int], int],
+    output: int,
+) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
+    """A row's prompt as spans, and its output as (content, offset)."""
+    common = 0
+    while common < len(every) and every[common] in first:
+        common += 1
+    key = (blocks[-1] if blocks else 0, tail)
+    twin = whole.setdefault(key, row)
+    if twin != row and common * block_size > prompt:
+        # The same prompt was answered with the same tokens before: the answer keeps its name too.
+        other = first[every[common - 1]]
+        own = _cut(spans[other], prompt)
+        content, offset, _ = _cut_from(spans[other], prompt)
+        return own, (content, offset)
+    common = min(common, prompt // block_size)
+    shared = common * block_size
+    own = _cut(spans[first[every[common - 1]]], shared) if common else []
+    if shared < prompt:
+        if twin != row:
+            return _cut(spans[twin], prompt), (row, prompt)
+        own = [*own, (row, shared, prompt - shared)]
+    return own, (row, prompt)
+
+
+def _cut(spans: list[tuple[int, int, int]], length: int) -> list[tuple[int, int, int]]:
+    """The first `length` tokens of a text."""
+    kept = []
+    for content, offset, size in spans:
+        if length <= 0:
+            break
+        kept.append((content, offset, min(size, length)))
+        length -= size
+    return kept
+
+
+def _cut_from(spans: list[tuple[int, int, int]], start: int) -> tuple[int, int, int]:
+    """The piece of a text in which token `start` lies, from there on."""
+    for content, offset, size in spans:
+        if start < size:
+            return content, offset + start, size - start
+        start -= size
+    raise ValueError("the text is shorter")
+
+
+def _step(values: list[Any], num_blocks: int) -> dict[str, Any]:
+    start, end, decode_n, decode_ctx, decode_max, running, waiting, used, prefill, _ = values
+    return {
+        "start_s": start / NS,
+        "end_s": end / NS,
+        "sched_s": 0.0,
+        "decode_n": decode_n,
+        "decode_ctx": decode_ctx,
+        "decode_max": decode_max,
+        "running": running,
+        "waiting": waiting,
+        "prefill": prefill,
+        "kv_usage": used / num_blocks,
+    }
+
+
+def _zipped(path: Path) -> TextIO:
+    return gzip.open(path, "wt", encoding="utf-8", compresslevel=6, newline="")
