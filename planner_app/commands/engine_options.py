@@ -42,6 +42,17 @@ def engine_fields(kind: type[Scenario] = Scenario) -> list[str]:
     return [name for name in known if name != "seed"]
 
 
+def engine_only_options() -> list[inspect.Parameter]:
+    """The options that only the engine has, for a command that has those of a scenario too."""
+    return [_alone(name, _DEFAULTS[name]) for name in _ALONE if name not in engine_fields()]
+
+
+def engine_options(values: Mapping[str, Any]) -> EngineOptions:
+    """What the engine is started with, of a command's values; what is None is left to the engine."""
+    names = [*(one.name for one in engine_only_options()), *engine_fields()]
+    return _named({name: values[name] for name in names if values[name] is not None})
+
+
 def with_engine(
     *, without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Command], Command]:

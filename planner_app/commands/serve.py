@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.engine_options import engine_only_options, engine_options
 from pagecast.planner_app.commands.field_options import gathering
 from pagecast.planner_app.commands.scenario_options import Given, scenario_from, scenario_options
 from pagecast.sim.core.errors import BadInput, CannotRunHere
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from pagecast.planner_app.server.app import Replica
 
 Opt = typer.Option
-_SERVER = "server"
 
 
 def _server(
@@ -82,7 +84,8 @@ def _values(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-_gathered = gathering("options", [*_SIMULATED_OPTIONS, *_SERVER_OPTIONS, *_SCENARIO_OPTIONS], _values)
+_ALL = [*_SIMULATED_OPTIONS, *_SERVER_OPTIONS, *engine_only_options(), *_SCENARIO_OPTIONS]
+_gathered = gathering("options", _ALL, _values)
 
 
 @_gathered
@@ -90,21 +93,24 @@ def serve_command(options: dict[str, Any]) -> None:
     """Serves a model behind OpenAI's and vLLM's HTTP interface.
 
     With --simulate: the scheduler and costs of the simulator on the wall clock. Clients, routers and
-    dashboards see the latencies, queues, prefix hits and metrics that the forecast has.
+    dashboards see the latencies, queues, prefix hits and metrics that the forecast has. Without: the engine,
+    on a GPU or the CPU.
     """
     _need_server()
     from pagecast.planner_app.server.running import listen, serve
 
-    replicas = _simulated_replicas(options) if options["simulate"] else _engine_replicas(options)
-    server_options = replicas[0].options
-    sockets = listen(server_options, len(replicas))
+    with _replicas(options) as replicas:
+        server_options = replicas[0].options
+        sockets = listen(server_options, len(replicas))
 
-    def ready(ports: list[int]) -> None:
-        for port in ports:
-            url = f"http://{server_options.host}:{port}"
-            console.out.print(f"serving {server_options.names[0]} on {url}", soft_wrap=True, highlight=False)
+        def ready(ports: list[int]) -> None:
+            for port in ports:
+                url = f"http://{server_options.host}:{port}"
+                console.out.print(
+                    f"serving {server_options.names[0]} on {url}", soft_wrap=True, highlight=False
+                )
 
-    serve(replicas, sockets, ready)
+        serve(replicas, sockets, ready)
 
 
 def _simulated_replicas(options: dict[str, Any]) -> list[Replica]:
@@ -125,8 +131,26 @@ def _simulated_replicas(options: dict[str, Any]) -> list[Replica]:
     return made
 
 
-def _engine_replicas(options: dict[str, Any]) -> list[Replica]:
-    raise BadInput("give --simulate: the engine is not served yet")
+@contextmanager
+def _replicas(options: dict[str, Any]) -> Iterator[list[Replica]]:
+    """The replicas to be served."""
+    if options["simulate"]:
+        yield _simulated_replicas(options)
+        return
+    if options["replicas"] > 1:
+        raise BadInput("--replicas needs --simulate: the engine has one GPU")
+    if options["model"] is None:
+        raise BadInput("name a --model to serve, or give --simulate to serve its forecast")
+    from pagecast.planner_app.commands.engine import memory_table, open_engine
+
+    server = _server_options(options, options["model"], options["seed"] or 0)
+    events = server.kv_events_endpoint is not None
+    with open_engine(options["model"], engine_options(options), log_events=events) as engine:
+        from pagecast.planner_app.server.building_engine import engine_replica
+
+        console.err.print(memory_table(engine.loaded.memory))
+        engine.warm_up()
+        yield [engine_replica(engine, options["tokenizer"], server)]
 
 
 def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:

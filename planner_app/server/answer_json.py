@@ -38,8 +38,9 @@ class Choice:
         """The tokens that have come since the last call, and their text."""
         generation = self.generation
         fresh = generation.tokens[self.sent : generation.count]
+        shown = generation.tokens[self.sent : generation.count - generation.hidden]
         self.sent = generation.count
-        piece = self.text.add(fresh) if fresh else ""
+        piece = self.text.add(shown) if shown else ""
         if generation.done:
             piece += self.text.rest()
         return fresh, piece

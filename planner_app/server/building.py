@@ -87,7 +87,7 @@ def simulated_replica(
             options.kv_events_replay_endpoint and _next_port(options.kv_events_replay_endpoint, number),
             options.kv_events_topic,
         )
-        backend.history.add(KvEvents(backend.scheduler, publisher))
+        backend.history.add(KvEvents(lambda: backend.scheduler.events, publisher))
     adapters = options.adapters
     metrics = ServerMetrics(
         backend,

@@ -65,7 +65,8 @@ class Generation:
 
     `tokens` are output token ids; the first `count` of them have been generated. `echo` are tokens to be
     repeated where a backend echoes; empty: the prompt. `choice` numbers the generations of one prompt.
-    `ending` is how the text will end where that is known from the start. Times are nanoseconds of the
+    `ending` is how the text will end where that is known from the start; `hidden` tokens at its end are not
+    part of the text. Times are nanoseconds of the
     backend's clock. `finish_reason` is empty until the end: then "stop", "length",
     "abort" or "error", and `reason` says more.
     """
@@ -82,6 +83,7 @@ class Generation:
     echo: Sequence[int] = ()
     tokens: list[int] = field(default_factory=list)
     count: int = 0
+    hidden: int = 0
     ending: str = "length"
     cached_tokens: int = NEVER
     arrival_ns: int = NEVER

@@ -93,12 +93,12 @@ class History:
             for keeper in self._keepers:
                 keeper.committed(plan, start, end)
 
-    def note_ended(self, request: Request) -> None:
-        """A request ended with what was noted last."""
+    def note_ended(self, request: Request, at_ns: int | None = None) -> None:
+        """A request ended: with what was noted last, where no time is given."""
         if self._keepers:
             generation = self._asked.pop(request.index)[1]
             for keeper in self._keepers:
-                keeper.ended(request, generation, self._last)
+                keeper.ended(request, generation, self._last if at_ns is None else at_ns)
 
     def _stamp(self, now: int) -> int:
         self._last = max(now, self._last + 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +22,6 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.scheduler import Scheduler
 
 _MEDIUM = "GPU"
 _KEPT_BATCHES = 10_000
@@ -96,11 +96,12 @@ class KvEvents:
     """Implements `Keeper`: turns the scheduler's log into KV events, a batch for each step.
 
     The log's blocks are numbers; here each gets its content's name, and equal content is told once: a block
-    is stored when the first of its copies is, and removed with the last.
+    is stored when the first of its copies is, and removed with the last. `log` gives the scheduler's events
+    so far, which are taken from it.
     """
 
-    def __init__(self, scheduler: Scheduler, publisher: Publisher) -> None:
-        self._scheduler = scheduler
+    def __init__(self, log: Callable[[], list[Event] | None], publisher: Publisher) -> None:
+        self._log = log
         self._publisher = publisher
         self._asked: dict[str, tuple[Request, Generation]] = {}
         self._tables: dict[str, list[int]] = {}  # block tables as the log has them so far
@@ -125,7 +126,7 @@ class KvEvents:
 
     def publish(self) -> None:
         """Sends what the log has and empties it."""
-        log = self._scheduler.events
+        log = self._log()
         if not log:
             return
         batch: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from pagecast.planner_app.server.generation import Generation
 from pagecast.sim.core.plan import StepPlan
-from pagecast.sim.core.request import NEVER, Request, State
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.runs.journal import CANCELLED, FINISHED, REJECTED, JournalWriter
 
 _STATES = {State.FINISHED: FINISHED, State.CANCELLED: CANCELLED, State.REJECTED: REJECTED}
@@ -55,13 +55,11 @@ class Recording:
     def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
         """See `Keeper`."""
         row = self._rows.pop(request.index)
-        admitted = request.index not in self._new
         self._new.discard(request.index)
-        tokens = generation.count if request.state is State.FINISHED else request.output_tokens
-        tokens = tokens if admitted else 0
+        tokens = 0 if request.state is State.REJECTED else request.output_tokens
         blocks = (request.prompt_tokens + tokens) // request.keys.block_size
-        end = [_STATES[request.state], request.first_token_ns if admitted else NEVER, at_ns, tokens]
-        self._journal.add(["e", row, *end, request.reason, _names(request, blocks), 0])
+        end = [_STATES[request.state], request.first_token_ns, at_ns, tokens, request.reason]
+        self._journal.add(["e", row, *end, _names(request, blocks), max(request.cached_tokens, 0)])
 
     def flush(self) -> None:
         """Hands what there is to the operating system."""

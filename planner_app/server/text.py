@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagecast.planner_app.server.tokenizer import PackedTokenizer, Tokenizer
+from pagecast.planner_app.server.tokenizer import Tokenizer
 
 _UNFINISHED = "�"  # the text of a character's first bytes
 
@@ -18,7 +18,7 @@ class GrowingText:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, include_stop: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._alone = isinstance(tokenizer, PackedTokenizer)  # a token's text depends on no other token
+        self._alone = tokenizer.alone
         self._stop = tuple(stop)
         self._include_stop = include_stop
         self._hold = max((len(text) for text in self._stop), default=1) - 1

@@ -29,6 +29,9 @@ class Tokenizer(Protocol):
     words: npt.NDArray[np.int64]
     """Ids of words to make up text from. Encoding their text gives the same ids."""
 
+    alone: bool
+    """Whether a token's text depends on no other token."""
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
         ...
@@ -50,6 +53,8 @@ class PackedTokenizer:
     a character's last byte, so the two can't be mistaken for one another.
     """
 
+    alone = True
+
     def __init__(self) -> None:
         self.words = np.array([_pack(" " + word) for word in _made_up_words()], np.int64)
 
@@ -66,10 +71,14 @@ class PackedTokenizer:
 
     def chat(self, messages: list[Message], *, generate: bool = True) -> str:
         """A conversation, each turn between marks (ChatML)."""
-        turns = [f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages]
-        if generate:
-            turns.append("<|im_start|>assistant\n")
-        return "".join(turns)
+        return _chatml(messages, generate)
+
+
+def _chatml(messages: list[Message], generate: bool) -> str:
+    turns = [f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages]
+    if generate:
+        turns.append("<|im_start|>assistant\n")
+    return "".join(turns)
 
 
 _FLAG = 0xC0000000
@@ -111,8 +120,32 @@ def _made_up_words() -> list[str]:
     return [a + b for a in syllables for b in syllables]
 
 
+class NumberTokenizer:
+    """For models with random weights: text goes in as bytes, and tokens come out as characters or numbers."""
+
+    alone = True
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self.words = np.arange(min(vocabulary, WORDS), dtype=np.int64)
+
+    def encode(self, text: str) -> list[int]:
+        """A token for each byte."""
+        return [byte % self._vocabulary for byte in text.encode("utf-8", "replace")]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """A character for each token that is one in ASCII, and the number of any other."""
+        return "".join([chr(id) if 32 <= id < 127 or id == 10 else f" t{id}" for id in ids])
+
+    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
+        """A conversation, each turn between marks (ChatML)."""
+        return _chatml(messages, generate)
+
+
 class FileTokenizer:
     """The tokenizer in a transformers folder: `tokenizer.json`, and the template in its configuration."""
+
+    alone = False
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -143,7 +176,7 @@ class FileTokenizer:
     def chat(self, messages: list[Message], *, generate: bool = True) -> str:
         """A conversation by the model's own template. Errors: ApiError where the template refuses it."""
         if self._template is None:
-            return PackedTokenizer.chat(self, messages, generate=generate)  # type: ignore[arg-type]
+            return _chatml(messages, generate)
         from jinja2 import TemplateError
 
         try:

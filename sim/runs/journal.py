@@ -7,7 +7,7 @@ them. A last line that was cut short is ignored. Requests that had not ended by 
 
     ["s", arrival_ns, at_ns, input_tokens, output_tokens, priority, adapter, salt, blocks, tail]   submitted
     ["t", start_ns, end_ns, decode_n, decode_ctx, decode_max, running, waiting, used, prefill, admitted] step
-    ["e", row, state, first_token_ns, at_ns, output tokens so far, reason, blocks, tail]   ended
+    ["e", row, state, first_token_ns, at_ns, output tokens so far, reason, blocks, cached tokens]   ended
     ["i", at_ns]   a plan that preempted requests and found nothing to compute
 
 Rows number submissions from 0. `blocks` names the full blocks of the prompt (at the end: of prompt and
@@ -190,6 +190,7 @@ class _Unfolded:
                 self._cached[row] = cached
         elif kind == "e":
             self._ended[values[0]] = values
+            self._cached[values[0]] = values[7]
         elif kind == "i":
             self._idle.append(values[0])
         else:

@@ -63,7 +63,7 @@ def test_an_index_of_the_events_has_what_the_replica_can_find() -> None:
     )
     backend: Any = replica.backend
     index = Index()
-    events = KvEvents(backend.scheduler, Listed(index))
+    events = KvEvents(lambda: backend.scheduler.events, Listed(index))
     backend.history._keepers[:] = [events]
 
     async def serve() -> list[Any]:

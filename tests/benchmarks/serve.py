@@ -1,0 +1,112 @@
+"""Load on one simulated server: streams at once, output tokens per second, lateness, and CPU time per token.
+
+    python tests/benchmarks/serve.py --streams 2000 --tokens 300 --time-scale 1
+
+starts `pagecast serve --simulate` and a client of plain sockets, each a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+CHUNK = b"data: {"
+
+
+class Stream(asyncio.Protocol):
+    """One request whose chunks are counted."""
+
+    def __init__(self, body: bytes, ended: asyncio.Future[None]) -> None:
+        self.chunks = 0
+        self.first_s = 0.0
+        self.last_s = 0.0
+        self._ended = ended
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        self._request = head.encode() + b"content-type: application/json\r\nconnection: close\r\n\r\n" + body
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(self._request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        found = data.count(CHUNK)
+        if found:
+            self.last_s = time.monotonic()
+            self.first_s = self.first_s or self.last_s
+            self.chunks += found
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+async def load(port: int, streams: int, tokens: int, prompt: int) -> list[Stream]:
+    """Opens all streams over a second and waits for their ends."""
+    loop = asyncio.get_running_loop()
+    opened: list[Stream] = []
+    ends = []
+    for number in range(streams):
+        ids = [number * 7 % 50_000 + 10, *range(prompt - 1)]
+        body = json.dumps({"prompt": ids, "max_tokens": tokens, "stream": True}).encode()
+        ended = loop.create_future()
+        stream = Stream(body, ended)
+        await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", port)
+        opened.append(stream)
+        ends.append(ended)
+        await asyncio.sleep(1 / streams)
+    await asyncio.gather(*ends)
+    return opened
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--time-scale", type=float, default=1.0)
+    given = parser.parse_args()
+    options = ["--simulate", "--gpu", "H200", "--port", "0", "--max-num-seqs", str(given.streams)]
+    options += ["--max-num-batched-tokens", "16384", "--time-scale", str(given.time_scale)]
+    command = [sys.executable, "-m", "pagecast.planner_app", "serve", *options]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = server.stdout.readline().split()[-1]
+    try:
+        before, started = cpu_s(server.pid), time.monotonic()
+        opened = asyncio.run(load(int(url.rsplit(":", 1)[1]), given.streams, given.tokens, given.prompt))
+        seconds, used = time.monotonic() - started, cpu_s(server.pid) - before
+        metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    finally:
+        server.terminate()
+        server.wait(30)
+    values = {
+        line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line[0] != "#"
+    }
+    tokens = values["vllm:generation_tokens_total"]
+    begun = sorted(stream.first_s for stream in opened)[-1]
+    over = sorted(stream.last_s for stream in opened)[0]
+    late = values["pagecast:step_lateness_seconds_sum"] / values["pagecast:step_lateness_seconds_count"]
+    tpot = values["vllm:request_time_per_output_token_seconds_sum"] / given.streams / given.time_scale
+    seen = sum((s.last_s - s.first_s) / (given.tokens - 1) for s in opened) / len(opened)
+    print(f"{given.streams} streams of {given.tokens} tokens: {tokens:,.0f} tokens in {seconds:.1f} s")
+    print(f"all at once for {over - begun:.1f} s; {tokens / seconds:,.0f} tokens/s in the mean")
+    print(
+        f"server CPU {used:.1f} s: {used / tokens * 1e6:.1f} us per token, {tokens / used:,.0f} tokens per s"
+    )
+    print(f"mean lateness {late * 1e3:.2f} ms; TPOT {tpot * 1e3:.3f} ms simulated, {seen * 1e3:.3f} ms seen")
+
+
+if __name__ == "__main__":
+    main()

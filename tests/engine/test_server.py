@@ -1,0 +1,123 @@
+"""The engine behind HTTP: it says what it says offline, and a recorded run of it is replayed."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from pagecast.engine.params import SamplingParams
+from pagecast.planner_app.server.building_engine import engine_replica
+from pagecast.planner_app.server.options import ServerOptions
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import compare_decisions
+
+from ..planner_app.server.conftest import Running, running
+
+
+@pytest.fixture
+def serve(model_with_text: Any, engine_of: Any) -> Any:
+    """Serves engines of the model whose tokens are bytes until the test ends."""
+    opened = []
+
+    def start(options: dict[str, Any] | None = None, **server: Any) -> Running:
+        engine = engine_of(model_with_text.folder, **{"num_blocks": 200, **(options or {})})
+        replica = engine_replica(
+            engine, None, ServerOptions(str(model_with_text.folder), ("tiny",), **server)
+        )
+        context = running(replica)
+        opened.append(context)
+        return context.__enter__()
+
+    yield start
+    for context in opened:
+        context.__exit__(None, None, None)
+
+
+def test_it_answers_as_the_engine_does_offline(
+    serve: Callable[..., Running], model_with_text: Any, engine_of: Any
+) -> None:
+    params = SamplingParams(max_tokens=20)
+    offline = engine_of(model_with_text.folder).generate("Once upon a time", params)[0].outputs[0]
+    one = serve()
+    client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="none")
+    asked: Any = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}
+    whole = client.completions.create(**asked)
+    assert whole.choices[0].text == offline.text
+    assert whole.usage is not None and whole.usage.completion_tokens == len(offline.token_ids)
+    chunks = list(client.completions.create(**asked, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == offline.text
+    stop = offline.text[3:5]
+    cut = client.completions.create(**asked, stop=stop).choices[0]
+    assert (cut.text, cut.finish_reason) == (offline.text[: offline.text.index(stop)], "stop")
+    ended = client.completions.create(**asked, extra_body={"stop_token_ids": [offline.token_ids[6]]}).choices[
+        0
+    ]
+    first = offline.token_ids.index(offline.token_ids[6])
+    assert ended.finish_reason == "stop" and ended.stop_reason == offline.token_ids[6]  # type: ignore[attr-defined]
+    assert ended.text == one.replica.intake.tokenizer.decode(offline.token_ids[:first])
+    with pytest.raises(openai.BadRequestError, match="logprobs are not available here"):
+        client.completions.create(**asked, logprobs=1)
+    with one.client() as http:
+        text = http.get("/metrics").text
+        assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"}' in text
+        assert http.post("/v1/completions", json={"prompt": [999]}).status_code == 400
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
+    depth: int, serve: Callable[..., Running], tmp_path: Path
+) -> None:
+    options = {"num_blocks": 40, "max_num_seqs": 6, "max_num_batched_tokens": 48, "pipeline_depth": depth}
+    one = serve(options, record=tmp_path / "run")
+    rng = np.random.default_rng(depth)
+
+    async def ask(http: httpx.AsyncClient, number: int) -> int:
+        shared = "shared words " * int(rng.integers(6))
+        body = {"prompt": f"{shared}{number}", "max_tokens": int(rng.integers(1, 60)), "stream": True}
+        body["stop"] = ["zz", "e"] if number % 5 == 0 else None
+        leave = int(rng.integers(1, 8)) if number % 4 == 0 else 1000
+        await asyncio.sleep(float(rng.random()))
+        async with http.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                leave -= line.startswith("data")
+                if not leave:
+                    break
+        return answer.status_code
+
+    async def flood() -> list[int]:
+        async with httpx.AsyncClient(
+            base_url=one.url, timeout=60, limits=httpx.Limits(max_connections=None)
+        ) as http:
+            return await asyncio.gather(*[ask(http, number) for number in range(40)])
+
+    assert set(asyncio.run(flood())) == {200}
+    until = time.monotonic() + 10
+    while one.replica.backend.load().running and time.monotonic() < until:
+        time.sleep(0.01)
+    assert one.replica.backend.load().used_blocks == 0
+    time.sleep(0.4)  # the journal is flushed
+    run = RecordedRun.load(tmp_path / "run")
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert report.requests == 40
+    assert run.requests["cancelled_s"].notna().sum() >= 5
+
+
+def test_an_engine_that_fails_says_so_and_is_not_healthy(serve: Callable[..., Running]) -> None:
+    one = serve()
+    backend: Any = one.replica.backend
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    backend.engine.loop.step = fail
+    with one.client() as http:
+        answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})
+        assert answer.status_code == 500
+        assert "the device is gone" in answer.json()["error"]["message"]
+        assert http.get("/health").status_code == 503
