@@ -164,9 +164,13 @@ def _lines(folder: Path) -> Iterator[tuple[Path, int, Any]]:
 
 
 def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+    """A file of a journal; its gzipped form where that has just taken its place."""
+    if path.suffix != ".gz":
+        try:
+            return path.open(encoding="utf-8")
+        except FileNotFoundError:
+            path = path.with_suffix(".jsonl.gz")
+    return gzip.open(path, "rt", encoding="utf-8")
 
 
 class _Unfolded:

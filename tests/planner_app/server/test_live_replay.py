@@ -26,7 +26,9 @@ async def play(backend: Any, seed: int, count: int, horizon_s: float) -> list[Ge
         generation = Generation(number, prompt, sampling, Bell(), priority=int(rng.integers(3)))
         generations.append(generation)
         backend.submit(generation)
-        if rng.random() < 0.2:
+        if number % 20 == 7:
+            backend.cancel(generation)
+        elif rng.random() < 0.2:
             asyncio.get_running_loop().call_later(rng.random() * 0.02, backend.cancel, generation)
         if rng.random() < 0.7:
             await asyncio.sleep(rng.random() * 2 * horizon_s / count)

@@ -51,7 +51,9 @@ async def converse(backend: Any, seed: int, count: int, until_done: bool = True)
         )
         generations.append(generation)
         backend.submit(generation)
-        if rng.random() < 0.2:
+        if number % 20 == 7:
+            backend.cancel(generation)
+        elif rng.random() < 0.2:
             asyncio.get_running_loop().call_later(rng.random() * 0.02, backend.cancel, generation)
         await asyncio.sleep(rng.random() * 0.006)
     while until_done and not all(generation.done for generation in generations):
