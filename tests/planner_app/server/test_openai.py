@@ -29,7 +29,6 @@ def test_a_stream_says_the_same_as_the_whole_answer(client: openai.OpenAI) -> No
     assert [c.choices[0].finish_reason for c in chunks[:-1]][-1] == "length"
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 40
-    assert len(chunks) > 2
 
 
 def test_a_chat_streams_its_role_first_and_goes_on_from_the_cache(client: openai.OpenAI) -> None:
