@@ -28,7 +28,8 @@ CONTEXT_BYTES = 619 * MIB
 # NCCL's channels on each GPU of several, likewise made before: 1.50 GiB in logs of vLLM 0.19 (H100, TP 2).
 NCCL_BYTES = 1536 * MIB
 # Buffers of the all-reduce and of NCCL that an engine's profile finds outside torch: 2.07 GiB (TP 2) to
-# 2.13 GiB (TP 4) in those logs, where one GPU alone has 0.25 GiB.
+# 2.13 GiB (TP 4) in those logs, where one GPU alone has 0.25 GiB. A start on two H200s without NVLink
+# multicast (vLLM 0.24) had next to none: `uncertain_blocks` says so.
 ALL_REDUCE_BYTES = 1894 * MIB
 # Kernels loaded on first use: cuBLAS's take 66 MiB (measured, H200), attention's, Triton's and the engine's
 # about as much. Logs of warm starts leave 0.1 GiB (RTX 4090) to 0.3 GiB (H200) by subtraction.
@@ -96,7 +97,10 @@ class HbmBudget:
     @property
     def uncertain_blocks(self) -> int:
         """Blocks by which a real start may differ: compile caches, drivers, what else uses the GPU."""
-        return 0 if self.limit.startswith("kv_tokens") else -(-UNCERTAIN_BYTES // self.layout.block_bytes)
+        if self.limit.startswith("kv_tokens"):
+            return 0
+        uncertain = UNCERTAIN_BYTES if self.tensor_parallel_size == 1 else ALL_REDUCE_BYTES
+        return -(-uncertain // self.layout.block_bytes)
 
     def sequences(self, tokens: int) -> int:
         """How many sequences of `tokens` each the KV cache holds at once."""

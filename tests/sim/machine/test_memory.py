@@ -174,6 +174,17 @@ def test_hybrid_layers_are_grouped_as_vllm_groups_them() -> None:
     assert block_layout(model("openai/gpt-oss-20b").kv_groups(), 16, 2).windows == (128, 0)
 
 
+def test_two_gpus_without_multicast_are_within_the_uncertainty() -> None:
+    meta = Path(__file__).parents[1] / "runs" / "recorded" / "vllm-h200-qwen3-32b-tp2-azure" / "meta.json"
+    run = json.loads(meta.read_text())
+    options = {
+        name: run["config"][name] for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    }
+    budget = hbm_budget(model("Qwen/Qwen3-32B"), gpu("H200"), tensor_parallel_size=2, **options)
+    assert abs(budget.num_gpu_blocks - run["usable_blocks"]) < budget.uncertain_blocks
+    assert budget.num_gpu_blocks == pytest.approx(run["usable_blocks"], rel=0.02)
+
+
 def test_capacity_of_a_windowed_model_is_that_of_vllms_log() -> None:
     # gpt-oss-20b on two H100, vLLM 0.19: 59.32 GiB held 323,972 blocks of two groups, and 316.07 requests
     # of 8,192 tokens, which hold 512 blocks in one group and 513 in the other.
