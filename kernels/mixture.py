@@ -31,12 +31,13 @@ class Plan:
     down: Blocking
 
 
-# By the average number of rows of an expert (up to), for 16-bit weights.
+# By the average number of rows of an expert (up to), for 16-bit weights. Of four plans per size, the fastest
+# on an H200 with Qwen3-30B-A3B's experts at 1, 8, 64, 256, 2048 and 8192 tokens.
 _PLANS: tuple[tuple[float, Plan], ...] = (
-    (2, Plan(16, Blocking(32, 128, 5, 4), Blocking(64, 128, 5, 4))),
+    (2, Plan(16, Blocking(64, 128, 4, 4), Blocking(64, 128, 5, 4))),
     (12, Plan(16, Blocking(64, 128, 3, 4), Blocking(128, 128, 3, 4))),
     (40, Plan(32, Blocking(64, 128, 3, 4), Blocking(128, 128, 3, 4))),
-    (160, Plan(64, Blocking(64, 64, 4, 4), Blocking(128, 64, 4, 4))),
+    (80, Plan(64, Blocking(64, 64, 4, 4), Blocking(128, 64, 4, 4))),
     (float("inf"), Plan(128, Blocking(128, 64, 4, 8), Blocking(256, 64, 4, 8))),
 )
 _WIDE_PLAN = Plan(16, Blocking(32, 32, 2, 4), Blocking(32, 32, 2, 4))
