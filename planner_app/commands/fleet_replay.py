@@ -56,6 +56,12 @@ def show_fleet(result: FleetResult, out: Path | None) -> None:
         f"{fleet['herding']:.2f}, busiest replica {fleet['imbalance']:.2f} x the mean",
         soft_wrap=True,
     )
+    if len(result.timeline) > fleet["replicas"]:
+        cost = "" if fleet["cost"] is None else f", {fleet['cost']:,.2f} at the price per GPU hour"
+        console.out.print(
+            f"over time: {fleet['gpu_hours']:.2f} GPU hours{cost}; {fleet['retries']:,} requests sent again",
+            soft_wrap=True,
+        )
     if fleet["believed_tokens"]:
         share = fleet["stale_tokens"] / fleet["believed_tokens"]
         console.out.print(

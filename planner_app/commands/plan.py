@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES, MOST_WORKERS
+from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
 from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
 from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
@@ -24,11 +25,21 @@ _TITLES = {
 }
 
 
+@with_fleet
 @with_scenario
 def plan_command(
     trace: TraceArgument,
     slo: Annotated[str, Opt(help="service level: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
     given: Given,
+    fleet: FleetGiven,
+    against: Annotated[
+        list[str] | None, Opt(help="another router to compare with, with a fleet's options")
+    ] = None,
+    most_replicas: Annotated[int, Opt(min=1, max=4096, help="replicas at which a fleet is given up")] = 64,
+    emit: Annotated[
+        str | None, Opt(help="write the fewest replicas as vllm, k8s, llm-d or dynamo would start them")
+    ] = None,
+    out: Annotated[Path | None, Opt(help="file for --emit [printed]")] = None,
     think_time: Annotated[
         float | None,
         Opt(min=0, help="plan as well for users who pause so many seconds in the mean before a session"),
@@ -68,6 +79,9 @@ def plan_command(
     the trace's own arrivals, closer together, and one that the server keeps up with for good: the trace is
     played over and over. Exit code 1 where not even the least load keeps the level, 2 where no request of the
     trace can be served.
+
+    With a fleet's options (--router, --fleet), --against or --emit it finds the fewest replicas that keep the
+    level for TRACE at its own times instead.
     """
     from pagecast.planner_app.planner.capacity.planning import plan, steps
     from pagecast.planner_app.planner.execution.executor import executor
@@ -78,6 +92,21 @@ def plan_command(
     if report is not None:
         ready("--report", report)
     work, scenario = load(trace, given)
+    if fleet.any or against or emit is not None:
+        from pagecast.planner_app.commands.fleet_plan import plan_fleet
+
+        plan_fleet(
+            work,
+            scenario,
+            fleet.settings(),
+            level,
+            routers=against or [],
+            most=most_replicas,
+            form=emit,
+            out=out,
+            json=json,
+        )
+        return
     total = steps(2 if think_time is None else 3, replicates)
     with executor(workers, cluster) as run, console.progress("searches", total) as update:
         result = plan(

@@ -79,6 +79,7 @@ def replay_fleet(
             save(folder, trace, scenario, built.fleet.members[0].costs, result.summary, result.requests)
             settings.save(folder / "fleet.yaml")
             result.replicas.to_parquet(folder / "replicas.parquet", index=False)
+            result.timeline.to_parquet(folder / "timeline.parquet", index=False)
             built.steps().to_parquet(folder / "steps.parquet", index=False)
         return result
 

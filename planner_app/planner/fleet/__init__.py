@@ -1,0 +1,1 @@
+"""Plans for fleets: how many replicas, behind which router, and the manifests that say so."""

@@ -1,0 +1,187 @@
+"""Fleets as others start them: `vllm serve` command lines, and manifests for Kubernetes, llm-d and Dynamo.
+
+Only options that differ from vLLM's defaults are written, with vLLM's names. Each form has the command, too,
+that measures the same point with `aiperf`, from a trace in Mooncake's format.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.scenario import Scenario
+
+_PORT = 8000
+_IMAGE = "vllm/vllm-openai:v0.24.0"
+_NAME = "pagecast-fleet"
+_LLMD_WEIGHTS = (
+    ("queue-scorer", "queue"),
+    ("kv-cache-utilization-scorer", "kv"),
+    ("prefix-cache-scorer", "prefix"),
+)
+
+
+def serve_arguments(scenario: Scenario, port: int = _PORT) -> list[str]:
+    """The arguments of `vllm serve` for one replica. Errors: BadInput for what vLLM has no option for."""
+    if scenario.profile != "vllm":
+        raise BadInput(f"--emit: profile {scenario.profile} is not vLLM's; use --profile vllm")
+    arguments = [scenario.model, "--port", str(port)]
+    named = {
+        "--tensor-parallel-size": (scenario.tensor_parallel_size, 1),
+        "--block-size": (scenario.block_size, 16),
+        "--gpu-memory-utilization": (scenario.gpu_memory_utilization, None),
+        # vLLM counts its null block too.
+        "--num-gpu-blocks-override": (scenario.num_gpu_blocks and scenario.num_gpu_blocks + 1, None),
+        "--max-num-seqs": (scenario.max_num_seqs, None),
+        "--max-num-batched-tokens": (scenario.max_num_batched_tokens, None),
+        "--max-model-len": (scenario.max_model_len, None),
+        "--kv-cache-dtype": (scenario.kv_cache_dtype, "auto"),
+        "--scheduling-policy": (scenario.scheduling_policy, "fcfs"),
+    }
+    for option, (value, default) in named.items():
+        if value not in (None, default):
+            arguments += [option, str(value)]
+    if not scenario.enable_prefix_caching:
+        arguments.append("--no-enable-prefix-caching")
+    if not scenario.pipelined:
+        arguments.append("--no-async-scheduling")
+    return arguments
+
+
+def bench_command(scenario: Scenario, url: str) -> str:
+    """The command that plays a trace at its own times against `url`; make the file with `trace convert`."""
+    words = [
+        "aiperf",
+        "profile",
+        "--model",
+        scenario.model,
+        "--url",
+        url,
+        "--endpoint-type",
+        "chat",
+        "--streaming",
+    ]
+    words += ["--input-file", "trace.jsonl", "--custom-dataset-type", "mooncake_trace", "--fixed-schedule"]
+    return shlex.join(words)
+
+
+def emit(form: str, scenario: Scenario, settings: FleetSettings) -> str:
+    """The fleet in a form of `FORMS`. Errors: BadInput for another form, or what it can't say."""
+    if form not in FORMS:
+        raise BadInput(f"--emit {form}: forms are {', '.join(FORMS)}")
+    return FORMS[form](scenario, settings)
+
+
+def _vllm(scenario: Scenario, settings: FleetSettings) -> str:
+    """One command per replica, on ports of their own, and GPUs one after the other."""
+    lines = [f"# {len(settings.scenarios(scenario))} replicas; router: {settings.router.policy}"]
+    first_gpu = 0
+    for number, (name, one) in enumerate(settings.scenarios(scenario)):
+        gpus = ",".join(str(first_gpu + index) for index in range(one.tensor_parallel_size))
+        first_gpu += one.tensor_parallel_size
+        command = shlex.join(["vllm", "serve", *serve_arguments(one, _PORT + number)])
+        lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {command}  # {name}, {one.gpu}")
+    lines.append(f"# measure it: {bench_command(scenario, 'http://localhost:' + str(_PORT))}")
+    return "\n".join(lines) + "\n"
+
+
+def _k8s(scenario: Scenario, settings: FleetSettings) -> str:
+    """A Deployment per group and one Service."""
+    documents: list[dict[str, Any]] = []
+    for number, group in enumerate(settings.groups):
+        one = settings.model_copy(update={"groups": (group,)}).scenarios(scenario)[0][1]
+        labels = {"app": _NAME, "group": group.name or f"group{number}"}
+        container = {
+            "name": "vllm",
+            "image": _IMAGE,
+            "args": serve_arguments(one),
+            "ports": [{"containerPort": _PORT, "name": "http"}],
+            "readinessProbe": {"httpGet": {"path": "/health", "port": _PORT}},
+            "resources": {"limits": {"nvidia.com/gpu": str(one.tensor_parallel_size)}},
+        }
+        documents.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": f"{_NAME}-{labels['group']}", "labels": labels},
+                "spec": {
+                    "replicas": group.replicas,
+                    "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+                },
+            }
+        )
+    documents.append(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": _NAME},
+            "spec": {"selector": {"app": _NAME}, "ports": [{"port": _PORT, "targetPort": _PORT}]},
+        }
+    )
+    return _documents(documents, scenario)
+
+
+def _llm_d(scenario: Scenario, settings: FleetSettings) -> str:
+    """The Kubernetes manifests, and the endpoint picker's configuration with the weights simulated."""
+    if settings.router.policy != "llm-d":
+        raise BadInput(f"--emit llm-d: the router is {settings.router.policy}; use --router llm-d")
+    weights = {"queue": 2.0, "kv": 2.0, "prefix": 3.0, **settings.router.options}
+    scorers = [{"pluginRef": plugin, "weight": float(weights[name])} for plugin, name in _LLMD_WEIGHTS]
+    picker = {
+        "apiVersion": "inference.networking.x-k8s.io/v1alpha1",
+        "kind": "EndpointPickerConfig",
+        "plugins": [{"type": plugin} for plugin, _ in _LLMD_WEIGHTS] + [{"type": "max-score-picker"}],
+        "schedulingProfiles": [
+            {"name": "default", "plugins": [*scorers, {"pluginRef": "max-score-picker"}]},
+        ],
+    }
+    return _k8s(scenario, settings) + "---\n" + yaml.safe_dump(picker, sort_keys=False)
+
+
+def _dynamo(scenario: Scenario, settings: FleetSettings) -> str:
+    """A DynamoGraphDeployment: a frontend with its router, and one worker service per group."""
+    mode = {"dynamo": "kv", "round-robin": "round-robin", "random": "random"}.get(settings.router.policy)
+    if mode is None:
+        raise BadInput("--emit dynamo: the router must be dynamo, round-robin or random")
+    services: dict[str, Any] = {
+        "Frontend": {
+            "componentType": "frontend",
+            "replicas": 1,
+            "extraPodSpec": {"mainContainer": {"args": ["--router-mode", mode]}},
+        }
+    }
+    for number, group in enumerate(settings.groups):
+        one = settings.model_copy(update={"groups": (group,)}).scenarios(scenario)[0][1]
+        arguments = serve_arguments(one)
+        worker = ["-m", "dynamo.vllm", "--model", arguments[0], *arguments[3:]]
+        services[f"Worker{number}"] = {
+            "componentType": "worker",
+            "replicas": group.replicas,
+            "resources": {"limits": {"gpu": str(one.tensor_parallel_size)}},
+            "extraPodSpec": {"mainContainer": {"command": ["python3"], "args": worker}},
+        }
+    document = {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": _NAME},
+        "spec": {"services": services},
+    }
+    return _documents([document], scenario)
+
+
+def _documents(documents: list[dict[str, Any]], scenario: Scenario) -> str:
+    text = "---\n".join(yaml.safe_dump(document, sort_keys=False) for document in documents)
+    return f"# measure it: {bench_command(scenario, f'http://{_NAME}:{_PORT}')}\n{text}"
+
+
+FORMS: dict[str, Callable[[Scenario, FleetSettings], str]] = {
+    "vllm": _vllm,
+    "k8s": _k8s,
+    "llm-d": _llm_d,
+    "dynamo": _dynamo,
+}

@@ -1,0 +1,105 @@
+"""The fewest replicas of a fleet that keep a service level, router by router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagecast.planner_app.planner.slo import Slo, Verdict
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+
+@dataclass(frozen=True)
+class FleetSize:
+    """What one router needs. `replicas` None: not even `most` are enough, whose `result` and `verdict` these are.
+
+    `below` is the verdict of one replica less (None: there is none).
+    """
+
+    router: str
+    replicas: int | None
+    most: int
+    result: FleetResult
+    verdict: Verdict
+    below: Verdict | None
+    replays: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer for JSON."""
+        s = self.result.summary
+        return {
+            "router": self.router,
+            "replicas": self.replicas,
+            "gpus": s["fleet"]["gpus"] if self.replicas is not None else None,
+            "gpu_hours": s["fleet"]["gpu_hours"],
+            "cost": s["fleet"]["cost"],
+            "holds": self.verdict.holds,
+            "terms": {term.text: term.value for term in self.verdict.terms},
+            "breaks_below": [term.text for term in self.below.broken] if self.below else [],
+            "token_hit_rate": s["token_hit_rate"],
+            "replays": self.replays,
+        }
+
+
+def fewest(
+    trace: Trace,
+    scenario: Scenario,
+    settings: FleetSettings,
+    slo: Slo,
+    *,
+    most: int = 64,
+    progress: Callable[[int], None] | None = None,
+) -> FleetSize:
+    """The fewest equal replicas behind the router of `settings` that keep the level.
+
+    Doubles until the level holds, then bisects: one replica less does not keep it. Larger fleets are taken to
+    keep it too. Errors: BadInput where the fleet has several groups.
+    """
+    if len(settings.groups) > 1:
+        raise BadInput("plan: give a fleet of one group; it says how many replicas that group needs")
+    seen: dict[int, tuple[FleetResult, Verdict]] = {}
+
+    def holds(count: int) -> bool:
+        if count not in seen:
+            result = replay_fleet(trace, scenario, sized(settings, count), keep_steps=False)
+            seen[count] = (result, slo.verdict(result))
+            if progress is not None:
+                progress(len(seen))
+        return seen[count][1].holds
+
+    low, high = 0, 1
+    while not holds(high):
+        low = high
+        if high >= most:
+            result, verdict = seen[high]
+            return FleetSize(settings.router.policy, None, most, result, verdict, None, len(seen))
+        high = min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    result, verdict = seen[high]
+    below = seen[low][1] if low else None
+    return FleetSize(settings.router.policy, high, most, result, verdict, below, len(seen))
+
+
+def against(settings: FleetSettings, routers: Sequence[str]) -> list[FleetSettings]:
+    """The same fleet behind other routers as well, each with its defaults."""
+    found = [settings]
+    for name in routers:
+        fields = {**settings.router.model_dump(), "policy": name, "options": {}, "index": None}
+        found.append(FleetSettings.make({**settings.model_dump(), "router": fields}))
+    return found
+
+
+def sized(settings: FleetSettings, replicas: int) -> FleetSettings:
+    """The fleet with so many replicas."""
+    group = settings.groups[0].model_copy(update={"replicas": replicas})
+    return settings.model_copy(update={"groups": (group,)})
