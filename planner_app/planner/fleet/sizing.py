@@ -16,7 +16,7 @@ from pagecast.traces.schema import Trace
 
 @dataclass(frozen=True)
 class FleetSize:
-    """What one router needs. `replicas` None: not even `most` are enough, whose `result` and `verdict` these are.
+    """What one router needs. `replicas` None: not even `most` are enough; then the rest is theirs.
 
     `below` is the verdict of one replica less (None: there is none).
     """
