@@ -31,6 +31,7 @@ COMMANDS = {
     "hits": _Command("hits", "hits_command", "Counts the prefix hits of caches of several sizes"),
     "memory": _Command("memory", "memory_command", "Itemises a GPU's memory: KV blocks and what fits"),
     "calibrate": _Command("calibrate", "calibrate_command", "Learns what steps cost from recorded runs"),
+    "support": _Command("support", "support_command", "Lists which step costs a model and GPU get"),
     "serve": _Command("serve", "serve_command", "Serves a simulated replica, or the engine, over HTTP"),
     "trace": _Command("trace", "app", "Describes, converts, cuts and generates traces"),
     "generate": _Command("engine", "generate_command", "Goes on with texts, on a GPU or the CPU"),

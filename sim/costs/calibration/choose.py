@@ -44,7 +44,7 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
     if name != AUTO:
         return costs_for(load(name.removesuffix(TRANSFERRED)), target, transfer=transfer)
     found = [Calibration.load(path) for path in shipped().values()]
-    fits = [calibration for calibration in found if _misfit(calibration, target) is None]
+    fits = [calibration for calibration in found if misfit(calibration, target) is None]
     if fits:
         return costs_for(max(fits, key=_version), target, transfer=transfer)
     carried = [calibration for calibration in found if _can_be_carried(calibration, target)]
@@ -90,7 +90,7 @@ def misfits(found: list[Calibration], target: Target) -> tuple[tuple[str, str], 
         return made.get("engine") != target.engine, made.get("model_shape") != identity(target.model)
 
     nearest = sorted(found, key=near)[:2]
-    return tuple((calibration.name, str(_misfit(calibration, target))) for calibration in nearest)
+    return tuple((calibration.name, str(misfit(calibration, target))) for calibration in nearest)
 
 
 def _can_be_carried(calibration: Calibration, target: Target) -> bool:
@@ -111,7 +111,8 @@ def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, flo
     )
 
 
-def _misfit(calibration: Calibration, target: Target) -> str | None:
+def misfit(calibration: Calibration, target: Target) -> str | None:
+    """Why a calibration is not for `target`; None where it is."""
     engine = calibration.made_for.get("engine")
     return difference(calibration, target) or (
         None if engine == target.engine else f"for engine {engine}, not {target.engine}"

@@ -182,11 +182,18 @@ def test_summed_step_times_are_within_the_stated_error(shared, run, decode, mixe
         assert predicted / measured - 1 == pytest.approx(0, abs=bound)
 
 
+def test_a_step_of_experts_without_a_graph_takes_as_long_as_its_launches() -> None:
+    """50 ms for 48 layers, whether it has 600 tokens or 1,500: as recorded of Qwen3-30B-A3B on an H200."""
+    mixture = costs_of("Qwen/Qwen3-30B-A3B", "H200")
+    small, large = (mixture.device_ns(Batch(0, 0, 0, ((tokens, 0),))) for tokens in (600, 1500))
+    assert small == large == pytest.approx(50e6, rel=0.01)
+    assert mixture.device_ns(Batch(0, 0, 0, ((500, 0),))) < 0.6 * small
+
+
 def test_the_error_of_a_mixture_of_experts_is_the_one_that_was_measured():
     mixture = sentence(Roofline(model("Qwen/Qwen3-30B-A3B"), gpu("H200")).expected_error())
-    assert "-38%" in mixture
-    assert "-74%" in mixture
-    assert "25%" not in mixture
+    assert "-18 to -1% in mean TPOT" in mixture
+    assert "-96% in mean TTFT near saturation" in mixture
     dense = sentence(Roofline(model("Qwen/Qwen3-8B"), gpu("H200")).expected_error())
     assert "allow 25%" in dense
     assert "mixture" not in dense.lower()

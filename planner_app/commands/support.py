@@ -1,0 +1,92 @@
+"""`pagecast support`: which tier of step costs each model, GPU and engine gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from pagecast.planner_app import console
+from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
+from pagecast.sim.costs.calibration.support import (
+    CALIBRATED,
+    IMPOSSIBLE,
+    Support,
+    all_shipped,
+    support,
+)
+from pagecast.sim.costs.calibration.target import Target
+from pagecast.sim.costs.measured.tables import paths
+from pagecast.sim.machine.gpus import GPUS
+from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.models import known_models
+from pagecast.sim.machine.models import model as find_model
+from rich.table import Table
+
+Opt = typer.Option
+_ENGINES = ("vllm", "sglang", "trtllm")
+_MARKS = {CALIBRATED: "C", MEASURED: "M", ROOFLINE: "r", IMPOSSIBLE: "-"}
+
+
+def support_command(
+    model: Annotated[
+        list[str] | None, Opt(help="a known model or a folder with config.json; once for each [all known]")
+    ] = None,
+    gpu: Annotated[list[str] | None, Opt(help="once for each [those with measured operations]")] = None,
+    engine: Annotated[list[str] | None, Opt(help=f"{', '.join(_ENGINES)}; once for each [vllm]")] = None,
+    tensor_parallel_size: Annotated[int, Opt(min=1, help="GPUs a replica is sharded over")] = 1,
+    kv_cache_dtype: Annotated[str, Opt(help="dtype of the KV cache")] = "auto",
+    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Lists which step costs `--costs auto` takes for each model, GPU and engine.
+
+    C: calibrated, fitted to recordings of the set-up. M: measured, composed of operations that were measured
+    on the GPU. r: roofline, from published rates. -: the model can't be sharded so.
+    """
+    models = [find_model(name) for name in model or known_models()]
+    gpus = [find_gpu(name) for name in gpu or _measured_gpus()]
+    shipped, rows = all_shipped(), []
+    with console.progress("set-ups", len(models) * len(gpus) * len(engine or [1])) as update:
+        for each in engine or _ENGINES[:1]:
+            for facts in models:
+                for place in gpus:
+                    target = Target(facts, place, tensor_parallel_size, kv_cache_dtype, 1, each)
+                    rows.append(support(target, shipped))
+                    update(len(rows))
+    if json:
+        console.print_json({"set_ups": [asdict(row) for row in rows]})
+        return
+    for each in dict.fromkeys(row.engine for row in rows):
+        console.out.print(_table(each, [row for row in rows if row.engine == each]))
+    console.out.print(
+        "C calibrated, M measured operations, r roofline, - can't be sharded so", highlight=False
+    )
+    for reason in _reasons(rows):
+        console.out.print(f"r: {reason}", soft_wrap=True, highlight=False)
+
+
+def _measured_gpus() -> list[str]:
+    measured = {key for key, _ in paths()}
+    return [gpu.name for gpu in GPUS if gpu.name.lower().replace(" ", "-") in measured]
+
+
+def _table(engine: str, rows: list[Support]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    gpus = list(dict.fromkeys(row.gpu for row in rows))
+    table.add_column(engine, no_wrap=True)
+    for gpu in gpus:
+        table.add_column(gpu.replace(" ", "\n"), justify="center", no_wrap=True)
+    for model in dict.fromkeys(row.model for row in rows):
+        marks = {row.gpu: _MARKS[row.tier] for row in rows if row.model == model}
+        table.add_row(model, *(marks[gpu] for gpu in gpus))
+    return table
+
+
+def _reasons(rows: Iterable[Support]) -> list[str]:
+    """Why set-ups have only the roofline, each reason once with how many it keeps from more."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        if row.tier == ROOFLINE:
+            counts[row.detail] = counts.get(row.detail, 0) + 1
+    return [f"{reason} ({count})" for reason, count in sorted(counts.items(), key=lambda item: -item[1])]

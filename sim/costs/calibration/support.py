@@ -1,0 +1,55 @@
+"""The tier of step costs that a set-up gets with `auto`, and why not a better one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE, misfit
+from pagecast.sim.costs.calibration.file import Calibration, shipped
+from pagecast.sim.costs.calibration.target import Target
+from pagecast.sim.costs.measured.missing import NotMeasured
+
+CALIBRATED = "calibrated"
+IMPOSSIBLE = "impossible"
+TIERS = (CALIBRATED, MEASURED, ROOFLINE, IMPOSSIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """A set-up's tier, one of `TIERS`; `detail` names the calibration, the operations, or what is missing."""
+
+    model: str
+    gpu: str
+    engine: str
+    tensor_parallel_size: int
+    tier: str
+    detail: str
+
+
+def support(target: Target, calibrations: list[Calibration] | None = None) -> Support:
+    """The tier of `target`; `calibrations` are the shipped ones, read here where they are not given."""
+    tier, detail = _tier(target, all_shipped() if calibrations is None else calibrations)
+    return Support(
+        target.model.name, target.gpu.name, target.engine, target.tensor_parallel_size, tier, detail
+    )
+
+
+def all_shipped() -> list[Calibration]:
+    """The calibrations that come with pagecast."""
+    return [Calibration.load(path) for path in shipped().values()]
+
+
+def _tier(target: Target, calibrations: list[Calibration]) -> tuple[str, str]:
+    try:
+        target.model.check_tensor_parallel(target.tensor_parallel_size)
+        for calibration in calibrations:
+            if misfit(calibration, target) is None:
+                return CALIBRATED, calibration.name
+        try:
+            table = target.measured().operations.table
+        except NotMeasured as missing:
+            return ROOFLINE, str(missing)
+        return MEASURED, f"{table.engine} {table.version}"
+    except BadInput as error:
+        return IMPOSSIBLE, str(error)
