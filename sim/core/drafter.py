@@ -21,9 +21,9 @@ class Drafter(Protocol):
     recomputes_block: bool
 
     def draft(self, request: Request, requests: int) -> int:
-        """How many guesses follow the tokens that a step yields; the step has so many `requests`.
+        """How many tokens are guessed after those that a step yields to `request`.
 
-        Asked when the step is committed. With asynchronous scheduling asked when it is planned: then the
-        answer is for how many guesses the next plan leaves room.
+        `requests` is the number of requests in that step. Asked when the step is committed. With asynchronous
+        scheduling it is asked when the step is planned, and the next plan leaves room for so many guesses.
         """
         ...

@@ -141,6 +141,7 @@ class Lifecycle:
         ticks = request.prompt_tokens + request.output_tokens - known - 1
         if not ticks:
             request.state = State.DRAINING
+            # `Step.seal` has counted the plan already: its number is one less.
             running.draining.setdefault(self.log.step - 1, []).append(request)
             return
         request.state = State.DECODE
@@ -153,9 +154,10 @@ class Lifecycle:
             running.parked[request] = None
 
     def await_tokens(self, plan: StepPlan) -> None:
-        """Takes note of the tokens that a plan of requests that speculate may yield.
+        """Counts the tokens that a plan may yield to requests that speculate (`Request.flying`).
 
-        Planning ahead, the next plan leaves room for guesses before anybody knows them.
+        At pipeline depth 1 it also asks the drafter: the next plan leaves room for the guesses before they
+        are known. At depth 0 the commit asks.
         """
         assert self.drafter is not None
         ahead = self.limits.pipeline_depth > 0
@@ -200,9 +202,9 @@ class Lifecycle:
             computed = min(computed, request.known)
             request.drafts = 0
         elif request.state is not State.PREFILL:
-            # It publishes in its own turns, and what it published stays findable. With a decode in flight
-            # that is one token short of `computed`: the token was not known when its step was planned.
-            # Being served in this step made up for it.
+            # Publish what its turns have published by now. With a decode in flight that is one token less
+            # than `computed`: the token was not known when its step was planned, and the next turn, which
+            # would publish its block, does not come. A request served in this step has had that turn.
             late = not served and self.limits.pipeline_depth > 0 and self._flies(request)
             self.memory.publish(request, computed - late)
             self.memory.withdraw(request, computed)
@@ -224,7 +226,7 @@ class Lifecycle:
     # ---- ending
 
     def commit(self, plan: StepPlan, outcome: Outcome, now: int) -> list[Request]:
-        """Applies what came of a plan that has just landed. Returns the requests that ended, in order."""
+        """Applies the outcome of a plan that was executed. Returns the requests that ended, in order."""
         running = self.running
         if self.drafter is not None:
             return self._commit_guesses(self.drafter, plan.chunks, outcome, now)
@@ -252,12 +254,12 @@ class Lifecycle:
     def _commit_guesses(
         self, drafter: Drafter, chunks: tuple[Chunk, ...], outcome: Outcome, now: int
     ) -> list[Request]:
-        """Applies a plan of requests that speculate: the right guesses count, and one token more.
+        """Applies a plan of requests that speculate: each gets its accepted guesses and one token more.
 
         A preempted request gets its tokens too; it computes them again.
         """
         ended = []
-        accepted = dict(outcome.accepted)
+        accepted_of = dict(outcome.accepted)
         stopped = set(outcome.stopped)
         ahead = self.limits.pipeline_depth > 0
         for chunk in chunks:
@@ -266,14 +268,14 @@ class Lifecycle:
                 continue
             if request.first_token_ns == NEVER:
                 request.first_token_ns = now
-            right = accepted.get(request.id, chunk.drafts)
+            accepted = accepted_of.get(request.id, chunk.drafts)
             request.flying -= 1 + chunk.drafts
-            request.known = min(request.known + 1 + right, request.total_tokens)
+            request.known = min(request.known + 1 + accepted, request.total_tokens)
             if request.id in stopped:
                 request.output_tokens = request.known - request.prompt_tokens
             runs = request.state is State.DECODE
             if runs:
-                request.computed -= chunk.drafts - right
+                request.computed -= chunk.drafts - accepted
                 if ahead:
                     self.memory.publish(request, request.known - 1)
             if request.known == request.total_tokens:

@@ -29,9 +29,9 @@ class Request:
     is: `state`, `known`, `computed`. The blocks it holds are not here: see `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
-    `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates has
-    `known` tokens and those `flying`: `computed` is one less than both together, as if every guess in flight
-    were right.
+    `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
+    on in chunks instead. Plans in flight may yield it up to `flying` more tokens, and its `computed` is
+    `known + flying - 1`: until its commit, every guess in flight counts as right.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Request:
         self.cached_tokens = NEVER  # prefix hit at first admission
         self.reused_tokens = 0  # prefix hits of all admissions
         self.lost_tokens = 0  # computed tokens that its latest preemption threw away
-        self.recomputed_tokens = 0  # of these, what its next admission did not find in the cache
+        self.recomputed_tokens = 0  # lost tokens that the next admission did not find, of all preemptions
         self.preemptions = 0
         self.queue_depth = 0  # requests ahead of it when it was submitted
         self.admitted_ns = NEVER

@@ -23,10 +23,10 @@ class Running:
     requests are listed under the number of the step that computes it).
 
     `tick` is the clock of the decoding requests (see `Decoders`): it stands still in steps that are not for
-    them, as `nano-vllm`'s steps of prompts. `late` is by how many steps generated content is published later
-    than the plan that computes it: one step where that plan cannot know the token yet (pipelining), and one
-    where nothing is published before its commit (`at_commit`). `left_out` are the decoding requests that the
-    newest plan leaves out.
+    them, as `nano-vllm`'s steps of prompts. `late` (0, 1 or 2) is the number of steps between the plan that
+    computes a generated token and the plan that may publish it: one at pipeline depth 1, since the token is
+    not known when its step is planned, and one more where blocks are published by the commit (`at_commit`).
+    `left_out` are the decoding requests that the newest plan leaves out.
     """
 
     def __init__(self, block_size: int, *, pipeline_depth: int, at_commit: bool) -> None:
@@ -47,7 +47,10 @@ class Running:
         return not self.in_flight or request in self.left_out
 
     def knows_ahead(self) -> bool:
-        """Whether plans may overlap, and yet some request's next token is known now."""
+        """Whether some request's next token is known now although plans may overlap.
+
+        A block that this token fills is published by the plan itself, not a step later.
+        """
         if not self.late or self.at_commit:
             return False
         return not self.in_flight or bool(self.left_out)

@@ -146,7 +146,8 @@ class Step:
                 for request in sorted({**crossing, **filling}, key=admission_order):
                     self.decode(request, begins=request in crossing, fills=request in filling)
             if running.late == 2:
-                # Filled two steps ago and committed now. A prompt is published by its own commit.
+                # Pipeline depth 1 and `at_commit`: blocks filled two steps ago are committed now. A prompt is
+                # published by its own commit.
                 for request in running.decoders.crossing(running.tick - 1):
                     committed = running.planned(request) - 1
                     if committed >= request.known:
@@ -208,11 +209,14 @@ class Step:
     # ---- requests come and go
 
     def admit(self, request: Request, hit: Hit, forked: int = 0) -> None:
-        """Admits a waiting request with its cached prefix and `forked` tokens to be copied."""
+        """Gives a waiting request its cached prefix and `forked` tokens to be copied. `run` has to follow."""
         self.lifecycle.admit(request, hit, self.now, forked)
 
     def run(self, request: Request) -> None:
-        """Moves an admitted request from the queue to the running ones."""
+        """Moves an admitted request from the queue to the running ones.
+
+        vLLM's mix calls it at once, nano-vLLM's with the last chunk of the prompt.
+        """
         self._queue.remove(request)
         self.running.requests[request] = None
 

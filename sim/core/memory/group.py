@@ -73,7 +73,8 @@ class Group(Protocol):
 class FullGroup:
     """KV of layers that attend to the whole sequence: one block per `block_size` tokens.
 
-    `index` is the group's number in its memory. Equal content in different groups has different keys.
+    `index` is the group's number in its memory (`pool.index` is the prefix index). Equal content in different
+    groups has different keys.
     """
 
     def __init__(
@@ -256,6 +257,7 @@ class FullGroup:
             return
         full = tokens // self.block_size
         own = holding.own
+        # The first own run with blocks to publish. Runs are published in order, so look from the last back.
         first = at = len(own)
         while at:
             at -= 1

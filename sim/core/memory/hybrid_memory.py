@@ -45,7 +45,7 @@ class HybridMemory(KvMemory):
         self.crossing_blocks = len(self.layers)
         self.places = _places(specs, limits.block_size)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
-        self.wanted = 0  # blocks that the request last refused needs; 0: blocks were not the reason
+        self.wanted = 0  # free blocks that the request last refused needs; 0: the batch was full
         self._generating: dict[Request, None] = {}
         self._windowed = [group for group in self.layers if group.spec.reach]
         self._at_once = sum([spec.blocks_of(spec.reach) for spec in specs if spec.kind is KvKind.CHUNK])
@@ -74,7 +74,13 @@ class HybridMemory(KvMemory):
     # ---- finding
 
     def find(self, request: Request) -> Hit:
-        """The longest cached prefix that all groups have; the last known token is always left to compute."""
+        """The longest cached prefix that all groups have; the last known token is always left to compute.
+
+        Each kind of layers may shorten the prefix; then the others are asked again, until none does. A hit of
+        layers that keep all is only cut. Where hits leave out their last block (EAGLE), every kind does so
+        once: `dropped` holds those that have, and is cleared when a kind shortens the prefix for lack of
+        content.
+        """
         if not self.caching:
             return _NO_HIT
         keys = request.keys
@@ -140,7 +146,8 @@ class HybridMemory(KvMemory):
         """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
 
         `coming`: requests begin to generate with this step. Where its first chunk was refused, and not its
-        whole sequence, a hit that shrinks may help as well.
+        whole sequence, a hit that shrinks may help as well. Also notes for `refused_for` how many blocks the
+        request needs (`wanted`).
         """
         self.wanted = self._needed(hit, request.known, capped=True)
         if coming or self.wanted <= len(self.blocks_pool.free):

@@ -26,30 +26,30 @@ class PrefixIndex:
         key = run.key
         assert key is not None and not run.indexed
         run.indexed = True
-        first = self.first.get(key)
-        if first is None:
+        last = self.first.get(key)
+        if last is None:
             self.first[key] = run
             return
-        while first.next is not None:
-            first = first.next
-        first.next = run
+        while last.next is not None:
+            last = last.next
+        last.next = run
 
     def remove(self, run: Run) -> None:
         """Makes a run unfindable."""
         key = run.key
         assert key is not None and run.indexed
         run.indexed = False
-        first = self.first[key]
-        if first is run:
+        before = self.first[key]
+        if before is run:
             if run.next is None:
                 del self.first[key]
             else:
                 self.first[key] = run.next
         else:
-            while first.next is not run:
-                assert first.next is not None
-                first = first.next
-            first.next = run.next
+            while before.next is not run:
+                assert before.next is not None
+                before = before.next
+            before.next = run.next
         run.next = None
 
     def blocks(self) -> set[int]:

@@ -22,8 +22,8 @@ from pagecast.sim.core.request import Request
 class Table:
     """One request's block table in one group.
 
-    `blocks` has the null block in its first `nulls` places; `stored` counts the places that need not be
-    published any more.
+    `blocks` has the null block in its first `nulls` places. The first `stored` places need no publishing any
+    more: they are published, null, or of no use to any hit.
     """
 
     __slots__ = ("blocks", "nulls", "stored")

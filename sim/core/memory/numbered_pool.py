@@ -31,7 +31,8 @@ class NumberedPool:
         self.keys: list[bytes | None] = [None] * num_blocks
         self.numbers: list[int] = [0] * num_blocks
         self.index: dict[bytes, dict[int, int]] = {}
-        self.later: dict[tuple[bytes, int], list[int]] = {}  # blocks of content that an older one has, too
+        # Further blocks with the content of an indexed one, by its key and number, oldest first.
+        self.later: dict[tuple[bytes, int], list[int]] = {}
 
     # ---- holding
 

@@ -59,13 +59,16 @@ def no_hybrid_mix(limits: Limits) -> Mix:
 
 @dataclass(frozen=True)
 class Profile:
-    """One engine's rules. Each field makes a rule for a replica with given limits.
+    """One engine's rules. Each function makes a rule for a replica with given limits.
+
+    For models whose layers keep different tokens (`Limits.groups`) only `order` and `hybrid_mix` are used: a
+    `HybridMemory` makes its groups from `Limits.groups` and evicts in vLLM's order. `mix`, `eviction` and
+    `groups` are for all other models.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan. Two fields describe the engine to others: `whole_prompt` tells the invariant checks
     that the mix takes the blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the
-    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides). `hybrid_mix` takes the mix's
-    place for models whose layers keep different tokens (`Limits.groups`).
+    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides).
     """
 
     name: str

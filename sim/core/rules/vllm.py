@@ -84,9 +84,9 @@ class VllmMix:
     def _make_room(self, step: Step, memory: KvMemory, queue: Queue, request: Request, blocks: int) -> bool:
         """Preempts until `blocks` are free. False: the request itself had to go.
 
-        vLLM walks the running list by index. Where it preempts a request before that index that had no
-        tokens in this step (all its tokens are in flight already), it does not step back, and so passes
-        over whoever is next.
+        vLLM walks its running list by index. For a victim before that index it steps back by one, but only
+        if the victim had tokens in this step. If it had none (all are in flight, or it was left out), vLLM
+        passes over the request that comes next.
         """
         passed_over = 0
         while memory.free_blocks < blocks:
