@@ -42,10 +42,10 @@ def plan_command(
     out: Annotated[Path | None, Opt(help="file for --emit [printed]")] = None,
     think_time: Annotated[
         float | None,
-        Opt(min=0, help="plan as well for users who pause so many seconds in the mean before a session"),
+        Opt(min=0, help="plan also for users who pause this many seconds (mean) before a session"),
     ] = None,
     replicas_for: Annotated[
-        float | None, Opt(help="requests per second to tell the number of replicas for [the trace's own]")
+        float | None, Opt(help="request rate per second for the number of replicas [the trace's own]")
     ] = None,
     max_preemption_rate: Annotated[
         float, Opt(min=0, help="most preemptions per request at the admissible concurrency")
@@ -62,7 +62,7 @@ def plan_command(
         Opt(
             min=0,
             max=MOST_REPLICATES,
-            help="draws of costs, noise and workload for 90% intervals: 20 do better, 0 none",
+            help="draws of costs, noise and workload for 90% intervals: 20 for better ones, 0 for none",
         ),
     ] = 5,
     fixed_workload: Annotated[

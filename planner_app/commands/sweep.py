@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 _MOST_ROWS = 20
-_SET = "field=values, again and again: block_size=16,32, kv_tokens=50000:400000:50000, max_num_seqs=8:256:x2"
+_SET = "field=values, may be repeated: block_size=16,32, kv_tokens=50000:400000:50000, max_num_seqs=8:256:x2"
 
 
 @with_scenario
@@ -34,7 +34,7 @@ def sweep_command(
     ] = None,
     slo: Annotated[str, Opt(help="service level, such as ttft_p99<2s,tpot_p95<50ms")] = "",
     price: Annotated[
-        list[str] | None, Opt(help="GPU=USD per GPU-hour, again and again: H200=3.5; yours, none is built in")
+        list[str] | None, Opt(help="GPU=USD per GPU-hour, may be repeated: H200=3.5; no price is built in")
     ] = None,
     objective: Annotated[
         str, Opt(help="figures to trade off, with commas [cost, ttft_p99_s, tpot_p95_s]")

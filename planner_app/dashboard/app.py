@@ -28,7 +28,7 @@ _PAGES = (
 # break in the middle.
 _STYLE = """<style>
 [class*="st-key-pending"] { opacity: 0.6; }
-.stMarkdownBadge { white-space: normal; text-overflow: clip; }
+.stMarkdownBadge, .stMarkdownBadge * { white-space: normal !important; text-overflow: clip !important; }
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * { color: inherit; }
 [data-testid="stCaptionContainer"] { opacity: 0.82; }
 .js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle) text { fill: currentColor !important; }

@@ -103,12 +103,12 @@ def hit_curve(reuse: Hits, blocks: int) -> go.Figure:
     size, here = reuse.block_size, reuse.ratio(blocks)
     enough = float(capacities[np.argmax(ratios >= 0.99 * reuse.infinite)]) if reuse.infinite else 0.0
     caption = (
-        f"With {blocks:,} blocks {here:.1%} of block references hit, of {reuse.infinite:.1%} that a cache "
-        f"without end would find. {_advice(blocks, enough)} Requests in their order, without time; blocks "
-        "that running requests hold are not taken off."
+        f"With {blocks:,} blocks {here:.1%} of block references hit; an endless cache would find "
+        f"{reuse.infinite:.1%}. {_advice(blocks, enough)} Requests are counted in their order, without time; "
+        "blocks that running requests hold are not subtracted."
     )
     figure = chart(
-        "Hit ratio against cache capacity",
+        "Hit rate against cache size",
         caption,
         "capacity, tokens (log)",
         "% of block references",
@@ -142,5 +142,5 @@ def _advice(blocks: int, enough: float) -> str:
     if not enough:
         return "The trace repeats no prefix."
     if blocks >= enough:
-        return f"{enough:,.0f} blocks would do: more memory finds no more prefixes."
-    return f"{enough:,.0f} blocks would find nearly all: more memory pays."
+        return f"{enough:,.0f} blocks are enough: more memory finds no more prefixes."
+    return f"{enough:,.0f} blocks would find nearly all: give the cache more memory."

@@ -62,13 +62,13 @@ class Binding:
 
     @property
     def why(self) -> str:
-        """One sentence: how far off the level is with a quarter more load, and what would help."""
+        """One sentence: how far the SLO is missed at 25% more load, and what would help."""
         cure = next(pressed for pressed in self.helped if pressed.limit == self.limit)
         others = [pressed for pressed in self.helped if pressed is not cure]
-        text = f"with a quarter more load {_what(self.without.term)} {_times(self.without)} what is allowed"
+        text = f"at 25% more load {_what(self.without.term)} {_times(self.without)} the bound"
         enough, short = (_list([h for h in others if h.holds is holds]) for holds in (True, False))
         if cure.holds:
-            text += f"; {_TWICE[cure.limit]} would do ({_times(cure)})"
+            text += f"; {_TWICE[cure.limit]} would be enough ({_times(cure)})"
             text += f", and so would {enough}" if enough else ""
             return text + (f", but not {short}" if short else "")
         nearest = min(self.helped, key=lambda pressed: pressed.excess)
@@ -183,7 +183,7 @@ def _what(term: str) -> str:
         return f"the share of requests that miss {term.rpartition(')')[0]}) is"
     name = re.split("[<>]", term)[0]
     if name == "kept_up":
-        return "the share of offered requests that don't end in time is"
+        return "the share of offered requests that do not end in time is"
     return f"{name} are" if name == "preemptions" else f"{name} is"
 
 

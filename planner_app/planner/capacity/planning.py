@@ -405,16 +405,16 @@ def _notes(
     rate = answers.get("rate")
     if rate is not None and rate.at is not None:
         texts.append(
-            f"the highest request rate holds while {len(work):,} requests come again and again, "
-            f"{rate.at.requests:,} after a warm-up, and what is in the server settles: at most {GROWTH:.0%} "
-            "more in the last third of that load than in the second"
+            f"the highest request rate was tried on a long load: {len(work):,} requests repeated, "
+            f"{rate.at.requests:,} of them after a warm-up. The backlog may grow by at most {GROWTH:.0%} "
+            "from the second to the last third of it"
         )
     if replicates:
         drawn = "costs and noise" if question.draw_costs else "noise"
         drawn += " and the workload" if question.workload is not None else ""
         texts.append(
-            f"intervals are 90%, of {replicates} searches with {drawn} drawn again: from so few, their width "
-            f"may be off by a factor of {width_error(replicates):.2g}; --replicates 20 tells it better"
+            f"90% intervals from {replicates} searches with {drawn} drawn again. Their width may be off by a "
+            f"factor of {width_error(replicates):.2g}; --replicates 20 makes better ones"
         )
     return texts
 
@@ -425,9 +425,9 @@ def judgment(term: Judged) -> str:
     if term.value is None:
         return f"no request has a {name}"
     if name == "kept_up":
-        return f"{term.value:.1%} of what was offered ended"
+        return f"{term.value:.1%} of the offered requests ended"
     if name == "backlog_growth":
-        return f"{term.value:.0%} more in the server in the last third of a long load than in its second"
+        return f"the backlog grows by {term.value:.0%} from the second to the last third of a long load"
     if name == "preemptions":
         return f"{term.value:.2g} preemptions per request"
     if name == "goodput":

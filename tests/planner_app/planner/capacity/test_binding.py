@@ -15,7 +15,7 @@ def binding(limit, without, *excesses, term="ttft_p99<2s"):
 
 def test_what_would_do_comes_first_then_what_would_not():
     assert binding("batch size", 2.2, 2.2, 0.12, 2.3, 0.98).why == (
-        "with a quarter more load ttft_p99 is 2.2 x what is allowed; twice max_num_seqs would do (0.12 x), "
+        "at 25% more load ttft_p99 is 2.2 x the bound; twice max_num_seqs would be enough (0.12 x), "
         "and so would steps twice as fast (0.98 x), but not twice the KV blocks (2.2 x) or twice "
         "max_num_batched_tokens (2.3 x)"
     )
@@ -23,7 +23,7 @@ def test_what_would_do_comes_first_then_what_would_not():
 
 def test_where_nothing_does_the_nearest_is_named():
     text = binding("HBM", 38.4, 11, 38.4, 38.4, 38.4, term="preemptions<=0.01").why
-    assert text.startswith("with a quarter more load preemptions are 38 x what is allowed; ")
+    assert text.startswith("at 25% more load preemptions are 38 x the bound; ")
     assert "; twice the KV blocks would help most (11 x), not twice max_num_seqs (38 x), " in text
 
 
@@ -36,10 +36,10 @@ def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
     ("term", "words"),
     [
         ("goodput(ttft<2s)>0.99", "the share of requests that miss goodput(ttft<2s) is 4 x"),
-        ("kept_up>=0.95", "the share of offered requests that don't end in time is 4 x"),
+        ("kept_up>=0.95", "the share of offered requests that do not end in time is 4 x"),
         ("tpot_p95<50ms", "tpot_p95 is 4 x"),
     ],
 )
 def test_the_term_that_breaks_is_said_in_words(term, words):
     text = binding("HBM", 4.0, 0.5, 4, 4, 4, term=term).why
-    assert f"with a quarter more load {words} what is allowed" in text
+    assert f"at 25% more load {words} the bound" in text

@@ -94,7 +94,7 @@ def test_the_table_says_what_is_admitted_what_breaks_and_what_binds(capsys):
         "admissible concurrency",
         "highest request rate",
         "requests/s",
-        " binds: with a quarter more load ",
+        " binds: at 25% more load ",
         "static envelope: ",
         "not <",
         "replays",
@@ -178,13 +178,15 @@ def test_few_draws_are_named_and_doubted(by_one, capsys):
     show(by_one)
     out = capsys.readouterr().out
     assert "90%, 5 draws" in out
-    assert "their width may be off by a factor of 2.4" in out
+    assert "Their width may be off by a factor of 2.4" in out
 
 
 def test_the_rate_is_said_to_have_lasted(by_one, capsys):
     show(by_one)
     rate = by_one.answers["rate"]
-    assert "the highest request rate holds while 40 requests come again and again" in capsys.readouterr().out
+    assert (
+        "the highest request rate was tried on a long load: 40 requests repeated" in capsys.readouterr().out
+    )
     assert rate.at.requests == pytest.approx(4 * 40, abs=2)  # the last two thirds of six times as many
     assert [term.text for term in rate.at.terms][-1] == "backlog_growth<=0.08"
     assert rate.at.requests_per_s == pytest.approx(rate.value, rel=0.05)
