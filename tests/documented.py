@@ -5,6 +5,8 @@ number of lines. A comment above the block says how it is tested:
 
     <!-- slow -->              run by `make test-slow` only
     <!-- not run: REASON -->   not run; its commands and options must exist
+
+Commands in indented blocks are not run either.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```console\n(?P<body>.*?)```", re.DOTALL)
+_INDENTED = re.compile(r"^ {4,}(?:\$ )?(pagecast [^\n\\]*)", re.MULTILINE)
 _ELAPSED = re.compile(r"\bin (\d+m)?[\d.]+ m?s\b")
 
 
@@ -42,6 +45,8 @@ def commands(page: Path) -> list[Command]:
             line, *output = part.rstrip("\n").split("\n")
             words = tuple(shlex.split(line, comments=True))
             result.append(Command(words, tuple(output), block["mark"] or ""))
+    for line in _INDENTED.findall(page.read_text(encoding="utf-8")):
+        result.append(Command(tuple(shlex.split(line, comments=True)), (), "not run: indented"))
     return result
 
 

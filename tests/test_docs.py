@@ -93,9 +93,6 @@ def test_every_block_of_commands_is_marked_as_one():
         for language, body in re.findall(r"```(\w*)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             if language != "console":
                 assert not re.search(r"^(\$ )?(pagecast|make|pip) ", body, re.MULTILINE), name(page)
-        assert not re.search(r"^ {4,}(\$ )?pagecast ", page.read_text(encoding="utf-8"), re.MULTILINE), name(
-            page
-        )
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=name)
