@@ -17,8 +17,6 @@ class Load:
     waiting: int
     used_blocks: int
     num_blocks: int
-    adapters_running: tuple[str, ...] = ()
-    adapters_waiting: tuple[str, ...] = ()
 
 
 class Observer(Protocol):
@@ -52,6 +50,10 @@ class Backend(Protocol):
 
     def load(self) -> Load:
         """What runs and waits now."""
+        ...
+
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """The adapters of running and of waiting requests, each once, in order of their names."""
         ...
 
     def preemptions(self) -> int:

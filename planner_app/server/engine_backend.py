@@ -325,6 +325,10 @@ class EngineBackend:
             len(scheduler.running.requests), waiting, scheduler.memory.used_blocks, self.limits.num_blocks
         )
 
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """See `Backend`: the engine has none."""
+        return [], []
+
     def preemptions(self) -> int:
         """See `Backend`."""
         return self.engine.loop.scheduler.preemptions

@@ -210,10 +210,11 @@ class ServerMetrics(Collector):
             "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", self._cache_config
         )
         if self._max_loras is not None:
+            running, waiting = self._backend.adapters()
             adapters = {
                 "max_lora": str(self._max_loras),
-                "running_lora_adapters": ",".join(load.adapters_running),
-                "waiting_lora_adapters": ",".join(load.adapters_waiting),
+                "running_lora_adapters": ",".join(running),
+                "waiting_lora_adapters": ",".join(waiting),
             }
             yield self._info("vllm:lora_requests_info", "Running stats on lora requests.", adapters)
         if self._time_scale is not None:

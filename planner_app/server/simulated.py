@@ -412,6 +412,14 @@ class SimulatedBackend:
             self.limits.num_blocks,
         )
 
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """See `Backend`."""
+        running, waiting = set[str](), set[str]()
+        for generation in self._live.values():
+            if generation.adapter:
+                (waiting if generation.admitted_ns == NEVER else running).add(generation.adapter)
+        return sorted(running), sorted(waiting)
+
     def preemptions(self) -> int:
         """See `Backend`."""
         return self.scheduler.preemptions

@@ -80,6 +80,15 @@ def test_the_counts_are_those_of_what_was_served(serve: Any) -> None:
     assert abs(ttft + decode - e2e) < 1e-6
 
 
+def test_adapters_that_run_are_told(serve: Any) -> None:
+    one = serve(lora_modules=("sql=/adapters/sql", '{"name": "law", "path": "/adapters/law"}'), max_loras=2)
+    body = {"model": "law", "prompt": "x", "max_tokens": 30_000, "stream": True}
+    with one.client() as http, http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+        (sample,) = scraped(one)["vllm:lora_requests_info"].samples
+    assert sample.labels == {"max_lora": "2", "running_lora_adapters": "law", "waiting_lora_adapters": ""}
+
+
 def test_buckets_take_values_up_to_their_bound() -> None:
     assert lengths(100) == (1, 2, 5, 10, 20, 50, 100)
     histogram = Histogram("h", "about", (1, 2))
