@@ -1,8 +1,8 @@
 """Load generators in common use run against the server; what they report is what was recorded.
 
-They are installed apart from pagecast: `PAGECAST_VLLM_PYTHON` names an interpreter that has vLLM 0.24 (without
-its kernels), `PAGECAST_AIPERF` and `PAGECAST_GUIDELLM` the commands of these. A test whose client is not named
-skips. The server needs a core for itself, or clients report its delays too.
+They are installed apart from pagecast: `PAGECAST_VLLM_PYTHON` names an interpreter that has vLLM 0.24 (its
+kernels aren't needed), `PAGECAST_AIPERF` and `PAGECAST_GUIDELLM` the commands of these. A test without its
+client skips. The server needs a core for itself, or clients report its delays too.
 """
 
 import json

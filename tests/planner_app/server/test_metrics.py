@@ -84,7 +84,8 @@ def test_adapters_that_run_are_told(serve: Any) -> None:
     one = serve(lora_modules=("sql=/adapters/sql", '{"name": "law", "path": "/adapters/law"}'), max_loras=2)
     body = {"model": "law", "prompt": "x", "max_tokens": 30_000, "stream": True}
     with one.client() as http, http.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         (sample,) = scraped(one)["vllm:lora_requests_info"].samples
     assert sample.labels == {"max_lora": "2", "running_lora_adapters": "law", "waiting_lora_adapters": ""}
 
