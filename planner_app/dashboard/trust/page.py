@@ -12,6 +12,7 @@ from pagecast.planner_app.dashboard.trust.matching import candidates, in_force, 
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import PagecastError
 from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.scenario import Scenario
 
@@ -42,6 +43,8 @@ def render() -> None:
 
 def _headline(costs: StepCosts, used: Calibration | None) -> None:
     kind = "first principles: a roofline" if used is None else "a calibration, fitted to recorded steps"
+    if isinstance(costs, MeasuredCosts):
+        kind = "composed of operations that were measured on this GPU"
     if used is not None and "transferred_from" in used.made_for:
         kind = f"a calibration of {used.made_for['transferred_from']}, carried over"
     st.markdown(f"Step costs **{plain(costs.name)}**: {plain(kind)}")

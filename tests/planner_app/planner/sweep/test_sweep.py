@@ -302,7 +302,7 @@ def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys)
     assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path), "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     named = [trial["step_costs"] for trial in body["trials"]]
-    assert named == ["vllm-0.24-h200-qwen3-8b", "roofline"]
+    assert named == ["vllm-0.24-h200-qwen3-8b", "measured"]
     assert pd.read_parquet(tmp_path / "trials.parquet")["step_costs"].tolist() == named
     assert [(each["name"], each["trials"], each["where"]) for each in body["step_costs"]] == [
         (named[0], 1, "gpu H200"),
