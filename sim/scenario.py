@@ -23,7 +23,6 @@ from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.speculation.config import SpeculativeConfig
 from pagecast.sim.yaml_documents import read_mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -31,6 +30,7 @@ from pydantic.fields import FieldInfo
 if TYPE_CHECKING:
     from pagecast.sim.costs.calibration.target import Target
     from pagecast.sim.costs.step_costs import StepCosts
+    from pagecast.sim.speculation.config import SpeculativeConfig
 
 CHECK = "check"  # the section of a scenario file that holds what `pagecast check` asks of it
 
@@ -127,6 +127,8 @@ class Scenario(BaseModel):
         if isinstance(value, dict):
             value = json.dumps(value)
         if isinstance(value, str):
+            from pagecast.sim.speculation.config import SpeculativeConfig
+
             SpeculativeConfig.parse(value)
         return value
 
@@ -210,7 +212,11 @@ class Scenario(BaseModel):
     @property
     def speculation(self) -> SpeculativeConfig | None:
         """How requests speculate; None where they do not."""
-        return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
+        if not self.speculative_config:
+            return None
+        from pagecast.sim.speculation.config import SpeculativeConfig
+
+        return SpeculativeConfig.parse(self.speculative_config)
 
     def step_costs(self) -> StepCosts:
         """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""
