@@ -85,6 +85,11 @@ class Scenario(BaseModel):
         "nano-vllm: off)",
     )
     enable_prefix_caching: bool = Field(True, description="reuse cached prefixes (vLLM: on)")
+    max_loras: int | None = Field(
+        None,
+        ge=1,
+        description="LoRA adapters that a step computes with at most (default: any number; vLLM: 1)",
+    )
     speculative_config: str | None = Field(
         None, description="speculative decoding, as METHOD:GUESSES:ACCEPTANCE or vLLM's JSON (default: none)"
     )
@@ -167,6 +172,7 @@ class Scenario(BaseModel):
             policy=self.scheduling_policy,
             pipeline_depth=int(self.pipelined),
             caching=self.enable_prefix_caching,
+            max_loras=self.max_loras,
         )
         limits.check()
         return limits

@@ -19,6 +19,7 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.bundled import resolve
+from pagecast.traces.parallel import expand
 from pagecast.traces.readers import (
     agents,
     aiperf,
@@ -109,7 +110,7 @@ def read(
         "tokenizer": tokenizer,
         "block_tokens": block_tokens,
     }
-    trace = _read(source, kind, limit=limit, sort=sort, seed=seed, **given)
+    trace = expand(_read(source, kind, limit=limit, sort=sort, seed=seed, **given))
     unused = [
         f"{name} was not used: {why}"
         for name, why in _UNUSED.items()

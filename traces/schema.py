@@ -48,6 +48,7 @@ COLUMNS: dict[str, str] = {
     "arrival_s": "seconds from the trace's start; NaN where `after` gives it (float64)",
     "input_tokens": "prompt length, at least 1 (int64)",
     "output_tokens": "tokens generated, at least 1 (int64)",
+    "n": "answers asked for; read as so many requests that share the prompt (int64, 1)",
     "priority": "lower is more urgent (int64, 0)",
     "session": "conversation the request belongs to (string, missing)",
     "after": "row number of the request this one follows, which stands before it, -1 for none (int64, -1)",
@@ -59,15 +60,18 @@ COLUMNS: dict[str, str] = {
     "output_content": "text that the generated tokens are, so that later prompts may quote it; "
     "-1 for one of their own (int64, -1)",
     "output_offset": "where in that text they begin (int64, 0)",
+    "multimodal": "images and the like in the prompt's tokens, as IDENTIFIER@OFFSET+LENGTH with spaces "
+    "between (string, missing)",
     "drafts": "guesses made after each step that yielded tokens, as numbers with spaces between "
     "(string, missing)",
     "accepted_drafts": "guesses that were right at each step that verified some, likewise (string, missing)",
 }
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
-INTEGERS = ("input_tokens", "output_tokens", "priority", "after", "output_content", "output_offset")
+INTEGERS = ("input_tokens", "output_tokens", "n", "priority", "after", "output_content", "output_offset")
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
-TEXTS = ("session", "model", "adapter", "salt", "drafts", "accepted_drafts")
+TEXTS = ("session", "model", "adapter", "salt", "multimodal", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
+    "n": 1,
     "priority": 0,
     "session": None,
     "after": -1,
@@ -78,6 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "salt": None,
     "output_content": -1,
     "output_offset": 0,
+    "multimodal": None,
     "drafts": None,
     "accepted_drafts": None,
 }

@@ -207,7 +207,8 @@ class Lifecycle:
             # would publish its block, does not come. A request served in this step has had that turn.
             late = not served and self.limits.pipeline_depth > 0 and self._flies(request)
             self.memory.publish(request, computed - late)
-            self.memory.withdraw(request, computed)
+            if running.at_commit:
+                self.memory.withdraw(request, computed)
         running.remove(request)
         if request.state is State.DRAINING:
             # Its last token is in flight; the commit will find it waiting and end it.

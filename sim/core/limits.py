@@ -17,7 +17,8 @@ class Limits:
     `pipeline_depth`: how many plans may be in flight when another is made, 0 or 1 (asynchronous scheduling).
     `policy`: the order of the queue, and who is preempted (see `rules/profiles.py`). `caching`: prefix reuse.
     `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
-    the number of tokens per block key: their block sizes are multiples of it.
+    the number of tokens per block key: their block sizes are multiples of it. `max_loras`: how many LoRA
+    adapters a step computes with at most; None: any number.
     """
 
     num_blocks: int
@@ -29,6 +30,7 @@ class Limits:
     pipeline_depth: int = 0
     caching: bool = True
     groups: tuple[GroupSpec, ...] = ()
+    max_loras: int | None = None
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -46,6 +48,8 @@ class Limits:
             raise BadInput(f"scheduling policy {self.policy!r} is not known; choose fcfs or priority")
         if self.pipeline_depth not in (0, 1):
             raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
+        if self.max_loras is not None and self.max_loras < 1:
+            raise BadInput(f"max_loras is {self.max_loras}; it must be at least 1")
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
 

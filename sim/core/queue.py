@@ -33,6 +33,9 @@ class Order(Protocol):
         """The request to be admitted next; None where nobody waits."""
         ...
 
+    def pass_over(self, request: Request) -> None:
+        """Takes note that a request was passed over: it stays ahead of those put back from now on."""
+
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it stands."""
 
@@ -42,6 +45,7 @@ class Queue:
 
     `size` counts those in order, without the forks held back. `blocked`: nobody can be admitted until a
     request comes or goes. While it is set, steps in which requests only decode are planned without asking.
+    `passed_over`: the last step left somebody waiting although others behind may go; the next one asks again.
     """
 
     def __init__(self, order: Order, memory: KvMemory) -> None:
@@ -49,6 +53,7 @@ class Queue:
         self.forks = Forks()
         self.size = 0
         self.blocked = False
+        self.passed_over = False
         self._memory = memory
 
     def __iter__(self) -> Iterator[Request]:
@@ -72,6 +77,11 @@ class Queue:
         self.size += 1
         self.blocked = False
 
+    def pass_over(self, request: Request) -> None:
+        """Leaves a request waiting although others behind it may be admitted."""
+        self.order.pass_over(request)
+        self.passed_over = True
+
     def first(self) -> Request | None:
         """The request to be admitted next; None where nobody waits."""
         return self.order.first(self._memory) if self.size else None
@@ -93,4 +103,4 @@ class Queue:
 
     def quiet(self) -> bool:
         """Whether nobody will be admitted while the running requests only generate."""
-        return not self.size or (self.blocked and self.order.stable)
+        return not self.size or (self.blocked and self.order.stable and not self.passed_over)

@@ -25,8 +25,8 @@ class State(Enum):
 class Request:
     """A request as the scheduler sees it. Times are integer nanoseconds, lengths are tokens.
 
-    What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `parent`. How far it
-    is: `state`, `known`, `computed`. The blocks it holds are not here: see `memory.holding.Holding`.
+    What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `adapter`, `parent`.
+    How far it is: `state`, `known`, `computed`. The blocks it holds are in `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
@@ -35,6 +35,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "admitted_ns",
         "arrival_ns",
         "cached_tokens",
@@ -82,6 +83,7 @@ class Request:
         self.output_tokens = output_tokens
         self.arrival_ns = arrival_ns
         self.priority = priority
+        self.adapter = ""  # the LoRA adapter that it is computed with
         self.parent = parent  # whose prompt it shares: it is queued when that prompt is computed
         self.state = State.NEW
         # Tokens whose content is decided: prompt, and output so far. Not updated while decoding.

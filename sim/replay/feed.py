@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.core.identity.content import own_output, own_prompt, tokens
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.identity.content import item, own_output, own_prompt, tokens, with_items
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.request import Request
@@ -35,6 +36,8 @@ class Feed:
             self._spans = (spans.start.tolist(), spans.content, spans.offset, spans.length)
         self._ids = trace.token_ids
         self._scopes = _scopes(trace)
+        self._adapters = _texts(trace, "adapter")
+        self._items = _texts(trace, "multimodal")
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """The request of a row, arriving at `arrival_ns`. Its id is the row number."""
@@ -49,6 +52,8 @@ class Feed:
         )
         if self._priority is not None:
             request.priority = self._priority[row]
+        if self._adapters is not None:
+            request.adapter = self._adapters[row]
         return request
 
     def _keys(self, row: int, prompt: int, output: int) -> BlockKeys:
@@ -57,8 +62,10 @@ class Feed:
         if self._output_content is not None and self._output_content[row] >= 0:
             offset = self._output_offset[row] if self._output_offset is not None else 0
             generated = (self._output_content[row], offset)
+        items = items_of(self._items[row], prompt, row) if self._items is not None else []
         if self._ids is not None:
-            keys = BlockKeys.of_ids(self.block_size, self._ids[row], scope)
+            ids = _ids_with(self._ids[row], items) if items else self._ids[row]
+            keys = BlockKeys.of_ids(self.block_size, ids, scope)
             keys.extend(tokens(generated[0], generated[1], output).view(np.int64))
             return keys
         if self._spans is not None:
@@ -68,10 +75,46 @@ class Feed:
                 pieces = zip(
                     contents[a:b].tolist(), offsets[a:b].tolist(), lengths[a:b].tolist(), strict=True
                 )
-                return BlockKeys.of_spans(self.block_size, list(pieces), generated, scope)
+                spans = with_items(pieces, items) if items else list(pieces)
+                return BlockKeys.of_spans(self.block_size, spans, generated, scope)
+        if items:
+            spans = with_items([(own_prompt(row), 0, prompt)], items)
+            return BlockKeys.of_spans(self.block_size, spans, generated, scope)
         return BlockKeys.of_spans(
             self.block_size, ((own_prompt(row), 0, prompt),), generated, scope, merged=True
         )
+
+
+def items_of(text: str, tokens: int, row: int) -> list[tuple[str, int, int]]:
+    """The multimodal items `IDENTIFIER@OFFSET+LENGTH` of a prompt of so many tokens. Errors: BadInput."""
+    items = []
+    end = 0
+    for part in text.split():
+        name, _, place = part.rpartition("@")
+        offset, plus, length = place.partition("+")
+        if not (name and plus and offset.isdecimal() and length.isdecimal()) or int(length) < 1:
+            raise BadInput(f"row {row}: multimodal has {part!r}; it must be IDENTIFIER@OFFSET+LENGTH")
+        if int(offset) < end or int(offset) + int(length) > tokens:
+            raise BadInput(f"row {row}: multimodal item {part!r} overlaps another, or the prompt's end")
+        end = int(offset) + int(length)
+        items.append((name, int(offset), int(length)))
+    return items
+
+
+def _ids_with(ids: npt.NDArray[np.int64], items: list[tuple[str, int, int]]) -> npt.NDArray[np.int64]:
+    """Token ids with those of multimodal items in the place of their placeholders."""
+    made = np.array(ids, dtype=np.int64)
+    for name, offset, length in items:
+        made[offset : offset + length] = tokens(item(name), 0, length).view(np.int64)
+    return made
+
+
+def _texts(trace: Trace, name: str) -> list[str] | None:
+    """A text column as a list; None where it is absent."""
+    if name not in trace.requests:
+        return None
+    texts: list[str] = trace.requests[name].fillna("").astype(str).tolist()
+    return texts
 
 
 def _column(trace: Trace, name: str) -> list[int] | None:

@@ -75,6 +75,7 @@ def limits_of(run: RecordedRun) -> Limits:
         pipeline_depth=run.pipeline_depth,
         caching=bool(config.get("enable_prefix_caching", True)),
         groups=groups,
+        max_loras=whole("max_loras") if config.get("max_loras") else None,
     )
 
 

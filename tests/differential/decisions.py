@@ -153,36 +153,12 @@ def _unpacked(line: dict[str, Any]) -> Decisions:
     return Decisions(line["seed"], line["checksum"], steps, served, tuple(line.get("contents", ())))
 
 
-class Contents:
-    """Digests of which contents were stored and removed, step by step.
-
-    A content (whatever tells one from another) is numbered when it is first stored, so digests are the same
-    where the same happens in the same order, whatever the keys are.
-    """
+class EventDigests:
+    """Digests of KV events, step by step, with all fields; hashes are numbered as they first come."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
         self._happened: list[int] = []
-
-    def stored(self, content: object) -> None:
-        """Takes note that a block of this content can be found from now on."""
-        self._happened.append(self._numbers.setdefault(content, len(self._numbers)))
-
-    def removed(self, content: object) -> None:
-        """Takes note that a block of this content can be found no more."""
-        self._happened.append(-1 - self._numbers[content])
-
-    def digest(self) -> int:
-        """A number below 2**8 for all since the last digest; 0 where there was nothing."""
-        if not self._happened:
-            return 0
-        text = ",".join(map(str, self._happened))
-        self._happened.clear()
-        return zlib.crc32(text.encode()) & 0xFF or 1
-
-
-class EventDigests(Contents):
-    """Digests of KV events, step by step, with all fields; hashes are numbered as they first come."""
 
     def stored_event(
         self, hashes: Sequence[object], parent: object, tokens: int, block_size: int, group: int
@@ -194,6 +170,14 @@ class EventDigests(Contents):
     def removed_event(self, hashes: Sequence[object], group: int) -> None:
         """Takes note of a `BlockRemoved`."""
         self._happened += [-2, group, *(self._number(content) for content in hashes)]
+
+    def digest(self) -> int:
+        """A number below 2**8 for all since the last digest; 0 where there was nothing."""
+        if not self._happened:
+            return 0
+        text = ",".join(map(str, self._happened))
+        self._happened.clear()
+        return zlib.crc32(text.encode()) & 0xFF or 1
 
     def _number(self, content: object) -> int:
         return self._numbers.setdefault(content, len(self._numbers))

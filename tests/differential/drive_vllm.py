@@ -31,15 +31,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hybrid_specifications
 import specifications
 import torch
-from decisions import BlockTrail, Contents, Decisions, EventDigests, Served, Step, to_line
+from contents import Contents
+from decisions import BlockTrail, Decisions, EventDigests, Served, Step, to_line
 from hybrid_specifications import HYBRID
 from specifications import Spec, checksum
 from speculation import Guesses
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    LoRAConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_events import BlockStored
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, maybe_convert_block_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -60,6 +72,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 Row = dict[str, Any]
 
 EVENTS = "events"  # compare whole KV events, not contents alone
+PLACEHOLDER = 1 << 44  # the token that stands for a part of any image
 STOP = 0  # the token that ends an output early
 PRIVATE_PROMPT = 1_000_000  # content ids of what a specification gives no name
 PRIVATE_OUTPUT = 2_000_000
@@ -107,7 +120,10 @@ def token(content: int, offset: int) -> int:
 def prompt(number: int, row: Row) -> list[int]:
     """The token ids of a request's prompt."""
     spans = row.get("spans") or [[PRIVATE_PROMPT + number, 0, row["input_tokens"]]]
-    return [token(content, offset + i) for content, offset, length in spans for i in range(length)]
+    ids = [token(content, offset + i) for content, offset, length in spans for i in range(length)]
+    for _, offset, length in row.get("items", ()):
+        ids[offset : offset + length] = [PLACEHOLDER] * length
+    return ids
 
 
 def group_spec(group: Row, config: Row) -> KVCacheSpec:
@@ -163,6 +179,9 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         cache_config=cache,
         device_config=DeviceConfig(device="cpu"),
     )
+    if "max_loras" in config:
+        whole.lora_config = object.__new__(LoRAConfig)
+        whole.lora_config.max_loras = config["max_loras"]
     if "speculative_config" in config:
         whole.speculative_config = speculative_config(config["speculative_config"])
         whole._set_max_num_scheduled_tokens()
@@ -214,6 +233,23 @@ def watch_blocks(pool: Any) -> BlockTrail:
     return trail
 
 
+def adapter_request(name: str) -> LoRARequest:
+    """What vLLM is told of a request's LoRA adapter."""
+    return LoRARequest(lora_name=name, lora_int_id=1 + int(name.split()[-1]), lora_path="none")
+
+
+def image(name: str, offset: int, length: int) -> MultiModalFeatureSpec:
+    """What vLLM is told of an image in a prompt."""
+    place = PlaceholderRange(offset=offset, length=length)
+    return MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place)
+
+
+def see(scheduler: Scheduler) -> None:
+    """Gives a scheduler room for every image: what encoding takes is not compared."""
+    scheduler.max_num_encoder_input_tokens = 1 << 40
+    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=1 << 40)
+
+
 class Engine:
     """One specification being served."""
 
@@ -224,6 +260,7 @@ class Engine:
         self.depth = int(self.spec["config"]["async_scheduling"])
         self.scheduler = make_scheduler(self.spec["config"], folder)
         self.trail = watch_blocks(self.scheduler.kv_cache_manager.block_pool) if HYBRID in features else None
+        see(self.scheduler)
         hasher = get_request_block_hasher(self.spec["config"]["block_size"], sha256)
         self.requests = [self._request(number, row, hasher) for number, row in enumerate(self.rows)]
         self.guesses = Guesses(self.rows)
@@ -231,7 +268,9 @@ class Engine:
         self.pool.enable_kv_cache_events = EVENTS in features or (bool(features) and HYBRID not in features)
         self.kv_events = EventDigests() if EVENTS in features else None
         self.scheduler.kv_cache_manager.take_events = list  # the scheduler would publish them
-        self.contents = Contents()
+        self.contents = Contents(self.rows, self.spec["config"]["block_size"])
+        self.places: dict[Any, tuple[int, int]] = {}  # a request that has a content, and the block's number
+        self.hashed = [0] * len(self.rows)
         self.digests: list[int] = []
         self.stories: dict[str, Story] = {}
         self.steps: list[Step] = []
@@ -254,6 +293,8 @@ class Engine:
             arrival_time=row["arrival_us"] / 1e6,
             priority=row.get("priority", 0),
             cache_salt=row.get("salt"),
+            lora_request=adapter_request(row["adapter"]) if "adapter" in row else None,
+            mm_features=[image(*item) for item in row.get("items", ())],
             block_hasher=hasher,
         )
 
@@ -311,7 +352,7 @@ class Engine:
                 continue
             note = self.contents.stored if isinstance(event, BlockStored) else self.contents.removed
             for content in event.block_hashes:
-                note((event.group_idx, content))
+                note(*self._place(content))
         if output.total_num_scheduled_tokens:
             self.digests.append((self.kv_events or self.contents).digest())
 
@@ -323,6 +364,17 @@ class Engine:
             self.kv_events.stored_event(event.block_hashes, parent, tokens, event.block_size, event.group_idx)
         else:
             self.kv_events.removed_event(event.block_hashes, event.group_idx)
+
+    def _place(self, content: Any) -> tuple[int, int]:
+        """A request that has a content, by its hash, and the block's number there."""
+        if content not in self.places:
+            for row, request in enumerate(self.requests):
+                for block in range(self.hashed[row], len(request.block_hashes)):
+                    self.places.setdefault(
+                        maybe_convert_block_hash(request.block_hashes[block]), (row, block)
+                    )
+                self.hashed[row] = len(request.block_hashes)
+        return self.places[content]
 
     def _chunks(self, output: SchedulerOutput) -> list[tuple[int, int]]:
         """(tokens, tokens already there) of each request in a plan; takes note of prefix hits."""

@@ -9,7 +9,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decisions import BlockTrail, Contents, Decisions, EventDigests, Served, Step
+from contents import Contents
+from decisions import BlockTrail, Decisions, EventDigests, Served, Step
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.kv_events import BlockRemoved, BlockStored, KvEventStream
 from pagecast.sim.core.scheduler import Scheduler
@@ -29,7 +30,7 @@ COLUMNS = (
     "cached_tokens",
     "tokens_out",
 )
-REQUEST_FIELDS = ("input_tokens", "output_tokens", "priority", "salt", "spans", "output_content")
+REQUEST_FIELDS = ("input_tokens", "output_tokens", "priority", "salt", "adapter", "spans", "output_content")
 GUESSES = ("drafts", "accepted_drafts")
 
 
@@ -56,7 +57,7 @@ def compare(spec: Spec, run: Decisions, folder: Path) -> Difference:
     if report.first_mismatch is not None:
         return Difference(report.first_mismatch, None, None)
     replay = DecisionReplay(recorded, log=bool(run.contents) or run.steps[0].trail is not None)
-    contents, blocks = _other_contents(replay, run)
+    contents, blocks = _other_contents(replay, run, spec)
     return Difference(None, _other_preemptions(replay, run), contents, blocks)
 
 
@@ -78,10 +79,10 @@ def compare_events(spec: Spec, run: Decisions, folder: Path) -> str | None:
     return None
 
 
-def _other_contents(replay: DecisionReplay, run: Decisions) -> tuple[str | None, str | None]:
+def _other_contents(replay: DecisionReplay, run: Decisions, spec: Spec) -> tuple[str | None, str | None]:
     """Replays all steps; says where the blocks stored and removed since the step before are not the same, by
     their contents and by their numbers."""
-    watch = Watch(replay.scheduler) if replay.scheduler.events is not None else None
+    watch = Watch(replay.scheduler, spec) if replay.scheduler.events is not None else None
     computing = [step for step in run.steps if step.decode_n or step.prefill]
     contents = blocks = None
     for number, step in enumerate(computing):
@@ -100,12 +101,12 @@ def _other_contents(replay: DecisionReplay, run: Decisions) -> tuple[str | None,
 class Watch(list[Event]):
     """A scheduler's log that takes note of each block stored and removed, and of what it contains."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, spec: Spec) -> None:
         super().__init__()
-        self.contents = Contents()
+        self.contents = Contents(spec["requests"], scheduler.limits.block_size)
         self.trail = BlockTrail()
         self._scheduler = scheduler
-        self._content_of: dict[int, bytes] = {}
+        self._place: dict[int, tuple[int, int]] = {}
         scheduler.log.events = self
 
     def append(self, event: Event) -> None:
@@ -120,11 +121,11 @@ class Watch(list[Event]):
             request = self._scheduler.requests[event.request]
             place = {block: number for number, block in enumerate(self._scheduler.memory.blocks(request))}
             for block in event.blocks:
-                self._content_of[block] = request.keys.block_key(place[block])
-                self.contents.stored(self._content_of[block])
+                self._place[block] = request.index, place[block]
+                self.contents.stored(*self._place[block])
         elif event.kind is EventKind.EVICTED:
             for block in event.blocks:
-                self.contents.removed(self._content_of[block])
+                self.contents.removed(*self._place[block])
 
 
 def _other_preemptions(replay: DecisionReplay, run: Decisions) -> str | None:
@@ -194,6 +195,8 @@ def _input(request: dict[str, Any]) -> dict[str, Any]:
         if name in request:
             numbers = islice(cycle(request[name]), request["output_tokens"])
             fields[name] = " ".join(map(str, numbers))
+    if "items" in request:
+        fields["multimodal"] = " ".join(f"{name}@{at}+{length}" for name, at, length in request["items"])
     return {"arrival_s": request["arrival_us"] / US, **fields}
 
 

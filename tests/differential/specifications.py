@@ -18,6 +18,7 @@ import json
 import random
 from typing import Any
 
+from extra_keys import tell_apart
 from speculation import speculate
 
 Spec = dict[str, Any]
@@ -27,7 +28,7 @@ TAILS = 20_000  # and those of what a prompt has for itself here
 
 
 FEW_REQUESTS = 16  # keep what is recorded of scenarios with features small
-FEATURES = {"speculation": speculate}
+FEATURES = {"speculation": speculate, "keys": tell_apart}
 
 
 def specification(seed: int, *features: str) -> Spec:

@@ -17,6 +17,7 @@ Spec = dict[str, Any]
 
 SYNCHRONOUS = ("ngram", "ngram", "eagle", "mtp", "draft_model")
 AHEAD = ("eagle", "eagle", "mtp", "draft_model", "ngram_gpu")
+WITH_HIDDEN_STATES = ("eagle", "mtp")  # not asked of hybrid models
 WITH_KV = ("eagle", "mtp", "draft_model")
 
 
@@ -24,7 +25,11 @@ def speculate(spec: Spec, seed: int) -> Spec:
     """Lets the requests of a specification speculate."""
     draw = random.Random(f"speculation {seed}")
     config = spec["config"]
-    method = draw.choice(AHEAD if config["async_scheduling"] else SYNCHRONOUS)
+    methods = AHEAD if config["async_scheduling"] else SYNCHRONOUS
+    groups = config.get("kv_groups", ())
+    if groups:
+        methods = tuple(method for method in methods if method not in WITH_HIDDEN_STATES)
+    method = draw.choice(methods)
     guesses = draw.choice((1, 1, 2, 3, 3, 4, 5, 7))
     made: Spec = {"method": method, "num_speculative_tokens": guesses}
     if draw.randrange(4) == 0:
@@ -37,7 +42,12 @@ def speculate(spec: Spec, seed: int) -> Spec:
         config["usable_blocks"] += -(-guesses // config["block_size"])
         if draw.randrange(8) == 0:
             made["parallel_drafting"] = True
-    config["max_num_batched_tokens"] += _reserved(made) * config["max_num_seqs"]
+    more = _reserved(made) * config["max_num_seqs"]
+    config["max_num_batched_tokens"] += more
+    for group in groups:
+        config["usable_blocks"] += -(
+            -(guesses + more) // group["block_size"]
+        )  # a window keeps a step's tokens
     config["speculative_config"] = made
     mood = draw.randrange(4)  # mostly wrong, mostly right, mixed
     for request in spec["requests"]:

@@ -15,19 +15,24 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hybrid_specifications
+import specifications
 from decisions import Decisions, Step, from_line, read, to_line, write
 from recordings import compare
-from specifications import checksum, specification
+from specifications import Spec, checksum, specification
 
 HERE = Path(__file__).parent
 FEW = range(60)
 MANY = range(60, 500)
 FRESH = range(500, 560)
 CHOSEN = (595, 819, 1119)  # the first in which blocks were found, or given back, in another order once
-FEATURES = {"speculation": ("speculation",)}  # by the name of the recorded files
-FEW_EACH = range(24)
-MANY_EACH = range(24, 300)
-FRESH_EACH = range(300, 330)
+FEATURES = {  # what is added to scenarios, by the name of the recorded files; how many seeds: few, and all
+    "speculation": (("speculation",), 24, 300),
+    "keys": (("keys",), 24, 300),
+    "mixed": (("hybrid", "speculation", "keys"), 16, 200),
+}
+FEW_EACH = [(name, seed) for name, (_, few, _) in FEATURES.items() for seed in range(few)]
+MANY_EACH = [(name, seed) for name, (_, few, most) in FEATURES.items() for seed in range(few, most)]
 INTERPRETER = "PAGECAST_VLLM_PYTHON"
 
 
@@ -39,19 +44,32 @@ def recorded(seeds: range | tuple[int, ...]) -> dict[int, Decisions]:
 
 
 @cache
-def recorded_with(name: str, seeds: range) -> dict[int, Decisions]:
-    """The committed decisions of scenarios with features."""
-    path = HERE / "recorded" / f"{name}-{seeds.start}-{seeds.stop - 1}.jsonl.xz"
-    return {run.seed: run for run in read(path)}
+def recorded_few(name: str) -> dict[int, Decisions]:
+    """The committed decisions of the first scenarios with features."""
+    return {run.seed: run for run in read(HERE / "recorded" / f"{name}-0-{FEATURES[name][1] - 1}.jsonl.xz")}
+
+
+@cache
+def recorded_many(name: str) -> dict[int, Decisions]:
+    """Those of all others."""
+    _, few, most = FEATURES[name]
+    return {run.seed: run for run in read(HERE / "recorded" / f"{name}-{few}-{most - 1}.jsonl.xz")}
+
+
+def featured(name: str, seed: int) -> Spec:
+    """A scenario with features."""
+    features = [feature for feature in FEATURES[name][0] if feature != "hybrid"]
+    family = hybrid_specifications if "hybrid" in FEATURES[name][0] else specifications
+    return family.specification(seed, *features)
 
 
 def seed_name(seed: int) -> str:
     return f"seed-{seed}"
 
 
-def check(run: Decisions, folder: Path, *features: str) -> None:
-    """Fails with the first difference between a run's decisions and the core's."""
-    spec = specification(run.seed, *features)
+def check(run: Decisions, folder: Path, name: str = "") -> None:
+    """Fails with the first difference between a run's decisions and the core's. `name`: of `FEATURES`."""
+    spec = featured(name, run.seed) if name else specification(run.seed)
     assert checksum(spec) == run.checksum, "the specifications have changed: record the decisions again"
     difference = compare(spec, run, folder / "run")
     assert not difference, f"seed {run.seed}: {difference}"
@@ -73,17 +91,15 @@ def test_every_decision_of_many_random_scenarios_is_vllms(seed, tmp_path):
     check(recorded(MANY)[seed], tmp_path)
 
 
-@pytest.mark.parametrize("seed", FEW_EACH, ids=seed_name)
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize(("name", "seed"), FEW_EACH)
 def test_every_decision_with_a_feature_is_vllms(name, seed, tmp_path):
-    check(recorded_with(name, FEW_EACH)[seed], tmp_path, *FEATURES[name])
+    check(recorded_few(name)[seed], tmp_path, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", MANY_EACH, ids=seed_name)
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize(("name", "seed"), MANY_EACH)
 def test_every_decision_of_many_scenarios_with_a_feature_is_vllms(name, seed, tmp_path):
-    check(recorded_with(name, MANY_EACH)[seed], tmp_path, *FEATURES[name])
+    check(recorded_many(name)[seed], tmp_path, name)
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +135,12 @@ def test_decisions_vllm_takes_now_are_the_same(vllm_python, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEATURES)
 def test_decisions_with_a_feature_are_the_same_now(vllm_python, name, tmp_path):
-    for seeds in (FEW_EACH, MANY_EACH):
-        for run in drive(vllm_python, seeds, *FEATURES[name]):
-            assert run == recorded_with(name, seeds)[run.seed], f"seed {run.seed}"
-    for run in drive(vllm_python, FRESH_EACH, *FEATURES[name]):
-        check(run, tmp_path / str(run.seed), *FEATURES[name])
+    features, _, most = FEATURES[name]
+    known = {**recorded_few(name), **recorded_many(name)}
+    for run in drive(vllm_python, range(most), *features):
+        assert run == known[run.seed], f"seed {run.seed}"
+    for run in drive(vllm_python, range(most, most + 30), *features):
+        check(run, tmp_path / str(run.seed), name)
 
 
 def test_equal_seeds_give_equal_specifications_and_others_others():
@@ -158,7 +175,7 @@ def test_the_scenarios_are_rough():
 def test_scenarios_with_speculation_are_rough():
     """Each of these once could have been decided otherwise unnoticed."""
     counts = Counter()
-    for seed, run in recorded_with("speculation", FEW_EACH).items():
+    for seed, run in recorded_few("speculation").items():
         spec = specification(seed, "speculation")
         config, requests = spec["config"], spec["requests"]
         speculative = config["speculative_config"]
@@ -172,6 +189,22 @@ def test_scenarios_with_speculation_are_rough():
             request["input_tokens"] + request["output_tokens"] + 2 >= config["max_model_len"]
             for request in requests
         )
+        counts["prefix hits"] += any(served.cached_tokens for served in run.served)
+        counts["preemptions"] += any(served.preemptions for served in run.served)
+        counts["removed blocks"] += len(set(run.contents)) > 1
+    assert min(counts.values()) >= 2, counts
+
+
+def test_scenarios_with_extra_keys_are_rough():
+    """Whatever tells equal tokens apart must be asked."""
+    counts = Counter()
+    for seed, run in recorded_few("keys").items():
+        spec = specification(seed, "keys")
+        config, requests = spec["config"], spec["requests"]
+        adapters = {request.get("adapter") for request in requests}
+        counts["more adapters than a step may have"] += len(adapters - {None}) > config["max_loras"]
+        counts["images"] += any("items" in request for request in requests)
+        counts["salts"] += any("salt" in request for request in requests)
         counts["prefix hits"] += any(served.cached_tokens for served in run.served)
         counts["preemptions"] += any(served.preemptions for served in run.served)
         counts["removed blocks"] += len(set(run.contents)) > 1
@@ -213,7 +246,7 @@ def test_a_hit_and_a_preemption_that_differ_are_named(tmp_path):
 
 
 def test_blocks_stored_otherwise_are_named(tmp_path):
-    run = recorded_with("speculation", FEW_EACH)[1]
+    run = recorded_few("speculation")[1]
     number = next(number for number, digest in enumerate(run.contents) if digest > 1)
     contents = list(run.contents)
     contents[number] -= 1

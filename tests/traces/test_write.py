@@ -56,6 +56,9 @@ def test_every_column_comes_back(tmp_path: Path, ending: str) -> None:
         model=[None, "m"],
         adapter=["x", None],
         salt=["s", "t"],
+        multimodal=["cat@0+2", None],
+        drafts=["3 0", None],
+        accepted_drafts=[None, "1 2"],
         output_content=[9, -1],
         output_offset=[2, 0],
     )

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 _MASK = (1 << 64) - 1
 # Contents with negative names are private: `own_output` and `own_prompt` make them.
 _PRIVATE = -(1 << 62)
+_ITEMS = -(1 << 61)  # multimodal items have ids of 60 bits below it
 
 
 class Span(NamedTuple):
@@ -34,6 +36,40 @@ def own_prompt(index: int) -> int:
 def own_output(index: int) -> int:
     """The content id of the tokens that request number `index` generates."""
     return _PRIVATE + 2 * index + 1
+
+
+def item(identifier: str) -> int:
+    """The content id of an image, clip or the like, by the digest that an engine knows it by."""
+    return _ITEMS - xxhash.xxh3_64_intdigest(identifier.encode()) % (1 << 60)
+
+
+def with_items(
+    spans: Iterable[tuple[int, int, int]], items: Iterable[tuple[str, int, int]]
+) -> list[tuple[int, int, int]]:
+    """A prompt with multimodal items `(identifier, offset, length)` in the place of its placeholders.
+
+    Where a block holds a part of an item, its key has the item and where in the block it begins: the same
+    that vLLM adds to the block's tokens. Items are in order and do not overlap.
+    """
+    left = list(items)[::-1]
+    made: list[tuple[int, int, int]] = []
+    position = 0
+    for content, offset, length in spans:
+        end = position + length
+        while position < end:
+            begin = left[-1][1] if left else end
+            if position < begin:
+                plain = min(begin, end) - position
+                made.append((content, offset + position - (end - length), plain))
+                position += plain
+                continue
+            name, _, size = left[-1]
+            part = min(begin + size, end) - position
+            made.append((item(name), position - begin, part))
+            position += part
+            if position == begin + size:
+                left.pop()
+    return made
 
 
 def merge(spans: Iterable[tuple[int, int, int]]) -> list[Span]:

@@ -11,7 +11,7 @@ from pagecast.sim.core.request import Request
 
 
 class FirstComeFirstServed:
-    """Arrival order; preempted requests and forks go to the front. O(1)."""
+    """Arrival order; preempted requests and forks go to the front, behind those passed over. O(1)."""
 
     stable: bool
 
@@ -19,6 +19,7 @@ class FirstComeFirstServed:
         self.stable = True
         self._queue: deque[Request] = deque()
         self._gone: set[Request] = set()
+        self._passed: set[Request] = set()  # all at the front
 
     def __iter__(self) -> Iterator[Request]:
         return (request for request in self._queue if request not in self._gone)
@@ -30,11 +31,22 @@ class FirstComeFirstServed:
         self._queue.append(request)
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Adds requests at the front, in their order."""
-        for request in reversed(requests):
-            if self._gone:
+        """Adds requests at the front, in their order, but behind those passed over."""
+        if self._gone:
+            for request in requests:
                 self._forget(request)
+        ahead = []
+        if self._passed:
+            queue = self._queue
+            while queue and (queue[0] in self._passed or queue[0] in self._gone):
+                ahead.append(queue.popleft())
+        for request in reversed(requests):
             self._queue.appendleft(request)
+        self._queue.extendleft(reversed(ahead))
+
+    def pass_over(self, request: Request) -> None:
+        """Keeps a request ahead of those put back."""
+        self._passed.add(request)
 
     def first(self, memory: KvMemory) -> Request | None:
         """The request at the front."""
@@ -45,6 +57,8 @@ class FirstComeFirstServed:
 
     def remove(self, request: Request) -> None:
         """Takes a request out: at once from the front, lazily from the middle."""
+        if self._passed:
+            self._passed.discard(request)
         if self._queue and self._queue[0] is request:
             self._queue.popleft()
         else:
@@ -87,6 +101,9 @@ class ByPriority:
     def first(self, memory: KvMemory) -> Request | None:
         """The most urgent request."""
         return self._heap[0][-1] if self._heap else None
+
+    def pass_over(self, request: Request) -> None:
+        """Nothing: its priority keeps its place."""
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""

@@ -12,6 +12,7 @@ from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.adapters import AdapterSlots
 from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.step import Step
 
@@ -113,12 +114,14 @@ class VllmMix:
         """
         queue.blocked = False
         budget = step.budget()
+        most = step.limits.max_loras
+        slots = None if most is None else AdapterSlots(step, queue, most)
         while budget > 0 and queue.size:
-            request = queue.first()
-            if request is None:
-                return
             if len(step.running.requests) >= step.limits.max_num_seqs:
                 queue.blocked = True
+                return
+            request = queue.first() if slots is None else slots.first()
+            if request is None:
                 return
             if request.flying:
                 return  # preempted between steps: what its last step yields comes first

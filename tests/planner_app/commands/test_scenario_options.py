@@ -32,6 +32,7 @@ GIVEN: dict[str, Any] = {
     "scheduling_policy": "priority",
     "async_scheduling": False,
     "enable_prefix_caching": False,
+    "max_loras": 4,
     "speculative_config": "ngram:3:0.5",
     "seed": 5,
 }

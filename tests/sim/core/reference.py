@@ -187,8 +187,7 @@ class Reference:
                     scheduled.remove(given[0])
                     budget += given[0][2]
                     victim.computed -= given[0][2]
-                    at -= 1
-                    self.withdraw(victim, victim.computed)
+                    at -= 1  # what it has published in this step stays findable
                 self.preempt(victim)
                 if victim is req:
                     stop = True
