@@ -16,7 +16,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
@@ -93,7 +93,7 @@ class Scenario(BaseModel):
     speculative_config: str | None = Field(
         None, description="speculative decoding, as METHOD:GUESSES:ACCEPTANCE or vLLM's JSON (default: none)"
     )
-    seed: int = Field(0, description="of whatever is drawn at random")
+    seed: int = Field(0, description="seed of all random draws")
 
     @classmethod
     def load(cls, path: str | Path, **changes: Any) -> Scenario:
@@ -114,9 +114,7 @@ class Scenario(BaseModel):
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"]) or "?"
             if first["type"] == "extra_forbidden":
-                raise BadInput(
-                    f"{where}: field {name!r} is not known; fields are {', '.join(cls.model_fields)}"
-                ) from None
+                raise BadInput(f"{where}: {unknown_field(name, cls.model_fields)}") from None
             raise BadInput(
                 f"{where}: {name} is {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
             ) from None

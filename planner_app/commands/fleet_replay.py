@@ -10,6 +10,7 @@ from typing import Any
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.replay_view import show
 from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
@@ -52,7 +53,8 @@ def show_fleet(result: FleetResult, out: Path | None) -> None:
     show(result, out)
     fleet = result.summary["fleet"]
     console.out.print(
-        f"fleet: {fleet['replicas']} replicas on {fleet['gpus']} GPUs behind {fleet['router']}; herding "
+        f"fleet: {counted(fleet['replicas'], 'replica')} on {counted(fleet['gpus'], 'GPU')} behind "
+        f"{fleet['router']}; herding "
         f"{fleet['herding']:.2f}, busiest replica {fleet['imbalance']:.2f} x the mean",
         soft_wrap=True,
     )

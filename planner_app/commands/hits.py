@@ -32,7 +32,7 @@ def hits_command(
         float | None, Opt(help="sessions per second, where a format has no absolute times: it sets the order")
     ] = None,
     tokenizer: Annotated[Path | None, Opt(help="transformers folder, for traces that hold texts")] = None,
-    seed: Annotated[int, Opt(help="of whatever is drawn at random")] = 0,
+    seed: Annotated[int, Opt(help="seed of all random draws")] = 0,
     block_tokens: Annotated[int | None, Opt(help="tokens a hash id names, if not the format's own")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS, telling
 from pagecast.sim.replay.replicates import Spread
@@ -16,9 +17,13 @@ from rich.table import Table
 def show(result: Result, out: Path | None, spread: Spread | None = None) -> None:
     """Prints a result as tables, with its intervals, and what the figures mean and how far to trust them."""
     s, scenario = result.summary, result.scenario
+    if fleet := s.get("fleet"):
+        where = f"{counted(fleet['replicas'], 'replica')}, {counted(fleet['gpus'], 'GPU')}"
+    else:
+        where = f"{scenario.tensor_parallel_size} x {scenario.gpu}"
     console.out.print(
-        f"{result.trace}: {s['requests']:,} requests on {scenario.model}, {scenario.tensor_parallel_size} x "
-        f"{scenario.gpu}, profile {scenario.profile}, costs {s['costs']}",
+        f"{result.trace}: {s['requests']:,} requests on {scenario.model}, {where}, "
+        f"profile {scenario.profile}, costs {s['costs']}",
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)

@@ -69,7 +69,10 @@ def validate_command(
     """
     if is_results(run):
         if scenario is None:
-            raise BadInput(f"{run}: results of a benchmark: give --scenario FILE.yaml, or a run's folder")
+            raise BadInput(
+                f"{run}: is a file, not the folder of a recorded run; if it holds the results of a "
+                "benchmark, give the scenario that they were measured in: --scenario FILE.yaml"
+            )
         fields = {} if costs == "recorded" else {"costs": costs}
         _results(run, Scenario.load(scenario, **fields), replicates, seed or 0, max_error, json)
         return

@@ -174,8 +174,11 @@ class Replica:
     async def _invalid(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         listed = error.errors()
-        first = listed[0] if listed else {"loc": (), "msg": "the body is not valid"}
-        words = [f"{_place(one)}: {one['msg']}" for one in listed[:_MOST_ERRORS]]
+        first = listed[0] if listed else {"loc": (), "type": "", "msg": "the body is not valid"}
+        words = [_words(one) for one in listed[:_MOST_ERRORS]]
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and media != "application/json":
+            words = ["Unsupported Media Type: Only 'application/json' is allowed"]  # vLLM's words
         return await self._api_error(request, ApiError("; ".join(words), param=_place(first) or None))
 
     async def _http_error(self, request: Request, error: Exception) -> Response:
@@ -186,7 +189,17 @@ class Replica:
 
 def _place(error: Any) -> str:
     """Where in the body an error is: `messages.0.role`."""
+    if error["type"] == "json_invalid":
+        return ""
     return ".".join(str(part) for part in error["loc"] if part != "body")[:200]
+
+
+def _words(error: Any) -> str:
+    """What is wrong, and where."""
+    if error["type"] == "json_invalid":
+        return f"the body is not JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
+    place = _place(error)
+    return f"{place}: {error['msg']}" if place else error["msg"]
 
 
 def _request_id(request: Request) -> str | None:

@@ -43,7 +43,9 @@ def listen(options: ServerOptions, count: int) -> list[socket.socket]:
         except (OSError, OverflowError) as error:
             for one in (*sockets, made):
                 one.close()
-            raise BadInput(f"--host {options.host} --port {port}: can't listen there ({error})") from None
+            raise BadInput(
+                f"--host {options.host} --port {port}: can't listen there ({error}); give another"
+            ) from None
         made.listen(_BACKLOG)
         made.setblocking(False)
         sockets.append(made)

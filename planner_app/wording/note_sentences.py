@@ -193,6 +193,14 @@ def _speculation(f: Mapping[str, Any]) -> str:
     return text
 
 
+def _no_acceptance(f: Mapping[str, Any]) -> str:
+    return (
+        "The acceptance of guesses is not given, so every guess is rejected: these figures show the cost of "
+        f"speculation without its gain. Give it as {f['method']}:{f['guesses']}:ACCEPTANCE, or in JSON as "
+        '"acceptance", with the acceptance that you measured.'
+    )
+
+
 def _sliding_windows(f: Mapping[str, Any]) -> str:
     return (
         f"{f['model']} has layers with sliding windows: each block of a sequence counts as "
@@ -226,6 +234,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "beyond_model_length": _beyond_model_length,
     "sliding_windows": _sliding_windows,
     "speculation": _speculation,
+    "no_acceptance": _no_acceptance,
     "blocks_given": _blocks_given,
     "blocks_beyond_memory": _blocks_beyond_memory,
 }

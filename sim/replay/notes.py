@@ -13,6 +13,7 @@ from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.speculation.recorded import ACCEPTED
 from pagecast.traces.schema import Trace
 
 
@@ -33,7 +34,7 @@ def notes(
         context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
     texts += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
-    texts.append(_speculation(scenario))
+    texts += [_speculation(scenario), _acceptance(scenario, trace)]
     return tuple(note for note in texts if note)
 
 
@@ -57,6 +58,14 @@ def _speculation(scenario: Scenario) -> Note | None:
         return None
     with_weights = config.method not in ("ngram", "ngram_gpu")
     return Note("speculation", drafter_memory=with_weights and scenario.num_gpu_blocks is None)
+
+
+def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:
+    """Nothing says how many guesses are right, as in a config copied from vLLM's command line."""
+    config = scenario.speculation
+    if config is None or config.says_acceptance or ACCEPTED in trace.requests:
+        return None
+    return Note("no_acceptance", method=config.method, guesses=config.num_speculative_tokens)
 
 
 def _override(scenario: Scenario) -> Iterator[Note]:

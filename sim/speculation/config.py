@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.speculation.published import PUBLISHED
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -132,6 +132,12 @@ class SpeculativeConfig(BaseModel):
                 guesses = min(number, self.num_speculative_tokens)
         return guesses
 
+    @property
+    def says_acceptance(self) -> bool:
+        """Whether a field says how many guesses are right; without one, none is."""
+        ways = (self.acceptance, self.synthetic_acceptance_rates, self.synthetic_acceptance_length)
+        return any(way is not None for way in ways)
+
     # ---- what the scheduler needs to know
 
     @property
@@ -167,7 +173,7 @@ def why(error: ValidationError) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"field {name!r} is not known; fields are {', '.join(SpeculativeConfig.model_fields)}"
+        return unknown_field(name, SpeculativeConfig.model_fields)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return f"field {name!r} is missing: {SpeculativeConfig.model_fields[name].description}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.scenario import CHECK, Scenario, read_fields
 from pagecast.traces.bundled import sample_names
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -112,7 +112,7 @@ def _said(error: ValidationError) -> str:
     name = ".".join(str(part) for part in (CHECK, *first["loc"]))
     if first["type"] == "extra_forbidden":
         known = Bound if "limits" in first["loc"] else Check
-        return f"field {name!r} is not known; fields are {', '.join(known.model_fields)}"
+        return unknown_field(name, known.model_fields)
     if first["type"] == "missing":
         return f"field {name!r} is missing: {Check.model_fields[str(first['loc'][-1])].description}"
     return f"{name} is {first['input']!r}: {first['msg']}"

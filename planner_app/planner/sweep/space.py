@@ -20,7 +20,7 @@ from itertools import product
 from typing import Any
 
 import yaml
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
@@ -116,9 +116,7 @@ def _knob(text: str, base: Scenario) -> Knob:
     if not equals or not listed.strip():
         raise BadInput(f"--set {text}: write NAME=VALUE,VALUE or NAME=FROM:TO:STEP")
     if name not in Scenario.model_fields:
-        raise BadInput(
-            f"--set {text}: field {name!r} is not known; fields are {', '.join(Scenario.model_fields)}"
-        )
+        raise BadInput(f"--set {text}: {unknown_field(name, Scenario.model_fields)}")
     parts = [part.strip() for part in listed.split(",")]
     if is_number(name) and len(parts) == 1 and parts[0].count(":") == 1:
         return _between(name, text, parts[0], base)

@@ -255,4 +255,7 @@ def load(name: str) -> Calibration:
         return Calibration.load(known[name])
     if Path(name).is_file():
         return Calibration.load(name)
-    raise BadInput(f"no costs {name!r}: give a calibration's file, 'roofline', or one of {', '.join(known)}")
+    raise BadInput(
+        f"no costs {name!r}: give a calibration's file, auto, measured, roofline, or one of "
+        f"{', '.join(known)}"
+    )

@@ -14,7 +14,13 @@ def test_replicas_share_a_trace(capsys):
     printed = capsys.readouterr().out
     assert "200 completed" in printed
     assert "3 replicas on 3 GPUs behind least-loaded" in printed
+    assert "chat: 200 requests on Qwen/Qwen3-8B, 3 replicas, 3 GPUs, profile vllm" in printed
     assert "replica-2 (1 x H200)" in printed
+
+
+def test_one_replica_is_in_the_singular(capsys):
+    assert run([*REPLAY, "--router", "session"]) == 0
+    assert "fleet: 1 replica on 1 GPU behind session" in capsys.readouterr().out
 
 
 def test_json_has_the_fleet(capsys):

@@ -159,6 +159,7 @@ def test_a_bad_trace_is_one_line_that_names_the_place(name, tmp_path, capsys):
         (["--limit", "0"], "limit"),
         (["--blok-size", "4"], "--block-size"),
         (["--scenario", "nowhere.yaml"], "nowhere.yaml"),
+        (["--costs", "h200"], "auto, measured, roofline"),
         (["--tensor-parallel-size", "5"], "5"),
         (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization"),
         (["--gpu", "L4", "--model", "meta-llama/Llama-3.1-70B"], "leaves no room"),
@@ -170,6 +171,22 @@ def test_a_bad_option_is_one_line_with_a_way_out(options, words, capsys):
     assert out == ""
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest(tmp_path, capsys):
+    path = tmp_path / "scenario.yaml"
+    path.write_text("gpuu: H200\n")
+    code, _, err = pagecast("replay", "chat", "--scenario", path, capsys=capsys)
+    assert code == 2
+    assert "field 'gpuu' is not known; did you mean gpu? fields are model, gpu, " in err
+
+
+def test_a_trace_in_place_of_a_recorded_run_is_named_as_such(tmp_path, capsys):
+    path = tmp_path / "mine.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n")
+    code, _, err = pagecast("validate", path, capsys=capsys)
+    assert code == 2
+    assert "is a file, not the folder of a recorded run" in err
 
 
 def test_bad_input_leaves_nothing_half_written(tmp_path, capsys):

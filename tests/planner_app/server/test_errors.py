@@ -52,7 +52,15 @@ def test_a_bad_body_is_explained(server: Any, path: str, body: Any, words: str, 
 def test_what_is_not_json_and_paths_that_are_not_there_are_refused(server: Any) -> None:
     with server.client() as http:
         headers = {"content-type": "application/json"}
-        assert http.post("/v1/completions", content=b"{]", headers=headers).status_code == 400
+        broken = error_of(http.post("/v1/completions", content=b"{]", headers=headers))
+        assert broken["message"].startswith("the body is not JSON: ")
+        assert broken["message"].endswith("at character 1")
+        assert broken["param"] is None
+        form = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d sends without -H
+        refused = error_of(http.post("/v1/completions", content=b'{"prompt": "x"}', headers=form))
+        assert refused["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
+        no_object = error_of(http.post("/v1/completions", content=b"[]", headers=headers))
+        assert no_object["message"].startswith("Input should be")
         assert http.post("/v1/completions", content=b"\xff\xfe", headers=headers).status_code == 400
         assert error_of(http.post("/v1/nothing", json={}))["type"] == "Not Found"
         assert http.get("/v1/completions").status_code == 405

@@ -19,6 +19,7 @@ FIGURES = {
     "sliding_windows": {"model": "m", "blocks_per_block": 1.5},
     "blocks_given": {"blocks": 99, "unused": ("kv_tokens",)},
     "blocks_beyond_memory": {"blocks": 99, "most_blocks": 9, "gpus": 1, "gpu": "g", "model": "m"},
+    "no_acceptance": {"method": "eagle", "guesses": 3},
     "outside_fit": {"tokens": (9000, 8192), "context": (20_000, 16_000, 64_000)},
 }
 
@@ -66,3 +67,10 @@ def test_the_summary_that_a_replay_leaves_is_the_one_that_it_prints(tmp_path, ca
     printed = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "run/summary.json").read_text()) == printed
     assert printed["expected_error"].startswith("Step costs fitted to 5,146 steps of vllm")
+
+
+@pytest.mark.parametrize(("given", "noted"), [("", True), (', "acceptance": 0.0', False)])
+def test_speculation_without_an_acceptance_is_pointed_out(given, noted, capsys):
+    config = '{"method": "eagle", "num_speculative_tokens": 3' + given + "}"
+    assert pagecast(["replay", "chat", "--limit", "5", "--speculative-config", config]) == 0
+    assert ("every guess is rejected" in capsys.readouterr().out) == noted
