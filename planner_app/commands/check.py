@@ -139,13 +139,13 @@ def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> I
     """What was compared with what."""
     if before is None:
         if file.check.regression:
-            yield "regressions were not looked for: give --baseline"
+            yield "regressions were not checked: give --baseline"
         return
     if isinstance(before, Scenario):
         yield "the baseline is a replay's folder: its scenario was replayed anew by this version"
     yield (
-        "what is compared with the baseline is a mean over draws, replays with costs and workload drawn "
-        "anew, and not the figure of the one replay that limits and the SLO are held to"
+        "rows of draws are compared with the baseline: means over replays with costs and workload drawn "
+        "anew. The SLO and limits are checked on one replay without draws"
     )
     if changes := baselines.changed(before, file.scenario, costs):
         yield f"changed since the baseline: {', '.join(changes)}"

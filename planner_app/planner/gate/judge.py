@@ -176,7 +176,7 @@ def _regression(name: str, allowed: float, change: Change | None) -> Finding:
     least, most = (-change.high, -change.low) if higher else (change.low, change.high)
     why = f"{_percent(change.percent)}% ({_percent(change.low)} to {_percent(change.high)})"
     if least <= allowed < most:
-        why += "; can't be told: more `draws` would"
+        why += "; undecided: raise `draws`"
     numbers: dict[str, float | None] = {
         "value": change.after,
         "baseline": change.before,
