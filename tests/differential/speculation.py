@@ -17,7 +17,6 @@ Spec = dict[str, Any]
 
 SYNCHRONOUS = ("ngram", "ngram", "eagle", "mtp", "draft_model")
 AHEAD = ("eagle", "eagle", "mtp", "draft_model", "ngram_gpu")
-WITH_HIDDEN_STATES = ("eagle", "mtp")  # not asked of hybrid models
 WITH_KV = ("eagle", "mtp", "draft_model")
 
 
@@ -25,11 +24,8 @@ def speculate(spec: Spec, seed: int) -> Spec:
     """Lets the requests of a specification speculate."""
     draw = random.Random(f"speculation {seed}")
     config = spec["config"]
-    methods = AHEAD if config["async_scheduling"] else SYNCHRONOUS
     groups = config.get("kv_groups", ())
-    if groups:
-        methods = tuple(method for method in methods if method not in WITH_HIDDEN_STATES)
-    method = draw.choice(methods)
+    method = draw.choice(AHEAD if config["async_scheduling"] else SYNCHRONOUS)
     guesses = draw.choice((1, 1, 2, 3, 3, 4, 5, 7))
     made: Spec = {"method": method, "num_speculative_tokens": guesses}
     if draw.randrange(4) == 0:
