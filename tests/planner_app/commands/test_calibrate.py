@@ -39,6 +39,9 @@ def test_a_calibration_made_from_runs_can_be_validated_with(shared, tmp_path, ca
         (["calibrate", "--from-run", "nowhere"], "give --out"),
         (["calibrate", "--from-run", "nowhere", "--out", "x.json"], "nowhere: no meta.json"),
         (["calibrate", "--from-run", "nowhere:2", "--out", "x.json"], "a share of the run's steps"),
+        (["calibrate", "--from-bench", "nowhere.csv", "--out", "x.json"], "give --scenario"),
+        (["calibrate", "--from-run", "nowhere", "--out", "x.json", "--scenario", "s"], "needs --from-bench"),
+        (["validate", __file__, "--costs", "auto"], "give --scenario"),
         (["validate", "nowhere", "--costs", "auto"], "nowhere: no meta.json"),
         (["replay", "chat", "--limit", "9", "--replicates", "-1"], "--replicates"),
         (["replay", "chat", "--costs", "vllm-9"], "no costs 'vllm-9'"),
@@ -56,6 +59,23 @@ def test_a_run_with_few_steps_is_named_as_such(shared, tmp_path, capsys):
     source = str(shared / RUNS / "azure_conv")
     assert run(["calibrate", "--from-run", f"{source}:0.01", "--out", str(tmp_path / "x.json")]) == 2
     assert "steps are too few for" in capsys.readouterr().err
+
+
+def test_a_benchmarks_results_correct_measured_operations_and_are_validated(tmp_path, capsys):
+    rows = ["arrival_s,input_tokens,output_tokens,ttft_s,e2e_s"]
+    rows += [f"{number / 10},{200 + number},20,0.03,{0.03 + 19 * 0.011}" for number in range(30)]
+    (tmp_path / "bench.csv").write_text("\n".join(rows))
+    (tmp_path / "setup.yaml").write_text("model: Qwen/Qwen3-8B\ngpu: H100\n")
+    given = [str(tmp_path / "bench.csv"), "--scenario", str(tmp_path / "setup.yaml")]
+    out = str(tmp_path / "mine.json")
+    assert run(["calibrate", "--from-bench", *given, "--out", out]) == 0
+    text = capsys.readouterr().out
+    assert "bench, 30 requests, error in the mean: TPOT" in text
+    assert "steps with prompts: x " in text and "these results say" in text
+    assert run(["validate", *given, "--costs", out, "--replicates", "0", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["costs"] == "mine"
+    assert abs(body["tpot_s.mean"]["error_percent"]) < 10
 
 
 def test_replay_takes_what_fits_and_says_so(capsys):
