@@ -5,6 +5,9 @@ bound in the brackets. Percentiles are over the requests that reached the latenc
 the share is of all requests, so rejected and cancelled ones count against it. A request of one token has
 no TPOT, and keeps any bound of it.
 
+A new latency is a name in `LATENCIES` and a column `NAME_s` of a result's requests. A new kind of term is a
+class with `judge`, and a case in `_term` that reads it.
+
     >>> from pagecast.planner_app.planner.slo import Slo
     >>> [term.text for term in Slo.parse("ttft_p99<2s, goodput(tpot<50ms)>0.99").terms]
     ['ttft_p99<2s', 'goodput(tpot<50ms)>0.99']

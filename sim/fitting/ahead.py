@@ -29,8 +29,9 @@ _CLEARLY = 1.2  # times as long as a light step takes, and launching shows
 
 @dataclass(frozen=True)
 class AheadSteps:
-    """Steps planned ahead, of the recording number `recording`, in groups.
+    """Steps planned ahead, in groups.
 
+    `recording` numbers the recording as the fit's synchronous runs are numbered; those without one come last.
     `table` holds the steps, `group` the number of each one's group, `ns` every group's time from the end
     of the step before it to its own end. `launch_ns`: what launching a step kernel by kernel takes; 0 where
     too few show it.

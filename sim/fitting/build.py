@@ -83,17 +83,17 @@ def calibrate(
     shape = _one_shape(sources)
     tables = [_timed(source, shape) for source in plain]
     tell("fitting")
-    late = [step_table(source.run, shape, source.upto) for source in ahead]
-    groups = _groups(plain, ahead, late, shape)
+    ahead_tables = [step_table(source.run, shape, source.upto) for source in ahead]
+    ahead_steps = _ahead_steps(plain, ahead, ahead_tables, shape)
     try:
-        found = fit(tables, shape, groups)
+        found = fit(tables, shape, ahead_steps)
     except BadInput as error:
         raise BadInput(f"{', '.join(str(source.run.folder) for source in plain)}: {error}") from None
-    host = found.host or _host(late, tables, found, shape)
+    host = found.host or _host(ahead_tables, tables, found, shape)
     tell("cross-validating")
-    cross = left_out(tables, shape, groups)
+    cross = left_out(tables, shape, ahead_steps)
     tell("resampling")
-    copies, hosts = _bootstrap(tables, groups, found, shape, replicates, seed)
+    copies, hosts = _bootstrap(tables, ahead_steps, found, shape, replicates, seed)
     return Calibration(
         name=name,
         made_for=_made_for(plain[0].run),
@@ -103,12 +103,12 @@ def calibrate(
         terms_ns={key: float(f"{value:.6g}") for key, value in found.terms.items()},
         host=host,
         noise=noise_of(tables, found, shape, cross, plain[0].run.meta.get("engine"), _gpus(plain)),
-        provenance=_provenance(plain + ahead, tables + late, found),
+        provenance=_provenance(plain + ahead, tables + ahead_tables, found),
         regions=region_errors(tables, found, shape),
         cross_validation=[row for part in cross for row in part.rows()],
         fitted=_most_seen(tables),
         replicates=copies,
-        hosts=hosts or _hosts(late, found, copies, shape),
+        hosts=hosts or _hosts(ahead_tables, found, copies, shape),
     )
 
 
@@ -210,8 +210,8 @@ def _most_seen(tables: list[StepTable]) -> dict[str, int]:
     }
 
 
-def _groups(
-    plain: list[CalibrationRun], ahead: list[CalibrationRun], late: list[StepTable], shape: TileShape
+def _ahead_steps(
+    plain: list[CalibrationRun], ahead: list[CalibrationRun], ahead_tables: list[StepTable], shape: TileShape
 ) -> list[AheadSteps]:
     """What asynchronous runs of engines tell whose prompts run in graphs of their own: the device's times.
 
@@ -221,26 +221,33 @@ def _groups(
         return []
     folders = [source.run.folder for source in plain]
     found = []
-    for source, table in zip(ahead, late, strict=True):
+    for source, table in zip(ahead, ahead_tables, strict=True):
         if source.run.folder not in folders:
             folders.append(source.run.folder)
         found.append(ahead_of(source.run, table, shape, folders.index(source.run.folder)))
     return found
 
 
-def _host(late: list[StepTable], tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
+def _host(ahead_tables: list[StepTable], tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
     """What planning ahead hides, where the fit itself doesn't tell."""
-    return fitted_host(late, found, shape) if late and shape.prompt_graphs else measured_host(tables)
+    if ahead_tables and shape.prompt_graphs:
+        return fitted_host(ahead_tables, found, shape)
+    return measured_host(tables)
 
 
 def _bootstrap(
-    tables: list[StepTable], groups: list[AheadSteps], found: Fit, shape: TileShape, count: int, seed: int
+    tables: list[StepTable],
+    ahead_steps: list[AheadSteps],
+    found: Fit,
+    shape: TileShape,
+    count: int,
+    seed: int,
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[Host, ...]]:
     """Coefficients fitted to runs resampled by blocks of consecutive steps, and the host's share with each
     where the fit tells it."""
     if count < 1:
         return (), ()
-    full, _ = design(tables, shape, groups)
+    full, _ = design(tables, shape, ahead_steps)
     base = full.keeping(tuple(found.terms))
     random = np.random.default_rng(seed)
     copies, hosts = [], []
@@ -254,11 +261,11 @@ def _bootstrap(
 
 
 def _hosts(
-    late: list[StepTable], found: Fit, copies: tuple[tuple[float, ...], ...], shape: TileShape
+    ahead_tables: list[StepTable], found: Fit, copies: tuple[tuple[float, ...], ...], shape: TileShape
 ) -> tuple[Host, ...]:
     """What planning ahead hides, fitted to asynchronous runs with each copy of the coefficients.
 
-    The runs are whole: what a copy's steps take too long is what it has to hide.
+    Asynchronous runs are not resampled: a copy whose steps take longer has more to hide.
     """
     size = len(found.knots)
 
@@ -266,8 +273,8 @@ def _hosts(
         terms = dict(zip(found.terms, values[size:], strict=True))
         return replace(found, curve=np.array(values[:size]), terms=terms)
 
-    fits = [copy_of(values) for values in copies] if late and shape.prompt_graphs else []
-    return tuple(fitted_host(late, copy, shape) for copy in fits)
+    fits = [copy_of(values) for values in copies] if ahead_tables and shape.prompt_graphs else []
+    return tuple(fitted_host(ahead_tables, copy, shape) for copy in fits)
 
 
 def _blocks(rows: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:

@@ -58,7 +58,7 @@ class Design:
     launch_ns: float = 0.0
 
     def keeping(self, terms: tuple[str, ...]) -> Design:
-        """The design with no terms but these; what is no term stays."""
+        """The design with these terms only; columns that are not terms stay."""
         kept = [i for i, name in enumerate(self.names) if name in terms or name not in TERMS]
         columns = [*range(len(self.knots)), *(len(self.knots) + i for i in kept)]
         return replace(self, names=tuple(self.names[i] for i in kept), matrix=self.matrix[:, columns])
@@ -78,7 +78,10 @@ class Design:
         ]
 
     def bounded(self, coefficients: Floats) -> Floats:
-        """The matrix with one side of each row alone: the floor of its launches, or what the device does."""
+        """The matrix with the longer side of each row only: its launches, or what the device does.
+
+        `coefficients` tell which is longer. The host's columns stay in every row.
+        """
         if LAUNCH not in self.names:
             return self.matrix
         column, device = self._sides()
@@ -86,7 +89,7 @@ class Design:
         return self.sided(self.matrix[:, column] * coefficients[column] > busy)
 
     def sided(self, launching: npt.NDArray[np.bool_]) -> Floats:
-        """The same for rows of which it is known which side takes longer."""
+        """The matrix with the launches of rows that are `launching`, and the device's work of the others."""
         column, device = self._sides()
         matrix = self.matrix.copy()
         matrix[np.ix_(launching, device)] = 0.0
@@ -94,14 +97,18 @@ class Design:
         return matrix
 
     def _sides(self) -> tuple[int, npt.NDArray[np.int64]]:
+        """The column of launches, and the columns of what the device does."""
         first = len(self.knots)
         host = (*HOST_TERMS, LAUNCH)
         rest = [i for i, name in enumerate(self.names) if name not in host and not name.startswith(_HOST)]
         return first + self.names.index(LAUNCH), np.array([*range(first), *(first + i for i in rest)])
 
     def parted(self, coefficients: Floats) -> tuple[Floats, dict[str, float], Host | None]:
-        """Of a solution: the curve and the terms, both of synchronous steps, and the host's share where steps
-        planned ahead tell it."""
+        """Splits a solution into curve and terms of synchronous steps, and the host's share.
+
+        Without steps planned ahead the host's share is None. With them the curve is fitted as the device's
+        alone; what the host adds to a synchronous step, in the mean, is added to the curve and to launches.
+        """
         count = len(self.knots)
         found = dict(zip(self.names, coefficients[count:].tolist(), strict=True))
         terms = {name: value for name, value in found.items() if name in TERMS}
@@ -123,7 +130,7 @@ def design(
 ) -> tuple[Design, tuple[str, ...]]:
     """The matrix with every term that occurs, and the names of those that don't. Errors: BadInput.
 
-    `tables` are synchronous runs; `ahead` numbers them as recordings.
+    `tables` are synchronous runs. `ahead` are groups of steps planned ahead: see `AheadSteps.recording`.
     """
     early = [groups for groups in ahead if len(groups.ns)]
     if sum(len(groups.ns) for groups in early) < LEAST_STEPS:
@@ -190,8 +197,11 @@ def _rows(
 
 
 def _ahead_columns(table: StepTable, shape: TileShape) -> dict[str, Floats]:
-    """As `term_columns`, of steps planned ahead: a request's host time is hidden wholly, arrivals' and
-    launches' too."""
+    """As `term_columns`, of steps planned ahead, which hide the host's requests, arrivals and launches.
+
+    Steps launched kernel by kernel count no request even where they are synchronous: its host time is in
+    their other terms. So here their column is negative, which takes it off.
+    """
     columns = term_columns(table, shape)
     columns["request"] = columns["request"] - (table.n + table.chunks)
     return columns | {name: np.zeros(len(table)) for name in ("arrival", "arriving_token", LAUNCH)}

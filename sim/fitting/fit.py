@@ -88,8 +88,10 @@ class Fit:
 
 
 def fit(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps] = ()) -> Fit:
-    """Fits all terms to the steps of several runs, `tables` of synchronous ones; `ahead` numbers them as
-    recordings. Errors: BadInput for too few steps."""
+    """Fits all terms to steps of several runs: `tables` of synchronous ones, `ahead` of asynchronous ones.
+
+    Errors: BadInput for too few steps.
+    """
     full, absent = design(tables, shape, ahead)
     names, merged = _separable(full)
     kept = full.keeping(names)
@@ -146,7 +148,7 @@ def solve(d: Design, start: Floats | None = None, rounds: int = _ROUNDS) -> tupl
 
 
 def _spread(d: Design, stray: Floats) -> Floats:
-    """Each row's robust standard deviation: that of all, in the mean of the runs, or that of its kind."""
+    """Each row's robust standard deviation: one for all (the mean over runs), or one per kind of step."""
     if not d.ahead.any():
         of_runs = [1.48 * np.median(stray[d.run == i]) for i in range(d.runs)]
         return np.full(len(stray), np.mean(of_runs))
@@ -192,7 +194,7 @@ def _bending(d: Design) -> Floats:
 def _run_scales(d: Design, ratio: Floats, sd: Floats) -> Floats:
     """Each run's factor: its mean ratio drawn towards 1 by the prior, all of them centred on 1.
 
-    Steps planned ahead tell it where there are some: a host that is slow for a while is no slow GPU.
+    Of a run with steps planned ahead only these count: a host that is slow for a while is no slow GPU.
     """
     found = np.ones(d.runs)
     if d.runs == 1:
@@ -210,7 +212,7 @@ def _run_scales(d: Design, ratio: Floats, sd: Floats) -> Floats:
 def _give_back(d: Design, coefficients: Floats, pauses_ns: Floats) -> Floats:
     """Adds the time of pauses to the cost of a request: they come with the objects that requests leave.
 
-    Those of steps as long as their launches are the host's, and go to these.
+    Pauses in steps that last as long as their launches are added to the launches instead.
     """
     matrix, rest = d.bounded(coefficients), ~d.ahead
     coefficients = coefficients.copy()

@@ -9,9 +9,9 @@ and half of that for engines other than theirs.
 Whoever forecasts with shipped costs has another GPU. What that adds is known for our engine, whose
 asynchronous steps show it: four of five H200s agreed to 0.5% in what steps take, one was 1.5% faster.
 
-A fit follows the runs that it is made of, so that they stray from it by too little, and by too much from a
-fit without them: of least squares, the product of both errors is in the mean the variance that neither
-shows. It is therefore errors of left-out recordings and segments that tell how far another load may stray.
+A fit follows the runs that it is made of: they stray from it by too little, and from a fit without them by
+too much. For least squares the mean of the product of both errors is the true variance (`_variance`). So a
+part of the runs is left out of the fit to tell how far another load may stray.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _CALM = 3.0  # robust standard deviations beyond which a step is a pause
 class _Stray:
     """How far a part of the runs strays: from the fit, from a fit without it, and by its steps' own noise.
 
-    `found` and `left_out` are natural logarithms of measured over expected, `own` a variance.
+    `from_fit` and `left_out` are natural logarithms of measured over expected, `own` a variance.
     """
 
-    found: float
+    from_fit: float
     left_out: float
     own: float
 
@@ -105,7 +105,7 @@ def _strays(parts: list[LeftOut], found: Fit, shape: TileShape) -> tuple[list[_S
     for part in parts:
         if part.what == SEGMENT:
             for stray, shared in zip(_of(part, found, shape), common[part.recording], strict=False):
-                loads.append(_Stray(stray.found - shared, stray.left_out - shared, stray.own))
+                loads.append(_Stray(stray.from_fit - shared, stray.left_out - shared, stray.own))
     return recordings, loads
 
 
@@ -148,13 +148,16 @@ def _variance(strays: list[_Stray], left: float) -> tuple[float, float]:
     if not strays:
         return 0.0, 0.0
     weights = np.array([1 / (_REPEATED_SD**2 + stray.own) for stray in strays])
-    beyond = np.array([stray.found * stray.left_out - stray.own for stray in strays])
+    beyond = np.array([stray.from_fit * stray.left_out - stray.own for stray in strays])
     freedom = left * float(weights.sum() ** 2 / np.sum(weights**2))
     return max(float(weights @ beyond / weights.sum()), 0.0), freedom
 
 
 def _left_of_segments(parts: list[LeftOut]) -> float:
-    """Twins are no two loads, and the mean of all takes one."""
+    """The share of degrees of freedom that segments have: one for each load but the mean's.
+
+    Segments of one name, recorded several times, are one load.
+    """
     segments = [part.segment for part in parts if part.what == SEGMENT]
     return (len(set(segments)) - 1) / len(segments) if segments else 0.0
 

@@ -99,11 +99,11 @@ def settle(
     start: int,
     resolution: int = 1,
 ) -> Found:
-    """The largest step that holds, from a `start` that is near it, where trying is dear.
+    """The largest step that holds, from a `start` that is near it, where each try takes long.
 
-    Goes down while steps fail: to what `guess` says of a failed one, or by strides that double where that is
-    nearer, and no further than some of those. A guess that holds is tried to be the answer; else the rest is
-    bisected. Where `start` holds it goes up, as `largest` does.
+    While steps fail it goes down to `guess` of the failed one: by one stride at least, by `_FURTHEST` at
+    most, and the stride doubles. A guess that holds is likely the answer, so the step above it is tried next.
+    What is left is bisected. Where `start` holds it goes up, as `largest` does.
     """
     known: dict[int, bool] = {}
 
@@ -223,7 +223,7 @@ class CapacityQuestion:
     """A trace, a server and a service level. Searches of it are independent, and may run anywhere.
 
     `rate` is the trace's own, in requests per second. `costs` replaces the scenario's; `draw_costs`: whether
-    draws differ by it; `workload` makes a draw's trace, as for `Study`.
+    draws differ by it; `workload` makes a draw's trace, as for `replicates.Study`.
     """
 
     trace: Trace
@@ -275,7 +275,7 @@ class CapacityQuestion:
 
         def holds(at: int) -> bool:
             load = Load("rate", amount("rate", at))
-            lasted = lasting.last(work, self.scenario, load, costs=costs)
+            lasted = lasting.serve_long(work, self.scenario, load, costs=costs)
             ended[at] = lasted.most_ended_per_s / self.rate
             outcomes[at] = self.judge_lasted(load, lasted)
             return outcomes[at].holds

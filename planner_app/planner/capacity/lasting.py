@@ -1,10 +1,10 @@
 """Test of a request rate that lasts: the trace at that rate, repeated many times.
 
 A short load can hide that it is too much: a batch that is not full yet takes in the excess, and caches that
-still hold what they need make it cheaper than it stays. So the trace is played over and over, a period after
-each other. What a server that keeps up has in it comes back to the same after each period, but for noise; one
-that does not has more each time. Compared are the second third of the periods and the last. A load that runs
-away is given up, for it takes longest and has nothing more to tell.
+still hold what they need make it cheaper than it stays. So the trace is played over and over, each copy one
+period after the one before. In a server that keeps up, the number of requests is the same after each period,
+but for noise; in one that does not, it grows. The second third of the periods is compared with the last. A
+load that runs away is given up, for it takes longest and has nothing more to tell.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Lasting:
 class Lasted:
     """What a long load came to: `served` is None where it was given up.
 
-    `growth`: by what part more requests are in the server in the last third than in the second, in the mean.
-    `most_ended_per_s`: of requests, in the best period.
+    `growth`: mean number in the server in the last third, divided by those in the second, less 1; at least 0.
+    `most_ended_per_s`: requests that ended per second in the best period.
     """
 
     served: Served | None
@@ -66,7 +66,7 @@ class Lasted:
         return self.served is not None and self.growth <= most
 
 
-def last(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None) -> Lasted:
+def serve_long(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None) -> Lasted:
     """Serves a long load at `load.amount` times the trace's rate. Errors: BadInput."""
     trace, period_s = scale(work.trace, load.amount), work.period_s / load.amount
     seen: list[_Watched] = []

@@ -58,8 +58,9 @@ class Answer:
     """The most of one kind of load: users, or requests per second; None where none keeps the level.
 
     `low` and `high` are the 90% interval, None without replicates. `at_limit`: the level held at the most
-    that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails, `tried` holds
-    those of the forecast's search that tell, by load; `replays` counts those of the `draws` as well.
+    that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails. `tried` holds the
+    outcomes of the forecast's search, by load; for a rate those of long loads, and of short ones up to the
+    answer. `replays` counts all searches, those of the `draws` included.
     """
 
     kind: LoadKind
@@ -186,6 +187,10 @@ def plan(
     progress: Progress | None = None,
 ) -> Plan:
     """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
+
+    The static envelope says where to begin. One search for each kind, by short loads, finds the forecast's
+    answer; a rate is then searched again by long loads, whose answer counts. Searches with costs, noise and
+    workload drawn anew begin at the forecast's answer and give the interval. Last, the limit that binds.
 
     `replicas_for`: requests per second to tell the number of replicas for, by default the trace's own.
     `most_users` ends a search for users: by default 4 times `max_num_seqs`, for more only wait.

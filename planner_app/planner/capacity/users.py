@@ -51,9 +51,9 @@ class Load:
 class Served:
     """A replay under a load: all of it, the rows that count, and how long the server was settled.
 
-    `kept_up`: requests that ended in that time, in those that would have come if serving took no time. It
-    falls below 1 where a queue grows, or sessions are held up; None for users, who wait for their answers,
-    and for long loads, which tell better (`lasting.py`).
+    `kept_up`: requests that ended in that time, divided by those that would have arrived in it if serving
+    took no time. It falls below 1 where a queue grows, or sessions are held up. None for users, who wait for
+    their answers, and for long loads, where the growth of the backlog tells more (`lasting.py`).
     """
 
     result: Result

@@ -107,7 +107,7 @@ class SweepQuestion:
     def next_points(self, trials: Sequence[Trial], number: int) -> list[Point]:
         """The points of generation `number` of a search, from the trials of those before it."""
         observations = [
-            search.Told(trial.point, self._values(trial), tuple(_beyond(trial)))
+            search.Observation(trial.point, self._values(trial), tuple(_beyond(trial)))
             for trial in sorted(trials, key=lambda trial: trial.number)
         ]
         more = [name in MORE_IS_BETTER for name in self.objectives]
@@ -120,7 +120,10 @@ class SweepQuestion:
         return tuple(None if trial.outcome.reason else figures.get(name) for name in self.objectives)
 
     def about(self) -> dict[str, Any]:
-        """What tells studies apart: a trial of one is no trial of the other where any of this differs."""
+        """What tells studies apart: a trial of one is no trial of the other where any of this differs.
+
+        How many trials a search makes is not part of it: with more of them it goes on in the same folder.
+        """
         about: dict[str, Any] = {
             "trace": f"{self.trace.name}, {len(self.trace):,} requests, {digest(self.trace)[:12]}",
             "space": str(self.space),

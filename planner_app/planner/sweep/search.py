@@ -23,7 +23,7 @@ CANNOT_RUN = 1e6  # how far beyond its constraints a scenario counts that can no
 _WORST = 1e12
 
 
-class Told(NamedTuple):
+class Observation(NamedTuple):
     """A trial as the search knows it: where it lay, the objectives, how far it was beyond its constraints.
 
     A value of None is the worst there is; a constraint of at most 0 is kept.
@@ -37,7 +37,7 @@ class Told(NamedTuple):
 def generation(
     space: Space,
     more_is_better: Sequence[bool],
-    trials: Sequence[Told],
+    trials: Sequence[Observation],
     *,
     seed: int,
     number: int,
@@ -89,7 +89,12 @@ def _optuna() -> Any:
 
 
 def _study(
-    optuna: Any, space: Space, more_is_better: Sequence[bool], trials: Sequence[Told], seed: int, startup: int
+    optuna: Any,
+    space: Space,
+    more_is_better: Sequence[bool],
+    trials: Sequence[Observation],
+    seed: int,
+    startup: int,
 ) -> Any:
     """A study in memory that knows the trials so far."""
     distributions = {knob.name: _distribution(optuna, knob) for knob in space.knobs}

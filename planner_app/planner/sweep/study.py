@@ -3,7 +3,8 @@
     question = SweepQuestion(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
     result = sweep(question, out=Path("study"))
 
-Interrupted in whichever way, `sweep` of the same question with the same folder goes on where it stopped.
+Interrupted in whichever way, `sweep` of the same question with the same folder goes on where it stopped. Each
+trial is stored as it ends; only those that had not ended are replayed again.
 """
 
 from __future__ import annotations
@@ -135,7 +136,11 @@ class _Walk:
         self._serve(dict(enumerate(self.question.space.grid())))
 
     def search(self, count: int) -> None:
-        """Generation after generation; one that is whole in the store needs no asking."""
+        """Generation after generation; the search is not asked for one that is whole in the store.
+
+        A generation follows from the trials before it, so one that was interrupted gets the same points
+        again, and only its missing trials run. Trials from `count` on, of a longer search, are left out.
+        """
         size = self.question.generation
         for first in range(0, count, size):
             numbers = range(first, min(first + size, count))
@@ -149,25 +154,25 @@ class _Walk:
 
     def _serve(self, points: dict[int, Point]) -> None:
         """Runs the trials that are not done yet, and keeps each as it ends."""
-        self._told()
+        self._report()
         missing = [number for number in points if number not in self.trials]
         answers = self.run.stream(self.work.run, [points[number] for number in missing])
-        for index, outcome in answers if not self._ends() else ():
+        for index, outcome in answers if not self._asked_to_stop() else ():
             trial = Trial(missing[index], points[missing[index]], outcome)
             self.store.add(trial)
             self.trials[trial.number] = trial
             self.replayed += 1
-            self._told()
-            if self._ends():
+            self._report()
+            if self._asked_to_stop():
                 answers.close()
                 break
         self.stopped = self.stopped or any(number not in self.trials for number in points)
         self.trials = dict(sorted(self.trials.items()))
 
-    def _ends(self) -> bool:
+    def _asked_to_stop(self) -> bool:
         return self.stop is not None and self.stop()
 
-    def _told(self) -> None:
+    def _report(self) -> None:
         if self.progress is not None:
             self.progress(len(self.trials))
 

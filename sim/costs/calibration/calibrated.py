@@ -56,7 +56,12 @@ class Calibrated:
         self._prompt_terms()
 
     def _prompt_terms(self) -> None:
-        """Flat copies of what `device_ns` needs."""
+        """Flat copies of what `device_ns` needs, since it runs for every step with prompts.
+
+        `_eager`: steps with more tokens than any graph are launched kernel by kernel. `_share`: KV heads per
+        SM, which turns key blocks on one KV head into key blocks of each SM. `_busy` and `_hidden` are what
+        planning ahead changes (see `Host`).
+        """
         t, shape = self._terms, self.calibration.shape
         self._sizes_end = self._prompt_sizes[-1] if self._prompt_sizes else 0
         self._request = t.get("request", 0.0)
@@ -105,6 +110,7 @@ class Calibrated:
             total = float(self._matrix_ns(np.array([tokens]), self._prompt_sizes)[0])
         total += self._prompt_step(tokens, n + chunks) + self._beside * n
         total += self._hot * min(tokens, after)
+        # Attention of the decoding requests, then of the prompts (`work`: key blocks of an SM).
         work = tiles * self._share
         if n:
             total += self._kv * (ctx + attention_work.BLOCK / 2 * n + self._spread(n, ctx, longest))

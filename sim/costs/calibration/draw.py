@@ -37,8 +37,10 @@ class Drawn(Calibrated):
     ) -> None:
         random = np.random.default_rng([seed, index])
         noise = calibration.noise
-        whole, kind = (_heavy(value, noise.freedom) for value in _levels(index, seed))
-        total, apart = whole * noise.total_sd, kind * noise.kind_sd
+        of_total, of_kind = (_heavy(value, noise.freedom) for value in _levels(index, seed))
+        total, apart = of_total * noise.total_sd, of_kind * noise.kind_sd
+        # Steps with prompts take exp(apart) as long; the level makes up for it in the total of a load like
+        # the fitted ones.
         level = math.exp(total - noise.prompt_share * apart)
         copies = calibration.replicates or (_values(calibration),)
         values = tuple(value * level for value in copies[index % len(copies)])

@@ -56,15 +56,15 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Relative standard deviations, all of natural logarithms. See `noise`.
+    """Relative standard deviations, all of natural logarithms. `fitting/noise.py` estimates them.
 
     `decode_sd`, `prompt_sd`: of one step around the fit, for pure decode steps and those with prompt chunks;
     `correlation`: between one with prompt chunks and the one of these before it. Of a run's total time:
-    `run_sd` against another run of the same set-up and load; `level_sd`: how well the middle run is known;
-    `model_sd`: of another load, by what the terms do not say; `gpu_sd`: of another GPU of the type.
+    `run_sd` against another run of the same set-up and load; `level_sd`: of the fitted level, the mean of few
+    runs; `model_sd`: of another load, by what the terms do not say; `gpu_sd`: of another GPU of the type.
     `kind_sd`: of a run's steps with prompts against its pure decode steps, but for the GPU. `freedom`: the
     degrees of freedom behind them (Student's t). `prompt_share`: of the fitted time, that of steps with
-    prompts; there total and kind vary apart.
+    prompts; a load with this share keeps its total where draws change only the kinds (see `draw.py`).
     """
 
     decode_sd: float

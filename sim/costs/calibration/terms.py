@@ -5,6 +5,11 @@
 The curve is piecewise linear over `knots`; its value at a token count is the cost of everything that each
 token passes through, weights included, with the fixed cost of a step. Tokens are padded to CUDA graph
 sizes where graphs exist. All other terms are counts, with coefficients in nanoseconds.
+
+A new term needs a line in `TERMS`, a column in `fitting/features.py` (with its place in `EXPENDABLE`, and in
+`HOST_TERMS` where the host spends it), its time in `Calibrated`, and a ratio in `transfer.py` where it
+differs between GPUs or models. `Fit.predict` and `Calibrated` must give equal times:
+`test_costs_are_what_was_fitted`.
 """
 
 from __future__ import annotations
@@ -35,8 +40,9 @@ TERMS: dict[str, str] = {
     "arrival": "a request that arrived since the last step",
     "arriving_token": "a prompt token of those",
 }
-# A GPU that has just done much arithmetic runs at lower clocks: what is left of that a decode step later, as
-# seen after prompts of 256 to 8,192 tokens on an H200, and how many steps a replay charges to the first.
+# A GPU that has just done much arithmetic runs at lower clocks. Each decode step after it loses `COOLING`
+# times what the one before lost (seen after prompts of 256 to 8,192 tokens on an H200). A replay charges the
+# losses of four steps to the first: `COOLING_STEPS` times its own.
 COOLING = 0.75
 COOLING_STEPS = (1 - COOLING**4) / (1 - COOLING)
 

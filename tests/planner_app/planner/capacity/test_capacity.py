@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.planner.capacity.bisection import GROWTH, interval, largest, settle, width_error
-from pagecast.planner_app.planner.capacity.lasting import Lasting, last
+from pagecast.planner_app.planner.capacity.lasting import Lasting, serve_long
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, serve
 from pagecast.planner_app.planner.slo import Slo
@@ -257,13 +257,14 @@ def test_a_short_load_hides_what_a_long_one_shows():
     assert short.measured["ttft_s"].quantile(0.99) < 10
     work = Lasting.of(trace, capacity, 160)
     for times, holds in ((0.97, True), (1.08, False)):
-        lasted = last(work, scenario, Load("rate", times * capacity), costs=Constant())
+        lasted = serve_long(work, scenario, Load("rate", times * capacity), costs=Constant())
         assert lasted.holds(GROWTH) is holds
 
 
 def test_a_load_that_runs_away_is_given_up():
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, async_scheduling=False)
-    lasted = last(Lasting.of(equal_at(480, 1.0), 3.0, 1600), scenario, Load("rate", 3.0), costs=Constant())
+    load = Lasting.of(equal_at(480, 1.0), 3.0, 1600)
+    lasted = serve_long(load, scenario, Load("rate", 3.0), costs=Constant())
     assert lasted.served is None and not lasted.holds(GROWTH)
     assert lasted.most_ended_per_s == pytest.approx(12 / (98 * SERVICE_S), rel=0.1)
 
