@@ -254,7 +254,7 @@ def print_host() -> None:
     matrix = np.c_[np.ones(len(mixed)), mixed[:, 4] > 512, hot]
     prompt, ungraphed, share = robust(matrix, gap, mixed[:, 0])
     write(
-        f"prompt step {prompt:.0f} us, without a graph {ungraphed / 36:.0f} us a layer, "
+        f"prompt step {prompt:.0f} us, without a graph {ungraphed / 36:.0f} us per layer, "
         f"hot {100 * share:.1f}% ({len(mixed)} steps with prompts)"
     )
 

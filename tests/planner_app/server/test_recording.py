@@ -1,4 +1,4 @@
-"""What is served becomes a recorded run, whose replay makes the same decisions; a kill loses a second."""
+"""Recordings of what is served: their replay makes the same decisions, and a kill loses a second."""
 
 import asyncio
 import gzip
