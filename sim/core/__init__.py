@@ -11,9 +11,11 @@ keeps the plans of that loop that are in flight:
     lifecycle.py   the states of a request, and all that changes from one to the next
     queue.py, forks.py, running.py, decoders.py    the requests that wait; those that run, by what they do
     stride.py      stretches: many decode steps planned as one while nothing has to be decided
+    hybrid_stride.py, turns.py, group_spec.py    the same for models whose layers keep different tokens
+    drafter.py     speculation: how many guessed tokens a request verifies beside its next one
     memory/        KV blocks behind `kv_memory.py`: groups, the pool, the tree of cached runs, eviction
     identity/      which tokens are equal: content spans, block keys, sharing scopes
-    events.py, check.py, errors.py    the event log, the invariants, errors a user can act on
+    events.py, kv_events.py, check.py, errors.py    the event logs, the invariants, errors a user can act on
 
 The core imports the standard library, numpy and xxhash. It has no clock, randomness or I/O: `now` is
 always passed in, in integer nanoseconds. `docs/extending.md` shows how to add to it.

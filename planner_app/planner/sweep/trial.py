@@ -16,7 +16,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 Figure = float | int | None
-LATENCIES = ("ttft", "tpot", "e2e", "queue")
+LATENCIES = ("ttft", "tpot", "e2e", "queue")  # those with figures; a service level may bound more (`slo.py`)
 _OTHERS = (
     "output_tokens_per_s",
     "output_tokens",
