@@ -38,7 +38,6 @@ def _server(
         Path | None, Opt(help="transformers folder with tokenizer.json [the model's]")
     ] = None,
     lora_modules: Annotated[list[str] | None, Opt(help="adapter as NAME=PATH, may be repeated")] = None,
-    max_loras: Annotated[int, Opt(min=1, help="adapters in a batch, as metrics tell it")] = 1,
     max_waiting_queue_length: Annotated[
         int | None, Opt(min=0, help="requests that may wait; others get 429 [no limit]")
     ] = None,
@@ -164,7 +163,7 @@ def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:
         replicas=options["replicas"],
         api_key=options["api_key"] or os.environ.get("VLLM_API_KEY"),
         lora_modules=tuple(options["lora_modules"] or ()),
-        max_loras=options["max_loras"],
+        max_loras=options["max_loras"] or 1,
         max_waiting_queue_length=options["max_waiting_queue_length"],
         max_connections=options["max_connections"],
         max_body_bytes=options["max_body_bytes"],

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pagecast.planner_app.cli import run
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -132,3 +133,10 @@ def test_a_client_that_leaves_frees_its_blocks(serve: Any) -> None:
             time.sleep(0.01)
         assert one.replica.backend.load().used_blocks == 0
         assert 'finished_reason="abort",model_name="Qwen/Qwen3-8B"} 1.0' in http.get("/metrics").text
+
+
+def test_each_option_of_the_server_is_there_once(capsys: Any) -> None:
+    assert run(["serve", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("--max-loras ") == 1
+    assert printed.count("--lora-modules ") == 1
