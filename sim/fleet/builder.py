@@ -8,6 +8,7 @@ import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.fleet.handoff import HandoffFeed
 from pagecast.sim.fleet.inbox import Ended
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
@@ -46,13 +47,18 @@ class Builder:
         self._made: dict[str, tuple[float, Limits, StepCosts]] = {}
         self._block_size = 0
 
-    def member(self, number: int, name: str, scenario: Scenario, on_end: Ended) -> tuple[Member, View]:
+    def member(
+        self, number: int, name: str, scenario: Scenario, role: str, on_end: Ended
+    ) -> tuple[Member, View]:
         """A member, and how the router sees it. Errors: BadInput for a block size that can't be."""
         kind = scenario.model_dump_json()
         if kind not in self._made:
             share = blocks_per_block(self._trace, scenario)
             self._made[kind] = (share, scenario.limits(share), self._costs or scenario.step_costs())
         self.share, limits, costs = self._made[kind]
+        if role != "both" and not scenario.enable_prefix_caching:
+            raise BadInput("fleet: disaggregation needs prefix caching")
+        feed = self._prompts.feed(scenario.block_size)
         member = Member(
             self.env,
             number,
@@ -61,7 +67,8 @@ class Builder:
             kind=kind,
             limits=limits,
             costs=costs,
-            feed=self._prompts.feed(scenario.block_size),
+            feed=feed if role == "both" else HandoffFeed(feed),
+            role=role,
             on_end=on_end,
             keep_steps=self._keep_steps,
             fast_forward=self._fast_forward,

@@ -33,6 +33,7 @@ class Member:
         limits: Limits,
         costs: StepCosts,
         feed: Feed,
+        role: str,
         on_end: Ended,
         keep_steps: bool,
         fast_forward: bool = True,
@@ -41,6 +42,8 @@ class Member:
         self.name = name
         self.scenario = scenario
         self.kind = kind
+        self.role = role
+        self.feed = feed
         self.limits = limits
         self.costs = costs
         speculation = speculate(None, scenario, costs)

@@ -40,6 +40,7 @@ class ReplicaGroup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     replicas: int = Field(1, ge=0, description="how many")
+    role: Literal["both", "prefill", "decode"] = Field("both", description="what the replicas do")
     name: str = Field("", description="name of the group; its replicas are NAME-0, NAME-1, ...")
     scenario: dict[str, Any] = Field(default_factory=dict, description="fields of the scenario that differ")
 
@@ -105,6 +106,25 @@ def _default(kind: type[BaseModel]) -> Any:
     return Field(default_factory=lambda: kind.model_validate({}))
 
 
+class Disaggregation(BaseModel):
+    """Prefill and decode on replicas of their own: groups with the roles `prefill` and `decode`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    decode_router: str = Field("least-loaded", description="router of the decode replicas")
+    remote_tokens: int = Field(
+        0, ge=0, description="prompts that lack fewer tokens at the decode replica are computed there"
+    )
+    transfer: Literal["missing", "full"] = Field("missing", description="what is carried of a prompt")
+    first_token: Literal["decode", "prefill"] = Field(
+        "decode", description="which replica's first token the client gets (vLLM: decode)"
+    )
+    bytes_per_s: float = Field(
+        50e9, gt=0, description="link of a replica, each way: NVLink 450e9, InfiniBand 50e9, PCIe 64e9"
+    )
+    latency_s: float = Field(0.0001, ge=0, description="latency of a transfer")
+
+
 class FleetSettings(BaseModel):
     """Everything besides trace and scenario that a fleet's replay depends on."""
 
@@ -122,6 +142,7 @@ class FleetSettings(BaseModel):
     startup: Startup = _default(Startup)
     scaling: Scaling | None = Field(None, description="autoscaling of the first group")
     rollout: Rollout | None = Field(None, description="a new revision")
+    disaggregation: Disaggregation | None = Field(None, description="prefill and decode apart")
     price_per_gpu_hour: float | None = Field(None, ge=0, description="what one GPU costs per hour")
 
     @classmethod
@@ -146,11 +167,33 @@ class FleetSettings(BaseModel):
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
         Path(path).write_text(text, encoding="utf-8")
 
+    def group_name(self, number: int) -> str:
+        """The name of a group, made up where it has none."""
+        group = self.groups[number]
+        return group.name or (f"group{number}" if len(self.groups) > 1 else "replica")
+
+    def roles(self) -> dict[str, str]:
+        """The role of each group, by name. Errors: BadInput for roles that don't make a fleet."""
+        roles: dict[str, str] = {
+            self.group_name(number): group.role for number, group in enumerate(self.groups)
+        }
+        there = {group.role for group in self.groups if group.replicas}
+        apart = self.disaggregation is not None
+        if apart and there != {"prefill", "decode"}:
+            raise BadInput(
+                "fleet: disaggregation needs groups with the roles prefill and decode, and no other"
+            )
+        if not apart and there - {"both"}:
+            raise BadInput("fleet: a group has a role; add the section `disaggregation`")
+        if apart and (self.incidents or self.scaling or self.rollout):
+            raise BadInput("fleet: incidents, scaling and rollout are for fleets without disaggregation")
+        return roles
+
     def scenarios(self, base: Scenario) -> list[tuple[str, Scenario]]:
         """Name and scenario of each replica. Errors: BadInput for a field that is not a scenario's."""
         found = []
         for number, group in enumerate(self.groups):
-            name = group.name or (f"group{number}" if len(self.groups) > 1 else "replica")
+            name = self.group_name(number)
             scenario = base
             if group.scenario:
                 scenario = Scenario.make({**base.model_dump(), **group.scenario}, f"fleet: group {name}")

@@ -15,13 +15,14 @@ import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.builder import Builder
+from pagecast.sim.fleet.disaggregation import DisaggregatedFleet
 from pagecast.sim.fleet.figures import of_replica, over_time, spread, summed, together
 from pagecast.sim.fleet.fleet import Fleet, run
 from pagecast.sim.fleet.lifecycle import FleetLifecycle
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
-from pagecast.sim.fleet.routers.registry import NS, make
-from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.routers.registry import KINDS, NS, make
+from pagecast.sim.fleet.settings import FleetSettings, RouterSettings
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
@@ -107,22 +108,29 @@ class _Built:
         self.env = simpy.Environment()
         prompts = Prompts(trace)
         router, parts = make(settings.router, scenario.seed, settings.scenarios(scenario)[0][1].block_size)
-        self.fleet = Fleet(
-            self.env,
-            arrivals(trace),
-            prompts,
-            router,
-            hop_ns=round(settings.router.hop_s * NS),
-            most_retries=settings.retries.most,
-            retry_ns=round(settings.retries.after_s * NS),
-        )
+        more = {
+            "hop_ns": round(settings.router.hop_s * NS),
+            "most_retries": settings.retries.most,
+            "retry_ns": round(settings.retries.after_s * NS),
+        }
+        self._roles = settings.roles()
+        apart = settings.disaggregation
+        if apart is None:
+            self.fleet = Fleet(self.env, arrivals(trace), prompts, router, **more)
+        else:
+            chosen = RouterSettings.model_validate({"policy": apart.decode_router})
+            if KINDS.get(apart.decode_router, KINDS["random"]).index == "events":
+                raise BadInput(f"decode_router {apart.decode_router}: its index of events is for prefill")
+            decode, _ = make(chosen, scenario.seed + 1, settings.scenarios(scenario)[0][1].block_size)
+            self.fleet = DisaggregatedFleet(self.env, arrivals(trace), prompts, router, decode, apart, **more)
         self._builder = Builder(
             self.env, trace, prompts, parts, costs, keep_steps=keep_steps, fast_forward=fast_forward
         )
         self._lifecycle = FleetLifecycle(self.fleet, settings, scenario, self._member)
 
     def _member(self, number: int, name: str, scenario: Scenario) -> tuple[Member, View]:
-        return self._builder.member(number, name, scenario, partial(self.fleet.ended, number))
+        role = self._roles.get(name.rsplit("-", 1)[0], "both")
+        return self._builder.member(number, name, scenario, role, partial(self.fleet.ended, number))
 
     def run(self, progress: Progress | None) -> None:
         """Runs until every request has ended."""
@@ -138,6 +146,8 @@ class _Built:
         members = self.fleet.members
         if not self.fleet.over or any(member.scheduler.requests for member in members):
             raise AssertionError("some requests never ended")
+        if any(member.scheduler.memory.used_blocks for member in members if member.gone_ns is None):
+            raise AssertionError("some blocks were never given back")
         kinds: dict[str, list[Member]] = {}
         for member in members:
             kinds.setdefault(member.kind, []).append(member)
@@ -154,6 +164,9 @@ class _Built:
             gpu = f"{first.scenario.tensor_parallel_size} x {first.scenario.gpu}"
             for member, own in zip(alike, counted, strict=True):
                 served = table[owners == member.name]
+                if isinstance(self.fleet, DisaggregatedFleet):
+                    rows = member.recorder.requests()
+                    served = request_table(rows, member.costs, member.recorder.reasons)
                 each[member.number] = of_replica(served, own, member.name, gpu)
             tables.append(table)
             summaries.append(summary)
@@ -171,6 +184,8 @@ class _Built:
             **spread(table, self.fleet.choices, self.fleet.believed, replicas),
             "by_replica": listed,
         }
+        if isinstance(self.fleet, DisaggregatedFleet):
+            summary["fleet"]["handoff"] = self.fleet.figures()
         busiest = max(members, key=lambda member: member.recorder.ended)
         said = notes(
             self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self._builder.share
@@ -194,6 +209,9 @@ class _Built:
             reasons.update(recorder.reasons)
         names = np.repeat([name for name, _ in recorders], [len(each) for each in rows])
         joined = pd.concat(rows, ignore_index=True) if len(rows) > 1 else rows[0]
+        if isinstance(self.fleet, DisaggregatedFleet):
+            kept = self.fleet.settle(joined, names)
+            joined, names = joined[kept], names[kept]
         order = np.argsort(joined["row"].to_numpy(), kind="stable")
         joined = joined.iloc[order].reset_index(drop=True)
         caching = first.scenario.enable_prefix_caching

@@ -178,6 +178,7 @@ class Replica:
                             break
                         self._idle = env.event()
                         yield self._idle
+                        now = max(now, int(env.now))
                         continue
                     if not (others and others[0][0] <= goal and (yield from self._cut_short(goal))):
                         now = goal

@@ -54,7 +54,7 @@ INCIDENTS = st.lists(
     st.booleans(),
     st.sampled_from([0.0, 0.01]),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_request_ends_once_whatever_happens(incidents, policy, retries, scaling, rollout, hop_s):
     trace = read("chat", limit=60)
     trace.requests["cancel_after_s"] = np.where(np.arange(60) % 7 == 3, 0.5, np.nan)

@@ -1,0 +1,250 @@
+"""Prefill and decode apart: one replica computes the prompt, another one generates.
+
+    client -> router -> decode replica D chosen, then prefill replica P (llm-d's order)
+    P computes the prompt and its first token; its blocks are held until they have been read
+    D reserves blocks for the whole prompt, or waits until it has room
+    the link carries what D lacks (or the whole prompt), one transfer at a time per replica
+    D has the prompt cached, computes what is left of its last block, and generates
+
+As with vLLM's pull and Dynamo's default. A request that lacks few tokens at D stays there (conditional
+disaggregation). Between its arrival at D and its admission the transferred blocks are cached, not held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import simpy
+from pagecast.sim.core.memory.kv_memory import Hit
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.fleet.fleet import Fleet, at
+from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports
+from pagecast.sim.fleet.member import Member
+from pagecast.sim.fleet.query import Prompts, Query
+from pagecast.sim.fleet.routers.router import Router
+from pagecast.sim.fleet.settings import Disaggregation
+from pagecast.sim.fleet.view import View
+from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.replay.clients import NS, Arrivals
+from pagecast.sim.replay.metrics import statistics
+
+
+class DisaggregatedFleet(Fleet):
+    """A fleet whose replicas prefill or decode: `router` chooses the first, `decode_router` the second."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        clients: Arrivals,
+        prompts: Prompts,
+        router: Router,
+        decode_router: Router,
+        settings: Disaggregation,
+        **more: Any,
+    ) -> None:
+        super().__init__(env, clients, prompts, router, **more)
+        self.decode_router = decode_router
+        self.settings = settings
+        self.prefill_ready: list[View] = []
+        self.handoffs: dict[int, Handoff[Member]] = {}
+        self.local = 0
+        self.ports = Ports(settings.bytes_per_s, round(settings.latency_s * NS))
+        self._short: dict[int, deque[Handoff[Member]]] = {}  # handoffs that wait for room, by decode replica
+
+    def add(self, member: Member, view: View, ready_ns: int | None = None) -> None:
+        """A replica of either role."""
+        if member.role == "prefill":
+            self.members.append(member)
+            self.views[member.number] = view
+            self.prefill_ready.append(view)
+            self._note(member, "ready")
+        else:
+            super().add(member, view, ready_ns)
+
+    def route(self, row: int, now: int, arrival_ns: int) -> None:
+        """Chooses who decodes, then who prefills unless the prompt is as good as there."""
+        self._arrived[row] = arrival_ns
+        query = Query(self.prompts, row, now)
+        decode, cached = self.decode_router.choose(query, self.ready)
+        decode.add(row, query.prompt_tokens)
+        self.decode_router.sent(query, decode)
+        target = self.members[decode.number]
+        if query.prompt_tokens - cached < self.settings.remote_tokens:
+            self.local += 1
+            self.believed[row] = cached
+            self.choices.append(decode.number)
+            self.place[row] = target
+            self._deliver(target, row, now, arrival_ns)
+            return
+        prefill, self.believed[row] = self.router.choose(query, self.prefill_ready)
+        prefill.add(row, query.prompt_tokens)
+        self.router.sent(query, prefill)
+        self.choices.append(prefill.number)
+        source = self.place[row] = self.members[prefill.number]
+        self.handoffs[row] = Handoff(row, source, target)
+        _feed(source).one_token.add(row)
+        self._deliver(source, row, now, arrival_ns)
+
+    def ended(self, number: int, row: int, now: int) -> None:
+        """A request has ended on a replica: its prefill, or all of it."""
+        handoff = self.handoffs.get(row)
+        output = self.prompts.output_tokens[row]
+        view = self.views[number]
+        view.remove(row)
+        if handoff is None or handoff.decoding:
+            self.decode_router.ended(row, view, now, output)
+            self._close(row, now)
+            at(self.env, now, partial(self._room, self.members[number]))
+            return
+        self.router.ended(row, view, now, 1)
+        request = _feed(handoff.prefill).made[row]
+        if request.state is not State.FINISHED:
+            self.views[handoff.decode.number].remove(row)
+            del self.handoffs[row]
+            self._close(row, now)
+            return
+        handoff.ready_ns = now
+        handoff.held = self._hold(handoff.prefill, row)
+        if self.settings.first_token == "prefill":
+            _feed(handoff.decode).first_tokens[row] = request.first_token_ns
+        del self.place[row]
+        at(self.env, now, partial(self._offer, handoff))
+
+    def _close(self, row: int, now: int) -> None:
+        self.place.pop(row, None)
+        self._left -= 1
+        self.clients.ended(row, now)
+        self._arm()
+
+    def _hold(self, member: Member, row: int) -> Request:
+        """Holds the blocks of a prompt that has just been computed, until they have been read."""
+        memory = member.scheduler.memory
+        stand_in = self.prompts.feed(member.limits.block_size).request(row, 0)
+        memory.claim(stand_in, memory.find(stand_in))
+        return stand_in
+
+    # ---- figures
+
+    def settle(self, rows: pd.DataFrame, names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
+        """Which recorded rows are the end of a request, not of its prefill alone.
+
+        What a request found cached is what it found where its prompt was computed.
+        """
+        ends = np.ones(len(rows), dtype=np.bool_)
+        cached = rows["cached_tokens"].to_numpy(copy=True)
+        reused = rows["reused_tokens"].to_numpy(copy=True)
+        for at_row, (row, name) in enumerate(zip(rows["row"].tolist(), names.tolist(), strict=True)):
+            handoff = self.handoffs.get(row)
+            if handoff is None or not name:
+                continue
+            if name == handoff.prefill.name:
+                ends[at_row] = False
+            else:
+                found = _feed(handoff.prefill).made[row]
+                cached[at_row], reused[at_row] = found.cached_tokens, found.reused_tokens
+        rows["cached_tokens"], rows["reused_tokens"] = cached, reused
+        return ends
+
+    def figures(self) -> dict[str, Any]:
+        """Requests handed over and not, what was carried, and how long handoffs waited and took."""
+        done = [handoff for handoff in self.handoffs.values() if handoff.decoding]
+        waits = [(handoff.begun_ns - handoff.ready_ns) / NS for handoff in done]
+        takes = [(handoff.carried_ns - handoff.begun_ns) / NS for handoff in done]
+        return {
+            "remote": len(done),
+            "local": self.local,
+            "moved_bytes": sum(handoff.moved_bytes for handoff in done),
+            "wait_s": statistics(np.array(waits)),
+            "transfer_s": statistics(np.array(takes)),
+        }
+
+    # ---- handing over
+
+    def _offer(self, handoff: Handoff[Member]) -> None:
+        """Reserves blocks at the decode replica and starts the transfer, or waits for room."""
+        self._short.setdefault(handoff.decode.number, deque()).append(handoff)
+        self._room(handoff.decode)
+
+    def _room(self, member: Member) -> None:
+        """Starts the transfers that a decode replica has room for, in order."""
+        short = self._short.get(member.number)
+        while short:
+            handoff = short[0]
+            if handoff.gave_up:
+                short.popleft()
+                self._drop(handoff)
+                continue
+            now = int(self.env.now)
+            member.replica.cut(now)
+            memory = member.scheduler.memory
+            stand_in = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
+            hit: Hit = memory.find(stand_in)
+            if memory.fits(stand_in, hit, stand_in.prompt_tokens):
+                memory.claim(stand_in, hit)
+                memory.grow(stand_in, stand_in.prompt_tokens)
+                handoff.reserved = stand_in
+            elif memory.used_blocks:
+                return
+            # A prompt that never fits goes to the replica as it is, which says so.
+            short.popleft()
+            missing = stand_in.prompt_tokens - (hit.tokens if self.settings.transfer == "missing" else 0)
+            self._carry(handoff, missing, now)
+
+    def _carry(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
+        scenario = handoff.decode.scenario
+        parallel = scenario.tensor_parallel_size
+        each = find_model(scenario.model).kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel)
+        handoff.moved_bytes = round(each * parallel)
+        source, target = handoff.prefill.number, handoff.decode.number
+        moved = self.ports.carry(source, target, handoff.moved_bytes, now)
+        handoff.begun_ns, handoff.carried_ns = moved
+        at(self.env, handoff.carried_ns, partial(self._carried, handoff))
+
+    def _carried(self, handoff: Handoff[Member]) -> None:
+        """The prompt is at the decode replica: it joins the queue there."""
+        now = int(self.env.now)
+        self._let_go(handoff, now)
+        if handoff.gave_up:
+            self._drop(handoff)
+            return
+        handoff.decoding = True
+        self.place[handoff.row] = handoff.decode
+        handoff.decode.send(handoff.row, now, self._arrived[handoff.row])
+
+    def _let_go(self, handoff: Handoff[Member], now: int) -> None:
+        """Frees the blocks read, and makes those written findable."""
+        for member, stand_in in ((handoff.prefill, handoff.held), (handoff.decode, handoff.reserved)):
+            if stand_in is None:
+                continue
+            member.replica.cut(now)
+            if stand_in is handoff.reserved:
+                member.scheduler.memory.publish(stand_in, stand_in.prompt_tokens)
+            member.scheduler.memory.release(stand_in)
+            member.scheduler.queue.blocked = False
+            member.replica.wake(now)
+        handoff.held = handoff.reserved = None
+
+    def _drop(self, handoff: Handoff[Member]) -> None:
+        """Ends a request whose client gave up between prefill and decode."""
+        now = int(self.env.now)
+        self._let_go(handoff, now)
+        self.views[handoff.decode.number].remove(handoff.row)
+        self._end_unserved(handoff.row, now, State.CANCELLED, "")
+
+    def _give_up(self, row: int, now: int) -> None:
+        handoff = self.handoffs.get(row)
+        if handoff is not None and row not in self.place:
+            handoff.gave_up = True
+        else:
+            super()._give_up(row, now)
+
+
+def _feed(member: Member) -> HandoffFeed:
+    feed = member.feed
+    assert isinstance(feed, HandoffFeed)
+    return feed

@@ -1,0 +1,69 @@
+"""A request between prefill and decode: what stands for its blocks, and the links that carry them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pagecast.sim.core.request import NEVER, Request
+from pagecast.sim.replay.clients import NS
+from pagecast.sim.replay.feed import Feed
+
+T = TypeVar("T")  # a replica
+
+
+class HandoffFeed(Feed):
+    """Requests of one replica that prefills or decodes for others.
+
+    Rows in `one_token` end with their first token; rows in `first_tokens` got theirs elsewhere, at that time.
+    `made` keeps the requests made, by row.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self.__dict__.update(feed.__dict__)
+        self.one_token: set[int] = set()
+        self.first_tokens: dict[int, int] = {}
+        self.made: dict[int, Request] = {}
+
+    def request(self, row: int, arrival_ns: int) -> Request:
+        """As `Feed.request`."""
+        request = super().request(row, arrival_ns)
+        if row in self.one_token:
+            request.output_tokens = 1
+        request.first_token_ns = self.first_tokens.get(row, NEVER)
+        self.made[row] = request
+        return request
+
+
+@dataclass
+class Handoff(Generic[T]):
+    """A request on its way from prefill to decode. Times in nanoseconds."""
+
+    row: int
+    prefill: T
+    decode: T
+    held: Request | None = None  # stands for P's blocks while they are read
+    reserved: Request | None = None  # stands for D's blocks while they are written
+    ready_ns: int = 0
+    begun_ns: int = 0
+    carried_ns: int = 0
+    moved_bytes: int = 0
+    gave_up: bool = False
+    decoding: bool = False
+
+
+@dataclass
+class Ports:
+    """When each replica's link is free: one transfer at a time in each direction."""
+
+    bytes_per_s: float
+    latency_ns: int
+    out_ns: dict[int, int] = field(default_factory=dict)
+    in_ns: dict[int, int] = field(default_factory=dict)
+
+    def carry(self, source: int, target: int, size: int, now: int) -> tuple[int, int]:
+        """Begin and end of a transfer that is asked for at `now`."""
+        begin = max(now, self.out_ns.get(source, 0), self.in_ns.get(target, 0))
+        end = begin + self.latency_ns + round(size / self.bytes_per_s * NS)
+        self.out_ns[source] = self.in_ns[target] = end
+        return begin, end

@@ -1,0 +1,144 @@
+"""Prefill and decode apart: nothing is lost, blocks come back, and links carry what is missing."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.handoff import Ports
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+
+NVLINK = {"bytes_per_s": 450e9}
+
+
+def apart(prefill=1, decode=1, policy="prefix-affinity", scenario=None, **fields):
+    groups = [
+        {"name": "p", "role": "prefill", "replicas": prefill, "scenario": scenario or {}},
+        {"name": "d", "role": "decode", "replicas": decode},
+    ]
+    return FleetSettings.make({"groups": groups, "router": {"policy": policy}, "disaggregation": fields})
+
+
+def one(tokens=4096, output=50):
+    table = pd.DataFrame({"arrival_s": [0.0], "input_tokens": [tokens], "output_tokens": [output]})
+    return Trace("one", table)
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from(["round-robin", "prefix-affinity", "dynamo", "cost", "llm-d"]),
+    st.sampled_from([0, 500]),
+    st.sampled_from(["missing", "full"]),
+    st.sampled_from(["decode", "prefill"]),
+    st.sampled_from([1e8, 450e9]),
+    st.integers(700, 1500),
+    st.booleans(),
+)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_request_ends_once_and_every_block_comes_back(
+    prefill, decode, policy, remote, transfer, first, rate, blocks, depth
+):
+    trace = read("chat", limit=60)
+    trace.requests["cancel_after_s"] = np.where(np.arange(60) % 7 == 3, 0.4, np.nan)
+    scenario = Scenario(num_gpu_blocks=blocks, costs="roofline", gpu="L4", async_scheduling=depth)
+    fields = {"remote_tokens": remote, "transfer": transfer, "first_token": first, "bytes_per_s": rate}
+    if remote:
+        fields["decode_router"] = "prefix-affinity"
+    result = replay_fleet(trace, scenario, apart(prefill, decode, policy, **fields))
+    s = result.summary
+    assert result.requests["row"].tolist() == list(range(60))
+    assert s["completed"] + s["rejected"] + s["cancelled"] == s["requests"] == 60
+    done = result.requests[result.requests["state"] == "completed"]
+    assert done["replica"].str.startswith("d-").all()
+    assert (done["ttft_s"] > 0).all() and (done["finished_s"] >= done["first_token_s"]).all()
+    assert s["fleet"]["handoff"]["remote"] + s["fleet"]["handoff"]["local"] >= len(done)
+    if not remote:
+        assert s["fleet"]["handoff"]["local"] == 0
+
+
+def test_a_handoff_takes_what_its_bytes_take():
+    """One prompt of 4,096 tokens: prefill alone, 604 MB over the link, then decode alone."""
+    alone = replay(one(), Scenario()).requests.iloc[0]
+    slow = replay_fleet(one(), Scenario(), apart(bytes_per_s=1e9, latency_s=0.01))
+    handoff = slow.summary["fleet"]["handoff"]
+    assert handoff["moved_bytes"] == 4096 * 2 * 36 * 8 * 128 * 2
+    assert handoff["transfer_s"]["max"] == pytest.approx(0.01 + handoff["moved_bytes"] / 1e9)
+    row = slow.requests.iloc[0]
+    assert row["ttft_s"] == pytest.approx(alone["ttft_s"] + handoff["transfer_s"]["max"], rel=0.05)
+    early = replay_fleet(one(), Scenario(), apart(bytes_per_s=1e9, latency_s=0.01, first_token="prefill"))
+    assert early.requests.iloc[0]["ttft_s"] == pytest.approx(alone["ttft_s"], rel=1e-6)
+    assert early.requests.iloc[0]["e2e_s"] == pytest.approx(row["e2e_s"])
+
+
+def test_only_what_is_missing_is_carried():
+    trace = read("chat", limit=300)
+    moved = {
+        mode: replay_fleet(trace, Scenario(), apart(1, 1, transfer=mode, **NVLINK)).summary["fleet"][
+            "handoff"
+        ]
+        for mode in ("missing", "full")
+    }
+    assert moved["missing"]["remote"] == moved["full"]["remote"] == 300
+    assert moved["missing"]["moved_bytes"] < 0.4 * moved["full"]["moved_bytes"]
+
+
+def test_short_prompts_stay_where_they_decode():
+    trace = read("chat", limit=300)
+    far = replay_fleet(trace, Scenario(), apart(1, 2, **NVLINK)).summary["fleet"]["handoff"]
+    near = apart(1, 2, remote_tokens=1000, decode_router="prefix-affinity", **NVLINK)
+    mixed = replay_fleet(trace, Scenario(), near).summary["fleet"]["handoff"]
+    assert far["local"] == 0
+    assert mixed["local"] > 100 and mixed["remote"] > 0
+
+
+def test_decode_apart_is_not_held_up_by_prompts():
+    """The longest gaps of decoding replicas vanish where prompts are computed elsewhere."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {
+            "arrival_s": np.sort(rng.uniform(0, 30, 200)),
+            "input_tokens": 6000,
+            "output_tokens": 150,
+        }
+    )
+    trace = Trace("long prompts", table)
+    together = FleetSettings.make({"groups": [{"replicas": 2}], "router": {"policy": "least-loaded"}})
+    mixed = replay_fleet(trace, Scenario(), together).summary
+    split = replay_fleet(trace, Scenario(), apart(1, 1, "least-loaded", **NVLINK)).summary
+    assert split["completed"] == mixed["completed"] == 200
+    assert split["tpot_s"]["p99"] < 0.7 * mixed["tpot_s"]["p99"]
+
+
+def test_transfers_of_one_replica_wait_for_each_other():
+    ports = Ports(1e9, 1000)
+    assert ports.carry(0, 1, 1_000_000, 0) == (0, 1_001_000)
+    assert ports.carry(0, 2, 1_000_000, 0) == (1_001_000, 2_002_000)
+    assert ports.carry(3, 2, 1_000_000, 0) == (2_002_000, 3_003_000)
+    assert ports.carry(3, 4, 1_000_000, 9_000_000) == (9_000_000, 10_001_000)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "words"),
+    [
+        ({"groups": [{"role": "prefill"}], "disaggregation": {}}, "roles prefill and decode"),
+        ({"groups": [{"role": "prefill", "name": "a"}, {"role": "decode", "name": "b"}]}, "disaggregation"),
+        (
+            {
+                "groups": [{"role": "prefill", "name": "a"}, {"role": "decode", "name": "b"}],
+                "disaggregation": {},
+                "scaling": {"target": 1.0, "most": 3},
+            },
+            "without disaggregation",
+        ),
+    ],
+)
+def test_roles_that_make_no_fleet_are_refused(fleet, words):
+    with pytest.raises(BadInput, match=words):
+        replay_fleet(read("chat", limit=5), Scenario(), FleetSettings.make(fleet))
