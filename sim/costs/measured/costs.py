@@ -16,7 +16,7 @@ from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 
 MEASURED = "measured"
-SPREAD_SD = 0.06  # of the level of step time: what holds 90% of the mean TPOTs in docs/measured-operations.md
+SPREAD_SD = 0.06  # of the level of step time, set by hand; how often its intervals hold was not measured
 # Of recorded and public runs below saturation that fitted nothing (docs/measured-operations.md), in percent:
 # the errors of mean TPOT, mean E2E and mean TTFT that vLLM's runs on NVLink GPUs stayed within.
 TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 25

@@ -25,14 +25,16 @@ from pagecast.sim.machine.model_facts import Linear, ModelFacts
 KERNEL_S, KERNEL_BANDWIDTH = 3e-6, 0.8
 GRAPH = "graph"
 # GPUs on which vLLM computes prompts and decoding requests in one launch of FlashAttention, and its tiles:
-# FlashAttention 3 packs a group's query heads into 128 rows; FlashAttention 2 has a tile for each head.
+# FlashAttention 3 packs a group's query heads into 128 rows; FlashAttention 2, over paged KV, has a tile of 64
+# rows for each head.
 _FA3 = Tiles(rows=128, packed=True)
+_FA2 = Tiles(rows=64, packed=False)
 _TILES = {
     "H100 SXM": _FA3,
     "H200": _FA3,
-    "A100 80GB": Tiles(rows=128, packed=False),
-    "L40S": Tiles(rows=64, packed=False),
-    "RTX PRO 6000": Tiles(rows=64, packed=False),
+    "A100 80GB": _FA2,
+    "L40S": _FA2,
+    "RTX PRO 6000": _FA2,
 }
 
 
