@@ -60,10 +60,10 @@ docs: $(VENV)/.dev
 	@echo "the site is in build/site"
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 bench: $(VENV)/.base
 	$(BIN)/python tests/benchmarks/replay.py

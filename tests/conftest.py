@@ -14,9 +14,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Each worker of pytest-xdist has a core of its own, so that no test starts processes on the others' cores.
+# Servers and browsers that tests start may use all cores, which `PAGECAST_TEST_CORES` lists.
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 if _WORKER and hasattr(os, "sched_setaffinity"):
     _CORES = sorted(os.sched_getaffinity(0))
+    os.environ["PAGECAST_TEST_CORES"] = " ".join(map(str, _CORES))
     os.sched_setaffinity(0, {_CORES[int(_WORKER.removeprefix("gw")) % len(_CORES)]})
 
 # In CI the same examples every time, so that a change is judged by itself; elsewhere new ones are tried.

@@ -64,10 +64,11 @@ def limits_of(run: RecordedRun) -> Limits:
             raise BadInput(f"{run.folder}/meta.json: config: {wrong}")
         return value
 
+    block_size = whole("block_size")
     groups = recorded_groups(run)
     return Limits(
         num_blocks=blocks,
-        block_size=unit_tokens(groups) if groups else whole("block_size"),
+        block_size=unit_tokens(groups) if groups else block_size,
         max_num_seqs=whole("max_num_seqs"),
         max_num_batched_tokens=whole("max_num_batched_tokens"),
         max_model_len=whole("max_model_len") if config.get("max_model_len") else None,

@@ -54,7 +54,18 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             server.wait()
 
 
+def _use_all_cores() -> set[int]:
+    """Lets this process, and those it starts from now on, use every core. Returns those it was bound to."""
+    cores = os.environ.get("PAGECAST_TEST_CORES")
+    if not cores:
+        return set()
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(map(int, cores.split())))
+    return bound
+
+
 def _die_with_parent() -> None:
+    _use_all_cores()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: Linux only
 
@@ -75,8 +86,11 @@ def chromium() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
     if not os.access(_CHROMIUM, os.X_OK):
         pytest.skip(f"browser tests need {_CHROMIUM} (Debian's package chromium)")
+    bound = _use_all_cores()
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=list(_QUIET))
+        if bound:
+            os.sched_setaffinity(0, bound)
         yield browser
         browser.close()
 

@@ -110,7 +110,7 @@ def test_workers_that_start_are_silent_and_gone_with_the_command(whole_group):
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
-@pytest.mark.parametrize("times", [1, 9])
+@pytest.mark.parametrize("times", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_an_interrupt_that_a_library_swallows_comes_again(times):
     """Swallowed once, the command still ends by itself; again and again, the process is ended."""
     program = f"""

@@ -25,8 +25,8 @@ from pagecast.sim.machine.model_facts import Linear, ModelFacts
 KERNEL_S, KERNEL_BANDWIDTH = 3e-6, 0.8
 GRAPH = "graph"
 # GPUs on which vLLM computes prompts and decoding requests in one launch of FlashAttention, and its tiles:
-# FlashAttention 3 packs a group's query heads into 128 rows; FlashAttention 2, over paged KV, has a tile of 64
-# rows for each head.
+# FlashAttention 3 packs a group's query heads into 128 rows; FlashAttention 2, over paged KV, has a tile of
+# 64 rows for each head.
 _FA3 = Tiles(rows=128, packed=True)
 _FA2 = Tiles(rows=64, packed=False)
 _TILES = {

@@ -41,7 +41,7 @@ def test_a_calibration_made_from_runs_can_be_validated_with(shared, tmp_path, ca
         (["calibrate", "--from-run", "nowhere:2", "--out", "x.json"], "a share of the run's steps"),
         (["calibrate", "--from-bench", "nowhere.csv", "--out", "x.json"], "give --scenario"),
         (["calibrate", "--from-run", "nowhere", "--out", "x.json", "--scenario", "s"], "needs --from-bench"),
-        (["validate", __file__, "--costs", "auto"], "give --scenario"),
+        (["validate", __file__, "--costs", "auto"], "--scenario"),
         (["validate", "nowhere", "--costs", "auto"], "nowhere: no meta.json"),
         (["replay", "chat", "--limit", "9", "--replicates", "-1"], "--replicates"),
         (["replay", "chat", "--costs", "vllm-9"], "no costs 'vllm-9'"),

@@ -300,6 +300,7 @@ def test_the_block_view_plays_steps_and_tells_of_a_block(visit: Visit) -> None:
     assert "frame 201 of" in where(page) and "block=0" in page.url
 
 
+@pytest.mark.slow
 def test_a_sandbox_in_the_browser_grows_by_its_buttons(visit: Visit) -> None:
     page = visit("/blocks?watch=By+hand&requests=10")
     page.get_by_role("button", name="Add", exact=True).click()

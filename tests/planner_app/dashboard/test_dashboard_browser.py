@@ -60,6 +60,7 @@ def test_a_slider_moves_the_figures_and_the_link_repeats_them(visit: Visit) -> N
     expect(card(again, "TTFT")).to_have_text(moved)
 
 
+@pytest.mark.slow
 def test_intervals_are_grey_until_they_are_in(visit: Visit) -> None:
     page = visit("/?requests=40&seed=11")
     expect(page.locator('[class*="st-key-pending"]').first).to_be_visible()

@@ -192,7 +192,7 @@ SCENARIOS = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("profile", ["vllm", "nano-vllm"])
 @given(REQUESTS, SCENARIOS, st.sampled_from([0, 7_000, 900_000]), st.sampled_from([0, 250_000, 40_000_000]))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_fast_forward_changes_nothing(tmp_path_factory, profile, rows, fields, per_ctx, host):
     """Every time and every event is the same, to the bit, whether steps are skipped or not."""
     rows = sorted(rows, key=lambda row: row["arrival_s"])

@@ -50,7 +50,12 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "replicates"), [("azure_conv", 24), ("mooncake_conv", 24), ("azure_priority_tight", 80)]
+    ("name", "replicates"),
+    [
+        ("azure_conv", 24),
+        ("mooncake_conv", 24),
+        pytest.param("azure_priority_tight", 80, marks=pytest.mark.slow),
+    ],
 )
 def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name, replicates):
     result = forecast(runs[name], VLLM, replicates=replicates, workers=1)

@@ -59,6 +59,7 @@ def test_eight_workers_answer_as_one_does(alone):
     assert figures(planned(workers=8)) == alone
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_answers_as_one_process_does(alone):
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
