@@ -67,3 +67,10 @@ def test_a_mixture_of_experts_is_forecast_within_three_percent_on_a_run_that_fit
     assert errors["ttft_s.mean"] < 3
     coverage = result.coverage()["covered"]
     assert coverage is not None and coverage >= 0.8
+
+
+def test_offloading_changes_no_decision_before_the_first_load_from_the_host() -> None:
+    """The recorded engine loads a preempted request's blocks at step 1481; the core has no host tier."""
+    report = compare_decisions(RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-offload-mooncake"))
+    assert report.first_mismatch is not None
+    assert report.first_mismatch.startswith("step 1481 ")
