@@ -13,7 +13,12 @@ MIXTURES = ("qwen3_moe", "mixtral")
 # Block size: number of blocks (too few for all requests at once), tokens per step, length of shared prefix.
 SHAPES = {16: (22, 48, 50), 64: (9, 100, 150), 256: (8, 300, 480)}
 # A mixture differs in its MLP, which knows no blocks.
-CASES = [(family, size) for family in FAMILIES for size in SHAPES if size == 16 or family not in MIXTURES]
+CASES = [
+    pytest.param(family, size, marks=pytest.mark.slow if size > 16 and family != "qwen3" else ())
+    for family in FAMILIES
+    for size in SHAPES
+    if size == 16 or family not in MIXTURES
+]
 
 
 class Watched:

@@ -117,6 +117,7 @@ def test_a_figure_that_does_not_follow_step_times_shows_its_range_beside_its_slo
     assert spread.low == {}
 
 
+@pytest.mark.slow
 def test_the_workload_adds_to_what_the_costs_leave_open():
     trace, scenario = read("rag"), Scenario.make({})
     fixed = Study(trace, scenario).spread(20, workers=1)

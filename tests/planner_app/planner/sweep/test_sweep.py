@@ -121,7 +121,7 @@ def test_a_stopped_sweep_goes_on(chat, reference, tmp_path):
     assert sweep(reference.question, out=tmp_path).replayed == 0
 
 
-@pytest.mark.parametrize("search", [None, "18"])
+@pytest.mark.parametrize("search", [None, pytest.param("18", marks=pytest.mark.slow)])
 def test_killed_and_started_again_it_has_the_same_table(chat, tmp_path, search):
     options = [*(part for text in GRID for part in ("--set", text)), "--costs", "roofline", "--slo", LEVEL]
     if search:
