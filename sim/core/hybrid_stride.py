@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
-from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stride import Stride
 from pagecast.sim.core.turns import due, publish_known, take_turn
@@ -31,16 +30,10 @@ class HybridStride(Stride):
             return min(steps, self._hybrid.refused_for(self.count))
         return steps
 
-    def plan(self, steps: int) -> StepPlan:
-        """Plans `steps` decode steps, at most as many as `quiet` has just counted."""
+    def _blocks_added(self, steps: int) -> int:
+        """Blocks in use after `steps` steps from now on, beyond those in use now."""
         running = self._running
-        added = self._hybrid.blocks_added(running.decoders.requests, running.tick, steps)
-        plan = self.open = self._step.seal_stretch(steps, self.count, self.context, self.longest, added)
-        if steps == 1:
-            self.settle()
-        running.left_out = frozenset()
-        running.in_flight.append(plan)
-        return plan
+        return self._hybrid.blocks_added(running.decoders.requests, running.tick, steps)
 
     def settle(self) -> None:
         """Does what the open stretch planned, step by step."""
@@ -70,15 +63,3 @@ class HybridStride(Stride):
         ended = running.decoders.pop_ended(running.tick - 1)
         if ended:
             lifecycle.drain(ended, plan.last)
-
-    def cut(self, plan: StepPlan, steps: int) -> StepPlan:
-        """Shortens the open stretch to its first `steps` steps and settles it, and returns it."""
-        if plan is not self.open:
-            return plan
-        if steps < plan.steps:
-            running = self._running
-            added = self._hybrid.blocks_added(running.decoders.requests, running.tick, steps)
-            plan = self.open = plan._replace(steps=steps, used_blocks=self._hybrid.used_blocks + added)
-            running.in_flight[-1] = plan
-        self.settle()
-        return plan

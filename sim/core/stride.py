@@ -76,16 +76,20 @@ class Stride:
         last = plan.step + plan.steps - 1
         return last not in running.draining and not (running.at_commit and plan.chunks)
 
+    def _blocks_added(self, steps: int) -> int:
+        """Blocks that a stretch of `steps` steps from now on takes; notes who takes them."""
+        running = self._running
+        self._order, self._crossings = running.decoders.crossings(running.tick, steps)
+        return self._crossings
+
     def plan(self, steps: int) -> StepPlan:
         """Plans `steps` decode steps, at most as many as `quiet` has just counted.
 
         The plan is in flight at once; blocks, positions and the step's number change with `settle`.
         """
         running = self._running
-        self._order, self._crossings = running.decoders.crossings(running.tick, steps)
-        plan = self.open = self._step.seal_stretch(
-            steps, self.count, self.context, self.longest, self._crossings
-        )
+        added = self._blocks_added(steps)
+        plan = self.open = self._step.seal_stretch(steps, self.count, self.context, self.longest, added)
         if steps == 1:
             # A step that has begun can't be cut.
             self.settle()
@@ -125,10 +129,8 @@ class Stride:
         if plan is not self.open:
             return plan
         if steps < plan.steps:
-            running = self._running
-            self._order, self._crossings = running.decoders.crossings(running.tick, steps)
-            used = self._memory.used_blocks + self._crossings
+            used = self._memory.used_blocks + self._blocks_added(steps)
             plan = self.open = plan._replace(steps=steps, used_blocks=used)
-            running.in_flight[-1] = plan
+            self._running.in_flight[-1] = plan
         self.settle()
         return plan
