@@ -15,11 +15,11 @@ from statistics import fmean, pstdev
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice, fewest_requests
-from pagecast.sim.fleet.view import View, Views
+from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, fewest_requests
+from pagecast.sim.fleet.view import Views
 
 
-class AIBrix:
+class AIBrix(PrefixRouter):
     """Thresholds as in the gateway's environment variables."""
 
     def __init__(
@@ -31,8 +31,7 @@ class AIBrix:
         min_gap: float = 8,
         deviations: float = 1.0,
     ) -> None:
-        self._prefixes = prefixes
-        self._rng = rng
+        super().__init__(prefixes, rng)
         self.factor = factor
         self.min_gap = min_gap
         self.deviations = deviations
@@ -57,14 +56,3 @@ class AIBrix:
         if chosen is None:
             chosen = fewest_requests(views, self._rng)
         return Choice(chosen, overlaps.get(chosen.number, 0) * size)
-
-    def sent(self, query: Query, view: View) -> None:
-        """The pod will have the prompt."""
-        self._prefixes.sent(query, view.number)
-
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
-
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
-        self._prefixes.forget(view.number)

@@ -15,18 +15,17 @@ from random import Random
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice
+from pagecast.sim.fleet.routers.router import Choice, PrefixRouter
 from pagecast.sim.fleet.view import View, Views
 
 
-class LlmD:
+class LlmD(PrefixRouter):
     """Weights as in llm-d's default profile."""
 
     def __init__(
         self, prefixes: KnownPrefixes, rng: Random, *, queue: float = 2, kv: float = 2, prefix: float = 3
     ) -> None:
-        self._prefixes = prefixes
-        self._rng = rng
+        super().__init__(prefixes, rng)
         self.queue = queue
         self.kv = kv
         self.prefix = prefix
@@ -55,14 +54,3 @@ class LlmD:
                 best.append(view)
         chosen = best[0] if len(best) == 1 else self._rng.choice(best)
         return Choice(chosen, overlaps.get(chosen.number, 0) * size)
-
-    def sent(self, query: Query, view: View) -> None:
-        """The server will have the prompt."""
-        self._prefixes.sent(query, view.number)
-
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
-
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
-        self._prefixes.forget(view.number)

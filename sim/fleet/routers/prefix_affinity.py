@@ -6,11 +6,11 @@ from random import Random
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice, fewest_requests
+from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, fewest_requests
 from pagecast.sim.fleet.view import View, Views
 
 
-class PrefixAffinity:
+class PrefixAffinity(PrefixRouter):
     """The longest prefix wins whatever the load; of equals the least loaded.
 
     A prefix of less than `min_share` of the prompt counts for nothing: a system prompt that everybody shares
@@ -18,8 +18,7 @@ class PrefixAffinity:
     """
 
     def __init__(self, prefixes: KnownPrefixes, rng: Random, min_share: float = 0.3) -> None:
-        self._prefixes = prefixes
-        self._rng = rng
+        super().__init__(prefixes, rng)
         self._min_share = min_share
 
     def choose(self, query: Query, views: Views) -> Choice:
@@ -39,14 +38,3 @@ class PrefixAffinity:
                 chosen = best[0] if len(best) == 1 else fewest_requests(best, self._rng)
                 return Choice(chosen, longest * self._prefixes.block_tokens)
         return Choice(fewest_requests(views, self._rng))
-
-    def sent(self, query: Query, view: View) -> None:
-        """The replica will have the prompt."""
-        self._prefixes.sent(query, view.number)
-
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
-
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
-        self._prefixes.forget(view.number)

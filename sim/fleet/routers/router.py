@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
+from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
 from pagecast.sim.fleet.view import View, Views
 
@@ -48,6 +49,28 @@ class Plain:
 
     def left(self, view: View) -> None:
         """As `Router.left`."""
+
+
+class PrefixRouter:
+    """A router that keeps an index of prefixes, which has what was sent to a replica until that leaves.
+
+    `choose` is left to the router. `rng` breaks ties.
+    """
+
+    def __init__(self, prefixes: KnownPrefixes, rng: Random) -> None:
+        self._prefixes = prefixes
+        self._rng = rng
+
+    def sent(self, query: Query, view: View) -> None:
+        """The replica will have the prompt."""
+        self._prefixes.sent(query, view.number)
+
+    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """As `Router.ended`."""
+
+    def left(self, view: View) -> None:
+        """As `Router.left`."""
+        self._prefixes.forget(view.number)
 
 
 def lowest(views: Sequence[View], key: Callable[[View], float], rng: Random) -> View:

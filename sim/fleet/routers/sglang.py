@@ -14,11 +14,11 @@ from random import Random
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice
-from pagecast.sim.fleet.view import View, Views
+from pagecast.sim.fleet.routers.router import Choice, PrefixRouter
+from pagecast.sim.fleet.view import Views
 
 
-class SGLang:
+class SGLang(PrefixRouter):
     """Thresholds as in the router's arguments. Of equal loads the first worker wins, as in the router."""
 
     def __init__(
@@ -30,8 +30,7 @@ class SGLang:
         balance_abs_threshold: float = 64,
         balance_rel_threshold: float = 1.5,
     ) -> None:
-        self._prefixes = prefixes
-        self._rng = rng
+        super().__init__(prefixes, rng)
         self.cache_threshold = cache_threshold
         self.balance_abs_threshold = balance_abs_threshold
         self.balance_rel_threshold = balance_rel_threshold
@@ -51,14 +50,3 @@ class SGLang:
                 best = [view for view in views if overlaps.get(view.number, 0) == longest]
                 chosen = best[0] if len(best) == 1 else self._rng.choice(best)
         return Choice(chosen, overlaps.get(chosen.number, 0) * size)
-
-    def sent(self, query: Query, view: View) -> None:
-        """The tree gets the text, however the worker was chosen."""
-        self._prefixes.sent(query, view.number)
-
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
-
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
-        self._prefixes.forget(view.number)
