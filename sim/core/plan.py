@@ -36,11 +36,18 @@ class Chunk(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A block of KV that moves between the device (`block`) and a lower tier (`slot` there)."""
+    """A job: blocks of KV of one request that move together between the device and host memory.
 
+    Device block `blocks[i]` goes with host place `places[i]`; a place has room for one device block. Jobs of
+    one direction run one after another, in the order of their numbers. The request may have ended, or lost
+    its blocks, before a store is done: until then nobody writes to the blocks, or a plan names the job in
+    `flushed`.
+    """
+
+    job: int
     request: Request
-    block: int
-    slot: int
+    blocks: tuple[int, ...]
+    places: tuple[int, ...]
 
 
 class StepPlan(NamedTuple):
@@ -53,8 +60,12 @@ class StepPlan(NamedTuple):
 
     Work: `decodes` are the generating requests that compute one token each, in admission order, at
     `positions()`; `chunks` are all others. `preempted` lost their blocks. `tick` is the decoding requests'
-    clock (see `Decoders`). `loads` and `stores` move blocks from and to a lower tier; no profile fills them
-    yet.
+    clock (see `Decoders`).
+
+    Host tier: `loads` bring blocks from host memory and begin with the step; they may end in a later one.
+    `stores` copy blocks to host memory once the step has computed them. Before the step computes anything,
+    all of the stores in `flushed` must be done: their blocks are given to others. A plan may consist of loads
+    alone. `Outcome.transferred` reports which jobs have ended, whatever plan they came with.
 
     `running`, `waiting` and `used_blocks` are counted after scheduling (of a stretch, after its last step;
     the requests that end with it are still counted).
@@ -75,6 +86,7 @@ class StepPlan(NamedTuple):
     preempted: tuple[Request, ...] = ()
     loads: tuple[Transfer, ...] = ()
     stores: tuple[Transfer, ...] = ()
+    flushed: tuple[int, ...] = ()
 
     @property
     def last(self) -> int:
@@ -102,11 +114,15 @@ class Outcome(NamedTuple):
 
     `stopped`: ids of requests that ended early (end of text). `failed`: ids and reasons. `accepted`: ids
     and how many of their drafts were accepted; a request that is not named had all of them accepted.
+    `transferred`: the jobs of this plan or of earlier ones that are done by now, in the order they ended;
+    `lost`: those of them that failed, whose blocks have no content.
     """
 
     stopped: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
     accepted: tuple[tuple[str, int], ...] = ()
+    transferred: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 DONE = Outcome()

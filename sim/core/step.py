@@ -38,8 +38,8 @@ class Step:
         self.chunks: list[Chunk] = []
         self.preempted: list[Request] = []
         self.left_out: set[Request] = set()
-        self.loads: list[Transfer] = []  # blocks to bring from a lower tier before the step
-        self.stores: list[Transfer] = []  # blocks to copy to a lower tier after it
+        self.loads: list[Transfer] = []  # blocks to bring from host memory
+        self.stores: list[Transfer] = []  # blocks to copy to host memory after the step
         self.failed_allocations = 0
         self._memory = memory
         self._queue: Queue = lifecycle.queue
