@@ -21,7 +21,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 
-class _Trimmed:
+class _TrimmedTable:
     """A table without the blanks that fill its lines."""
 
     def __init__(self, table: Table) -> None:
@@ -41,7 +41,7 @@ class _TrimTables(RenderHook):
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """As rich calls it with what is to be printed."""
-        return [_Trimmed(part) if isinstance(part, Table) else part for part in renderables]
+        return [_TrimmedTable(part) if isinstance(part, Table) else part for part in renderables]
 
 
 class _Plain(Console):

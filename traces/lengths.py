@@ -23,7 +23,7 @@ class Law(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
+class ConstantLength:
     """Always the same."""
 
     value: float
@@ -105,7 +105,7 @@ def _fixed(text: str) -> Law:
     value = float(text)
     if not 0 <= value < 2**53:
         raise ValueError
-    return Fixed(value)
+    return ConstantLength(value)
 
 
 def _uniform(text: str) -> Law:

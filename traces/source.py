@@ -116,7 +116,7 @@ def _open(path: Path, max_bytes: int, progress: Callable[[int], object] | None =
         read = gzip.GzipFile(fileobj=raw).read
     elif magic == _ZSTD:
         read = _Zstd(raw).read
-    return io.BufferedReader(_Guarded(path, raw, read, max_bytes, progress), MIB)
+    return io.BufferedReader(_GuardedStream(path, raw, read, max_bytes, progress), MIB)
 
 
 class _Zstd:
@@ -150,7 +150,7 @@ class _Zstd:
         return b"".join(out)
 
 
-class _Guarded(io.RawIOBase):
+class _GuardedStream(io.RawIOBase):
     """Counts what comes out and turns every decompression error into one line."""
 
     def __init__(

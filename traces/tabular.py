@@ -19,7 +19,7 @@ _BLOCK_BYTES = 16 * MIB  # also the longest line
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CsvTable:
     """Text columns of a CSV file, by name; getters convert and check a whole column at once.
 
     `rows` are the places of its rows in the file (0 follows the header), None for all of them.
@@ -150,7 +150,7 @@ def header(head: bytes) -> tuple[list[str], str]:
 
 def read_table(
     source: Source, required: Sequence[str], limit: int | None = None, optional: Iterable[str] = ()
-) -> Table:
+) -> CsvTable:
     """Reads the named columns as text, at most `limit` rows.
 
     Raises BadInput for a missing column, a row with more or fewer fields than the header, text that is
@@ -187,7 +187,7 @@ def read_table(
     table = table if limit is None else table.slice(0, limit)
     if not len(table):
         raise source.fail(NO_REQUESTS)
-    return Table(source, {name: table.column(name) for name in wanted})
+    return CsvTable(source, {name: table.column(name) for name in wanted})
 
 
 def _explain(source: Source, names: list[str], delimiter: str, problem: str) -> Exception:

@@ -9,13 +9,18 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES, MOST_WORKERS
 from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
-from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.commands.scenario_options import (
+    ScenarioArguments,
+    TraceArgument,
+    load,
+    with_scenario,
+)
 from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.envelope import Envelope
-    from pagecast.planner_app.planner.capacity.planning import Answer, Plan
+    from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan
 
 Opt = typer.Option
 _TITLES = {
@@ -30,7 +35,7 @@ _TITLES = {
 def plan_command(
     trace: TraceArgument,
     slo: Annotated[str, Opt(help="service level: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
-    given: Given,
+    given: ScenarioArguments,
     fleet: FleetGiven,
     against: Annotated[
         list[str] | None, Opt(help="another router to compare with, with a fleet's options")
@@ -137,7 +142,7 @@ def plan_command(
         raise typer.Exit(1)
 
 
-def show(result: Plan) -> None:
+def show(result: CapacityPlan) -> None:
     """Prints the answers, what breaks beyond them, what binds, and the envelope."""
     scenario = result.scenario
     console.out.print(
@@ -164,7 +169,7 @@ def show(result: Plan) -> None:
     console.out.print(f"planned in {result.wall_s:.1f} s with {result.replays:,} replays", soft_wrap=True)
 
 
-def _table(result: Plan) -> Table:
+def _table(result: CapacityPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     draws = max(answer.draws for answer in result.answers.values())
     span = f"90%, {draws} draws" if draws else "90% interval"

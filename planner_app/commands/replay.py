@@ -13,7 +13,12 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
 from pagecast.planner_app.commands.replay_view import show
-from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.commands.scenario_options import (
+    ScenarioArguments,
+    TraceArgument,
+    load,
+    with_scenario,
+)
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import Result, replay
@@ -30,7 +35,7 @@ Opt = typer.Option
 @with_scenario
 def replay_command(
     trace: TraceArgument,
-    given: Given,
+    given: ScenarioArguments,
     fleet: FleetGiven,
     replicates: Annotated[
         int,

@@ -32,7 +32,7 @@ TraceArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ScenarioArguments:
     """What was given on the command line: a scenario file, fields that replace its own, and how to read."""
 
     scenario: Path | None = None
@@ -64,34 +64,34 @@ def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]
 _READING = list(inspect.signature(_reading, eval_str=True).parameters.values())
 
 
-def _given(values: dict[str, Any]) -> Given:
+def _given(values: dict[str, Any]) -> ScenarioArguments:
     fields = {name: values[name] for name in Scenario.model_fields if values[name] is not None}
-    return Given(values["scenario"], fields, {one.name: values[one.name] for one in _READING})
+    return ScenarioArguments(values["scenario"], fields, {one.name: values[one.name] for one in _READING})
 
 
 with_scenario = gathering("given", [*scenario_options(), *_READING], _given)
 """Puts the shared options in the place of the parameter `given` of a command."""
 
 
-def scenario_from(given: Given) -> Scenario:
+def scenario_from(given: ScenarioArguments) -> Scenario:
     """The file's scenario, or the default one, with the options that were given. Errors: BadInput."""
     if given.scenario is not None:
         return Scenario.load(given.scenario, **given.fields)
     return Scenario.make(given.fields, "options")
 
 
-def trace_from(name: str, scenario: Scenario, given: Given) -> Trace:
+def trace_from(name: str, scenario: Scenario, given: ScenarioArguments) -> Trace:
     """Reads a trace as the options say. Errors: BadInput."""
     return load_trace(name, scenario, **given.reading)
 
 
-def load(name: str, given: Given) -> tuple[Trace, Scenario]:
+def load(name: str, given: ScenarioArguments) -> tuple[Trace, Scenario]:
     """Reads the trace and the scenario; of a folder that `replay --out` wrote, both. Errors: BadInput."""
     folder = Path(name)
     if name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
         beside = folder / "scenario.yaml"
         if given.scenario is None and beside.is_file():
-            given = Given(beside, given.fields, given.reading)
+            given = ScenarioArguments(beside, given.fields, given.reading)
         name = str(folder / "trace.parquet")
     scenario = scenario_from(given)
     return trace_from(name, scenario, given), scenario

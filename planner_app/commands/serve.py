@@ -14,12 +14,12 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.engine_options import engine_only_options, engine_options
 from pagecast.planner_app.commands.field_options import gathering
-from pagecast.planner_app.commands.scenario_options import Given, scenario_from, scenario_options
+from pagecast.planner_app.commands.scenario_options import ScenarioArguments, scenario_from, scenario_options
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from pagecast.planner_app.server.app import Replica
+    from pagecast.planner_app.server.app import ReplicaServer
 
 Opt = typer.Option
 
@@ -112,13 +112,13 @@ def serve_command(options: dict[str, Any]) -> None:
         serve(replicas, sockets, ready)
 
 
-def _simulated_replicas(options: dict[str, Any]) -> list[Replica]:
+def _simulated_replicas(options: dict[str, Any]) -> list[ReplicaServer]:
     from pagecast.planner_app.server.answers import Lengths
     from pagecast.planner_app.server.building import Simulation, simulated_replica
     from pagecast.planner_app.server.tokenizer import tokenizer_for
 
     fields = {name: options[name] for name in Scenario.model_fields if options[name] is not None}
-    scenario = scenario_from(Given(options["scenario"], fields))
+    scenario = scenario_from(ScenarioArguments(options["scenario"], fields))
     simulation = Simulation(options["time_scale"], options["mode"], Lengths(options["mean_output_tokens"]))
     simulation.check()
     server = _server_options(options, scenario.model, scenario.seed)
@@ -131,7 +131,7 @@ def _simulated_replicas(options: dict[str, Any]) -> list[Replica]:
 
 
 @contextmanager
-def _replicas(options: dict[str, Any]) -> Iterator[list[Replica]]:
+def _replicas(options: dict[str, Any]) -> Iterator[list[ReplicaServer]]:
     """The replicas to be served."""
     if options["simulate"]:
         yield _simulated_replicas(options)

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_TRIALS, MOST_WORKERS
-from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.commands.scenario_options import (
+    ScenarioArguments,
+    TraceArgument,
+    load,
+    with_scenario,
+)
 from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pagecast.planner_app.planner.sweep.study import Swept
+    from pagecast.planner_app.planner.sweep.study import SweepResult
 
 Opt = typer.Option
 _MOST_ROWS = 20
@@ -24,7 +29,7 @@ _SET = "field=values, may be repeated: block_size=16,32, kv_tokens=50000:400000:
 def sweep_command(
     trace: TraceArgument,
     settings: Annotated[list[str], Opt("--set", help=_SET)],
-    given: Given,
+    given: ScenarioArguments,
     search: Annotated[
         int | None,
         Opt(
@@ -84,7 +89,7 @@ def sweep_command(
         raise typer.Exit(1)
 
 
-def as_dict(result: Swept) -> dict[str, Any]:
+def as_dict(result: SweepResult) -> dict[str, Any]:
     """The sweep as plain JSON: question, cheapest, front, sensitivity and the whole table."""
     from pagecast.planner_app.planner.sweep.study import records
     from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
@@ -108,7 +113,7 @@ def as_dict(result: Swept) -> dict[str, Any]:
     }
 
 
-def show(result: Swept, out: Path | None) -> None:
+def show(result: SweepResult, out: Path | None) -> None:
     """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
     from pagecast.planner_app.planner.sweep.study_view import answer, effects, front
     from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
@@ -143,7 +148,7 @@ def show(result: Swept, out: Path | None) -> None:
     console.out.print(f"{replayed} replayed{kept}{where}", soft_wrap=True)
 
 
-def _same(result: Swept, costs: list[str]) -> str:
+def _same(result: SweepResult, costs: list[str]) -> str:
     """What all trials have in common, of what matters most."""
     scenario = result.question.scenario
     fields = ("model", "gpu", "tensor_parallel_size", "profile")

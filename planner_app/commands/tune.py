@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_WORKERS
-from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.commands.scenario_options import (
+    ScenarioArguments,
+    TraceArgument,
+    load,
+    with_scenario,
+)
 from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pagecast.planner_app.planner.tune.knobs import Tuned
+    from pagecast.planner_app.planner.tune.knobs import TuneResult
 
 Opt = typer.Option
 Slo = Annotated[str, Opt(help="service level that is to be kept, such as ttft_p99<2s,tpot_p95<50ms")]
@@ -37,7 +42,7 @@ app = typer.Typer(
 @with_scenario
 def block_size_command(
     trace: TraceArgument,
-    given: Given,
+    given: ScenarioArguments,
     values: Annotated[str, Opt(help="block sizes: 16,32,64 or 8:256:x2")] = "",
     slo: Slo = "",
     static: Static = False,
@@ -55,7 +60,7 @@ def block_size_command(
 @with_scenario
 def hbm_budget_command(
     trace: TraceArgument,
-    given: Given,
+    given: ScenarioArguments,
     values: Annotated[str, Opt(help="fractions of HBM: 0.8,0.9 or 0.5:0.95:0.05")] = "",
     slo: Slo = "",
     static: Static = False,
@@ -70,7 +75,13 @@ def hbm_budget_command(
 
 
 def _tune(
-    what: str, name: str, given: Given, values: str, options: dict[str, Any], report: Path | None, json: bool
+    what: str,
+    name: str,
+    given: ScenarioArguments,
+    values: str,
+    options: dict[str, Any],
+    report: Path | None,
+    json: bool,
 ) -> None:
     if report is not None:
         ready("--report", report)
@@ -95,7 +106,7 @@ def _tune(
         console.out.print(f"written to {report}", soft_wrap=True)
 
 
-def as_dict(tuned: Tuned) -> dict[str, Any]:
+def as_dict(tuned: TuneResult) -> dict[str, Any]:
     """The tuning as plain JSON."""
     from pagecast.planner_app.planner.sweep.study import records
 
@@ -113,7 +124,7 @@ def as_dict(tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def show(tuned: Tuned) -> None:
+def show(tuned: TuneResult) -> None:
     """Prints the table, the recommendation and its reason."""
     from pagecast.planner_app.planner.tune.tables import admits, cannot_run, tables
 

@@ -114,11 +114,11 @@ def _warm() -> None:
         for name in _FIRST_PAGE:
             import_module(name)
         from pagecast.planner_app.dashboard.shell.replays import at_once
-        from pagecast.planner_app.dashboard.shell.view import View
+        from pagecast.planner_app.dashboard.shell.view import PageView
         from pagecast.planner_app.dashboard.shell.workload import trace_of
         from pagecast.planner_app.dashboard.what_if.admissible import envelope_of
 
-        view = View()
+        view = PageView()
         trace = trace_of(view)
         at_once(view, trace)
         envelope_of(view, trace)

@@ -40,7 +40,7 @@ _GOODPUT = re.compile(r"goodput\((.*)\)((?:>=|>)[^<>=]*)")
 Figures = Mapping[str, float]  # as `summary_figures` gives them: `ttft_s.p99` and so on
 
 
-class Judged(NamedTuple):
+class TermVerdict(NamedTuple):
     """A term, what it came to (None: no request has it), its bound (seconds or share), whether it holds."""
 
     text: str
@@ -54,10 +54,10 @@ class Verdict:
     """Whether a service level holds, and each of its terms."""
 
     holds: bool
-    terms: tuple[Judged, ...]
+    terms: tuple[TermVerdict, ...]
 
     @property
-    def broken(self) -> tuple[Judged, ...]:
+    def broken(self) -> tuple[TermVerdict, ...]:
         """The terms that don't hold."""
         return tuple(term for term in self.terms if not term.holds)
 
@@ -72,13 +72,13 @@ class Latency:
     bound_s: float
     inclusive: bool
 
-    def judge(self, source: pd.DataFrame | Figures) -> Judged:
+    def judge(self, source: pd.DataFrame | Figures) -> TermVerdict:
         """The term against requests, or against figures that hold its statistic."""
         value = self._value(source)
         holds = value is not None and _below(value, self.bound_s, self.inclusive)
         if value is None:  # answers of one token have no TPOT to keep; where nobody was served, none was kept
             holds = _completed(source) > 0
-        return Judged(self.text, value, self.bound_s, holds)
+        return TermVerdict(self.text, value, self.bound_s, holds)
 
     def _value(self, source: pd.DataFrame | Figures) -> float | None:
         if not isinstance(source, pd.DataFrame):
@@ -105,15 +105,15 @@ class Goodput:
     bound: float
     inclusive: bool
 
-    def judge(self, source: pd.DataFrame | Figures) -> Judged:
+    def judge(self, source: pd.DataFrame | Figures) -> TermVerdict:
         """The term against requests. Errors: BadInput for figures, which don't tell."""
         if not isinstance(source, pd.DataFrame):
             raise BadInput(f"SLO term {self.text!r} needs the replay's requests: a summary does not tell")
         if not len(source):
-            return Judged(self.text, None, self.bound, False)
+            return TermVerdict(self.text, None, self.bound, False)
         share = float(self.good(source).mean())
         holds = share >= self.bound if self.inclusive else share > self.bound
-        return Judged(self.text, share, self.bound, holds)
+        return TermVerdict(self.text, share, self.bound, holds)
 
     def good(self, requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Which requests are good."""

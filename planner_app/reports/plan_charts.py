@@ -15,7 +15,7 @@ from pagecast.planner_app.reports.style import BLUE, GREEN, GREY, ORANGE, chart,
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.bisection import LoadTrial
-    from pagecast.planner_app.planner.slo import Judged
+    from pagecast.planner_app.planner.slo import TermVerdict
 
 _LEAST, _MOST = 1.0, 1000.0  # percent of a bound, below and beyond which a term is drawn as these
 
@@ -57,7 +57,7 @@ def terms_by_load(
     return figure
 
 
-def used(term: Judged) -> float | None:
+def used(term: TermVerdict) -> float | None:
     """Percent of what a term may be: of a latency's bound, or of the share of requests that may be bad."""
     if term.value is None:
         return None

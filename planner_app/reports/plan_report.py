@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagecast.planner_app.planner.capacity.bisection import LoadTrial
-from pagecast.planner_app.planner.capacity.planning import Answer, Plan, shown
+from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan, shown
 from pagecast.planner_app.reports import plan_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.scenario_section import scenario_section
@@ -18,7 +18,7 @@ UNITS = {"concurrency": "users", "rate": "requests/s", "users": "users"}
 _SHARES = ("goodput", "preemptions", "kept_up", "backlog_growth")  # the terms that are no times
 
 
-def plan_report(result: Plan) -> str:
+def plan_report(result: CapacityPlan) -> str:
     """The page of a plan."""
     sections = [_answer(answer) for answer in result.answers.values()]
     alone = result.concurrency
@@ -29,7 +29,7 @@ def plan_report(result: Plan) -> str:
     return page(f"Capacity for {result.trace}", _lead(result), _cards(result), sections, result.notes)
 
 
-def _lead(result: Plan) -> str:
+def _lead(result: CapacityPlan) -> str:
     server = f"{result.scenario.tensor_parallel_size} x {result.scenario.gpu} with {result.scenario.model}"
     parts = []
     for answer in result.answers.values():
@@ -41,7 +41,7 @@ def _lead(result: Plan) -> str:
     return f"{server}, while {result.slo.text} holds: {'; '.join(parts)}. {result.rejects}".strip()
 
 
-def _cards(result: Plan) -> list[SummaryCard]:
+def _cards(result: CapacityPlan) -> list[SummaryCard]:
     cards = [
         SummaryCard(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
         for answer in result.answers.values()
@@ -111,7 +111,7 @@ def _row(name: str, outcome: LoadTrial, terms: list[str]) -> list[str]:
     ]
 
 
-def _envelope(result: Plan) -> HtmlTable:
+def _envelope(result: CapacityPlan) -> HtmlTable:
     envelope, blocks = result.envelope, result.envelope.blocks
     rows = [(name, f"{value:,}") for name, value in envelope.limits.items()]
     rows += [

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
-from pagecast.planner_app.planner.sweep.study import Swept
+from pagecast.planner_app.planner.sweep.study import SweepResult
 from pagecast.planner_app.planner.sweep.study_view import answer, differ, effects, front, text, title
-from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, Used, notes, used
+from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, CostUse, notes, used
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 
 MOST_ROWS = 300  # of the table of trials; the study's parquet file has them all
 
 
-def sweep_report(result: Swept) -> str:
+def sweep_report(result: SweepResult) -> str:
     """The page of a sweep."""
     table, knobs = result.table, result.knobs
     objectives = list(dict.fromkeys(result.question.objectives))
@@ -45,7 +45,7 @@ def sweep_report(result: Swept) -> str:
     )
 
 
-def _cards(result: Swept) -> list[SummaryCard]:
+def _cards(result: SweepResult) -> list[SummaryCard]:
     best, table = result.cheapest, result.table
     counted = f"{int(table['meets'].sum()):,} of {len(table):,}"
     level = result.question.slo or "every request served"
@@ -60,7 +60,7 @@ def _cards(result: Swept) -> list[SummaryCard]:
     return [*cards, SummaryCard("Can't run", f"{failed:,}", "trials")] if failed else cards
 
 
-def _trials(result: Swept, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
+def _trials(result: SweepResult, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
     terms = [] if result.question.level is None else [term.text for term in result.question.level.terms]
     named = [*result.knobs, "meets", result.cost, *result.question.objectives, *terms]
     names = list(dict.fromkeys([*named, *(["step_costs"] if differ(result) else [])]))
@@ -79,7 +79,7 @@ def _trials(result: Swept, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
     return HtmlTable("", header, body, caption, marked)
 
 
-def _scenario(result: Swept, costs: Sequence[Used]) -> HtmlTable:
+def _scenario(result: SweepResult, costs: Sequence[CostUse]) -> HtmlTable:
     """What all trials share, and what was varied."""
     knobs = {knob.name: knob for knob in result.question.space.knobs}
     rows = []
@@ -90,7 +90,7 @@ def _scenario(result: Swept, costs: Sequence[Used]) -> HtmlTable:
     return HtmlTable("", ("field", "value"), rows)
 
 
-def _notes(result: Swept, costs: list[Used]) -> list[str]:
+def _notes(result: SweepResult, costs: list[CostUse]) -> list[str]:
     texts = [
         "Each trial is one replay of the same trace with the same seed (common random numbers), so that "
         "differences between trials are the scenarios' own.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 from pagecast.planner_app.planner.sweep.space import shown
-from pagecast.planner_app.planner.tune.knobs import Tuned
+from pagecast.planner_app.planner.tune.knobs import TuneResult
 from pagecast.planner_app.planner.tune.tables import TITLES, admits, cannot_run, cell, tables
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
@@ -31,7 +31,7 @@ _CARDS = (
 )
 
 
-def tune_report(tuned: Tuned) -> str:
+def tune_report(tuned: TuneResult) -> str:
     """The page of a tuning."""
     ran = tuned.table[tuned.table["reason"] == ""]
     figures = [
@@ -71,7 +71,7 @@ def _first_up(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _cards(tuned: Tuned) -> list[SummaryCard]:
+def _cards(tuned: TuneResult) -> list[SummaryCard]:
     chosen = tuned.table[tuned.table[tuned.knob] == tuned.recommended]
     if not len(chosen):
         return []

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 from pagecast.planner_app.server.generation import Generation
-from pagecast.planner_app.server.intake import Asked
+from pagecast.planner_app.server.intake import GenerationRequest
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ DONE = "data: [DONE]\n\n"
 _quoted = json.encoder.encode_basestring_ascii
 
 
-class Choice:
+class AnswerChoice:
     """One generation on its way to the client: its text, and how much of it has been sent."""
 
     def __init__(self, index: int, generation: Generation, tokenizer: Tokenizer) -> None:
@@ -49,10 +49,10 @@ class Choice:
 class AnswerWriter:
     """Renders one request's answer. `choices` are in the order of their index."""
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, created: int) -> None:
+    def __init__(self, asked: GenerationRequest, tokenizer: Tokenizer, created: int) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
-        self.choices = [Choice(i, one, tokenizer) for i, one in enumerate(asked.generations)]
+        self.choices = [AnswerChoice(i, one, tokenizer) for i, one in enumerate(asked.generations)]
         self._created = created
         kind = "chat.completion.chunk" if asked.chat else "text_completion"
         head = {"id": asked.id, "object": kind, "created": created, "model": asked.model}
@@ -80,12 +80,12 @@ class AnswerWriter:
             return DONE
         return f'{self._head}], "usage": {json.dumps(self.usage())}}}\n\n{DONE}'
 
-    def _first(self, choice: Choice) -> str:
+    def _first(self, choice: AnswerChoice) -> str:
         choice.begun = True
         delta = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
         return f'{self._head}{{"index": {choice.index}, {delta}}}]{self._counts(choice)}}}\n\n'
 
-    def _next(self, choice: Choice) -> str:
+    def _next(self, choice: AnswerChoice) -> str:
         generation = choice.generation
         fresh, piece = choice.take()
         if self.asked.echo and not choice.begun:
@@ -106,7 +106,7 @@ class AnswerWriter:
             f'"finish_reason": {finish}{more}}}]{self._counts(choice)}}}\n\n'
         )
 
-    def _counts(self, choice: Choice) -> str:
+    def _counts(self, choice: AnswerChoice) -> str:
         if not self.asked.continuous_usage:
             return ""
         prompt = len(choice.generation.prompt)
@@ -131,7 +131,7 @@ class AnswerWriter:
             "usage": self.usage(),
         }
 
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+    def _whole_choice(self, choice: AnswerChoice) -> dict[str, Any]:
         generation = choice.generation
         ids, text = choice.take()
         fields: dict[str, Any] = {"index": choice.index}

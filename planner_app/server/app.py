@@ -14,10 +14,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pagecast.planner_app.server.answer_json import AnswerWriter
-from pagecast.planner_app.server.backend import Backend
+from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.errors import ApiError, not_found
 from pagecast.planner_app.server.guard import Guard
-from pagecast.planner_app.server.intake import Asked, Intake
+from pagecast.planner_app.server.intake import GenerationRequest, Intake
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.protocol import (
@@ -35,11 +35,11 @@ _LONGEST_ID = 128
 _MOST_ERRORS = 5  # of one body, that the answer names
 
 
-class Replica:
+class ReplicaServer:
     """One replica behind HTTP: a backend, what it is asked, and its metrics. `app` serves it."""
 
     def __init__(
-        self, backend: Backend, intake: Intake, metrics: ServerMetrics, options: ServerOptions
+        self, backend: GenerationBackend, intake: Intake, metrics: ServerMetrics, options: ServerOptions
     ) -> None:
         self.backend = backend
         self.intake = intake
@@ -64,7 +64,7 @@ class Replica:
         self._maybe_fail()
         return self._answer(self.intake.chat(body, _request_id(request)))
 
-    def _answer(self, asked: Asked) -> Response:
+    def _answer(self, asked: GenerationRequest) -> Response:
         for generation in asked.generations:
             self.backend.submit(generation)
             if generation.error is not None:

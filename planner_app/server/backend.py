@@ -10,7 +10,7 @@ from pagecast.sim.core.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReplicaLoad:
     """A replica's state at one instant: requests, and blocks used of those there are."""
 
     running: int
@@ -30,7 +30,7 @@ class Observer(Protocol):
         """A generation has ended, whichever way."""
 
 
-class Backend(Protocol):
+class GenerationBackend(Protocol):
     """Generates tokens. All methods are called in the event loop's thread."""
 
     limits: Limits
@@ -48,7 +48,7 @@ class Backend(Protocol):
     def cancel(self, generation: Generation) -> None:
         """Ends a generation, where it has not ended; its `finish_reason` becomes "abort"."""
 
-    def load(self) -> Load:
+    def load(self) -> ReplicaLoad:
         """What runs and waits now."""
         ...
 

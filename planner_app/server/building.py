@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 from pagecast.planner_app.server.answers import Answers, Lengths, Mode
-from pagecast.planner_app.server.app import Replica
+from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.intake import Intake
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
-from pagecast.planner_app.server.recording import Recording
+from pagecast.planner_app.server.recording import JournalKeeper
 from pagecast.planner_app.server.simulated import SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
@@ -58,7 +58,7 @@ def simulated_replica(
     options: ServerOptions,
     simulation: Simulation,
     number: int = 0,
-) -> Replica:
+) -> ReplicaServer:
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
     if scenario.speculation is not None:
         raise BadInput("`serve` simulates no speculative decoding; leave speculative_config out")
@@ -80,7 +80,7 @@ def simulated_replica(
     if options.record is not None:
         folder = options.record if options.replicas == 1 else options.record / f"replica-{number}"
         meta = _meta(scenario, limits, simulation)
-        backend.history.add(Recording(folder, meta, segment_bytes=options.record_segment_bytes))
+        backend.history.add(JournalKeeper(folder, meta, segment_bytes=options.record_segment_bytes))
     if options.kv_events_endpoint is not None:
         publisher = Publisher(
             _next_port(options.kv_events_endpoint, number),
@@ -97,7 +97,7 @@ def simulated_replica(
         time_scale=simulation.time_scale,
     )
     backend.observer = metrics
-    return Replica(backend, Intake(tokenizer, options.names, adapters, longest), metrics, options)
+    return ReplicaServer(backend, Intake(tokenizer, options.names, adapters, longest), metrics, options)
 
 
 def _blocks_per_block(scenario: Scenario, simulation: Simulation) -> float:

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
-from pagecast.planner_app.server.app import Replica
+from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.engine_backend import EngineBackend
 from pagecast.planner_app.server.intake import Intake
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
-from pagecast.planner_app.server.recording import Recording
+from pagecast.planner_app.server.recording import JournalKeeper
 from pagecast.planner_app.server.tokenizer import NumberTokenizer, PackedTokenizer, Tokenizer, tokenizer_for
 from pagecast.sim.core.errors import BadInput
 
 _NO_LOGPROBS = -1
 
 
-def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOptions) -> Replica:
+def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOptions) -> ReplicaServer:
     """A replica of an engine, which it closes in the end. Errors: BadInput."""
     facts = engine.loaded.spec.facts
     if options.lora_modules:
@@ -31,7 +31,7 @@ def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOption
     limits = engine.limits
     if options.record is not None:
         meta = {"name": f"{facts.name} served", **described(engine)}
-        backend.history.add(Recording(options.record, meta, segment_bytes=options.record_segment_bytes))
+        backend.history.add(JournalKeeper(options.record, meta, segment_bytes=options.record_segment_bytes))
     if options.kv_events_endpoint is not None:
         endpoints = (options.kv_events_endpoint, options.kv_events_replay_endpoint)
         publisher = Publisher(*endpoints, options.kv_events_topic)
@@ -53,4 +53,4 @@ def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOption
         vocabulary=facts.vocab,
         most_logprobs=_NO_LOGPROBS,
     )
-    return Replica(backend, intake, metrics, options)
+    return ReplicaServer(backend, intake, metrics, options)

@@ -18,7 +18,7 @@ from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.sampling import SEEDS
 from pagecast.engine.sequence import Sequence
-from pagecast.planner_app.server.backend import Load, Observer
+from pagecast.planner_app.server.backend import Observer, ReplicaLoad
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
@@ -44,7 +44,7 @@ class _Step:
 
 
 class EngineBackend:
-    """Implements `Backend` with an engine, which it closes in the end."""
+    """Implements `GenerationBackend` with an engine, which it closes in the end."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, most_waiting: int | None = None) -> None:
         self.engine = engine
@@ -69,7 +69,7 @@ class EngineBackend:
     # ---- the event loop's side
 
     async def start(self) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         self._loop = asyncio.get_running_loop()
         self.engine.loop.restart()
         self.engine.loop.log = self
@@ -78,7 +78,7 @@ class EngineBackend:
         self._thread.start()
 
     async def stop(self) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         self._stopping = True
         self._work.set()
         if self._thread is not None:
@@ -89,7 +89,7 @@ class EngineBackend:
         self.engine.close()
 
     def submit(self, generation: Generation) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         error = self._refusal(generation)
         if error is not None:
             generation.error = error
@@ -108,7 +108,7 @@ class EngineBackend:
         self._work.set()
 
     def cancel(self, generation: Generation) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         if generation.number in self._live and not generation.done:
             self._end(generation, "abort", "")
             self._let_go(generation)
@@ -314,23 +314,23 @@ class EngineBackend:
 
     @property
     def alive(self) -> bool:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         return self._failed is None
 
-    def load(self) -> Load:
-        """See `Backend`."""
+    def load(self) -> ReplicaLoad:
+        """See `GenerationBackend`."""
         scheduler = self.engine.loop.scheduler
         waiting = len(scheduler.queue) + self._coming
-        return Load(
+        return ReplicaLoad(
             len(scheduler.running.requests), waiting, scheduler.memory.used_blocks, self.limits.num_blocks
         )
 
     def adapters(self) -> tuple[list[str], list[str]]:
-        """See `Backend`: the engine has none."""
+        """See `GenerationBackend`: the engine has none."""
         return [], []
 
     def preemptions(self) -> int:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         return self.engine.loop.scheduler.preemptions
 
 

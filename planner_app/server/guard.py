@@ -58,7 +58,7 @@ class Guard:
             await self._refuse(send, error)
             return
         if body is not None:
-            await self._app(scope, _Replayed(body, receive), send)
+            await self._app(scope, _BodyReplay(body, receive), send)
 
     def _known(self, headers: dict[bytes, bytes]) -> bool:
         assert self._key is not None
@@ -99,7 +99,7 @@ class Guard:
         await _answer(send, error.status.value, error.body(), close=True)
 
 
-class _Replayed:
+class _BodyReplay:
     """Hands a body on that has been read already, and then what the client does."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:

@@ -23,7 +23,7 @@ MOST_GENERATIONS = 4096
 
 
 @dataclass(slots=True)
-class Asked:
+class GenerationRequest:
     """A request as it will be answered: its generations, in the order of their `index`.
 
     `logprobs`: how many alternatives are told for each token; None: none are told.
@@ -65,7 +65,7 @@ class Intake:
 
     # ---- requests
 
-    def completion(self, body: CompletionRequest, request_id: str | None) -> Asked:
+    def completion(self, body: CompletionRequest, request_id: str | None) -> GenerationRequest:
         """The generations of a completion request. Errors: ApiError."""
         name, adapter = self.model(body.model)
         if body.suffix:
@@ -79,7 +79,7 @@ class Intake:
             self._add(asked, body, prompt, body.max_tokens, adapter)
         return asked
 
-    def chat(self, body: ChatRequest, request_id: str | None) -> Asked:
+    def chat(self, body: ChatRequest, request_id: str | None) -> GenerationRequest:
         """The generations of a chat request. Errors: ApiError."""
         name, adapter = self.model(body.model)
         messages = [_message(turn, at) for at, turn in enumerate(body.messages)]
@@ -113,9 +113,9 @@ class Intake:
 
     # ---- parts
 
-    def _asked(self, body: Generating, model: str, *, chat: bool, id: str) -> Asked:
+    def _asked(self, body: Generating, model: str, *, chat: bool, id: str) -> GenerationRequest:
         options = body.stream_options
-        return Asked(
+        return GenerationRequest(
             id=id,
             model=model,
             chat=chat,
@@ -156,7 +156,7 @@ class Intake:
 
     def _add(
         self,
-        asked: Asked,
+        asked: GenerationRequest,
         body: Generating,
         prompt: list[int],
         most: int | None,

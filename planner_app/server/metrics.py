@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from pagecast.planner_app.server.backend import Backend
+from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.generation import NEVER, Generation
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -80,7 +80,7 @@ class ServerMetrics(Collector):
 
     def __init__(
         self,
-        backend: Backend,
+        backend: GenerationBackend,
         model_name: str,
         *,
         engine: str = "0",

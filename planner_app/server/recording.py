@@ -15,7 +15,7 @@ from pagecast.sim.runs.journal import CANCELLED, FINISHED, REJECTED, JournalWrit
 _STATES = {State.FINISHED: FINISHED, State.CANCELLED: CANCELLED, State.REJECTED: REJECTED}
 
 
-class Recording:
+class JournalKeeper:
     """Implements `Keeper`: writes a replica's history to a journal in `folder`."""
 
     def __init__(self, folder: Path, meta: dict[str, Any], *, segment_bytes: int) -> None:

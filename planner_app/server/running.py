@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
-from pagecast.planner_app.server.app import Replica
+from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
@@ -53,7 +53,7 @@ def listen(options: ServerOptions, count: int) -> list[socket.socket]:
 
 
 def serve(
-    replicas: Sequence[Replica], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
+    replicas: Sequence[ReplicaServer], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
 ) -> None:
     """Serves until a signal comes. `ready` is called with the ports once all of them answer.
 
@@ -77,7 +77,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(
-    replicas: Sequence[Replica], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
+    replicas: Sequence[ReplicaServer], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
 ) -> None:
     servers = [http_server(replica) for replica in replicas]
     stopping = asyncio.Event()
@@ -105,7 +105,7 @@ async def _serve(
     await asyncio.gather(*tasks)
 
 
-def http_server(replica: Replica) -> HttpServer:
+def http_server(replica: ReplicaServer) -> HttpServer:
     """The server of one replica, not yet started."""
     options = replica.options
     config = uvicorn.Config(

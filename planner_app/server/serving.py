@@ -9,7 +9,7 @@ from contextlib import suppress
 from http import HTTPStatus
 
 from pagecast.planner_app.server.answer_json import AnswerWriter
-from pagecast.planner_app.server.backend import Backend
+from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import Generation
 from starlette.responses import Response
@@ -23,7 +23,7 @@ class Answering(Response):
     """
 
     def __init__(
-        self, writer: AnswerWriter, backend: Backend, ended: Callable[[list[Generation]], None]
+        self, writer: AnswerWriter, backend: GenerationBackend, ended: Callable[[list[Generation]], None]
     ) -> None:
         super().__init__()
         self._writer = writer

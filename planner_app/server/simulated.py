@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import simpy
 from pagecast.planner_app.server.answers import Answers
-from pagecast.planner_app.server.backend import Load, Observer
+from pagecast.planner_app.server.backend import Observer, ReplicaLoad
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
@@ -167,7 +167,7 @@ class LiveRecorder(Recorder):
 
 
 class SimulatedBackend:
-    """Implements `Backend` with one simulated replica.
+    """Implements `GenerationBackend` with one simulated replica.
 
     `answers` says what is generated. `most_waiting`: requests that may wait before others are rejected
     (None: any number).
@@ -216,7 +216,7 @@ class SimulatedBackend:
     # ---- requests
 
     def submit(self, generation: Generation) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         refused = self._refusal(generation)
         if refused is not None:
             _refuse(generation, refused)
@@ -256,7 +256,7 @@ class SimulatedBackend:
         return None
 
     def cancel(self, generation: Generation) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         if generation.number not in self._live or generation.done:
             return
         now = max(self.clock.now(), int(self._env.now))
@@ -266,12 +266,12 @@ class SimulatedBackend:
     # ---- the wall clock
 
     async def start(self) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         self._task = asyncio.create_task(self._run())
         self._flushing = asyncio.create_task(self._flush())
 
     async def stop(self) -> None:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -284,7 +284,7 @@ class SimulatedBackend:
 
     @property
     def alive(self) -> bool:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         return self._failed is None
 
     async def _flush(self) -> None:
@@ -400,12 +400,12 @@ class SimulatedBackend:
 
     # ---- figures
 
-    def load(self) -> Load:
-        """See `Backend`."""
+    def load(self) -> ReplicaLoad:
+        """See `GenerationBackend`."""
         scheduler = self.scheduler
         running = len(scheduler.running.requests)
         waiting = len(scheduler.queue) + self._arrivals.coming
-        return Load(
+        return ReplicaLoad(
             running,
             waiting,
             scheduler.memory.used_blocks,
@@ -413,7 +413,7 @@ class SimulatedBackend:
         )
 
     def adapters(self) -> tuple[list[str], list[str]]:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         running, waiting = set[str](), set[str]()
         for generation in self._live.values():
             if generation.adapter:
@@ -421,7 +421,7 @@ class SimulatedBackend:
         return sorted(running), sorted(waiting)
 
     def preemptions(self) -> int:
-        """See `Backend`."""
+        """See `GenerationBackend`."""
         return self.scheduler.preemptions
 
 

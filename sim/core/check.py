@@ -12,7 +12,7 @@ from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 
 
-class Broken(AssertionError):
+class InvariantError(AssertionError):
     """An invariant does not hold: a bug in the core, never in its input."""
 
 
@@ -35,7 +35,7 @@ class Checker:
 
 
 def check_counts(s: Scheduler) -> None:
-    """O(1): the counts agree with each other. Errors: `Broken`."""
+    """O(1): the counts agree with each other. Errors: `InvariantError`."""
     free = s.memory.free_blocks
     running, queue = s.running, s.queue
     _hold(0 <= free <= s.limits.num_blocks, f"{free} free blocks of {s.limits.num_blocks}")
@@ -47,7 +47,7 @@ def check_counts(s: Scheduler) -> None:
 
 
 def check(s: Scheduler) -> None:
-    """Everything, in time linear in blocks and requests. Changes nothing. Errors: `Broken`.
+    """Everything, in time linear in blocks and requests. Changes nothing. Errors: `InvariantError`.
 
     Each block is in one run; the free pieces and the holdings cover each run exactly; holders are counted
     right; each published run is in the index under its key and nothing else is; parents and children agree;
@@ -204,4 +204,4 @@ def _expected_tokens(s: Scheduler, request: Request) -> int:
 
 def _hold(condition: bool, message: str) -> None:
     if not condition:
-        raise Broken(message)
+        raise InvariantError(message)

@@ -1,4 +1,4 @@
-"""Drafters: speculation as the scheduler sees it."""
+"""Protocol of a drafter: how many draft tokens a request proposes, and how many of them are accepted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Step: one step in the making, and the only place that makes a plan of it.
+"""One scheduler step while the rules fill it, and the only maker of a StepPlan.
 
-Rules fill a step: they let running requests compute, admit waiting ones and preempt. `seal` makes the plan.
+Rules let running requests compute, admit waiting ones and preempt. `seal` turns the result into a plan.
 """
 
 from __future__ import annotations

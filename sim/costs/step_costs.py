@@ -108,7 +108,7 @@ class DecodeLine(NamedTuple):
 
 
 class StepCosts(Protocol):
-    """A cost model: `Roofline`, `Calibrated` or any object with these methods."""
+    """A cost model: `Roofline`, `CalibratedCosts` or any object with these methods."""
 
     name: str
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.model_facts import AttentionShape, Mla, ModelFacts, Moe
-from pagecast.sim.machine.recurrent import Recurrent
+from pagecast.sim.machine.recurrent import RecurrentLayers
 
 Config = Mapping[str, Any]
 _MAX_LAYERS = 10_000
@@ -235,10 +235,10 @@ def _attention(read: _Reader, kind: str) -> AttentionShape:
     )
 
 
-def _recurrent(read: _Reader) -> Recurrent:
+def _recurrent(read: _Reader) -> RecurrentLayers:
     """The gated delta-rule layers of a hybrid model."""
     kinds = _delta_rule_layers(read)
-    return Recurrent(
+    return RecurrentLayers(
         layers=sum(kinds),
         key_heads=read.integer("linear_num_key_heads"),
         value_heads=read.integer("linear_num_value_heads"),

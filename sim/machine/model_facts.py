@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import KvKind
-from pagecast.sim.machine.recurrent import Recurrent
+from pagecast.sim.machine.recurrent import RecurrentLayers
 
 # Bits a stored weight takes, scales and zero points included (group of 128 for int4; blocks of 128 x 128
 # for fp8; OCP microscaling formats for mxfp4; 16-value blocks for nvfp4).
@@ -142,7 +142,7 @@ class ModelFacts:
     norm_bias: bool = False
     learned_positions: int = 0
     moe: Moe | None = None
-    recurrent: Recurrent | None = None
+    recurrent: RecurrentLayers | None = None
     dtype: str = "bf16"
     weight_dtype: str = "bf16"
     quantized: str = "all"  # "all" matrices but embedding and head, or "experts" only

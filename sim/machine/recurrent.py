@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent:
+class RecurrentLayers:
     """`layers` recurrent layers. `key_dim` and `value_dim` are per head; `kernel` is the convolution's width.
 
     `leads`: the model's first layer is one of them.

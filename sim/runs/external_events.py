@@ -12,7 +12,7 @@ from pagecast.sim.core.plan import DONE, Outcome
 from pagecast.sim.runs.recorded import RecordedRun, to_ns
 
 
-class Kind(IntEnum):
+class ExternalEventKind(IntEnum):
     """What happens to an engine between steps, or without one."""
 
     SUBMITTED = 0
@@ -24,7 +24,7 @@ class Outside(NamedTuple):
     """Something that happened at a time, to the request of a row; for a plan, its row in `run.idle`."""
 
     time_ns: int
-    kind: Kind
+    kind: ExternalEventKind
     row: int
 
 
@@ -66,14 +66,14 @@ class Endings:
 def outside(run: RecordedRun) -> Iterator[Outside]:
     """What happened to the engine of a recorded run between its steps, in no particular order."""
     for row, time_ns in enumerate(run.submitted_ns.tolist()):
-        yield Outside(time_ns, Kind.SUBMITTED, row)
+        yield Outside(time_ns, ExternalEventKind.SUBMITTED, row)
     if "cancelled_s" in run.requests:
         ends = set(run.steps.end_ns.tolist())
         for row, time_s in enumerate(run.requests["cancelled_s"].to_numpy(np.float64).tolist()):
             if not np.isnan(time_s) and int(to_ns(time_s)) not in ends:
-                yield Outside(int(to_ns(time_s)), Kind.CANCELLED, row)
+                yield Outside(int(to_ns(time_s)), ExternalEventKind.CANCELLED, row)
     if run.idle is not None:
         for row, time_ns in enumerate(run.idle.start_ns.tolist()):
-            yield Outside(time_ns, Kind.PLANNED_NOTHING, row)
+            yield Outside(time_ns, ExternalEventKind.PLANNED_NOTHING, row)
     for time_s in run.meta.get("idle_plans_s", ()):
-        yield Outside(int(to_ns(time_s)), Kind.PLANNED_NOTHING, -1)
+        yield Outside(int(to_ns(time_s)), ExternalEventKind.PLANNED_NOTHING, -1)

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.costs.step_costs import StepCosts
@@ -190,7 +190,7 @@ def forecast(
     spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
     spread = spread.around(figures)
     rows = _rows(figures, actual, spread)
-    own = in_sample(model.calibration, run) if isinstance(model, Calibrated) else None
+    own = in_sample(model.calibration, run) if isinstance(model, CalibratedCosts) else None
     remarks = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
     notes = tuple(note for note in remarks if note)
     return Forecast(run.name, model.name, notes, own is not None, rows, made, real, block_count(run))
@@ -244,7 +244,7 @@ def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
 
 
 def _other_engine(run: RecordedRun, costs: StepCosts) -> Note | None:
-    if not isinstance(costs, Calibrated):
+    if not isinstance(costs, CalibratedCosts):
         return None
     fitted, recorded = costs.calibration.made_for.get("engine"), run.meta.get("engine", "unknown")
     return None if fitted == recorded else Note("other_engine", fitted=fitted, recorded=recorded)

@@ -138,7 +138,7 @@ def unfold(folder: Path, place: Path) -> None:
 
     Errors: BadInput where a line can't be read, and where no step was recorded.
     """
-    run = _Unfolded()
+    run = _RunBuilder()
     for path, number, line in _lines(folder):
         try:
             run.take(line)
@@ -173,7 +173,7 @@ def _opened(path: Path) -> TextIO:
     return gzip.open(path, "rt", encoding="utf-8")
 
 
-class _Unfolded:
+class _RunBuilder:
     """A recorded run in the making."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.feed import Feed
-from pagecast.sim.runs.external_events import Endings, Kind, Outside, outside
+from pagecast.sim.runs.external_events import Endings, ExternalEventKind, Outside, outside
 from pagecast.sim.runs.kv_groups import recorded_groups
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.speculation.config import SpeculativeConfig
@@ -176,9 +176,9 @@ class DecisionReplay:
 
     def _happen(self, what: Outside) -> None:
         s = self.scheduler
-        if what.kind is Kind.SUBMITTED:
+        if what.kind is ExternalEventKind.SUBMITTED:
             s.submit(self.requests[what.row])
-        elif what.kind is Kind.CANCELLED:
+        elif what.kind is ExternalEventKind.CANCELLED:
             request = self.requests[what.row]
             request.reason = self._endings.reasons.get(what.row, "")
             s.cancel(request.id, what.time_ns)

@@ -20,7 +20,7 @@ from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.speculation.config import WITH_HIDDEN_STATES, SpeculativeConfig
 
 
-class Shape(NamedTuple):
+class DraftShape(NamedTuple):
     """What a step of requests that speculate computes.
 
     `requests` generate: they compute `rows` tokens together over `context` tokens, the longest has `longest`.
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     yielding: int
 
 
-def shape_of(plan: StepPlan) -> Shape:
+def shape_of(plan: StepPlan) -> DraftShape:
     """The shape of a plan; a chunk of one token counts as a decode."""
     requests = rows = context = longest = yielding = 0
     prompts = []
@@ -48,7 +48,7 @@ def shape_of(plan: StepPlan) -> Shape:
             longest = max(longest, chunk.start)
         else:
             prompts.append((chunk.tokens, chunk.start))
-    return Shape(requests, rows, context, longest, tuple(prompts), yielding)
+    return DraftShape(requests, rows, context, longest, tuple(prompts), yielding)
 
 
 class SpeculationCosts:
@@ -59,14 +59,14 @@ class SpeculationCosts:
         self._costs = costs
         self._config = config
 
-    def device_ns(self, shape: Shape, after: int = 0) -> int:
+    def device_ns(self, shape: DraftShape, after: int = 0) -> int:
         """Time of a step: verifying, its prompts, and drafting. `after`: see `Batch`."""
         time = self.computing_ns(shape, after)
         if self.share and shape.yielding:
             time += self.drafting_ns(shape, time)
         return time
 
-    def computing_ns(self, shape: Shape, after: int = 0) -> int:
+    def computing_ns(self, shape: DraftShape, after: int = 0) -> int:
         """Time of a step without drafting."""
         n, rows, context, longest, prompts, _ = shape
         if prompts:
@@ -79,7 +79,7 @@ class SpeculationCosts:
             time += self._costs.decode_line(rows).ns(0, 0) - line.ns(0, 0)
         return time
 
-    def drafting_ns(self, shape: Shape, computing_ns: int) -> int:
+    def drafting_ns(self, shape: DraftShape, computing_ns: int) -> int:
         """Time of the passes that make the next guesses."""
         guesses = self._config.guesses(shape.requests + len(shape.prompts))
         if not guesses:

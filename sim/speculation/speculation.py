@@ -15,7 +15,7 @@ import xxhash
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.speculation.config import SpeculativeConfig
-from pagecast.sim.speculation.costs import Shape, SpeculationCosts
+from pagecast.sim.speculation.costs import DraftShape, SpeculationCosts
 from pagecast.sim.speculation.recorded import RecordedGuesses
 
 _PLACE = Struct("<qqqb").pack
@@ -83,7 +83,7 @@ class Speculation:
                     self.accepted[position] += 1
         return Outcome(accepted=tuple(accepted)) if accepted else DONE
 
-    def device_ns(self, shape: Shape, after: int) -> int:
+    def device_ns(self, shape: DraftShape, after: int) -> int:
         """Device time of a step, drafting included. `after`: see `Batch`."""
         assert self.costs is not None
         return self.costs.device_ns(shape, after)

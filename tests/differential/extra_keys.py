@@ -1,4 +1,4 @@
-"""What tells equal tokens apart in a scenario: LoRA adapters, images in prompts, and more cache salts.
+"""LoRA adapters, images in prompts and cache salts for random scenarios.
 
 `tell_apart(spec, seed)` adds to a specification:
 

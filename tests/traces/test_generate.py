@@ -8,7 +8,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.checks import validate
 from pagecast.traces.generate import Conversations, Retrieval, conversations, requests, retrieval
-from pagecast.traces.lengths import Empirical, Fixed, LogNormal, Uniform, parse, tokens
+from pagecast.traces.lengths import ConstantLength, Empirical, LogNormal, Uniform, parse, tokens
 
 from .making import output_tokens, prompt_tokens
 
@@ -51,7 +51,7 @@ def test_lengths() -> None:
     )
     weighted = Empirical((1, 7), (3, 1)).sample(20_000, RNG(0))
     assert (weighted == 7).mean() == pytest.approx(0.25, abs=0.02)
-    assert tokens(Fixed(0.1), 1, RNG(0)).tolist() == [1]
+    assert tokens(ConstantLength(0.1), 1, RNG(0)).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def chat(seed: int = 0, **changes):
         "starts": ArrivalProcess("poisson", 2.0),
         "turns": Uniform(1, 5),
         "message": LogNormal(30, 0.5),
-        "opening": Fixed(50),
+        "opening": ConstantLength(50),
         "output": Uniform(5, 40),
         "think_s": LogNormal(8, 0.3),
         "system_prompts": (100, 60),
@@ -117,7 +117,14 @@ def test_sessions_end_before_they_grow_too_long() -> None:
 
 def test_retrieval_shares_the_system_prompt_and_popular_documents() -> None:
     shape = Retrieval(
-        ArrivalProcess("even", 5.0), 30, Uniform(20, 40), Uniform(1, 3), Fixed(10), Fixed(5), 50, 2.0
+        ArrivalProcess("even", 5.0),
+        30,
+        Uniform(20, 40),
+        Uniform(1, 3),
+        ConstantLength(10),
+        ConstantLength(5),
+        50,
+        2.0,
     )
     trace = retrieval(shape, count=200)
     validate(trace)
@@ -128,14 +135,14 @@ def test_retrieval_shares_the_system_prompt_and_popular_documents() -> None:
 
 
 def test_single_requests() -> None:
-    trace = requests(ArrivalProcess("poisson", 10.0), Uniform(5, 9), Fixed(3), duration_s=60)
+    trace = requests(ArrivalProcess("poisson", 10.0), Uniform(5, 9), ConstantLength(3), duration_s=60)
     validate(trace)
     assert len(trace) == pytest.approx(600, abs=120)
     assert set(trace.requests["input_tokens"]) == {5, 6, 7, 8, 9}
     with pytest.raises(BadInput, match="nothing arrives"):
-        requests(ArrivalProcess("even", 0.001), Fixed(1), Fixed(1), duration_s=0.001)
+        requests(ArrivalProcess("even", 0.001), ConstantLength(1), ConstantLength(1), duration_s=0.001)
     with pytest.raises(BadInput, match="without end"):
-        requests(ArrivalProcess("poisson", 1.0), Fixed(1), Fixed(1))
+        requests(ArrivalProcess("poisson", 1.0), ConstantLength(1), ConstantLength(1))
 
 
 @pytest.mark.parametrize("asked", [{"duration_s": 1000.0}, {"count": 10**12}])

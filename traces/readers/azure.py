@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from pagecast.traces.schema import Floats, Trace
 from pagecast.traces.source import Source
-from pagecast.traces.tabular import Table, read_table
+from pagecast.traces.tabular import CsvTable, read_table
 
 # Well within what nanoseconds in 64 bits can hold.
 _FIRST, _LAST = pd.Timestamp("1700-01-01", tz="UTC"), pd.Timestamp("2200-12-31", tz="UTC")
@@ -28,7 +28,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     return rows.served(columns, sort=sort, time_field="TIMESTAMP")
 
 
-def _seconds(rows: Table) -> Floats:
+def _seconds(rows: CsvTable) -> Floats:
     """Seconds from the first time in the file."""
     texts = rows.texts("TIMESTAMP")
     times = pd.to_datetime(pd.Series(texts), format="ISO8601", errors="coerce", utc=True)

@@ -46,7 +46,7 @@ _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0}
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
     names = list(REQUIRED)
-    rows, prompts = RequestRows(source, names), _Prompts()
+    rows, prompts = RequestRows(source, names), _PromptRows()
     recipe = None
     known = {*names, *FORMS, "block_ids_tokens", RECIPE}
     for record in records(source, limit):
@@ -80,7 +80,7 @@ def _value(record: Record, name: str) -> Any:
     return record.number(name)
 
 
-class _Prompts:
+class _PromptRows:
     """The prompts so far, in the one form that a file uses."""
 
     def __init__(self) -> None:

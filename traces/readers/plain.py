@@ -11,7 +11,7 @@ from typing import Any
 
 from pagecast.traces.schema import COLUMNS, DEFAULTS, INTEGERS, REQUIRED, TEXTS, Trace
 from pagecast.traces.source import Source
-from pagecast.traces.tabular import Table, header, read_table
+from pagecast.traces.tabular import CsvTable, header, read_table
 
 _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0}
 
@@ -30,7 +30,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     return rows.finish(columns, sort=sort, notes=notes if ignored else ())
 
 
-def _column(rows: Table, name: str, follows: bool) -> Any:
+def _column(rows: CsvTable, name: str, follows: bool) -> Any:
     if name in TEXTS:
         return rows.optional_texts(name)
     if name in INTEGERS:

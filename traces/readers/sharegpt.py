@@ -57,7 +57,7 @@ def read(
     """
     law = ArrivalProcess("poisson", SESSION_RATE if session_rate is None else session_rate)
     think = THINK_S if think_s is None else think_s
-    played = _Played(source, law, think, seed)
+    played = _ConversationRows(source, law, think, seed)
     texts = _Texts(load_tokenizer(source, tokenizer))
     for record in _conversations(source):
         played.add(record, _turns(record, texts), limit)
@@ -69,7 +69,7 @@ def read(
     )
 
 
-class _Played:
+class _ConversationRows:
     """The conversations so far as requests, each starting a while after the one before."""
 
     def __init__(self, source: Source, law: ArrivalProcess, think_s: float, seed: int) -> None:

@@ -248,7 +248,7 @@ def _time() -> None:
 
 
 @dataclass
-class _Shown:
+class _BrowserState:
     """What the browser was last sent: whose frames, how many, where play began and where it stopped."""
 
     key: str = ""
@@ -258,8 +258,8 @@ class _Shown:
     frame: int = 0
 
 
-def _shown() -> _Shown:
-    state: _Shown = st.session_state.setdefault(_SHOWN, _Shown())
+def _shown() -> _BrowserState:
+    state: _BrowserState = st.session_state.setdefault(_SHOWN, _BrowserState())
     return state
 
 

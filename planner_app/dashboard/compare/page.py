@@ -10,7 +10,7 @@ from pagecast.planner_app.dashboard.shell.jobs import results as job_results
 from pagecast.planner_app.dashboard.shell.pins import pin_button, unpin
 from pagecast.planner_app.dashboard.shell.replays import result_for, spread_key, trace_for
 from pagecast.planner_app.dashboard.shell.state import Session, session, show
-from pagecast.planner_app.dashboard.shell.view import UPLOAD, View, command
+from pagecast.planner_app.dashboard.shell.view import UPLOAD, PageView, command
 from pagecast.sim.core.errors import PagecastError
 from pagecast.sim.replay import Result
 
@@ -39,7 +39,7 @@ def render() -> None:
         _exports(own, views, results)
 
 
-def _replay(own: Session, views: dict[str, View]) -> dict[str, Result]:
+def _replay(own: Session, views: dict[str, PageView]) -> dict[str, Result]:
     """The results of the views, as far as they are in; the others say why not."""
     results = {}
     for number, (name, view) in enumerate(views.items()):
@@ -76,7 +76,7 @@ def _manage(own: Session) -> None:
     right.button("Take the baseline away", on_click=unpin, args=(own.baseline,), width="stretch")
 
 
-def _exports(own: Session, views: dict[str, View], results: dict[str, Result]) -> None:
+def _exports(own: Session, views: dict[str, PageView], results: dict[str, Result]) -> None:
     with st.container(border=True):
         st.markdown("**Take away**")
         names = list(results)

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.dashboard.shell.cards import change
 from pagecast.planner_app.dashboard.shell.elements import plain
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.reports.style import chart, label, line, quantiles
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
@@ -32,13 +32,13 @@ _SHARES = ("token_hit_rate", "peak_kv_usage")
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s"}
 
 
-def table(results: Mapping[str, Result], views: Mapping[str, View], baseline: str) -> pd.DataFrame:
+def table(results: Mapping[str, Result], views: Mapping[str, PageView], baseline: str) -> pd.DataFrame:
     """One column per view, one row per figure with its change against the baseline, as Markdown texts."""
     figures = {name: summary_figures(result) for name, result in results.items()}
     base = figures.get(baseline, {})
     columns = {}
     for name, result in results.items():
-        cells = {"Differs in": _differences(views[name], views.get(baseline, View()))}
+        cells = {"Differs in": _differences(views[name], views.get(baseline, PageView()))}
         cells["KV blocks"] = plain(f"{result.summary['num_gpu_blocks']:,}")
         for title, (figure, words) in _ROWS.items():
             against = None if name == baseline else base.get(figure)
@@ -56,7 +56,7 @@ def _cell(value: float | None, base: float | None, words: Callable[[float], str]
     return f"{words(value)} ({change(value, base, share=share)})"
 
 
-def _differences(view: View, base: View) -> str:
+def _differences(view: PageView, base: PageView) -> str:
     parts = [
         f"{name} {own}" for name, _, own in view.differences(base) if name not in ("slo", "prices", "upload")
     ]

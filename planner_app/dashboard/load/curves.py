@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, serve
 from pagecast.planner_app.planner.prices import usd_per_million_tokens
@@ -23,7 +23,7 @@ MOST_REQUESTS = 2000  # of each replay: bounds how often a short trace is repeat
 OVERLOADED = 0.01  # share of requests within the SLO, below which higher loads are left out
 
 
-def curves_for(own: Session, view: View, trace: Trace, gpus: Sequence[str]) -> pd.DataFrame | None:
+def curves_for(own: Session, view: PageView, trace: Trace, gpus: Sequence[str]) -> pd.DataFrame | None:
     """A row per GPU and load, as `curves` makes them; None until the job is done."""
     key = ("load", tuple(gpus), view["slo"], *view.key())
     table: pd.DataFrame | None = own.ask(

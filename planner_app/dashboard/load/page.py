@@ -15,7 +15,7 @@ from pagecast.planner_app.dashboard.load.curves import curves_for, usd_per_milli
 from pagecast.planner_app.dashboard.shell.elements import failed, plain, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.slo import Latency, Slo
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.machine.gpus import GPUS
@@ -65,7 +65,7 @@ def render() -> None:
     )
 
 
-def ttft_bound(view: View) -> float | None:
+def ttft_bound(view: PageView) -> float | None:
     """The SLO's bound on TTFT p99 in seconds, or on another statistic of TTFT where it has only that."""
     if not view["slo"].strip():
         return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.state import MOST_PINS, Session, session
-from pagecast.planner_app.dashboard.shell.view import LOAD, View
+from pagecast.planner_app.dashboard.shell.view import LOAD, PageView
 
 _MOST_LETTERS = 40
 
 
-def pin_button(own: Session, view: View) -> None:
+def pin_button(own: Session, view: PageView) -> None:
     """A button that asks for a name and pins the view shown."""
     with st.popover(
         "Pin", icon=":material/push_pin:", width="stretch", help="keep this scenario to compare others with"
@@ -25,9 +25,9 @@ def pin_button(own: Session, view: View) -> None:
             st.caption("Changes are shown against the baseline chosen on the Compare page.")
 
 
-def suggested(own: Session, view: View) -> str:
+def suggested(own: Session, view: PageView) -> str:
     """A name that says what sets the view apart from the baseline, or from the defaults."""
-    base = own.pins.get(own.baseline, View())
+    base = own.pins.get(own.baseline, PageView())
     parts = [f"{name} {value}" for name, _, value in view.differences(base) if name not in LOAD]
     return free_name(own, (", ".join(parts) or "baseline").replace("_", " ")[:_MOST_LETTERS])
 
@@ -41,7 +41,7 @@ def free_name(own: Session, wanted: str) -> str:
     return name
 
 
-def pin(view: View) -> None:
+def pin(view: PageView) -> None:
     """Pins a view under the name typed; the first pin is the baseline."""
     own = session()
     name = str(st.session_state.get("pin-name", "")).strip()[:_MOST_LETTERS]

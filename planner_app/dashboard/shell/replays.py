@@ -10,7 +10,7 @@ from typing import Any
 
 from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import AT_ONCE, UPLOAD, View
+from pagecast.planner_app.dashboard.shell.view import AT_ONCE, UPLOAD, PageView
 from pagecast.planner_app.dashboard.shell.workload import keep, read_upload, trace_of, traces
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
@@ -24,7 +24,7 @@ _replays = Results(most=24)
 _reads = Results(most=6)
 
 
-def trace_for(own: Session, view: View) -> Trace | None:
+def trace_for(own: Session, view: PageView) -> Trace | None:
     """The trace of a view; None while a job reads it. Errors: BadInput for one that can't be had."""
     if view["trace"] != UPLOAD:
         return trace_of(view)
@@ -43,7 +43,7 @@ def trace_for(own: Session, view: View) -> Trace | None:
     return keep(view, read)
 
 
-def result_for(own: Session, view: View, trace: Trace, slot: str = "replay") -> Result | None:
+def result_for(own: Session, view: PageView, trace: Trace, slot: str = "replay") -> Result | None:
     """The replay of a view; None while a job makes it. Errors: BadInput."""
     result: Result | None = _replays.get(view.key())
     if result is None and len(trace) <= AT_ONCE:
@@ -55,7 +55,7 @@ def result_for(own: Session, view: View, trace: Trace, slot: str = "replay") -> 
     return result
 
 
-def at_once(view: View, trace: Trace) -> Result:
+def at_once(view: PageView, trace: Trace) -> Result:
     """The replay of a view, made here unless it is kept. Errors: BadInput."""
     result: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario()))
     return result
@@ -72,13 +72,13 @@ def replay_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Result:
     return replay(trace, scenario, progress=lambda done: progress((done, len(trace), "requests replayed")))
 
 
-def spread_for(own: Session, view: View, trace: Trace) -> Spread | None:
+def spread_for(own: Session, view: PageView, trace: Trace) -> Spread | None:
     """The 90% intervals of a view's figures; None until the job in slot `spread` has them."""
     spread: Spread | None = own.ask("spread", spread_key(view), spread_job, trace, view.scenario())
     return spread
 
 
-def spread_key(view: View) -> Hashable:
+def spread_key(view: PageView) -> Hashable:
     """What the intervals of a view are kept by."""
     return ("spread", *view.key())
 

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session, session
-from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, MOST_REQUESTS, UPLOAD, View
+from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, MOST_REQUESTS, UPLOAD, PageView
 from pagecast.planner_app.dashboard.shell.widgets import WidgetLook, more_looks, server_looks
 from pagecast.traces.bundled import sample_names
 
@@ -17,7 +17,7 @@ _TRACES = (
 )
 
 
-def ask() -> View:
+def ask() -> PageView:
     """Draws the side bar and gives the view it shows. Errors: BadInput for parameters that make none."""
     own = session()
     given: dict[str, Any] = {}
@@ -25,7 +25,7 @@ def ask() -> View:
         given |= _trace(own)
         given |= _server()
         given |= _more()
-    own.view = View.of(given)
+    own.view = PageView.of(given)
     return own.view
 
 

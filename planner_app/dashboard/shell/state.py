@@ -14,7 +14,7 @@ from typing import Any
 import streamlit as st
 import xxhash
 from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
-from pagecast.planner_app.dashboard.shell.view import DEFAULTS, View
+from pagecast.planner_app.dashboard.shell.view import DEFAULTS, PageView
 from pagecast.sim.core.errors import BadInput
 
 MOST_PINS = 6
@@ -34,8 +34,8 @@ class Upload:
 class Session:
     """One browser session. `pins` are views by their names; `baseline` is one of these names, or none."""
 
-    view: View = field(default_factory=View)
-    pins: dict[str, View] = field(default_factory=dict)
+    view: PageView = field(default_factory=PageView)
+    pins: dict[str, PageView] = field(default_factory=dict)
     baseline: str = ""
     uploads: dict[str, Upload] = field(default_factory=dict)
     sent: dict[str, str] = field(default_factory=dict)  # digests by the browser's numbers of files
@@ -96,7 +96,7 @@ def _read_url(own: Session) -> None:
     try:
         for text in st.query_params.get_all("pin")[:MOST_PINS]:
             name, _, query = text.partition("?")
-            own.pins[name[:40] or f"pin {len(own.pins) + 1}"] = View.from_query(query)
+            own.pins[name[:40] or f"pin {len(own.pins) + 1}"] = PageView.from_query(query)
     except BadInput as error:
         own.problem = str(error)
     baseline = st.query_params.get("baseline", "")
@@ -118,7 +118,7 @@ def _put(name: str, values: list[str]) -> None:
             del st.query_params[name]
 
 
-def show(view: View) -> None:
+def show(view: PageView) -> None:
     """Moves the side bar's widgets to a view; only before they are drawn (in a callback)."""
     for name in DEFAULTS:
         if name != "upload":

@@ -59,13 +59,13 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """Parameters by name, those at their default left out: `View.of({"block_size": 32})`."""
+class PageView:
+    """Parameters by name, those at their default left out: `PageView.of({"block_size": 32})`."""
 
     changed: tuple[tuple[str, Value], ...] = ()
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> View:
+    def of(cls, parameters: Mapping[str, Any]) -> PageView:
         """A view of parameters in their types. Errors: BadInput for an unknown name or an unfit value."""
         if unknown := sorted(set(parameters) - set(DEFAULTS)):
             raise BadInput(f"view: parameter {unknown[0]!r} is not known; there are {', '.join(DEFAULTS)}")
@@ -77,7 +77,7 @@ class View:
         return view
 
     @classmethod
-    def from_query(cls, query: str) -> View:
+    def from_query(cls, query: str) -> PageView:
         """The view that `query()` gave. Errors: BadInput."""
         return cls.of(dict(parse_qsl(query, keep_blank_values=True, max_num_fields=len(DEFAULTS))))
 
@@ -125,7 +125,7 @@ class View:
         """What a replay depends on."""
         return (*self.trace_key(), self.scenario().model_dump_json())
 
-    def differences(self, other: View) -> tuple[tuple[str, Value, Value], ...]:
+    def differences(self, other: PageView) -> tuple[tuple[str, Value, Value], ...]:
         """Name, other's value and own value of every parameter in which they differ."""
         return tuple((name, other[name], self[name]) for name in DEFAULTS if self[name] != other[name])
 
@@ -150,7 +150,7 @@ def _text(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def generator_options(view: View) -> dict[str, str]:
+def generator_options(view: PageView) -> dict[str, str]:
     """The options of `pagecast trace generate` for a generated trace."""
     cv = view["g_cv"]
     options = {
@@ -170,7 +170,7 @@ def generator_options(view: View) -> dict[str, str]:
     return options
 
 
-def command(view: View, file: str = "", scenario_file: str = "") -> str:
+def command(view: PageView, file: str = "", scenario_file: str = "") -> str:
     """The command line that prints this view's figures; `file` is an uploaded trace's own name.
 
     With `scenario_file` the scenario is taken from it; otherwise every option stands in the command.
@@ -190,7 +190,7 @@ def command(view: View, file: str = "", scenario_file: str = "") -> str:
     return " &&\n".join([*lines, _shell(words)])
 
 
-def _options(view: View) -> list[str]:
+def _options(view: PageView) -> list[str]:
     words: list[str] = []
     scenario, names = view.scenario(), {"model", "gpu"}
     if scenario.kv_tokens is not None or scenario.free_gpu_memory_fraction is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app.dashboard.shell.jobs import Results
-from pagecast.planner_app.dashboard.shell.view import GENERATED, UPLOAD, View, generator_options
+from pagecast.planner_app.dashboard.shell.view import GENERATED, UPLOAD, PageView, generator_options
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import Conversations, conversations, requests
@@ -24,13 +24,13 @@ _MOST_TOKENS = 32_768
 traces = Results(most=32)
 
 
-def trace_of(view: View) -> Trace:
+def trace_of(view: PageView) -> Trace:
     """The trace of a view that needs no upload, or whose upload has been read (`keep`). Errors: BadInput."""
     trace: Trace = traces.make(view.trace_key(), lambda: _made(view))
     return trace
 
 
-def _made(view: View) -> Trace:
+def _made(view: PageView) -> Trace:
     if view["trace"] == UPLOAD:
         raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
     made = (
@@ -41,18 +41,18 @@ def _made(view: View) -> Trace:
     return _at_rate(view, made)
 
 
-def keep(view: View, trace: Trace) -> Trace:
+def keep(view: PageView, trace: Trace) -> Trace:
     """Notes the trace that was read for a view, at the view's rate."""
     trace = _at_rate(view, trace)
     traces.put(view.trace_key(), trace)
     return trace
 
 
-def _at_rate(view: View, trace: Trace) -> Trace:
+def _at_rate(view: PageView, trace: Trace) -> Trace:
     return trace if view["rate"] == 1 else scale(trace, view["rate"])
 
 
-def generated(view: View) -> Trace:
+def generated(view: PageView) -> Trace:
     """What `pagecast trace generate` makes with `generator_options(view)`."""
     options, count, seed = generator_options(view), view["requests"], view["seed"]
     arrivals = ArrivalProcess(options["--arrivals"], view["g_rate"], view["g_cv"])

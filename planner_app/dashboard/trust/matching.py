@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.step_costs import StepCosts
@@ -29,7 +29,7 @@ class Trait:
 
 def in_force(costs: StepCosts) -> Calibration | None:
     """The calibration behind costs, scaled where it was carried over; None: first principles."""
-    return costs.calibration if isinstance(costs, Calibrated) else None
+    return costs.calibration if isinstance(costs, CalibratedCosts) else None
 
 
 def origin(calibration: Calibration) -> Calibration:

@@ -35,14 +35,14 @@ _CARDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class RunComparison:
     """What a recorded run tells: of decisions on its own clock, and of a forecast's times."""
 
     decisions: DecisionReport
     forecast: Forecast
 
 
-def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, progress: Any) -> Compared:
+def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, progress: Any) -> RunComparison:
     """Reads a run and compares; `progress` is told how many replays are done. Errors: BadInput."""
     run = RecordedRun.load(folder)
     result = forecast(
@@ -54,7 +54,7 @@ def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, pro
         progress=lambda done: progress((done, replicates + len(STEP_TIMES), "replays")),
     )
     rules = find_profile(str(run.meta.get("config", {}).get("profile", "vllm")))
-    return Compared(compare_decisions(run, rules), result)
+    return RunComparison(compare_decisions(run, rules), result)
 
 
 def render() -> None:
@@ -118,7 +118,7 @@ def _changed_ns(folder: str) -> int:
     return 0
 
 
-def _show(comparison: Compared) -> None:
+def _show(comparison: RunComparison) -> None:
     result, decided = comparison.forecast, comparison.decisions
     st.markdown(f"**{plain(result.run)}**, forecast with step costs {plain(result.costs)}")
     if result.in_sample:

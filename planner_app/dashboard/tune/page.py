@@ -6,10 +6,10 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import failed, plain, show_chart, show_progress
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import Session, session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.tune.charts import FIGURES, grid_map, hit_curve
 from pagecast.planner_app.dashboard.tune.searches import grid_for, hits_of, tuned_for
-from pagecast.planner_app.planner.tune.knobs import Tuned
+from pagecast.planner_app.planner.tune.knobs import TuneResult
 from pagecast.planner_app.reports.sweep_charts import against_knob
 from pagecast.traces.schema import Trace
 
@@ -37,7 +37,7 @@ def render() -> None:
     show_chart(hit_curve(hits_of(view, trace), view.scenario().blocks()), "hit-curve")
 
 
-def _map(own: Session, view: View, trace: Trace) -> None:
+def _map(own: Session, view: PageView, trace: Trace) -> None:
     title = st.segmented_control(
         "Map of block size and HBM budget",
         list(FIGURES),
@@ -54,7 +54,7 @@ def _map(own: Session, view: View, trace: Trace) -> None:
         show_progress("grid", "block size × HBM budget")
 
 
-def _curves(own: Session, view: View, trace: Trace) -> None:
+def _curves(own: Session, view: PageView, trace: Trace) -> None:
     title = st.segmented_control(
         "Tuning curves", list(_CURVES), default=_CURVE, required=True, key="curve", bind="query-params"
     )
@@ -77,7 +77,7 @@ def _curves(own: Session, view: View, trace: Trace) -> None:
                 _against(tuned, _CURVES[title or _CURVE])
 
 
-def _against(tuned: Tuned, figures: tuple[str, ...]) -> None:
+def _against(tuned: TuneResult, figures: tuple[str, ...]) -> None:
     ran = tuned.table[tuned.table["reason"] == ""]
     known = tuple(figure for figure in figures if figure in ran and ran[figure].notna().any())
     if known:

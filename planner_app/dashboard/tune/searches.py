@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
-from pagecast.planner_app.planner.tune.knobs import BLOCK_SIZES, Tuned, tune_block_size, tune_hbm_budget
+from pagecast.planner_app.planner.tune.knobs import BLOCK_SIZES, TuneResult, tune_block_size, tune_hbm_budget
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.hits import Hits, hits
@@ -49,7 +49,7 @@ def _fits(scenario: Scenario, fraction: float) -> bool:
     return True
 
 
-def grid_for(own: Session, view: View, trace: Trace) -> pd.DataFrame | None:
+def grid_for(own: Session, view: PageView, trace: Trace) -> pd.DataFrame | None:
     """A row per trial of block size and HBM budget, as `sweep` gives them; None until the job is done."""
     table: pd.DataFrame | None = own.ask(
         "grid", ("grid", view["slo"], *view.key()), grid_job, trace, view.scenario(), view["slo"]
@@ -72,9 +72,9 @@ def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd
     return sweep(question, progress=lambda done: progress((done, total, "scenarios replayed"))).table
 
 
-def tuned_for(own: Session, view: View, trace: Trace, knob: str, simulate: bool) -> Tuned | None:
+def tuned_for(own: Session, view: PageView, trace: Trace, knob: str, simulate: bool) -> TuneResult | None:
     """What `pagecast tune` finds for `block_size` or `gpu_memory_utilization`; None until the job is done."""
-    result: Tuned | None = own.ask(
+    result: TuneResult | None = own.ask(
         f"tune-{knob}",
         ("tune", knob, simulate, view["slo"], *view.key()),
         tune_job,
@@ -89,7 +89,7 @@ def tuned_for(own: Session, view: View, trace: Trace, knob: str, simulate: bool)
 
 def tune_job(
     trace: Trace, scenario: Scenario, knob: str, slo: str, simulate: bool, *, progress: Any
-) -> Tuned:
+) -> TuneResult:
     """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits."""
     if knob == "block_size":
         tune, values = tune_block_size, BLOCK_SIZES
@@ -107,7 +107,7 @@ def tune_job(
     )
 
 
-def hits_of(view: View, trace: Trace) -> Hits:
+def hits_of(view: PageView, trace: Trace) -> Hits:
     """The hit-ratio curve of the trace at the view's block size."""
     key = (*view.trace_key(), view["block_size"])
     curve: Hits | None = _curves.get(key)

@@ -9,7 +9,7 @@ from typing import Any
 from pagecast.planner_app.dashboard.shell.jobs import Results, results
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
 from pagecast.planner_app.planner.capacity.planning import LEAST_REPLICATES, Answer, plan, steps
 from pagecast.planner_app.planner.slo import Slo
@@ -31,7 +31,7 @@ class Admissible:
     says: str
 
 
-def envelope_of(view: View, trace: Trace) -> Envelope | None:
+def envelope_of(view: PageView, trace: Trace) -> Envelope | None:
     """The static envelope; None where the SLO can't be read."""
     try:
         limits: Envelope = _envelopes.make(
@@ -47,13 +47,13 @@ def level(text: str) -> Slo:
     return Slo.parse(text) if text.strip() else Slo("", ())
 
 
-def known_of(view: View) -> Admissible | None:
+def known_of(view: PageView) -> Admissible | None:
     """The best answer that is in for a view: with its interval, or the number alone."""
     answer: Admissible | None = results.get(key(view, INTERVAL)) or results.get(key(view, POINT))
     return answer
 
 
-def ask(own: Session, view: View, trace: Trace, slot: str) -> Admissible | None:
+def ask(own: Session, view: PageView, trace: Trace, slot: str) -> Admissible | None:
     """What the job in slot `POINT` or `INTERVAL` has found; the second waits for the first."""
     if slot == INTERVAL and results.get(key(view, POINT)) is None:
         return None
@@ -63,7 +63,7 @@ def ask(own: Session, view: View, trace: Trace, slot: str) -> Admissible | None:
     return answer
 
 
-def ask_baseline(own: Session, pinned: View) -> Admissible | None:
+def ask_baseline(own: Session, pinned: PageView) -> Admissible | None:
     """The baseline's answer, its number alone if need be. Nothing where its trace can't be had."""
     known = known_of(pinned)
     if known is not None:
@@ -82,7 +82,7 @@ def ask_baseline(own: Session, pinned: View) -> Admissible | None:
     return answer
 
 
-def key(view: View, slot: str) -> Hashable:
+def key(view: PageView, slot: str) -> Hashable:
     """What the result of a job is kept by."""
     return (slot, view["slo"], *view.key())
 

@@ -10,7 +10,7 @@ from typing import Any
 from pagecast.planner_app.dashboard.shell.cards import Card, Words
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.what_if.admissible import (
     INTERVAL,
     POINT,
@@ -33,10 +33,10 @@ WITH_CARDS = ("ttft", "tpot")  # latencies whose terms stand on a card; others s
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ViewResults:
     """What is in by now of one view; `waiting` says of each job how far it is."""
 
-    view: View
+    view: PageView
     trace: Trace
     result: Result
     verdicts: Verdicts
@@ -45,7 +45,7 @@ class Known:
     waiting: dict[str, str]
 
 
-def cards_of(own: Session, known: Known) -> list[Card]:
+def cards_of(own: Session, known: ViewResults) -> list[Card]:
     """The five cards."""
     figures, base = summary_figures(known.result), _Base(own, known.view)
     around = known.spread.around(figures) if known.spread else Spread()
@@ -82,7 +82,7 @@ def cards_of(own: Session, known: Known) -> list[Card]:
     ]
 
 
-def _cost(known: Known) -> Card:
+def _cost(known: ViewResults) -> Card:
     """Cost of the tokens that this traffic takes, at the user's price of the GPU."""
     scenario = known.result.scenario
     price = known.view.prices().get(find_gpu(scenario.gpu).name)
@@ -98,7 +98,7 @@ def _cost(known: Known) -> Card:
     )
 
 
-def baseline_of(own: Session, view: View) -> View | None:
+def baseline_of(own: Session, view: PageView) -> PageView | None:
     """The pinned view to measure against; None without one, and where `view` is it."""
     pinned = own.pins.get(own.baseline)
     return None if pinned is None or pinned.key() == view.key() else pinned
@@ -107,7 +107,7 @@ def baseline_of(own: Session, view: View) -> View | None:
 class _Base:
     """The baseline's figures, where there is one and it is another view."""
 
-    def __init__(self, own: Session, view: View) -> None:
+    def __init__(self, own: Session, view: PageView) -> None:
         self.figures: dict[str, float] = {}
         self.admissible: Admissible | None = None
         pinned = baseline_of(own, view)
@@ -124,7 +124,7 @@ class _Base:
             return
 
 
-def _concurrency(known: Known, base: _Base) -> Card:
+def _concurrency(known: ViewResults, base: _Base) -> Card:
     """The simulated answer with its interval, or greyed the static envelope until that is in."""
     room, answer = envelope_of(known.view, known.trace), known.admissible
     against = base.admissible
@@ -151,7 +151,7 @@ def _concurrency(known: Known, base: _Base) -> Card:
     )
 
 
-def verdicts_of(view: View, result: Result) -> Verdicts:
+def verdicts_of(view: PageView, result: Result) -> Verdicts:
     """Terms of the SLO and whether they hold, by the latency they bound (`goodput` for shares).
 
     Errors: BadInput for an SLO that can't be read.

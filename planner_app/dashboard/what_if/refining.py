@@ -8,7 +8,7 @@ from pagecast.planner_app.dashboard.shell.elements import again, bar, plain, pro
 from pagecast.planner_app.dashboard.shell.jobs import results
 from pagecast.planner_app.dashboard.shell.replays import spread_for, spread_key
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.what_if.admissible import (
     BASE,
     INTERVAL,
@@ -20,8 +20,8 @@ from pagecast.planner_app.dashboard.what_if.admissible import (
 )
 from pagecast.planner_app.dashboard.what_if.headline import (
     WITH_CARDS,
-    Known,
     Verdicts,
+    ViewResults,
     baseline_of,
     cards_of,
     verdicts_of,
@@ -39,7 +39,7 @@ _SLOTS = {
 }
 
 
-def show(own: Session, view: View, trace: Trace, result: Result) -> None:
+def show(own: Session, view: PageView, trace: Trace, result: Result) -> None:
     """Draws the cards, and again every half second until all is in.
 
     Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
@@ -49,7 +49,7 @@ def show(own: Session, view: View, trace: Trace, result: Result) -> None:
     own.settled = (view.key(), view["slo"])
 
 
-def forget(own: Session, view: View) -> None:
+def forget(own: Session, view: PageView) -> None:
     """Stops the jobs of what is shown no more, before the new view's replay wants the cores."""
     if own.settled != (view.key(), view["slo"]):
         own.settled = None
@@ -58,7 +58,7 @@ def forget(own: Session, view: View) -> None:
                 own.jobs.pop(slot).stop()
 
 
-def _ask(own: Session, view: View, trace: Trace) -> dict[str, object]:
+def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
     """What each job has found, None while it has not."""
     pinned = baseline_of(own, view)
     if own.settled != (view.key(), view["slo"]):
@@ -83,7 +83,7 @@ def _may_come(own: Session, slot: str) -> bool:
     return job is None or job.running
 
 
-def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) -> None:
+def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bool) -> None:
     answers = _ask(own, view, trace)
     if waited and not _waiting(own, answers):
         st.rerun()
@@ -91,7 +91,7 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
     show_cards(
         cards_of(
             own,
-            Known(
+            ViewResults(
                 view,
                 trace,
                 result,
@@ -113,7 +113,7 @@ def _draw(own: Session, view: View, trace: Trace, result: Result, waited: bool) 
             _follow(own, slot, _SLOTS[slot])
 
 
-def _verdicts(view: View, result: Result) -> Verdicts:
+def _verdicts(view: PageView, result: Result) -> Verdicts:
     try:
         return verdicts_of(view, result)
     except BadInput as error:

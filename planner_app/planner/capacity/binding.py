@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
-from pagecast.planner_app.planner.capacity.users import Load, Served
+from pagecast.planner_app.planner.capacity.users import Load, LoadReplay
 from pagecast.planner_app.planner.execution.interface import Executor
-from pagecast.planner_app.planner.slo import Judged
+from pagecast.planner_app.planner.slo import TermVerdict
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
 
@@ -36,7 +36,7 @@ _HELPS = 0.9  # of what the worst term exceeds its bound by without help: less i
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class LimitTest:
     """A load with more of one thing: whether the terms looked at hold, and the worst in times its bound."""
 
     limit: str
@@ -56,8 +56,8 @@ class Binding:
 
     limit: str
     amount: float
-    without: Pressed
-    helped: tuple[Pressed, ...]
+    without: LimitTest
+    helped: tuple[LimitTest, ...]
     full: dict[str, float]
 
     @property
@@ -107,7 +107,7 @@ def beyond(load: Load, most_users: int) -> Load:
     return replace(load, amount=more)
 
 
-def _choose(without: Pressed, helped: tuple[Pressed, ...]) -> str:
+def _choose(without: LimitTest, helped: tuple[LimitTest, ...]) -> str:
     """Speed helps everything: it binds only where no room does."""
     *rooms, speed = helped
     enough = [room for room in rooms if room.holds]
@@ -121,7 +121,7 @@ def _choose(without: Pressed, helped: tuple[Pressed, ...]) -> str:
 
 def _press(
     question: CapacityQuestion, load: Load, terms: frozenset[str], limit: str
-) -> tuple[Pressed, dict[str, float]]:
+) -> tuple[LimitTest, dict[str, float]]:
     """The load with twice of `limit`; how full the server was where `limit` is empty."""
     pressed = _with_twice(question, limit)
     served = pressed.serve(load, keep_steps=not limit)
@@ -132,7 +132,7 @@ def _press(
     ]
     worst = max(looked_at, key=excess)
     full = {} if limit else _fullness(served, question.scenario)
-    return Pressed(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full
+    return LimitTest(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full
 
 
 def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
@@ -150,7 +150,7 @@ def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
     return replace(question, scenario=scenario.model_copy(update=more), costs=costs)
 
 
-def excess(term: Judged) -> float:
+def excess(term: TermVerdict) -> float:
     """A term's value in multiples of its bound; of a share, the part that misses it in those allowed to."""
     if term.value is None:
         return 0.0 if term.holds else float("inf")
@@ -162,7 +162,7 @@ def excess(term: Judged) -> float:
     return value / bound
 
 
-def _fullness(served: Served, scenario: Scenario) -> dict[str, float]:
+def _fullness(served: LoadReplay, scenario: Scenario) -> dict[str, float]:
     steps: pd.DataFrame = served.result.steps
     start, end = (steps[name].to_numpy(np.float64) * 1e-9 for name in ("start_ns", "end_ns"))
     seconds = np.clip(np.minimum(end, served.to_s) - np.maximum(start, served.from_s), 0.0, None)
@@ -187,12 +187,12 @@ def _what(term: str) -> str:
     return f"{name} are" if name == "preemptions" else f"{name} is"
 
 
-def _times(pressed: Pressed) -> str:
+def _times(pressed: LimitTest) -> str:
     if pressed.excess == float("inf"):
         return "without measure"
     return f"{pressed.excess:,.0f} x" if pressed.excess >= 10 else f"{pressed.excess:.2g} x"
 
 
-def _list(pressed: Sequence[Pressed]) -> str:
+def _list(pressed: Sequence[LimitTest]) -> str:
     parts = [f"{_TWICE[each.limit]} ({_times(each)})" for each in pressed]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

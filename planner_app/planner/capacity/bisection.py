@@ -16,9 +16,9 @@ from math import floor, log
 
 import numpy as np
 from pagecast.planner_app.planner.capacity import lasting
-from pagecast.planner_app.planner.capacity.lasting import Lasted, Lasting
-from pagecast.planner_app.planner.capacity.users import Load, LoadKind, Served, serve
-from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.planner.capacity.lasting import Lasting, LongLoad
+from pagecast.planner_app.planner.capacity.users import Load, LoadKind, LoadReplay, serve
+from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.replicates import Workload
@@ -37,7 +37,7 @@ _CHECKS = 3  # times that a search goes on where a load beyond its answer holds 
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LargestStep:
     """The largest step that holds, None if none does; `at_limit`: none that fails was found.
 
     `doubtful` spans steps whose outcomes contradict each other: the lowest that fails to the highest that
@@ -59,7 +59,7 @@ def largest(
     step: int = 1,
     resolution: int = 1,
     verify: bool = True,
-) -> Found:
+) -> LargestStep:
     """The largest step between `low` and `high` that holds, where larger ones tend not to.
 
     Goes from `start` in strides that double until one side holds and the other fails, then bisects to
@@ -87,7 +87,7 @@ def largest(
     failing = min((at for at, held in known.items() if not held), default=high + 1)
     holding = max((at for at, held in known.items() if held), default=low - 1)
     doubtful = (failing, holding) if failing < holding else None
-    return Found(good, good is not None and bad > high, doubtful, len(known))
+    return LargestStep(good, good is not None and bad > high, doubtful, len(known))
 
 
 def settle(
@@ -98,7 +98,7 @@ def settle(
     *,
     start: int,
     resolution: int = 1,
-) -> Found:
+) -> LargestStep:
     """The largest step that holds, from a `start` that is near it, where each try takes long.
 
     While steps fail it goes down to `guess` of the failed one: by one stride at least, by `_FURTHEST` at
@@ -115,7 +115,7 @@ def settle(
     at, bad, stride = min(max(start, low), high), high + 1, max(resolution, 1)
     while not ask(at):
         if at == low:
-            return Found(None, False, None, len(known))
+            return LargestStep(None, False, None, len(known))
         bad = at
         at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
         stride *= 2
@@ -127,7 +127,7 @@ def settle(
         if at == guess(bad) and not ask(near):
             bad = near
     good, bad = _bisect(ask, good, bad, resolution)
-    return Found(good, bad > high, None, len(known))
+    return LargestStep(good, bad > high, None, len(known))
 
 
 def _bracket(
@@ -171,7 +171,7 @@ class LoadTrial:
 
     amount: float
     holds: bool
-    terms: tuple[Judged, ...]
+    terms: tuple[TermVerdict, ...]
     preemption_rate: float
     requests_per_s: float
     output_tokens_per_s: float
@@ -179,7 +179,7 @@ class LoadTrial:
     rejected: int = 0
 
     @property
-    def broken(self) -> tuple[Judged, ...]:
+    def broken(self) -> tuple[TermVerdict, ...]:
         """The terms that don't hold."""
         return tuple(term for term in self.terms if not term.holds)
 
@@ -201,13 +201,13 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class LoadSearch:
     """A search's end: `at` is the outcome of the load found, `beyond` of the first that fails above it.
 
     `tried` holds all outcomes, by load.
     """
 
-    answer: Found
+    answer: LargestStep
     at: LoadTrial | None
     beyond: LoadTrial | None
     tried: tuple[LoadTrial, ...]
@@ -239,7 +239,7 @@ class CapacityQuestion:
     draw_costs: bool = True
     workload: Workload | None = None
 
-    def search(self, ask: Ask) -> Searched:
+    def search(self, ask: Ask) -> LoadSearch:
         """The largest load that holds, in steps: users, or powers of `GRID` of the trace's rate."""
         low, high = limits(ask.kind, self.most_users)
         outcomes: dict[int, LoadTrial] = {}
@@ -265,9 +265,9 @@ class CapacityQuestion:
         at = None if answer.value is None else outcomes[answer.value]
         above = [step for step in outcomes if answer.value is None or step > answer.value]
         beyond = outcomes[min(above)] if above else None
-        return Searched(answer, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
+        return LoadSearch(answer, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
 
-    def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> Found:
+    def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> LargestStep:
         """Tries long loads, and guesses lower ones from what ended of those that fail."""
         work = Lasting.of(self.trace_of(ask.draw), amount("rate", ask.start), self.most_requests)
         costs = self.costs_of(ask.draw)
@@ -302,7 +302,7 @@ class CapacityQuestion:
 
     def serve(
         self, load: Load, number: int | None = None, trace: Trace | None = None, *, keep_steps: bool = False
-    ) -> Served:
+    ) -> LoadReplay:
         """A replay of one load."""
         return serve(
             trace or self.trace_of(number),
@@ -313,7 +313,7 @@ class CapacityQuestion:
             keep_steps=keep_steps,
         )
 
-    def judge(self, load: Load, served: Served) -> LoadTrial:
+    def judge(self, load: Load, served: LoadReplay) -> LoadTrial:
         """What came of a load that was served."""
         requests = served.measured
         taken = requests[requests["state"] != "rejected"]
@@ -321,10 +321,10 @@ class CapacityQuestion:
         terms = self.slo.verdict(requests).terms
         if load.kind == "concurrency":
             text, most = f"preemptions<={self.max_preemption_rate:g}", self.max_preemption_rate
-            terms = (*terms, Judged(text, preempted, most, preempted <= most))
+            terms = (*terms, TermVerdict(text, preempted, most, preempted <= most))
         if served.kept_up is not None:
             kept_up = served.kept_up
-            terms = (*terms, Judged(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
+            terms = (*terms, TermVerdict(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
         ended, seconds = served.ended, served.seconds
         return LoadTrial(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
@@ -337,9 +337,9 @@ class CapacityQuestion:
             rejected=len(requests) - len(taken),
         )
 
-    def judge_lasted(self, load: Load, lasted: Lasted) -> LoadTrial:
+    def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:
         """What came of a long load; of one that was given up only that it runs away."""
-        grows = Judged(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
+        grows = TermVerdict(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
         if lasted.served is None:
             rate = lasted.most_ended_per_s
             return LoadTrial(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, 0)

@@ -14,7 +14,7 @@ from math import ceil
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.planner_app.planner.capacity.users import Load, Served, long_s, period, repeated
+from pagecast.planner_app.planner.capacity.users import Load, LoadReplay, long_s, period, repeated
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.clients import NS, Arrivals
@@ -50,14 +50,14 @@ class Lasting:
 
 
 @dataclass(frozen=True, slots=True)
-class Lasted:
+class LongLoad:
     """What a long load came to: `served` is None where it was given up.
 
     `growth`: mean number in the server in the last third, divided by those in the second, less 1; at least 0.
     `most_ended_per_s`: requests that ended per second in the best period.
     """
 
-    served: Served | None
+    served: LoadReplay | None
     growth: float
     most_ended_per_s: float
 
@@ -66,13 +66,13 @@ class Lasted:
         return self.served is not None and self.growth <= most
 
 
-def serve_long(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None) -> Lasted:
+def serve_long(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None) -> LongLoad:
     """Serves a long load at `load.amount` times the trace's rate. Errors: BadInput."""
     trace, period_s = scale(work.trace, load.amount), work.period_s / load.amount
-    seen: list[_Watched] = []
+    seen: list[_WatchedArrivals] = []
 
     def clients(trace: Trace) -> Arrivals:
-        seen.append(_Watched(trace, round(2 * period_s * NS), scenario.max_num_seqs))
+        seen.append(_WatchedArrivals(trace, round(2 * period_s * NS), scenario.max_num_seqs))
         return seen[0]
 
     try:
@@ -83,11 +83,11 @@ def serve_long(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCost
     start, end = begin + work.copies // 3 * period_s, begin + work.copies * period_s
     arrival = result.requests["arrival_s"].to_numpy(np.float64)
     measured = result.requests[(arrival >= start) & (arrival <= end)]
-    served = Served(result, measured if len(measured) else result.requests, start, end)
+    served = LoadReplay(result, measured if len(measured) else result.requests, start, end)
     return _lasted(served, seen[0], period_s, work.copies)
 
 
-def _lasted(served: Served | None, watched: _Watched, period_s: float, periods: int) -> Lasted:
+def _lasted(served: LoadReplay | None, watched: _WatchedArrivals, period_s: float, periods: int) -> LongLoad:
     edges = watched.begin_s + period_s * np.arange(periods + 1)
     arrived, ended = watched.times()
     within = [_in_system(arrived, ended, *edges[at : at + 2]) for at in range(periods)]
@@ -95,7 +95,7 @@ def _lasted(served: Served | None, watched: _Watched, period_s: float, periods: 
     before, after = float(np.mean(within[third : 2 * third])), float(np.mean(within[2 * third :]))
     growth = max(after / max(before, _FEW) - 1, 0.0)
     counts = np.histogram(ended, edges)[0]
-    return Lasted(served, growth, float(counts.max()) / period_s)
+    return LongLoad(served, growth, float(counts.max()) / period_s)
 
 
 def _in_system(arrived: Floats, ended: Floats, start: float, end: float) -> float:
@@ -107,7 +107,7 @@ class _RunsAwayError(Exception):
     """More requests are in the server than a load that it keeps up with would bring there."""
 
 
-class _Watched(Arrivals):
+class _WatchedArrivals(Arrivals):
     """Arrivals that note when requests came and ended, and end the replay of a load that runs away.
 
     From `after_ns` on that is `AWAY` times the most that were in the server till then, or that may run.

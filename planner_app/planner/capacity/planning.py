@@ -22,8 +22,8 @@ from pagecast.planner_app.planner.capacity.bisection import (
     MOST_USERS,
     Ask,
     CapacityQuestion,
+    LoadSearch,
     LoadTrial,
-    Searched,
     amount,
     interval,
     width_error,
@@ -33,7 +33,7 @@ from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor
-from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
@@ -105,7 +105,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """What a server takes of a trace under a service level, and how many of them its rate takes.
 
     `replicas` is None where no highest rate was asked for, or found. `rejected`: how many of the requests no
@@ -185,7 +185,7 @@ def plan(
     explain: bool = True,
     run: Executor | None = None,
     progress: Progress | None = None,
-) -> Plan:
+) -> CapacityPlan:
     """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
 
     The static envelope says where to begin. One search for each kind, by short loads, finds the forecast's
@@ -224,7 +224,7 @@ def plan(
     _check(question, replicates, replicas_for)
     rejected = _rejected(work, scenario)
     fits = envelope(work, scenario, slo, costs=costs)
-    tell = _Counter(progress)
+    tell = _EvaluationCounter(progress)
     points = run.map(question.search, [_first_ask(kind, fits, most_users) for kind in kinds], tell)
     tell.base = len(kinds)
     spreads = _spreads(question, kinds, points, replicates, run, tell)
@@ -236,7 +236,7 @@ def plan(
     chosen = question.costs_of(None)
     taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
     texts = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
-    return Plan(
+    return CapacityPlan(
         trace.name,
         len(work),
         rejected,
@@ -257,7 +257,7 @@ def steps(kinds: int, replicates: int) -> int:
     return kinds * (replicates + 3)
 
 
-class _Counter:
+class _EvaluationCounter:
     """Counts over several maps."""
 
     def __init__(self, progress: Progress | None) -> None:
@@ -317,14 +317,14 @@ def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
 class _Spread:
     """What follows a search by short loads: the same of draws, and for a rate one by long loads."""
 
-    lasting: Searched | None
-    draws: tuple[Searched, ...]
+    lasting: LoadSearch | None
+    draws: tuple[LoadSearch, ...]
 
 
 def _spreads(
     question: CapacityQuestion,
     kinds: Sequence[LoadKind],
-    points: Sequence[Searched],
+    points: Sequence[LoadSearch],
     count: int,
     run: Executor,
     progress: Progress,
@@ -350,7 +350,7 @@ def _spreads(
 
 
 def _answer(
-    question: CapacityQuestion, kind: LoadKind, point: Searched, spread: _Spread, run: Executor | None
+    question: CapacityQuestion, kind: LoadKind, point: LoadSearch, spread: _Spread, run: Executor | None
 ) -> Answer:
     sure, draws = spread.lasting or point, spread.draws
     searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
@@ -376,7 +376,7 @@ def _answer(
     )
 
 
-def _agreeing(short: Searched, long: Searched) -> tuple[LoadTrial, ...]:
+def _agreeing(short: LoadSearch, long: LoadSearch) -> tuple[LoadTrial, ...]:
     """All long loads, and the short ones that hold up to the answer: beyond it they hide what breaks."""
     most = long.at.amount if long.at is not None else 0.0
     known = {outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most}
@@ -424,7 +424,7 @@ def _notes(
     return texts
 
 
-def judgment(term: Judged) -> str:
+def judgment(term: TermVerdict) -> str:
     """A term's value as people read it: `ttft_p99 is 1.9 s`."""
     name = "goodput" if term.text.startswith("goodput") else re.split("[<>]", term.text)[0]
     if term.value is None:

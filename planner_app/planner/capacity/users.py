@@ -48,7 +48,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class LoadReplay:
     """A replay under a load: all of it, the rows that count, and how long the server was settled.
 
     `kept_up`: requests that ended in that time, divided by those that would have arrived in it if serving
@@ -85,7 +85,7 @@ def serve(
     costs: StepCosts | None = None,
     most_requests: int = 4000,
     keep_steps: bool = False,
-) -> Served:
+) -> LoadReplay:
     """Replays a load. `most_requests` bounds how often a short trace is played over. Errors: BadInput."""
     clients: Callable[[Trace], Arrivals] = Arrivals
     if load.kind == "rate":
@@ -107,7 +107,7 @@ def serve(
         offered = int(_within(nominal_arrival_s(work), start, end).sum())
         ended = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
         kept_up = float(ended / max(offered, 1))
-    return Served(result, measured, start, end, kept_up)
+    return LoadReplay(result, measured, start, end, kept_up)
 
 
 def _within(times: npt.NDArray[np.float64], start: float, end: float) -> npt.NDArray[np.bool_]:

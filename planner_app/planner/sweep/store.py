@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pagecast.planner_app.planner.slo import Judged
+from pagecast.planner_app.planner.slo import TermVerdict
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.planner_app.planner.sweep.trial import TrialResult
 from pagecast.sim.core.errors import BadInput
@@ -121,7 +121,7 @@ class Store:
 
 
 def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs: str) -> Trial:
-    reached = tuple(Judged(*term) for term in json.loads(terms))
+    reached = tuple(TermVerdict(*term) for term in json.loads(terms))
     return Trial(number, json.loads(point), TrialResult(json.loads(figures), reached, reason, costs))
 
 

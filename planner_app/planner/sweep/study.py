@@ -30,7 +30,7 @@ Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """What a sweep found. `replayed`: trials of this run; the others were in the folder already.
 
     `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (serves every
@@ -90,7 +90,7 @@ def sweep(
     cluster: str | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
-) -> Swept:
+) -> SweepResult:
     """Runs every trial of the question that `out`, a study's folder, does not have yet.
 
     `workers` and `cluster` as for `executor`; neither changes the table. Errors: BadInput for a folder that
@@ -105,7 +105,7 @@ def sweep(
             else:
                 walk.search(question.trials)
         trials = list(walk.trials.values())
-        result = Swept(question, table_of(question, trials), not walk.stopped, walk.replayed)
+        result = SweepResult(question, table_of(question, trials), not walk.stopped, walk.replayed)
         store.save_table(result.table)
     finally:
         store.close()
@@ -178,7 +178,7 @@ class _Walk:
 
 
 def table_of(question: SweepQuestion, trials: Sequence[Trial]) -> pd.DataFrame:
-    """The table of `Swept`, of trials in the order of their numbers."""
+    """The table of `SweepResult`, of trials in the order of their numbers."""
     terms = [term.text for term in question.level.terms]
     rows = [_row(question, trial) for trial in trials]
     costs = ["gpus", *(["usd_per_hour", "usd_per_million_output_tokens"] if question.prices else [])]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 from pagecast.planner_app.planner.sweep.space import shown
-from pagecast.planner_app.planner.sweep.study import Swept, record
+from pagecast.planner_app.planner.sweep.study import SweepResult, record
 from pagecast.planner_app.planner.sweep.trial import COUNTS
 from pagecast.planner_app.wording.quantities import seconds
 
@@ -46,12 +46,12 @@ def title(name: str) -> str:
     return short.get(name, plain.replace("_", " "))
 
 
-def setting(result: Swept, row: Mapping[str, Any]) -> str:
+def setting(result: SweepResult, row: Mapping[str, Any]) -> str:
     """A trial's knobs as `name=value`."""
     return " ".join(f"{name}={shown(row[name])}" for name in result.knobs)
 
 
-def answer(result: Swept) -> str:
+def answer(result: SweepResult) -> str:
     """One to three sentences: the cheapest replica, or why there is none."""
     question, table = result.question, result.table
     stopped = "" if result.complete else " The sweep was stopped before its end."
@@ -74,13 +74,13 @@ def answer(result: Swept) -> str:
     )
 
 
-def differ(result: Swept) -> bool:
+def differ(result: SweepResult) -> bool:
     """Whether trials that ran were served with different step costs."""
     ran = result.table[result.table["reason"] == ""]
     return ran["step_costs"].nunique() > 1
 
 
-def _none(result: Swept, ran: pd.DataFrame) -> str:
+def _none(result: SweepResult, ran: pd.DataFrame) -> str:
     """Why no replica meets the service level, and which comes closest."""
     serving = ran[ran["rejected"] == 0]
     if not len(serving):
@@ -100,7 +100,7 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-def front(result: Swept) -> tuple[list[str], list[list[str]]]:
+def front(result: SweepResult) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the undominated trials; those that are equal in all objectives are one row."""
     objectives = list(result.question.objectives)
     rows = result.front
@@ -117,7 +117,7 @@ def front(result: Swept) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
-def effects(result: Swept) -> tuple[list[str], list[list[str]]]:
+def effects(result: SweepResult) -> tuple[list[str], list[list[str]]]:
     """Header and rows of what each knob moves: the share it explains, and the mean at its best and worst."""
     header = ["knob", "figure", "share", "least mean", "at", "greatest mean", "at"]
     body = [

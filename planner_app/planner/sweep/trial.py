@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -65,7 +65,7 @@ class TrialResult:
     """
 
     figures: Mapping[str, Figure]
-    terms: tuple[Judged, ...] = ()
+    terms: tuple[TermVerdict, ...] = ()
     reason: str = ""
     costs: str = ""
 
@@ -101,7 +101,7 @@ class Trials:
         )
 
 
-def _margin(term: Judged) -> float:
+def _margin(term: TermVerdict) -> float:
     if term.value is None or not term.bound:
         return 0.0 if term.holds else -1.0
     away = abs(term.value / term.bound - 1)

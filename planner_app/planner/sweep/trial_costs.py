@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 from pagecast.planner_app.planner.sweep.space import shown
-from pagecast.planner_app.planner.sweep.study import Swept, record
+from pagecast.planner_app.planner.sweep.study import SweepResult, record
 from pagecast.planner_app.planner.sweep.trial import at
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted
@@ -24,7 +24,7 @@ ONE_REPLICA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class CostUse:
     """Step costs by name, how many trials had them, which, where a knob tells, and the error to expect."""
 
     name: str
@@ -37,16 +37,16 @@ class Used:
         return asdict(self)
 
 
-def used(result: Swept) -> list[Used]:
+def used(result: SweepResult) -> list[CostUse]:
     """What the trials that ran were served with, in the order of the trials."""
     ran = result.table[(result.table["reason"] == "") & (result.table["step_costs"] != "")]
     return [
-        Used(str(name), len(rows), _where(result, ran, str(name)), _error(result, rows))
+        CostUse(str(name), len(rows), _where(result, ran, str(name)), _error(result, rows))
         for name, rows in ran.groupby("step_costs", sort=False)
     ]
 
 
-def notes(result: Swept, known: list[Used]) -> list[str]:
+def notes(result: SweepResult, known: list[CostUse]) -> list[str]:
     """Sentences on `used` that whoever compares trials must know."""
     if len(known) < 2:
         return [each.expected_error for each in known if each.expected_error]
@@ -62,7 +62,7 @@ def notes(result: Swept, known: list[Used]) -> list[str]:
     return [differ, *(f"{each.name}: {each.expected_error}" for each in known if each.expected_error)]
 
 
-def _where(result: Swept, ran: pd.DataFrame, name: str) -> str:
+def _where(result: SweepResult, ran: pd.DataFrame, name: str) -> str:
     """The values of the first knob that tells these trials from all others."""
     mine = ran[ran["step_costs"] == name]
     others = ran[ran["step_costs"] != name]
@@ -73,7 +73,7 @@ def _where(result: Swept, ran: pd.DataFrame, name: str) -> str:
     return ""
 
 
-def _error(result: Swept, rows: pd.DataFrame) -> str:
+def _error(result: SweepResult, rows: pd.DataFrame) -> str:
     row = record(rows.head(1))
     try:
         point = {name: row[name] for name in result.knobs}

@@ -56,7 +56,7 @@ CRITERIA = {"block_size": (HITS, ROOM, TTFT, E2E), "hbm": (HITS, TTFT, E2E)}
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """A row a value of `knob` in `table`, with `setting.Tuning.run`'s figures; the recommended one, and why.
 
     `table` has `meets`, `reason` (why the setting can't run), and where it was asked for
@@ -78,7 +78,9 @@ class Tuned:
     expected_error: str = ""
 
 
-def tune_block_size(trace: Trace, scenario: Scenario, values: str = BLOCK_SIZES, **options: Any) -> Tuned:
+def tune_block_size(
+    trace: Trace, scenario: Scenario, values: str = BLOCK_SIZES, **options: Any
+) -> TuneResult:
     """Serves the trace with each block size of the same HBM. Options as for `tune`."""
     notes = (
         (ALWAYS_SAME,)
@@ -91,7 +93,7 @@ def tune_block_size(trace: Trace, scenario: Scenario, values: str = BLOCK_SIZES,
     return tune(trace, scenario, "block_size", values, thrifty_is_more=True, notes=notes, **options)
 
 
-def tune_hbm_budget(trace: Trace, scenario: Scenario, values: str = "", **options: Any) -> Tuned:
+def tune_hbm_budget(trace: Trace, scenario: Scenario, values: str = "", **options: Any) -> TuneResult:
     """Serves the trace with each fraction of HBM that the engine may use. Options as for `tune`.
 
     Errors: BadInput for a scenario whose number of blocks or tokens is fixed.
@@ -132,7 +134,7 @@ def tune(
     cluster: str | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Serves the trace at each of `values` (written as for `--set`) and recommends one.
 
     `slo` bounds what is recommended; `concurrency`: also search for what each setting admits in a closed
@@ -153,7 +155,7 @@ def tune(
     table = _table(knob, [job.value for job in jobs if not job.concurrency], results)
     recommended, reason = recommend(table, knob, thrifty_is_more)
     costs = scenario.step_costs()
-    return Tuned(
+    return TuneResult(
         trace.name,
         scenario,
         knob,

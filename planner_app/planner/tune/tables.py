@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from pagecast.planner_app.planner.sweep.space import shown
-from pagecast.planner_app.planner.tune.knobs import Tuned
+from pagecast.planner_app.planner.tune.knobs import TuneResult
 from pagecast.planner_app.planner.tune.setting import WAITING
 from pagecast.planner_app.wording.quantities import seconds
 
@@ -53,7 +53,7 @@ TITLES = {
 }
 
 
-def tables(tuned: Tuned) -> list[tuple[list[str], list[list[str]]]]:
+def tables(tuned: TuneResult) -> list[tuple[list[str], list[list[str]]]]:
     """Header and rows of tables: reuse, blocks, then times and room. The recommended row is starred.
 
     Settings that can't run are left out.
@@ -62,7 +62,7 @@ def tables(tuned: Tuned) -> list[tuple[list[str], list[list[str]]]]:
     return [_table(tuned, names) for names in groups]
 
 
-def _table(tuned: Tuned, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
+def _table(tuned: TuneResult, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
     names = [name for name in columns if name in tuned.table]
     rows = []
     for row in tuned.table[tuned.table["reason"] == ""].to_dict("records"):
@@ -77,7 +77,7 @@ def cell(name: str, row: Mapping[Hashable, Any]) -> str:
     return f">= {text(name, row[name])}" if at_limit else text(name, row[name])
 
 
-def admits(tuned: Tuned) -> str:
+def admits(tuned: TuneResult) -> str:
     """One line on settings that admit all the users that were tried; empty where none does."""
     if "admissible_at_limit" not in tuned.table or not tuned.table["admissible_at_limit"].eq(True).any():
         return ""
@@ -87,7 +87,7 @@ def admits(tuned: Tuned) -> str:
     return f'">=" marks settings that admit {seqs} users: more would only wait, which --slo can bound'
 
 
-def cannot_run(tuned: Tuned) -> str:
+def cannot_run(tuned: TuneResult) -> str:
     """One line on the settings that can't run: which, and why the last of them can't; empty if all can."""
     failed = tuned.table[tuned.table["reason"] != ""]
     if not len(failed):

@@ -1,4 +1,4 @@
-"""`Calibrated`: step costs as fitted from recorded runs; implements `StepCosts`."""
+"""`CalibratedCosts`: step costs as fitted from recorded runs; implements `StepCosts`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 _TABLE = 16384  # token counts whose matrix work is looked up
 
 
-class Calibrated:
+class CalibratedCosts:
     """The costs of a calibration, or of one of its replicates.
 
     A step takes host and device time one after the other; their sum is what was fitted. At pipeline depth 1

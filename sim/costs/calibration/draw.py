@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
@@ -29,7 +29,7 @@ _OUTERMOST = 1e-3
 _STEPS = (0.7548776662466927, 0.5698402909980532)
 
 
-class Drawn(Calibrated):
+class Drawn(CalibratedCosts):
     """The costs of draw number `index`; equal seeds and numbers give equal costs."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Drawn(Calibrated):
         return round(super().launch_ns(batch) * self._apart)
 
 
-class Scaled:
+class ScaledCosts:
     """Any costs with every time `factor` as long; implements `StepCosts`."""
 
     def __init__(self, costs: StepCosts, factor: float) -> None:
@@ -117,12 +117,12 @@ class Scaled:
 
 def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     """Draw number `index` of any costs."""
-    if isinstance(costs, Calibrated):
+    if isinstance(costs, CalibratedCosts):
         return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
     if isinstance(costs, MeasuredCosts) and costs.corrections is not None:
-        return Scaled(_redrawn(costs, costs.corrections, index, seed), _level(CORRECTED_SD, index, seed))
+        return ScaledCosts(_redrawn(costs, costs.corrections, index, seed), _level(CORRECTED_SD, index, seed))
     sd = costs.spread_sd if isinstance(costs, MeasuredCosts) else UNFITTED_SD
-    return Scaled(costs, _level(sd, index, seed))
+    return ScaledCosts(costs, _level(sd, index, seed))
 
 
 def _level(sd: float, index: int, seed: int) -> float:
@@ -144,11 +144,11 @@ def _redrawn(costs: MeasuredCosts, made: Corrections, index: int, seed: int) -> 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:
     """The costs with every step `factor` as long: a forecast's sensitivity is measured with them."""
-    if not isinstance(costs, Calibrated):
-        return Scaled(costs, factor)
+    if not isinstance(costs, CalibratedCosts):
+        return ScaledCosts(costs, factor)
     made = costs.calibration
     values = tuple(value * factor for value in _values(made))
-    return Calibrated(_host_scaled(made, factor), values, pipeline_depth=costs.pipeline_depth)
+    return CalibratedCosts(_host_scaled(made, factor), values, pipeline_depth=costs.pipeline_depth)
 
 
 def _host_scaled(calibration: Calibration, factor: float) -> Calibration:

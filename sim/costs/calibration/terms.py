@@ -7,8 +7,8 @@ token passes through, weights included, with the fixed cost of a step. Tokens ar
 sizes where graphs exist. All other terms are counts, with coefficients in nanoseconds.
 
 A new term needs a line in `TERMS`, a column in `fitting/features.py` (with its place in `EXPENDABLE`, and in
-`HOST_TERMS` where the host spends it), its time in `Calibrated`, and a ratio in `transfer.py` where it
-differs between GPUs or models. `Fit.predict` and `Calibrated` must give equal times:
+`HOST_TERMS` where the host spends it), its time in `CalibratedCosts`, and a ratio in `transfer.py` where it
+differs between GPUs or models. `Fit.predict` and `CalibratedCosts` must give equal times:
 `test_costs_are_what_was_fitted`.
 """
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration, Host
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.calibration.target import Target
@@ -24,20 +24,20 @@ from pagecast.sim.machine.models import model as find_model
 TRANSFER_SD = 0.13
 
 
-def costs_for(calibration: Calibration, target: Target, *, transfer: bool = False) -> Calibrated:
+def costs_for(calibration: Calibration, target: Target, *, transfer: bool = False) -> CalibratedCosts:
     """The calibration's costs for `target`, as they are or, where `transfer` allows it, scaled.
 
     Errors: BadInput naming what differs, unless `transfer`; or where the calibrated model is unknown.
     """
     differs = difference(calibration, target)
     if differs is None:
-        return Calibrated(calibration, pipeline_depth=target.pipeline_depth)
+        return CalibratedCosts(calibration, pipeline_depth=target.pipeline_depth)
     if not transfer or calibration.made_for.get("gpu") == CPU:
         raise BadInput(
             f"calibration {calibration.name} is {differs}: calibrate it, or carry these costs over "
             "(--transfer-costs; rougher)"
         )
-    return Calibrated(transferred(calibration, target), pipeline_depth=target.pipeline_depth)
+    return CalibratedCosts(transferred(calibration, target), pipeline_depth=target.pipeline_depth)
 
 
 def difference(calibration: Calibration, target: Target) -> str | None:

@@ -19,13 +19,13 @@ import numpy as np
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
-from pagecast.sim.costs.measured.tables import Family
+from pagecast.sim.costs.measured.tables import OperationTimes
 from pagecast.sim.machine.model_facts import attended_pairs
 
 KEYS = 128  # keys that a tile walks at a time
 
 
-class Heads(NamedTuple):
+class AttentionHeads(NamedTuple):
     """Attention of one layer on one GPU; `window` 0 is full attention."""
 
     kv_dtype: str
@@ -53,7 +53,7 @@ class Tiles:
 class DecodeAttention:
     """Decode attention of one layer. Contexts leave out the token that is computed."""
 
-    def __init__(self, family: Family, wanted: Heads) -> None:
+    def __init__(self, family: OperationTimes, wanted: AttentionHeads) -> None:
         key = nearest(family, wanted)
         self._contexts, self._batches = family.axes["context"], family.axes["batch"]
         self._alike = wanted.kv_heads / key.kv_heads
@@ -75,7 +75,7 @@ class DecodeAttention:
 class PromptAttention:
     """Attention of prompt chunks in one layer, above the time of the smallest launch."""
 
-    def __init__(self, family: Family, wanted: Heads, tiles: Tiles | None, sms: int) -> None:
+    def __init__(self, family: OperationTimes, wanted: AttentionHeads, tiles: Tiles | None, sms: int) -> None:
         key = nearest(family, wanted)
         times = completed(family.times[family.keys[tuple(key)]][0], family.axes["tokens"])
         lengths = family.axes["tokens"]
@@ -120,11 +120,11 @@ class PromptAttention:
 _SHORTEST = 64  # of shorter prompts, what is above the smallest launch is no rate
 
 
-def nearest(family: Family, wanted: Heads) -> Heads:
+def nearest(family: OperationTimes, wanted: AttentionHeads) -> AttentionHeads:
     """The measured configuration most like `wanted`. Errors: NotMeasured for its KV dtype or window."""
     if tuple(wanted) in family.keys:
         return wanted
-    keys = [Heads(*key) for key in family.keys if key[0] == wanted.kv_dtype]
+    keys = [AttentionHeads(*key) for key in family.keys if key[0] == wanted.kv_dtype]
     if not keys:
         raise NotMeasured(f"attention with a KV cache in {wanted.kv_dtype} was not measured")
     windows = {key.window for key in keys}
@@ -133,7 +133,7 @@ def nearest(family: Family, wanted: Heads) -> Heads:
     else:
         keys = [key for key in keys if key.window == wanted.window]
 
-    def distance(key: Heads) -> tuple[float, float, float]:
+    def distance(key: AttentionHeads) -> tuple[float, float, float]:
         groups = key.heads / key.kv_heads / (wanted.heads / wanted.kv_heads)
         return (
             abs(np.log(key.head_dim / wanted.head_dim)),
@@ -144,7 +144,7 @@ def nearest(family: Family, wanted: Heads) -> Heads:
     return min(keys, key=distance)
 
 
-def _filled(times: Floats, family: Family) -> Floats:
+def _filled(times: Floats, family: OperationTimes) -> Floats:
     """The grid without gaps: along contexts, then in proportion to the batch where none was measured."""
     contexts, batches = family.axes["context"], family.axes["batch"]
     rows = [completed(row, contexts) for row in times]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.operations import Operations
 from pagecast.sim.costs.measured.products import BF16
-from pagecast.sim.costs.measured.tables import Table, paths, table
+from pagecast.sim.costs.measured.tables import MeasuredTable, paths, table
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.model_facts import ModelFacts
@@ -35,7 +35,7 @@ def compose(
     )
 
 
-def lane(gpu: str, engine: str) -> Table:
+def lane(gpu: str, engine: str) -> MeasuredTable:
     """The table of an engine on a GPU. Errors: NotMeasured."""
     name = LANES.get(engine) or ("trtllm" if engine.startswith("trtllm") else None)
     if name is None:

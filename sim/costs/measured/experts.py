@@ -17,7 +17,7 @@ import numpy as np
 from pagecast.sim.costs.measured.grid import completed
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
-from pagecast.sim.costs.measured.tables import Table
+from pagecast.sim.costs.measured.tables import MeasuredTable
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.model_facts import WEIGHT_BITS, Moe
 
@@ -35,7 +35,7 @@ _KERNELS = {
 _FARTHEST = np.log(8.0)  # of the product of all sizes, to a measured shape
 
 
-class Shape(NamedTuple):
+class ExpertShape(NamedTuple):
     """Routed experts of a layer: sizes of the whole layer, and how it is cut over GPUs."""
 
     dtype: str
@@ -47,32 +47,32 @@ class Shape(NamedTuple):
     ep: int
 
 
-class Experts:
+class ExpertTimes:
     """Measured layers of experts of one GPU and engine."""
 
-    def __init__(self, table: Table, gpu: Gpu) -> None:
+    def __init__(self, table: MeasuredTable, gpu: Gpu) -> None:
         if "moe" not in table:
             raise NotMeasured("mixtures of experts were not measured")
         self._family = table.family("moe")
         self._gpu = gpu
         self.tokens = self._family.axes["tokens"]
 
-    def shape(self, hidden: int, moe: Moe, stored: str, tp: int, ep: int) -> Shape:
+    def shape(self, hidden: int, moe: Moe, stored: str, tp: int, ep: int) -> ExpertShape:
         """The shape of a model's experts. Errors: NotMeasured for the dtype of its weights."""
         measured = {key[0] for key in self._family.keys}
         for dtype in _KERNELS.get(stored, ()):
             if dtype in measured:
-                return Shape(dtype, hidden, moe.intermediate, moe.active, moe.experts, tp, ep)
+                return ExpertShape(dtype, hidden, moe.intermediate, moe.active, moe.experts, tp, ep)
         raise NotMeasured(f"experts with {stored} weights were not measured")
 
-    def seconds(self, wanted: Shape, stored: str) -> Floats:
+    def seconds(self, wanted: ExpertShape, stored: str) -> Floats:
         """Time of one layer's experts for each number of tokens in `tokens`. Errors: NotMeasured."""
         if (*wanted, SKEWED) in self._family.keys:
             return self._measured(wanted)
         near = self._nearest(wanted)
         return self._measured(near) * self._least(wanted, stored) / self._least(near, stored)
 
-    def _measured(self, shape: Shape) -> Floats:
+    def _measured(self, shape: ExpertShape) -> Floats:
         """Time with the routing that so many tokens have."""
         skewed = self._routed(shape, SKEWED)
         if (*shape, BALANCED) not in self._family.keys:
@@ -83,14 +83,18 @@ class Experts:
         many = np.clip((self.tokens - _FEW) / (_MANY - _FEW), 0.0, 1.0)
         return np.asarray(even + many * (skewed - even))
 
-    def _routed(self, shape: Shape, routing: str) -> Floats:
+    def _routed(self, shape: ExpertShape, routing: str) -> Floats:
         times = completed(self._family.times[self._family.keys[*shape, routing]], self.tokens)
         return np.minimum(times, _ABOVE_MORE_TOKENS * np.minimum.accumulate(times[::-1])[::-1])
 
-    def _nearest(self, wanted: Shape) -> Shape:
-        keys = [Shape(*key[:-1]) for key in self._family.keys if key[0] == wanted.dtype and key[-1] == SKEWED]
+    def _nearest(self, wanted: ExpertShape) -> ExpertShape:
+        keys = [
+            ExpertShape(*key[:-1])
+            for key in self._family.keys
+            if key[0] == wanted.dtype and key[-1] == SKEWED
+        ]
 
-        def distance(key: Shape) -> float:
+        def distance(key: ExpertShape) -> float:
             return float(sum(abs(np.log(a / b)) for a, b in zip(_local(key), _local(wanted), strict=True)))
 
         near = min(keys, key=distance, default=None)
@@ -100,7 +104,7 @@ class Experts:
             )
         return near
 
-    def _least(self, shape: Shape, stored: str) -> Floats:
+    def _least(self, shape: ExpertShape, stored: str) -> Floats:
         """The least time for each number of tokens: streaming touched experts, or the arithmetic."""
         matrix = 3.0 * shape.hidden * shape.inter / shape.tp
         touched = touched_experts(shape.experts, shape.active, self.tokens) / shape.ep
@@ -114,6 +118,6 @@ def touched_experts(experts: int, active: int, tokens: Floats) -> Floats:
     return np.asarray(experts * (1.0 - (1.0 - active / experts) ** tokens))
 
 
-def _local(shape: Shape) -> tuple[float, ...]:
+def _local(shape: ExpertShape) -> tuple[float, ...]:
     """Sizes that a time hangs on: of a GPU's share of experts."""
     return (shape.hidden, shape.inter / shape.tp, shape.experts / shape.ep, shape.active)

@@ -40,7 +40,7 @@ OLDER = {"a100_sxm": {"vllm": "0.14.0", "sglang": "0.5.10", "trtllm": "1.0.0"}}
 
 
 @dataclass(frozen=True)
-class Family:
+class SourceFamily:
     """Operations of one kind: which columns tell kernels apart, and which are swept.
 
     `keys` and `axes` map our names to the source's columns; `only` keeps rows with one of the given values.
@@ -62,14 +62,20 @@ _HEADS = {
 }
 _MLA = {"kv_dtype": "kv_cache_dtype", "gemm_dtype": "gemm_type", "heads": "num_heads"}
 FAMILIES = {
-    "gemm": Family("gemm", "gemm", {"dtype": "gemm_dtype", "n": "n", "k": "k"}, {"m": "m"}),
-    "context": Family("attention", "context_attention", _HEADS, {"batch": "batch_size", "tokens": "isl"}),
-    "decode": Family("attention", "generation_attention", _HEADS, {"batch": "batch_size", "context": "step"}),
-    "mla_context": Family(
+    "gemm": SourceFamily("gemm", "gemm", {"dtype": "gemm_dtype", "n": "n", "k": "k"}, {"m": "m"}),
+    "context": SourceFamily(
+        "attention", "context_attention", _HEADS, {"batch": "batch_size", "tokens": "isl"}
+    ),
+    "decode": SourceFamily(
+        "attention", "generation_attention", _HEADS, {"batch": "batch_size", "context": "step"}
+    ),
+    "mla_context": SourceFamily(
         "mla", "mla_context_module", _MLA, {"batch": "batch_size", "tokens": "isl"}, {"step": (0,)}
     ),
-    "mla_decode": Family("mla", "mla_generation_module", _MLA, {"batch": "batch_size", "context": "step"}),
-    "moe": Family(
+    "mla_decode": SourceFamily(
+        "mla", "mla_generation_module", _MLA, {"batch": "batch_size", "context": "step"}
+    ),
+    "moe": SourceFamily(
         "moe",
         "moe",
         {
@@ -84,7 +90,7 @@ FAMILIES = {
         },
         {"tokens": "num_tokens"},
     ),
-    "all_reduce": Family(
+    "all_reduce": SourceFamily(
         "comm", "custom_allreduce", {"gpus": "num_gpus", "mode": "backend"}, {"elements": "message_size"}
     ),
 }
@@ -132,7 +138,7 @@ def _write(source: Path, gpu: str, engine: str, version: str, out: Path) -> Path
     return path
 
 
-def _file(source: Path, family: Family, engine: str, version: str) -> Path | None:
+def _file(source: Path, family: SourceFamily, engine: str, version: str) -> Path | None:
     """The operation's file of the newest version that is no newer than `version`."""
     folder = source / family.folder / engine
     for each in sorted(folder.glob("*"), key=lambda path: _order(path.name), reverse=True):
@@ -146,7 +152,7 @@ def _order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.replace("rc", ".").replace("post", "").split("."))
 
 
-def _grid(found: pd.DataFrame, family: Family) -> tuple[list[list[Any]], dict[str, list[int]], Any]:
+def _grid(found: pd.DataFrame, family: SourceFamily) -> tuple[list[list[Any]], dict[str, list[int]], Any]:
     """The configurations, the swept values, and the time in seconds of each combination (or NaN)."""
     rows: Any = found.assign(**{name: value for name, value in _DEFAULTS.items() if name not in found})
     for column, values in family.only.items():

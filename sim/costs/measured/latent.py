@@ -12,7 +12,7 @@ import numpy as np
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
-from pagecast.sim.costs.measured.tables import Table
+from pagecast.sim.costs.measured.tables import MeasuredTable
 from pagecast.sim.machine.model_facts import Mla, attended_pairs
 
 # Sizes of the one model family that was measured: DeepSeek-V3, and Kimi-K2 with fewer heads.
@@ -25,7 +25,7 @@ class LatentAttention:
 
     tile = 1
 
-    def __init__(self, table: Table, mla: Mla, hidden: int, key: tuple[str, str, int]) -> None:
+    def __init__(self, table: MeasuredTable, mla: Mla, hidden: int, key: tuple[str, str, int]) -> None:
         if mla != MEASURED or hidden != _HIDDEN or "mla_decode" not in table:
             raise NotMeasured("latent attention of these sizes was not measured")
         decode, context = table.family("mla_decode"), table.family("mla_context")

@@ -10,14 +10,14 @@ The rules, each of them stated in `docs/measured-operations.md`:
 from __future__ import annotations
 
 import numpy as np
-from pagecast.sim.costs.measured.attention import DecodeAttention, Heads, PromptAttention, Tiles
-from pagecast.sim.costs.measured.experts import Experts
+from pagecast.sim.costs.measured.attention import AttentionHeads, DecodeAttention, PromptAttention, Tiles
+from pagecast.sim.costs.measured.experts import ExpertTimes
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.latent import LatentAttention
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.products import BF16, Products
-from pagecast.sim.costs.measured.tables import Table
+from pagecast.sim.costs.measured.tables import MeasuredTable
 from pagecast.sim.costs.measured.tables import table as find_table
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.model_facts import Linear, ModelFacts
@@ -42,7 +42,14 @@ class Operations:
     """A model on `tp` GPUs, experts spread over `ep` of them. Errors: NotMeasured."""
 
     def __init__(
-        self, table: Table, model: ModelFacts, gpu: Gpu, *, tp: int = 1, ep: int = 1, kv_dtype: str = BF16
+        self,
+        table: MeasuredTable,
+        model: ModelFacts,
+        gpu: Gpu,
+        *,
+        tp: int = 1,
+        ep: int = 1,
+        kv_dtype: str = BF16,
     ) -> None:
         self.table, self.model, self.gpu, self.tp, self.ep = table, model, gpu, tp, ep
         self._products = Products(table)
@@ -55,7 +62,9 @@ class Operations:
         self.prompt: list[tuple[int, int, PromptAttention]] = []
         for group in groups:
             a = model.attention
-            heads = Heads(kv_dtype, a.heads // tp, model.local_kv_heads(tp), a.head_dim, group.window)
+            heads = AttentionHeads(
+                kv_dtype, a.heads // tp, model.local_kv_heads(tp), a.head_dim, group.window
+            )
             self._decode.append((group.layers, DecodeAttention(table.family("decode"), heads)))
             prompt = PromptAttention(table.family("context"), heads, tiles, gpu.sms)
             self.prompt.append((group.layers, group.window, prompt))
@@ -111,7 +120,7 @@ class Operations:
     def _experts_s(self) -> Floats:
         m = self.model
         assert m.moe
-        experts = Experts(self.table, self.gpu)
+        experts = ExpertTimes(self.table, self.gpu)
         tp = 1 if self.ep > 1 else self.tp
         shape = experts.shape(m.hidden, m.moe, m.weight_dtype, tp, self.ep)
         return extended(self.rows, experts.tokens, experts.seconds(shape, m.weight_dtype))

@@ -12,7 +12,7 @@ import numpy as np
 from pagecast.sim.costs.measured.grid import bracket, completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
-from pagecast.sim.costs.measured.tables import Family, Table
+from pagecast.sim.costs.measured.tables import MeasuredTable, OperationTimes
 from pagecast.sim.costs.measured.tables import table as find_table
 
 BF16 = "bfloat16"
@@ -36,7 +36,7 @@ _ABOVE_MORE_ROWS = 1.2
 class Products:
     """Matrix products of one GPU and engine. A shape between measured ones is interpolated in both sizes."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: MeasuredTable) -> None:
         self._family = table.family("gemm")
         self._lanes = _lanes(table)
         self.rows = self._family.axes["m"]
@@ -67,7 +67,7 @@ class Products:
             self._sizes[dtype] = sorted({key[1] for key in keys}), sorted({key[2] for key in keys})
         return self._sizes[dtype]
 
-    def _of(self, dtype: str) -> tuple[Family, ...]:
+    def _of(self, dtype: str) -> tuple[OperationTimes, ...]:
         """The measurements that kernels of `dtype` are taken from."""
         return self._lanes.get(dtype, (self._family,))
 
@@ -76,7 +76,7 @@ class Products:
         lanes = [self._in_lane(family, dtype, n, k) for family in self._of(dtype)]
         return np.asarray(np.minimum.reduce(lanes))
 
-    def _in_lane(self, family: Family, dtype: str, n: float, k: float) -> Floats:
+    def _in_lane(self, family: OperationTimes, dtype: str, n: float, k: float) -> Floats:
         """A measured shape, or the nearest one in proportion to its weights."""
         times, scale = family.of(dtype, n, k), 1.0
         if times is None:
@@ -90,12 +90,12 @@ class Products:
         return kept if rows is self.rows else extended(self.rows, rows, kept)
 
 
-def _lanes(table: Table) -> dict[str, tuple[Family, ...]]:
+def _lanes(table: MeasuredTable) -> dict[str, tuple[OperationTimes, ...]]:
     """Where products in 8 bits are taken from, as far as it is not their own lane alone."""
     own = table.family("gemm")
     if table.engine != "vllm":
         return {}
-    found: dict[str, tuple[Family, ...]] = {}
+    found: dict[str, tuple[OperationTimes, ...]] = {}
     for engine in ("trtllm", "sglang"):
         other = find_table(table.gpu, engine)
         if other is not None and _shapes(other.family("gemm"), BLOCKS) >= _LEAST_SHAPES:
@@ -105,6 +105,6 @@ def _lanes(table: Table) -> dict[str, tuple[Family, ...]]:
     return found
 
 
-def _shapes(family: Family, dtype: str) -> int:
+def _shapes(family: OperationTimes, dtype: str) -> int:
     """How many shapes were measured."""
     return sum(key[0] == dtype for key in family.keys)

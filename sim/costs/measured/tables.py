@@ -1,6 +1,7 @@
 """Tables of measured operations: one file per GPU and engine, read family by family when asked.
 
-A `Family` is a dense grid: kernel configurations by swept sizes, with NaN where a shape was not measured.
+An `OperationTimes` is a dense grid: kernel configurations by swept sizes, with NaN where a shape was not
+measured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pagecast.sim.costs.measured.packing import Floats, unpack
 
 
 @dataclass(frozen=True)
-class Family:
+class OperationTimes:
     """Times in seconds of one kind of operation, `times[configuration, size, ...]`."""
 
     version: str
@@ -31,13 +32,13 @@ class Family:
         return None if at is None else np.asarray(self.times[at])
 
 
-class Table:
+class MeasuredTable:
     """The measured operations of one GPU and engine."""
 
     def __init__(self, path: Path) -> None:
         self._file = np.load(path)
         self.facts: dict[str, Any] = json.loads(bytes(self._file["meta"]))
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, OperationTimes] = {}
 
     @property
     def engine(self) -> str:
@@ -57,11 +58,11 @@ class Table:
     def __contains__(self, name: str) -> bool:
         return name in self.facts["families"]
 
-    def family(self, name: str) -> Family:
+    def family(self, name: str) -> OperationTimes:
         """The operations called `name`; KeyError where there are none."""
         if name not in self._families:
             facts = self.facts["families"][name]
-            self._families[name] = Family(
+            self._families[name] = OperationTimes(
                 version=facts["version"],
                 keys={tuple(key): at for at, key in enumerate(facts["keys"])},
                 axes={axis: np.array(values, np.float64) for axis, values in facts["axes"].items()},
@@ -82,7 +83,7 @@ def paths() -> dict[tuple[str, str], Path]:
 
 
 @cache
-def table(gpu: str, engine: str) -> Table | None:
+def table(gpu: str, engine: str) -> MeasuredTable | None:
     """The table of a GPU (its full name) and an engine's lane; None where nothing was measured."""
     path = paths().get((gpu.lower().replace(" ", "-"), engine))
-    return Table(path) if path else None
+    return MeasuredTable(path) if path else None

@@ -28,7 +28,7 @@ _CHARACTERS = 4  # of a token, for routers that look at texts
 
 
 @dataclass(frozen=True)
-class Kind:
+class RouterKind:
     """A kind of router: how it is made, and the defaults of what it sees.
 
     `options` are its weights and thresholds with their defaults.
@@ -63,24 +63,24 @@ class Parts:
         return self.prefixes
 
 
-KINDS: dict[str, Kind] = {
-    "round-robin": Kind(lambda parts: RoundRobin(), "one replica after the other"),
-    "random": Kind(lambda parts: Randomly(parts.rng), "any replica"),
-    "least-loaded": Kind(lambda parts: LeastLoaded(parts.rng), "fewest requests in flight"),
-    "power-of-two": Kind(lambda parts: PowerOfTwo(parts.rng), "fewer requests of two drawn at random"),
-    "session": Kind(lambda parts: SessionAffinity(parts.rng), "a session keeps to its replica"),
-    "prefix-affinity": Kind(
+KINDS: dict[str, RouterKind] = {
+    "round-robin": RouterKind(lambda parts: RoundRobin(), "one replica after the other"),
+    "random": RouterKind(lambda parts: Randomly(parts.rng), "any replica"),
+    "least-loaded": RouterKind(lambda parts: LeastLoaded(parts.rng), "fewest requests in flight"),
+    "power-of-two": RouterKind(lambda parts: PowerOfTwo(parts.rng), "fewer requests of two drawn at random"),
+    "session": RouterKind(lambda parts: SessionAffinity(parts.rng), "a session keeps to its replica"),
+    "prefix-affinity": RouterKind(
         lambda parts: PrefixAffinity(parts.known, parts.rng, parts.options["min_share"]),
         "longest cached prefix, whatever the load",
         index="approximate",
         options={"min_share": 0.3},
     ),
-    "cost": Kind(
+    "cost": RouterKind(
         lambda parts: ExpectedCost(parts.known, parts.rng),
         "least queue delay + missing prefill + expected decode",
         index="approximate",
     ),
-    "llm-d": Kind(
+    "llm-d": RouterKind(
         lambda parts: LlmD(parts.known, parts.rng, **parts.options),
         "llm-d's endpoint picker: queue, KV use and prefix scores",
         index="approximate",
@@ -90,7 +90,7 @@ KINDS: dict[str, Kind] = {
         leaf_first=False,
         options={"queue": 2.0, "kv": 2.0, "prefix": 3.0},
     ),
-    "dynamo": Kind(
+    "dynamo": RouterKind(
         lambda parts: Dynamo(parts.known, parts.rng, **parts.options),
         "Dynamo's KV router: prefill and decode blocks, less the overlap",
         index="events",
@@ -103,7 +103,7 @@ KINDS: dict[str, Kind] = {
             "temperature": 0.0,
         },
     ),
-    "sglang": Kind(
+    "sglang": RouterKind(
         lambda parts: SGLang(parts.known, parts.rng, **parts.options),
         "SGLang's gateway: cache_aware",
         index="approximate",
@@ -111,7 +111,7 @@ KINDS: dict[str, Kind] = {
         index_blocks=(1 << 26) // _CHARACTERS,
         options={"cache_threshold": 0.3, "balance_abs_threshold": 64, "balance_rel_threshold": 1.5},
     ),
-    "aibrix": Kind(
+    "aibrix": RouterKind(
         lambda parts: AIBrix(parts.known, parts.rng, **parts.options),
         "AIBrix's gateway: prefix-cache",
         index="approximate",
@@ -120,7 +120,7 @@ KINDS: dict[str, Kind] = {
         index_ttl_s=20 * 60.0,
         options={"factor": 2.0, "min_gap": 8, "deviations": 1.0},
     ),
-    "production-stack": Kind(
+    "production-stack": RouterKind(
         lambda parts: ProductionStack(parts.known, parts.rng, **parts.options),
         "vLLM production stack's router: prefixaware, or its other modes",
         metrics_period_s=30.0,
@@ -162,7 +162,7 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
     return kind.make(parts), parts
 
 
-def _options(kind: Kind, settings: RouterSettings) -> dict[str, Any]:
+def _options(kind: RouterKind, settings: RouterSettings) -> dict[str, Any]:
     for name in settings.options:
         if name not in kind.options:
             known = ", ".join(kind.options) or "none"

@@ -6,7 +6,12 @@ from typing import Annotated, Any
 import pytest
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.scenario_options import Given, TraceArgument, load, with_scenario
+from pagecast.planner_app.commands.scenario_options import (
+    ScenarioArguments,
+    TraceArgument,
+    load,
+    with_scenario,
+)
 from pagecast.sim.scenario import Scenario
 from typer.testing import CliRunner
 
@@ -39,7 +44,9 @@ GIVEN: dict[str, Any] = {
 
 
 @with_scenario
-def command(trace: TraceArgument, given: Given, extra: Annotated[int, typer.Option()] = 1) -> None:
+def command(
+    trace: TraceArgument, given: ScenarioArguments, extra: Annotated[int, typer.Option()] = 1
+) -> None:
     work, scenario = load(trace, given)
     console.print_json({"requests": len(work), "extra": extra, **scenario.model_dump()})
 

@@ -17,7 +17,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 from pagecast.planner_app.dashboard.blocks import page as blocks_page
 from pagecast.planner_app.dashboard.blocks.frames import Look
 from pagecast.planner_app.dashboard.blocks.sandbox_view import EXAMPLES
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.shell.workload import trace_of
 from pagecast.planner_app.dashboard.trust import charts, matching, recorded_run
 from pagecast.sim.replay import replay
@@ -31,18 +31,20 @@ _HAND = {"watch": "By hand"}
 def blocks_script() -> None:
     from pagecast.planner_app.dashboard.blocks import page
     from pagecast.planner_app.dashboard.shell import state
-    from pagecast.planner_app.dashboard.shell.view import View
+    from pagecast.planner_app.dashboard.shell.view import PageView
 
-    state.session().view = View.of({"requests": 60, "gpu": "L4"})
+    state.session().view = PageView.of({"requests": 60, "gpu": "L4"})
     page.render()
 
 
 def trust_script(gpu: str = "H200", costs: str = "auto", carry_over: bool = False) -> None:
     from pagecast.planner_app.dashboard.shell import state
-    from pagecast.planner_app.dashboard.shell.view import View
+    from pagecast.planner_app.dashboard.shell.view import PageView
     from pagecast.planner_app.dashboard.trust import page
 
-    state.session().view = View.of({"requests": 60, "gpu": gpu, "costs": costs, "transfer_costs": carry_over})
+    state.session().view = PageView.of(
+        {"requests": 60, "gpu": gpu, "costs": costs, "transfer_costs": carry_over}
+    )
     page.render()
 
 
@@ -174,7 +176,7 @@ def test_a_hostile_sandbox_link_is_a_warning():
 def test_a_replay_plays_and_a_block_tells_its_life():
     test = until(opened(blocks_script, frame="300", block="40"), grid)
     data = grid(test)
-    view = View.of({"requests": 60, "gpu": "L4"})
+    view = PageView.of({"requests": 60, "gpu": "L4"})
     assert data["blocks"] == view.scenario().limits().num_blocks
     assert data["at"] == 300 and data["chosen"] == 40 and data["total"] > 300
     assert len(data["times"]) == data["total"] and data["log"][0] == "0 admitted r0 cached=0"
@@ -231,7 +233,9 @@ def test_trust_says_in_what_a_scenario_differs():
 
 def test_reach_marks_what_was_not_fitted():
     made = matching.candidates()["vllm-0.24-h200-qwen3-8b"]
-    result = replay(trace_of(View.of({"requests": 40})), Scenario.make({"max_num_batched_tokens": 32_768}))
+    result = replay(
+        trace_of(PageView.of({"requests": 40})), Scenario.make({"max_num_batched_tokens": 32_768})
+    )
     reaches = {each.name: each for each in charts.reach(made, result)}
     steps = result.steps
     tokens = reaches["tokens in a step"]

@@ -28,7 +28,7 @@ from pagecast.planner_app.dashboard.shell import replays, workload
 from pagecast.planner_app.dashboard.shell.cards import change
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, View, command
+from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, PageView, command
 from pagecast.planner_app.dashboard.what_if import page as what_if_page
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import replay
@@ -56,7 +56,7 @@ def card_texts(test: AppTest) -> dict[str, str]:
     return {metric.label: metric.value for metric in test.metric}
 
 
-def summary(view: View) -> dict[str, object]:
+def summary(view: PageView) -> dict[str, object]:
     return dict(replay(workload.trace_of(view), view.scenario()).summary)
 
 
@@ -76,7 +76,7 @@ def until_in(test: AppTest, words: str, within_s: float = 60) -> AppTest:
 def test_the_first_page_shows_the_bundled_trace_without_any_input():
     test = app()
     assert not test.exception and not test.error
-    figures = summary(View())
+    figures = summary(PageView())
     cards = card_texts(test)
     assert cards["TTFT, p99"] == seconds(figures["ttft_s"]["p99"])
     assert cards["TPOT, p99"] == seconds(figures["tpot_s"]["p99"])
@@ -89,7 +89,7 @@ def test_a_slider_moves_the_figures_to_those_of_a_replay():
     test.select_slider(key="block_size").set_value(256).run()
     after = card_texts(test)
     assert before != after
-    expected = summary(View.of({**_SMALL, "block_size": 256}))
+    expected = summary(PageView.of({**_SMALL, "block_size": 256}))
     assert after["Prefix reuse"] == f"{expected['token_hit_rate']:.1%}"
 
 
@@ -153,7 +153,7 @@ def test_a_pin_is_compared_with_what_the_side_bar_shows():
 
 
 def test_the_table_gives_each_views_figures_and_changes():
-    views = {"a": View.of(_SMALL), "b": View.of({**_SMALL, "gpu": "L4"})}
+    views = {"a": PageView.of(_SMALL), "b": PageView.of({**_SMALL, "gpu": "L4"})}
     results = {name: replay(workload.trace_of(view), view.scenario()) for name, view in views.items()}
     frame = table(results, views, "a")
     assert list(frame.columns) == ["a (baseline)", "b"]
@@ -184,7 +184,7 @@ _VIEWS = [
 @pytest.mark.parametrize("with_file", [True, False])
 def test_the_command_prints_the_views_figures(parameters, with_file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    view = View.of({**parameters, "requests": 80})
+    view = PageView.of({**parameters, "requests": 80})
     result = replay(workload.trace_of(view), view.scenario())
     if with_file:
         Path("scenario.yaml").write_bytes(exports.scenario_yaml(result))
@@ -203,7 +203,7 @@ def test_the_command_prints_the_views_figures(parameters, with_file, tmp_path, m
 
 
 def test_exports_hold_the_replay(tmp_path):
-    view = View.of(_SMALL)
+    view = PageView.of(_SMALL)
     trace = workload.trace_of(view)
     result = replay(trace, view.scenario())
     rows = pd.read_parquet(io.BytesIO(exports.requests_parquet(result)))
@@ -236,8 +236,8 @@ def test_exports_hold_the_replay(tmp_path):
     )
 )
 def test_a_view_comes_back_from_its_link(parameters):
-    view = View.of(parameters)
-    assert View.from_query(view.query()) == view
+    view = PageView.of(parameters)
+    assert PageView.from_query(view.query()) == view
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_view_comes_back_from_its_link(parameters):
 )
 def test_a_link_that_makes_no_view_is_refused_in_one_line(query):
     with pytest.raises(BadInput) as refused:
-        View.from_query(query)
+        PageView.from_query(query)
     assert "\n" not in str(refused.value)
 
 
@@ -266,10 +266,10 @@ def test_an_unusable_pin_in_a_link_is_told_and_dropped():
 
 
 def test_equal_requests_make_equal_keys_and_others_do_not():
-    assert View.of({"block_size": 16}) == View()
-    assert View.of({"slo": "ttft_p50<1s"}).key() == View().key()
+    assert PageView.of({"block_size": 16}) == PageView()
+    assert PageView.of({"slo": "ttft_p50<1s"}).key() == PageView().key()
     assert all(
-        View.of({name: value}).key() != View().key()
+        PageView.of({name: value}).key() != PageView().key()
         for name, value in {"seed": 1, "gpu": "L4", "rate": 2.0, "requests": 5}.items()
     )
     assert "upload" in DEFAULTS
@@ -295,11 +295,11 @@ def test_what_a_user_wrote_is_no_markup(text):
     assert shown.replace("\\", "") == text
 
 
-def upload(own: Session, name: str, data: bytes) -> View:
-    return View.of({"trace": UPLOAD, "upload": own.keep_upload(name, data), "requests": 50})
+def upload(own: Session, name: str, data: bytes) -> PageView:
+    return PageView.of({"trace": UPLOAD, "upload": own.keep_upload(name, data), "requests": 50})
 
 
-def read_out(own: Session, view: View, within_s: float = 60):
+def read_out(own: Session, view: PageView, within_s: float = 60):
     until = time.monotonic() + within_s
     while (trace := replays.trace_for(own, view)) is None:
         assert time.monotonic() < until

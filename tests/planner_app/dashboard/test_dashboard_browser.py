@@ -18,7 +18,7 @@ pytest.importorskip("playwright", reason="browser tests need playwright")
 
 from pagecast.planner_app.console import seconds
 from pagecast.planner_app.dashboard.server_start import UPLOAD_MB
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.shell.workload import trace_of
 from pagecast.sim.replay import replay
 from playwright.sync_api import expect
@@ -35,7 +35,7 @@ def card(page: Any, title: str) -> Any:
     return page.get_by_test_id("stMetric").filter(has_text=title).get_by_test_id("stMetricValue")
 
 
-def ttft(view: View) -> str:
+def ttft(view: PageView) -> str:
     return seconds(replay(trace_of(view), view.scenario()).summary["ttft_s"]["p99"])
 
 
@@ -46,12 +46,12 @@ def pagecast(*arguments: object) -> dict[str, Any]:
 
 def test_a_slider_moves_the_figures_and_the_link_repeats_them(visit: Visit) -> None:
     page = visit("/?requests=300")
-    expect(card(page, "TTFT")).to_have_text(ttft(View.of({"requests": 300})))
+    expect(card(page, "TTFT")).to_have_text(ttft(PageView.of({"requests": 300})))
     slider = page.get_by_role("slider", name="Rate")
     slider.focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    moved = ttft(View.of({"requests": 300, "rate": 1.3}))
+    moved = ttft(PageView.of({"requests": 300, "rate": 1.3}))
     expect(card(page, "TTFT")).to_have_text(moved)
     expect(page).to_have_url(re.compile(r"rate=1\.3"))
     link = urlsplit(page.url)

@@ -16,7 +16,7 @@ from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.shell import replays, workload
 from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.tune import searches
 from pagecast.planner_app.dashboard.tune.charts import grid_map, hit_curve
 from pagecast.planner_app.dashboard.what_if import admissible, refining
@@ -39,7 +39,10 @@ def _until(true, within_s: float = 60) -> None:
 
 def test_a_job_tells_how_far_it_is_and_can_be_stopped():
     own = Session()
-    trace, view = workload.trace_of(View.of({"requests": 2000})), View.of({"requests": 2000, "seed": 77})
+    trace, view = (
+        workload.trace_of(PageView.of({"requests": 2000})),
+        PageView.of({"requests": 2000, "seed": 77}),
+    )
     assert replays.spread_for(own, view, trace) is None
     spread = own.jobs["spread"]
     _until(lambda: spread.progress is not None)
@@ -58,7 +61,7 @@ def test_a_job_that_breaks_says_so():
 
 def test_a_job_nobody_holds_ends():
     own = Session()
-    view = View.of({"requests": 2000, "seed": 78})
+    view = PageView.of({"requests": 2000, "seed": 78})
     replays.spread_for(own, view, workload.trace_of(view))
     state = own.jobs["spread"]._state
     _until(lambda: state.process is not None)
@@ -91,8 +94,8 @@ def test_what_two_ask_for_at_once_is_made_once():
 
 def test_the_baseline_gets_its_concurrency_too_once_the_views_own_is_in():
     own = Session()
-    view = View.of({"requests": 30, "seed": 80})
-    pinned = View.of({"requests": 30, "seed": 81, "slo": "tpot_p99<1us"})
+    view = PageView.of({"requests": 30, "seed": 80})
+    pinned = PageView.of({"requests": 30, "seed": 81, "slo": "tpot_p99<1us"})
     own.pins, own.baseline = {"other": pinned}, "other"
     own.settled = (view.key(), view["slo"])
     trace = workload.trace_of(view)
@@ -106,7 +109,7 @@ def test_the_baseline_gets_its_concurrency_too_once_the_views_own_is_in():
 
 def test_a_search_that_is_stopped_is_not_waited_for():
     own = Session()
-    view = View.of({"requests": 2000, "seed": 79})
+    view = PageView.of({"requests": 2000, "seed": 79})
     trace = workload.trace_of(view)
     own.settled = (view.key(), view["slo"])
     refining._ask(own, view, trace)
@@ -136,7 +139,7 @@ def test_a_port_in_use_is_one_line_and_exit_2(capsys):
 
 
 def test_the_waterfall_adds_up_to_the_gpu():
-    figure = hbm_waterfall(View().scenario().budget())
+    figure = hbm_waterfall(PageView().scenario().budget())
     bars = figure.data[0].y
     assert sum(bars) == pytest.approx(0, abs=1e-9)
 
@@ -145,7 +148,7 @@ def test_the_waterfall_adds_up_to_the_gpu():
 
 
 def test_tune_maps_the_grid_and_recommends_with_a_reason():
-    view = View.of({"requests": 40, "gpu": "L4", "slo": "ttft_p99<100s"})
+    view = PageView.of({"requests": 40, "gpu": "L4", "slo": "ttft_p99<100s"})
     trace, updates = workload.trace_of(view), []
     table = searches.grid_job(trace, view.scenario(), view["slo"], progress=updates.append)
     figure = grid_map(table, "TTFT p99", (0.9, 16))
@@ -164,24 +167,25 @@ def test_tune_maps_the_grid_and_recommends_with_a_reason():
 
 def test_budgets_begin_where_the_kv_cache_fits():
     for gpu in ("L4", "H200"):
-        budgets = searches.budgets(View.of({"gpu": gpu}).scenario())
+        budgets = searches.budgets(PageView.of({"gpu": gpu}).scenario())
         assert list(budgets) == sorted(budgets) and budgets[-1] == 0.95 and 4 <= len(budgets) <= 8
         assert all(
-            View.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget() for value in budgets
+            PageView.of({"gpu": gpu, "gpu_memory_utilization": value}).scenario().budget()
+            for value in budgets
         )
 
 
 def test_the_map_holds_the_side_bars_own_scenario():
-    scenario = View.of({"gpu_memory_utilization": 0.87, "block_size": 512}).scenario()
+    scenario = PageView.of({"gpu_memory_utilization": 0.87, "block_size": 512}).scenario()
     budgets = searches.grid_budgets(scenario)
     assert 0.87 in budgets and len(budgets) == len(searches.budgets(scenario))
-    trace = workload.trace_of(View.of({"requests": 5}))
+    trace = workload.trace_of(PageView.of({"requests": 5}))
     table = searches.grid_job(trace, scenario, "", progress=lambda _: None)
     assert len(grid_map(table, "TTFT p99", (0.87, 512)).layout.shapes) == 1
 
 
 def test_a_map_marks_what_breaks_the_slo():
-    view = View.of({"requests": 30})
+    view = PageView.of({"requests": 30})
     trace = workload.trace_of(view)
     table = searches.grid_job(trace, view.scenario(), "ttft_p99<1us", progress=lambda _: None)
     figure = grid_map(table, "TTFT p99", (0.9, 16))
@@ -190,7 +194,7 @@ def test_a_map_marks_what_breaks_the_slo():
 
 
 def test_the_hit_curve_ends_at_what_an_endless_cache_finds():
-    view = View.of({"requests": 200})
+    view = PageView.of({"requests": 200})
     curve = searches.hits_of(view, workload.trace_of(view))
     figure = hit_curve(curve, 100)
     assert max(figure.data[0].y) == pytest.approx(100 * curve.infinite)
@@ -199,7 +203,7 @@ def test_the_hit_curve_ends_at_what_an_endless_cache_finds():
 
 
 def test_admissible_concurrency_is_the_planners():
-    view = View.of({"requests": 60, "model": "Qwen/Qwen3-32B", "gpu": "A100 80GB"})
+    view = PageView.of({"requests": 60, "model": "Qwen/Qwen3-32B", "gpu": "A100 80GB"})
     trace = workload.trace_of(view)
     answer = admissible.concurrency_job(trace, view.scenario(), view["slo"], False, progress=lambda _: None)
     planned = plan(trace, view.scenario(), Slo.parse(view["slo"]), kinds=["concurrency"], replicates=0)

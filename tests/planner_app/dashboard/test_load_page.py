@@ -17,7 +17,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.load import charts, page
 from pagecast.planner_app.dashboard.load.curves import curves
-from pagecast.planner_app.dashboard.shell.view import View
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.what_if import page as what_if_page
 from pagecast.planner_app.dashboard.what_if.advice import advice_on, advice_on_cost, advice_on_load
 from pagecast.planner_app.planner.prices import read_prices, usd_per_million_tokens
@@ -76,8 +76,8 @@ def test_the_cost_of_tokens_follows_from_price_and_throughput(table):
     with pytest.raises(BadInput, match="write GPU=USD_PER_GPU_HOUR"):
         read_prices(["3.5"])
     with pytest.raises(BadInput, match="above 0"):
-        View.of({"prices": "H200=-1"}).prices()
-    assert View.of({"prices": "h200=3.5, L40S=1.2"}).prices() == {"H200": 3.5, "L40S": 1.2}
+        PageView.of({"prices": "H200=-1"}).prices()
+    assert PageView.of({"prices": "h200=3.5, L40S=1.2"}).prices() == {"H200": 3.5, "L40S": 1.2}
 
 
 def test_what_the_cards_advise():

@@ -3,7 +3,7 @@
 import pytest
 from pagecast.planner_app.commands.engine_options import engine_fields
 from pagecast.planner_app.commands.scenario_options import scenario_options
-from pagecast.planner_app.dashboard.shell.view import SCENARIO, View, scenario_defaults
+from pagecast.planner_app.dashboard.shell.view import SCENARIO, PageView, scenario_defaults
 from pagecast.planner_app.dashboard.shell.widgets import more_looks, server_looks
 from pagecast.sim.scenario import Scenario
 from pydantic import Field
@@ -67,5 +67,5 @@ def test_defaults_are_those_of_a_scenario_but_for_what_a_slider_shows():
     ],
 )
 def test_a_link_gives_the_fields(query, fields):
-    scenario = View.from_query(query).scenario()
+    scenario = PageView.from_query(query).scenario()
     assert {name: getattr(scenario, name) for name in fields} == fields

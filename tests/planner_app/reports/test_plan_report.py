@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pagecast.planner_app.planner.capacity.bisection import LoadTrial
 from pagecast.planner_app.planner.capacity.planning import Answer, plan
-from pagecast.planner_app.planner.slo import Judged, Slo
+from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.reports import plan_charts as charts
 from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.plan_report import _answer, plan_report
@@ -42,9 +42,11 @@ def test_the_answer_stands_first_and_every_load_tried_is_drawn(plan_result):
 
 def test_offered_and_served_requests_are_told_apart_and_users_are_users():
     """Requests offered at a rate, and those that ended: two columns of unlike figures."""
-    term = (Judged("ttft_p99<2s", 1.0, 2.0, True),)
+    term = (TermVerdict("ttft_p99<2s", 1.0, 2.0, True),)
     at = LoadTrial(10.0, True, term, 0.0, 9.5, 900.0, 50, 0)
-    away = LoadTrial(12.0, False, (Judged("backlog_growth<=0.08", 0.7, 0.08, False),), 0.0, 10.5, 0.0, 0, 0)
+    away = LoadTrial(
+        12.0, False, (TermVerdict("backlog_growth<=0.08", 0.7, 0.08, False),), 0.0, 10.5, 0.0, 0, 0
+    )
     answer = Answer("rate", 10.0, 8.0, 12.0, False, at, away, None, 9, (at, away), 5)
     *_, sides = _answer(answer).parts
     assert sides.header[1] == "requests/s offered"
@@ -57,8 +59,8 @@ def test_offered_and_served_requests_are_told_apart_and_users_are_users():
 
 def outcome(amount: float, ttft_s: float, good: float) -> LoadTrial:
     terms = (
-        Judged("ttft_p99<2s", ttft_s, 2.0, ttft_s < 2),
-        Judged("goodput(ttft<2s)>0.9", good, 0.9, good > 0.9),
+        TermVerdict("ttft_p99<2s", ttft_s, 2.0, ttft_s < 2),
+        TermVerdict("goodput(ttft<2s)>0.9", good, 0.9, good > 0.9),
     )
     holds = all(term.holds for term in terms)
     return LoadTrial(amount, holds, terms, 0.0, amount / 10, 100 * amount, 50, 0)
@@ -79,9 +81,9 @@ def test_captions_say_where_nothing_holds_and_where_all_does():
 
 
 def test_a_bound_of_nothing_and_a_term_without_value():
-    assert charts.used(Judged("preemptions<=0", 0.0, 0.0, True)) == 0
-    assert charts.used(Judged("preemptions<=0", 0.1, 0.0, False)) > 100
-    assert charts.used(Judged("tpot_p99<1s", None, 1.0, True)) is None
+    assert charts.used(TermVerdict("preemptions<=0", 0.0, 0.0, True)) == 0
+    assert charts.used(TermVerdict("preemptions<=0", 0.1, 0.0, False)) > 100
+    assert charts.used(TermVerdict("tpot_p99<1s", None, 1.0, True)) is None
 
 
 def test_the_envelope_names_the_least_limit():

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from pagecast.planner_app.server.app import Replica
+from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.building import Simulation, simulated_replica
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.running import http_server
@@ -25,7 +25,7 @@ MODEL = "Qwen/Qwen3-8B"
 class Running:
     """A replica that answers at `url`."""
 
-    replica: Replica
+    replica: ReplicaServer
     url: str
 
     def client(self, **options: Any) -> httpx.Client:
@@ -33,7 +33,7 @@ class Running:
 
 
 @contextmanager
-def running(replica: Replica) -> Iterator[Running]:
+def running(replica: ReplicaServer) -> Iterator[Running]:
     """Serves a replica on a free port until the block ends."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     server = http_server(replica)
@@ -51,7 +51,7 @@ def running(replica: Replica) -> Iterator[Running]:
 
 def make_replica(
     scenario: dict[str, Any] | None = None, simulation: dict[str, Any] | None = None, **options: Any
-) -> Replica:
+) -> ReplicaServer:
     """A simulated replica of Qwen3-8B on an H200, ten times as fast as it would be."""
     chosen = Scenario(**{"num_gpu_blocks": 4000, **(scenario or {})})
     pace = Simulation(**{"time_scale": 10.0, **(simulation or {})})

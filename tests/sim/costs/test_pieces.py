@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pagecast.sim.costs.calibration.draw import Scaled
+from pagecast.sim.costs.calibration.draw import ScaledCosts
 from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
@@ -71,7 +71,7 @@ def test_mixed_steps_and_prompt_chunks_stop_at_the_window_too():
 
 
 def test_scaled_costs_keep_their_windows():
-    double = Scaled(MISTRAL, 2.0)
+    double = ScaledCosts(MISTRAL, 2.0)
     for ctx in (1000, 4096, 100_000):
         plain = MISTRAL.decode_line(8).ns(8 * ctx, ctx)
         assert abs(double.decode_line(8).ns(8 * ctx, ctx) - 2 * plain) <= 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration import attention_work
-from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.shape import shape_of
 from pagecast.sim.costs.calibration.target import Target
@@ -94,8 +94,8 @@ def test_the_least_that_launching_a_step_takes_is_told_from_what_its_device_does
 
 def test_costs_without_an_asynchronous_run_say_so_where_steps_are_planned_ahead():
     made = calibrate([CalibrationRun(made_run(1000, 10))], "own", replicates=0)
-    assert Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
-    assert not Calibrated(made).expected_error().figures["not_ahead"]
+    assert CalibratedCosts(made, pipeline_depth=1).expected_error().figures["not_ahead"]
+    assert not CalibratedCosts(made).expected_error().figures["not_ahead"]
 
 
 @pytest.mark.parametrize("config", [META["config"], PROMPT_GRAPHS], ids=["launched", "graphs"])
@@ -105,7 +105,7 @@ def test_costs_are_what_was_fitted(config):
     made = calibrate([CalibrationRun(run)], "own", replicates=2)
     table = step_table(run, made.shape)
     fitted = Fit.of(made).predict(table, made.shape)
-    costs = Calibrated(made)
+    costs = CalibratedCosts(made)
     for i in np.flatnonzero(table.warm == 0)[::5]:
         batch = run.steps.batch(int(table.index[i]))
         rows = batch.decode_n + len(batch.prefill)
@@ -121,7 +121,7 @@ def test_steps_with_prompts_are_padded_to_graphs_of_their_own_and_wait_for_no_la
     made = calibrate([CalibrationRun(made_run(3000, 8, truth, config=PROMPT_GRAPHS))], "own", replicates=0)
     assert made.terms_ns["prompt_step"] == pytest.approx(0.7e6, rel=0.15)
     made.save(tmp_path / "made.json")
-    costs = Calibrated(Calibration.load(tmp_path / "made.json"))
+    costs = CalibratedCosts(Calibration.load(tmp_path / "made.json"))
     alike = [Batch(8, 8000, 1000, ((tokens, 0),)) for tokens in (60, 240)]
     assert costs.device_ns(alike[0]) == pytest.approx(costs.device_ns(alike[1]), rel=0.02)
     assert [costs.launch_ns(batch) for batch in alike] == [0, 0]
@@ -137,7 +137,7 @@ def test_decode_steps_right_after_prompts_cost_more_and_fade():
     assert table.warm[first] == pytest.approx(np.sqrt(table.tokens[first - 1]), rel=0.001)
     # A replay charges the first four steps' worth to the first.
     worth = sum(0.75**k for k in range(4))
-    assert Calibrated(made).warm_ns(2500) == pytest.approx(11_000 * 50 * worth, rel=0.15)
+    assert CalibratedCosts(made).warm_ns(2500) == pytest.approx(11_000 * 50 * worth, rel=0.15)
 
 
 def test_what_requests_spare_one_another_by_sharing_context_is_told_from_what_they_read():
@@ -160,7 +160,7 @@ def test_shared_context_is_counted_from_the_runs_own_decisions():
 
 
 def test_decode_is_padded_to_a_graph_and_a_step_with_prompts_is_not():
-    costs = Calibrated(calibrate([CalibrationRun(made_run(2000, 4))], "own", replicates=2))
+    costs = CalibratedCosts(calibrate([CalibrationRun(made_run(2000, 4))], "own", replicates=2))
     padded = [costs.decode_line(n).ns(n * 1000, 1000) for n in (65, 128)]
     request_ns = costs.calibration.terms_ns["request"]
     assert padded[1] - padded[0] < 63 * (request_ns + 1100 * costs.calibration.terms_ns["kv_token"])
@@ -188,7 +188,7 @@ def test_the_busiest_sm_is_that_of_the_kernels_own_pieces_dealt_out_in_turn(chun
 
 
 def test_a_prompt_chunk_of_one_token_costs_what_a_decode_does():
-    costs = Calibrated(calibrate([CalibrationRun(made_run(2000, 6))], "own", replicates=0))
+    costs = CalibratedCosts(calibrate([CalibrationRun(made_run(2000, 6))], "own", replicates=0))
     alone = Batch(3, 3000, 1500, ((1, 2000),))
     line = costs.decode_line(4)
     assert costs.launch_ns(alone) == 0
@@ -236,7 +236,7 @@ def test_launches_that_graphs_hide_are_told_from_the_steps_planned_ahead():
     made = calibrate([CalibrationRun(plain), CalibrationRun(ahead)], "own", replicates=0)
     assert made.host.launch_ns == pytest.approx(0.4e6, rel=0.15)
     table, steps = step_table(ahead, made.shape), ahead.steps
-    costs = Calibrated(made, pipeline_depth=1)
+    costs = CalibratedCosts(made, pipeline_depth=1)
     light = table.mixed & (table.tokens <= 512) & ~np.append(launched_singly(table, made.shape)[1:], True)
     errors = [
         costs.device_ns(steps.batch(int(i))) / (steps.end_ns[i] - steps.end_ns[i - 1]) - 1
@@ -259,7 +259,7 @@ def test_a_few_steps_planned_ahead_tell_nothing():
         [CalibrationRun(made_run(2000, 7)), CalibrationRun(made_ahead(40, 12))], "own", replicates=0
     )
     assert made.host.source == MEASURED
-    assert Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
+    assert CalibratedCosts(made, pipeline_depth=1).expected_error().figures["not_ahead"]
 
 
 def test_a_device_that_is_slower_than_launching_does_not_show_how_long_that_takes():
@@ -276,10 +276,10 @@ def test_steps_planned_ahead_tell_what_the_device_takes_and_what_the_host_adds()
     assert made.host.request_ns == pytest.approx(10_000, rel=0.1)
     assert made.terms_ns["kv_token"] == pytest.approx(34.0, rel=0.01)
     assert len(made.hosts) == len(made.replicates) == 2
-    assert not Calibrated(made, pipeline_depth=1).expected_error().figures["not_ahead"]
+    assert not CalibratedCosts(made, pipeline_depth=1).expected_error().figures["not_ahead"]
     fresh = made_ahead(800, 13)
     table = step_table(fresh, SHAPE)
-    costs = Calibrated(made, pipeline_depth=1)
+    costs = CalibratedCosts(made, pipeline_depth=1)
     lines = [costs.decode_line(int(n)).ns(int(ctx), 0) for n, ctx in zip(table.n, table.ctx, strict=True)]
     end = fresh.steps.end_ns
     alone = ~np.append(table.mixed[1:], True) & np.append(False, ~table.mixed[:-1])
@@ -297,7 +297,9 @@ def test_a_host_that_is_slow_for_a_while_is_no_slow_gpu():
     ]
     plain = calibrate([runs[0], runs[2]], "own", replicates=0)
     both = calibrate(runs, "own", replicates=0)
-    lines = [Calibrated(made, pipeline_depth=1).decode_line(64).ns(64_000, 1000) for made in (plain, both)]
+    lines = [
+        CalibratedCosts(made, pipeline_depth=1).decode_line(64).ns(64_000, 1000) for made in (plain, both)
+    ]
     assert lines[1] == pytest.approx(lines[0], rel=0.002)
     assert both.host.step_ns == pytest.approx(STEP_NS + 0.2e6, rel=0.15)
 
@@ -316,14 +318,14 @@ def test_ends_heard_of_late_are_grouped_and_tell_how_long_launching_takes():
     made = calibrate([CalibrationRun(made_run(3000, 7)), CalibrationRun(run)], "own", replicates=0)
     assert made.host.single_ns == pytest.approx(15e6, rel=0.01)
     chunk = Batch(0, 0, 0, ((2000, 0),))
-    assert Calibrated(made, pipeline_depth=1).launch_ns(chunk) == pytest.approx(15e6, rel=0.05)
+    assert CalibratedCosts(made, pipeline_depth=1).launch_ns(chunk) == pytest.approx(15e6, rel=0.05)
 
 
 def test_what_a_steps_first_context_tokens_cost_more_is_in_both_kinds_of_step():
     truth = replace(TRUTH, terms={**TRUTH.terms, "first_kv_token": 8.0})
     made = calibrate([CalibrationRun(made_run(6000, 15, truth))], "own", replicates=0)
     assert made.terms_ns["first_kv_token"] == pytest.approx(8.0, rel=0.2)
-    first, costs = attention_work.first_tokens(SHAPE), Calibrated(made)
+    first, costs = attention_work.first_tokens(SHAPE), CalibratedCosts(made)
     each = made.terms_ns["first_kv_token"]
 
     def decode(ctx: int) -> int:
@@ -343,7 +345,7 @@ def test_prompts_read_a_context_once_and_leave_a_light_step_its_clocks():
     assert made.terms_ns["light_prompt_tile"] == pytest.approx(50_000, rel=0.05)
     assert made.terms_ns["prompt_tile"] == pytest.approx(60_000, rel=0.02)
     assert made.terms_ns["prompt_kv_token"] == pytest.approx(20, rel=0.15)
-    costs = Calibrated(made)
+    costs = CalibratedCosts(made)
 
     def attention_ns(tokens: int) -> int:
         near, far = (costs.device_ns(Batch(0, 0, 0, ((tokens, ctx),))) for ctx in (8192, 16_384))
@@ -358,10 +360,10 @@ def test_prompts_read_a_context_once_and_leave_a_light_step_its_clocks():
 def test_sharing_a_short_prefix_spares_more_of_each_token_and_never_all_of_it():
     made = calibrate([CalibrationRun(made_run(2000, 16))], "own", replicates=0)
     terms = {**made.terms_ns, "shared_token": 8.0, "short_shared_token": 10.0}
-    costs = Calibrated(replace(made, terms_ns=terms))
+    costs = CalibratedCosts(replace(made, terms_ns=terms))
     each = [costs.shared_ns(prefix * 15, 16) / (prefix * 15) for prefix in (64, 1024, 32_768)]
     assert each == pytest.approx([18.0, 13.0, 8.0], abs=0.3)
-    greedy = Calibrated(replace(made, terms_ns={**terms, "shared_token": 80.0}))
+    greedy = CalibratedCosts(replace(made, terms_ns={**terms, "shared_token": 80.0}))
     assert greedy.shared_ns(1000, 2) == pytest.approx(1000 * made.terms_ns["kv_token"], rel=0.001)
 
 

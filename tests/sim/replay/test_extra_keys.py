@@ -1,4 +1,4 @@
-"""What tells equal tokens apart: adapters, salts and multimodal items in a trace."""
+"""Adapters, salts and multimodal items in a trace, which separate equal tokens in the cache."""
 
 import numpy as np
 import pytest

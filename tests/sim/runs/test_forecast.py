@@ -8,7 +8,7 @@ import pytest
 from pagecast.planner_app.wording.accuracy import expected_error
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.draw import Drawn, scaled
 from pagecast.sim.costs.calibration.file import load
 from pagecast.sim.costs.calibration.transfer import transferred
@@ -142,7 +142,7 @@ def test_replicates_do_not_depend_on_how_many_work_on_them(runs):
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_steps_made_longer_are_so_in_all_their_parts(depth):
-    costs = Calibrated(load(VLLM), pipeline_depth=depth)
+    costs = CalibratedCosts(load(VLLM), pipeline_depth=depth)
     longer = scaled(costs, 1.01)
     for n in (1, 4, 60, 250):
         line, more = costs.decode_line(n), longer.decode_line(n)

@@ -10,7 +10,7 @@ from pagecast.sim.machine.models import model
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.speculation.config import SpeculativeConfig
-from pagecast.sim.speculation.costs import Shape, SpeculationCosts, drafting_share
+from pagecast.sim.speculation.costs import DraftShape, SpeculationCosts, drafting_share
 from pagecast.traces.schema import Trace, table
 from pandas.testing import assert_frame_equal
 
@@ -171,28 +171,28 @@ def costs(share: float = 0.0, guesses: int = 3) -> SpeculationCosts:
 def test_verifying_few_rows_costs_little_more_than_decoding_and_many_rows_cost_theirs():
     plain = Roofline(QWEN, gpu("H200"))
     decode = plain.decode_line(4).ns(8000, 2000)
-    verify = costs().computing_ns(Shape(4, 16, 8000, 2000, (), 4))
+    verify = costs().computing_ns(DraftShape(4, 16, 8000, 2000, (), 4))
     assert decode < verify < 1.1 * decode
     # 256 requests with 3 guesses compute 1024 rows: arithmetic, not weights, takes the time.
     decode = plain.decode_line(256).ns(256 * 100, 100)
-    verify = costs().computing_ns(Shape(256, 1024, 256 * 100, 100, (), 256))
+    verify = costs().computing_ns(DraftShape(256, 1024, 256 * 100, 100, (), 256))
     assert verify > 1.8 * decode
-    assert costs().computing_ns(Shape(4, 4, 8000, 2000, (), 4)) == plain.decode_line(4).ns(8000, 2000)
+    assert costs().computing_ns(DraftShape(4, 4, 8000, 2000, (), 4)) == plain.decode_line(4).ns(8000, 2000)
 
 
 def test_verifying_reads_the_cache_once_per_request():
-    short = costs().computing_ns(Shape(8, 32, 8 * 1000, 1000, (), 8))
-    long = costs().computing_ns(Shape(8, 32, 8 * 9000, 9000, (), 8))
+    short = costs().computing_ns(DraftShape(8, 32, 8 * 1000, 1000, (), 8))
+    long = costs().computing_ns(DraftShape(8, 32, 8 * 9000, 9000, (), 8))
     plain = Roofline(QWEN, gpu("H200")).decode_line(8)
     assert long - short == pytest.approx(plain.ns(8 * 9000, 9000) - plain.ns(8 * 1000, 1000), abs=2)
 
 
 def test_drafting_takes_a_pass_over_all_rows_and_one_for_each_further_guess():
-    shape = Shape(4, 16, 8000, 2000, (), 4)
+    shape = DraftShape(4, 16, 8000, 2000, (), 4)
     computing = costs().computing_ns(shape)
     line = Roofline(QWEN, gpu("H200")).decode_line(4).ns(8000, 2000)
     assert costs(0.1).device_ns(shape) - computing == pytest.approx(0.1 * (computing + 2 * line), abs=2)
-    prompts = Shape(0, 0, 0, 0, ((100, 0),), 0)
+    prompts = DraftShape(0, 0, 0, 0, ((100, 0),), 0)
     assert costs(0.1).device_ns(prompts) == costs().computing_ns(prompts)
 
 

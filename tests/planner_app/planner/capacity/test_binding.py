@@ -1,16 +1,16 @@
 """The sentence on the limit that binds: the distance from the level, and which cures help."""
 
 import pytest
-from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, Pressed
+from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, LimitTest
 
 FULL = {"batch": 0.0, "budget": 0.0, "kv": 0.0, "kv_used": 0.0}
 
 
 def binding(limit, without, *excesses, term="ttft_p99<2s"):
     helped = tuple(
-        Pressed(name, value <= 1, term, value) for name, value in zip(LIMITS, excesses, strict=True)
+        LimitTest(name, value <= 1, term, value) for name, value in zip(LIMITS, excesses, strict=True)
     )
-    return Binding(limit, 10.0, Pressed("", False, term, without), helped, FULL)
+    return Binding(limit, 10.0, LimitTest("", False, term, without), helped, FULL)
 
 
 def test_what_would_do_comes_first_then_what_would_not():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.calibrated import Calibrated
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import choose
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
 from pagecast.sim.costs.calibration.target import Target
@@ -66,32 +66,32 @@ def test_a_name_that_is_no_calibration_is_answered_with_those_there_are(tmp_path
 def test_every_shipped_calibration_loads_and_says_what_error_to_expect():
     assert VLLM in shipped()
     for name in shipped():
-        text = sentence(Calibrated(load(name)).expected_error())
+        text = sentence(CalibratedCosts(load(name)).expected_error())
         assert text.endswith(".")
         assert "None" not in text
         assert "?" not in text
 
 
 def test_the_error_said_is_that_of_a_run_left_out_and_not_the_fits_own(calibration):
-    note = Calibrated(calibration).expected_error()
+    note = CalibratedCosts(calibration).expected_error()
     left_out = [row for row in calibration.cross_validation if row["steps of"] == "all"]
     worst = max(abs(row["error_percent"]) for row in left_out)
     assert worst > 5
     assert note.figures["left_out"]["recording"][0] == worst
     assert f"was left out of the fit, total step time was off by up to {worst:.1f}%" in sentence(note)
     assert "a change of 1% in step time can change TTFT by 20%" in sentence(note)
-    alone = Calibrated(replace(calibration, cross_validation=[])).expected_error()
+    alone = CalibratedCosts(replace(calibration, cross_validation=[])).expected_error()
     assert not alone.figures["left_out"]
     assert "No run was left out of the fit" in sentence(alone)
     segment = {**left_out[0], "run": "decode-sync", "left out": "segment", "error_percent": -9.5}
-    both = Calibrated(replace(calibration, cross_validation=[*left_out, segment])).expected_error()
+    both = CalibratedCosts(replace(calibration, cross_validation=[*left_out, segment])).expected_error()
     assert both.figures["left_out"]["recording"][0] == worst
     assert both.figures["left_out"]["segment"][0] == 9.5
     assert "For a segment of the sweep that was left out of the fit" in sentence(both)
 
 
 def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
-    costs = Calibrated(calibration)
+    costs = CalibratedCosts(calibration)
     assert costs.outside(16_406, 8192, 256, 16) is None
     for reached, words in (
         ((100_000, 8192, 256, 16), "contexts of up to 100,000 tokens (fitted: 16,406 in decode, 65,536 in"),
@@ -103,7 +103,7 @@ def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
         assert words in text
         assert text.count("fitted:") == 1 and "\n" not in text
     # A file of before ranges were kept says what it knows.
-    bare = Calibrated(replace(calibration, fitted={}))
+    bare = CalibratedCosts(replace(calibration, fitted={}))
     assert "steps of up to 65,536 tokens" in sentence(bare.outside(100_000, 65_536, 1024, 16))
     assert Target(model("Qwen/Qwen3-8B"), gpu("H200")).roofline().outside(100_000, 65_536, 1024, 1) is None
 
@@ -167,7 +167,7 @@ def test_what_fits_is_chosen_and_first_principles_where_nothing_does():
 
 
 def test_a_transfer_scales_with_model_and_gpu_and_widens_the_interval(calibration):
-    here = Calibrated(calibration)
+    here = CalibratedCosts(calibration)
     batch = Batch(16, 32_000, 4_000, ((2048, 0),))
     small = costs_for(calibration, Target(model("Qwen/Qwen3-0.6B"), gpu("H200")), transfer=True)
     slow = costs_for(calibration, Target(model("Qwen/Qwen3-8B"), gpu("A100 80GB")), transfer=True)
@@ -185,14 +185,14 @@ def test_a_transfer_scales_with_model_and_gpu_and_widens_the_interval(calibratio
 
 
 def test_a_step_with_prompts_right_after_another_takes_longer(calibration):
-    costs = Calibrated(calibration)
+    costs = CalibratedCosts(calibration)
     rested, hot = (costs.device_ns(Batch(4, 4000, 1500, ((2000, 0),), after)) for after in (0, 4000))
     assert 1.01 < hot / rested < 1.2
     assert costs.device_ns(Batch(4, 4000, 1500, ((2000, 0),), 100)) < hot
 
 
 def test_planning_ahead_hides_the_host_and_the_launch_of_prompts(calibration):
-    plain, ahead = Calibrated(calibration), Calibrated(calibration, pipeline_depth=1)
+    plain, ahead = CalibratedCosts(calibration), CalibratedCosts(calibration, pipeline_depth=1)
     small, large = Batch(4, 4000, 1500, ((30, 0),)), Batch(4, 4000, 1500, ((8000, 0),))
     assert plain.decode_line(8).ns(8000, 2000) == ahead.decode_line(8).ns(8000, 2000)
     assert ahead.device_ns(small) < plain.device_ns(small)
@@ -205,7 +205,7 @@ def test_costs_are_what_was_fitted_step_by_step(shared, calibration, name):
     table = step_table(run, calibration.shape)
     fit = Fit(calibration.knots, np.array(calibration.curve_ns), calibration.terms_ns, (), (), (1.0,), 0.0)
     expected = fit.predict(table, calibration.shape)
-    costs = Calibrated(calibration)
+    costs = CalibratedCosts(calibration)
     for row in range(0, len(table), 11):
         batch = run.steps.batch(int(table.index[row]))
         if batch.prefill:
