@@ -117,12 +117,12 @@ def _results(
     """Forecast against the latencies of a benchmark's requests."""
     count = REPLICATES if replicates is None else replicates
     with console.progress("replicates", count + len(STEP_TIMES)) as update:
-        found = forecast_results(read_results(file), scenario, replicates=count, seed=seed, progress=update)
+        outcome = forecast_results(read_results(file), scenario, replicates=count, seed=seed, progress=update)
     if json:
-        console.print_json(found.rows_as_dict() | {"expected_error": expected_error(found)})
+        console.print_json(outcome.rows_as_dict() | {"expected_error": expected_error(outcome)})
     else:
-        show(found, totals=False)
-    if max_error is not None and found.worst_percent > max_error:
+        show(outcome, totals=False)
+    if max_error is not None and outcome.worst_percent > max_error:
         raise typer.Exit(1)
 
 

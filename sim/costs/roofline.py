@@ -195,28 +195,28 @@ class Roofline:
 
     def _rows_fs(self, rows: int) -> int:
         """Everything but attention and the head for `rows` tokens, in femtoseconds."""
-        found = self._rows.get(rows)
-        if found is None:
+        time_fs = self._rows.get(rows)
+        if time_fs is None:
             seconds = self._fixed_s + self._elementwise_s(rows) + self._communication_s(rows)
             seconds += sum(self._linear_s(linear, rows) for linear in self._linears)
-            found = self._rows[rows] = round(seconds * _FS)
-        return found
+            time_fs = self._rows[rows] = round(seconds * _FS)
+        return time_fs
 
     def _head_fs(self, rows: int) -> int:
         """The output projection and sampling for `rows` rows that emit a token, in femtoseconds."""
-        found = self._heads.get(rows)
-        if found is None:
-            found = self._heads[rows] = round(self._head_s(rows) * _FS)
-        return found
+        time_fs = self._heads.get(rows)
+        if time_fs is None:
+            time_fs = self._heads[rows] = round(self._head_s(rows) * _FS)
+        return time_fs
 
     def _decode_attention(self, n: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Femtoseconds a context token of `n` requests' decode attention: without limit, and by window."""
-        found = self._attention.get(n)
-        if found is None:
+        times = self._attention.get(n)
+        if times is None:
             stretch = self._stretch(n)
             windows = tuple((window, round(slope * stretch)) for window, slope in self._windows)
-            found = self._attention[n] = (round(self._per_ctx * stretch), windows)
-        return found
+            times = self._attention[n] = (round(self._per_ctx * stretch), windows)
+        return times
 
     def _linear_s(self, linear: Linear, rows: int) -> float:
         """One kind of matrix product over all layers."""

@@ -145,8 +145,8 @@ class DisaggregatedFleet(Fleet):
             if name == handoff.prefill.name:
                 ends[at_row] = False
             else:
-                found = _feed(handoff.prefill).made[row]
-                cached[at_row], reused[at_row] = found.cached_tokens, found.reused_tokens
+                prefilled = _feed(handoff.prefill).made[row]
+                cached[at_row], reused[at_row] = prefilled.cached_tokens, prefilled.reused_tokens
         rows["cached_tokens"], rows["reused_tokens"] = cached, reused
         return ends
 

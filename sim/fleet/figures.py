@@ -43,9 +43,9 @@ def together(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float
     """
     if len(summaries) == 1:
         return summaries[0]
-    found: dict[str, Any] = dict(summaries[0])
+    total: dict[str, Any] = dict(summaries[0])
     for name in _SUMS:
-        found[name] = sum(summary[name] for summary in summaries)
+        total[name] = sum(summary[name] for summary in summaries)
     served = table[table["state"] != "rejected"]
     ends = served["finished_s"].to_numpy(np.float64)
     makespan = float(ends.max() - table["arrival_s"].min()) if len(served) else 0.0
@@ -56,20 +56,20 @@ def together(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float
     cached, uncached = cached_and_uncached(table)
     completed = [summary["completed"] for summary in summaries]
     sizes = [summary["bytes_per_sequence"] for summary in summaries]
-    eligible = found["eligible_prefix_tokens"]
-    found.update(
+    eligible = total["eligible_prefix_tokens"]
+    total.update(
         makespan_s=makespan,
         wall_s=wall_s,
-        output_tokens_per_s=found["output_tokens"] / makespan if makespan > 0 else 0.0,
+        output_tokens_per_s=total["output_tokens"] / makespan if makespan > 0 else 0.0,
         **latency_summary(table),
         ttft_cached_s=cached,
         ttft_uncached_s=uncached,
         bytes_per_sequence=float(np.average(sizes, weights=completed)) if sum(completed) else 0.0,
-        token_hit_rate=found["reused_prefix_tokens"] / eligible if eligible else 0.0,
+        token_hit_rate=total["reused_prefix_tokens"] / eligible if eligible else 0.0,
         peak_kv_usage=max(summary["peak_kv_usage"] for summary in summaries),
         rejected_reasons=reasons,
     )
-    return found
+    return total
 
 
 def spread(

@@ -191,13 +191,13 @@ class FleetSettings(BaseModel):
 
     def scenarios(self, base: Scenario) -> list[tuple[str, Scenario]]:
         """Name and scenario of each replica. Errors: BadInput for a field that is not a scenario's."""
-        found = []
+        members = []
         for number, group in enumerate(self.groups):
             name = self.group_name(number)
             scenario = base
             if group.scenario:
                 scenario = Scenario.make({**base.model_dump(), **group.scenario}, f"fleet: group {name}")
-            found += [(f"{name}-{index}", scenario) for index in range(group.replicas)]
-        if not found:
+            members += [(f"{name}-{index}", scenario) for index in range(group.replicas)]
+        if not members:
             raise BadInput("the fleet has no replica; give at least one")
-        return found
+        return members

@@ -187,14 +187,14 @@ class _Built:
         if isinstance(self.fleet, DisaggregatedFleet):
             summary["fleet"]["handoff"] = self.fleet.figures()
         busiest = max(members, key=lambda member: member.recorder.ended)
-        said = notes(
+        remarks = notes(
             self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self._builder.share
         )
         timeline = pd.DataFrame(self.fleet.log, columns=["time_s", "replica", "event"])
         timeline["time_s"] = timeline["time_s"] / NS
         steps = self.steps() if keep_steps else pd.DataFrame()
         return FleetResult(
-            self.trace.name, self.scenario, summary, table, steps, said, self.settings, replicas, timeline
+            self.trace.name, self.scenario, summary, table, steps, remarks, self.settings, replicas, timeline
         )
 
     def _table(self, members: list[Member], *, unserved: bool) -> pd.DataFrame:

@@ -214,8 +214,8 @@ def forecast_results(
     figures = {name: value for name, value in made.figures().items() if name in real.figures()}
     spread = study.spread(replicates, point=made.figures(), workers=workers, progress=progress)
     rows = _rows(figures, real.figures(), spread.around(made.figures()))
-    found = (*_notes(result, results.trace), few_draws(replicates))
-    notes = tuple(note for note in found if note)
+    candidates = (*_notes(result, results.trace), few_draws(replicates))
+    notes = tuple(note for note in candidates if note)
     return Forecast(results.name, costs.name, notes, False, rows, made, real)
 
 

@@ -92,11 +92,11 @@ def fewest(
 
 def against(settings: FleetSettings, routers: Sequence[str]) -> list[FleetSettings]:
     """The same fleet behind other routers as well, each with its defaults."""
-    found = [settings]
+    choices = [settings]
     for name in routers:
         fields = {**settings.router.model_dump(), "policy": name, "options": {}, "index": None}
-        found.append(FleetSettings.make({**settings.model_dump(), "router": fields}))
-    return found
+        choices.append(FleetSettings.make({**settings.model_dump(), "router": fields}))
+    return choices
 
 
 def sized(settings: FleetSettings, replicas: int) -> FleetSettings:

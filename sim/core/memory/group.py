@@ -152,10 +152,10 @@ class FullGroup:
         pool = self.pool
         keys = request.keys
         holding = self.holdings[request] = Holding(keys)
-        for found, low, high in hit.pieces:
-            run = found
+        for first, low, high in hit.pieces:
+            run = first
             if low:
-                run = pool.split(found, low)
+                run = pool.split(first, low)
                 high -= low
             self.shared_blocks += high - pool.hold(run, high)
             holding.prefix.append((run, high))

@@ -90,12 +90,12 @@ class KvMemory:
         size = self.block_size
         most = (request.known - 1) // size
         if self._single:
-            found = self._first.find(request, most)
-            if self.recomputes_block and found.blocks:
-                found = self._first.find(request, found.blocks - 1)
-            if not found.blocks:
+            group_hit = self._first.find(request, most)
+            if self.recomputes_block and group_hit.blocks:
+                group_hit = self._first.find(request, group_hit.blocks - 1)
+            if not group_hit.blocks:
                 return self._no_hit
-            return Hit(found.blocks * size, found.blocks, found.idle, (found,))
+            return Hit(group_hit.blocks * size, group_hit.blocks, group_hit.idle, (group_hit,))
         return self._find_in_all(request, most)
 
     def _find_in_all(self, request: Request, most: int) -> Hit:

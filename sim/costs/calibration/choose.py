@@ -43,13 +43,13 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
         return _corrected(corrections, target, transfer=transfer)
     if name != AUTO:
         return costs_for(load(name.removesuffix(TRANSFERRED)), target, transfer=transfer)
-    found = [Calibration.load(path) for path in shipped().values()]
-    fits = [calibration for calibration in found if misfit(calibration, target) is None]
+    calibrations = [Calibration.load(path) for path in shipped().values()]
+    fits = [calibration for calibration in calibrations if misfit(calibration, target) is None]
     if fits:
         return costs_for(max(fits, key=_version), target, transfer=transfer)
-    carried = [calibration for calibration in found if _can_be_carried(calibration, target)]
+    carried = [calibration for calibration in calibrations if _can_be_carried(calibration, target)]
     if not transfer or not carried:
-        return _uncalibrated(target, misfits(found, target), transferable=bool(carried))
+        return _uncalibrated(target, misfits(calibrations, target), transferable=bool(carried))
     nearest = min(carried, key=lambda calibration: _distance(calibration, target))
     return costs_for(nearest, target, transfer=True)
 
@@ -82,14 +82,14 @@ def _uncalibrated(target: Target, near: tuple[tuple[str, str], ...], *, transfer
         return target.roofline(near, transferable=transferable, unmeasured=str(missing))
 
 
-def misfits(found: list[Calibration], target: Target) -> tuple[tuple[str, str], ...]:
+def misfits(calibrations: list[Calibration], target: Target) -> tuple[tuple[str, str], ...]:
     """Names of calibrations and why each does not fit: two at most, of the same engine and model first."""
 
     def near(calibration: Calibration) -> tuple[bool, bool]:
         made = calibration.made_for
         return made.get("engine") != target.engine, made.get("model_shape") != identity(target.model)
 
-    nearest = sorted(found, key=near)[:2]
+    nearest = sorted(calibrations, key=near)[:2]
     return tuple((calibration.name, str(misfit(calibration, target))) for calibration in nearest)
 
 

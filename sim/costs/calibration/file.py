@@ -244,8 +244,8 @@ def _compact(body: dict[str, Any]) -> str:
 def shipped() -> dict[str, Path]:
     """The calibrations that come with pagecast, by name."""
     folder = files("pagecast.sim.costs").joinpath("calibrations")
-    found = [Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".json")]
-    return {path.stem: path for path in sorted(found)}
+    entries = [Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".json")]
+    return {path.stem: path for path in sorted(entries)}
 
 
 def load(name: str) -> Calibration:

@@ -67,7 +67,7 @@ def _left_out(calibration: Calibration) -> dict[str, tuple[float, float]]:
 def outside(
     calibration: Calibration, longest_context: int, most_tokens: int, most_requests: int, block_size: int
 ) -> Note | None:
-    """Where a replay left what was fitted: each figure with what was fitted. See `CalibratedCosts.outside`."""
+    """Each figure of a replay beyond its fitted range, with that range. See `CalibratedCosts.outside`."""
     fitted = calibration.fitted
     left: dict[str, tuple[int, ...]] = {}
     tokens = fitted.get("tokens", calibration.knots[-1])

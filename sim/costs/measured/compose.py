@@ -40,11 +40,11 @@ def lane(gpu: str, engine: str) -> MeasuredTable:
     name = LANES.get(engine) or ("trtllm" if engine.startswith("trtllm") else None)
     if name is None:
         raise NotMeasured(f"operations of the engine {engine} were not measured")
-    found = table(gpu, name)
-    if found is None:
+    measured_table = table(gpu, name)
+    if measured_table is None:
         measured = ", ".join(find_gpu(key).name for key, engine in paths() if engine == name)
         raise NotMeasured(f"operations of {name} were not measured on {gpu}, but on {measured}")
-    return found
+    return measured_table
 
 
 def _kv_dtype(model: ModelFacts, kv_cache_dtype: str) -> str:

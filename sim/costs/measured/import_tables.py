@@ -124,11 +124,11 @@ def _write(source: Path, gpu: str, engine: str, version: str, out: Path) -> Path
     facts: dict[str, Any] = {"gpu": gpu, "engine": engine, "version": version, "source": SOURCE}
     families: dict[str, Any] = {}
     for name, family in FAMILIES.items():
-        found = _file(source, family, engine, version)
-        if found is None:
+        source_file = _file(source, family, engine, version)
+        if source_file is None:
             continue
-        keys, axes, values = _grid(pd.read_parquet(found), family)
-        families[name] = {"version": found.parent.name, "keys": keys, "axes": axes}
+        keys, axes, values = _grid(pd.read_parquet(source_file), family)
+        families[name] = {"version": source_file.parent.name, "keys": keys, "axes": axes}
         arrays[name] = pack(values)
     if "gemm" not in families:
         return None
@@ -152,11 +152,11 @@ def _order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.replace("rc", ".").replace("post", "").split("."))
 
 
-def _grid(found: pd.DataFrame, family: SourceFamily) -> tuple[list[list[Any]], dict[str, list[int]], Any]:
+def _grid(frame: pd.DataFrame, family: SourceFamily) -> tuple[list[list[Any]], dict[str, list[int]], Any]:
     """The configurations, the swept values, and the time in seconds of each combination (or NaN)."""
-    rows: Any = found.assign(**{name: value for name, value in _DEFAULTS.items() if name not in found})
+    rows: Any = frame.assign(**{name: value for name, value in _DEFAULTS.items() if name not in frame})
     for column, values in family.only.items():
-        if column in found:
+        if column in frame:
             rows = rows[rows[column].isin(values)]
     if "backend" in family.keys.values():
         rows = rows.assign(backend=rows["backend"].str.rpartition("_")[2])

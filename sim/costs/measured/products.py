@@ -95,14 +95,14 @@ def _lanes(table: MeasuredTable) -> dict[str, tuple[OperationTimes, ...]]:
     own = table.family("gemm")
     if table.engine != "vllm":
         return {}
-    found: dict[str, tuple[OperationTimes, ...]] = {}
+    lanes: dict[str, tuple[OperationTimes, ...]] = {}
     for engine in ("trtllm", "sglang"):
         other = find_table(table.gpu, engine)
         if other is not None and _shapes(other.family("gemm"), BLOCKS) >= _LEAST_SHAPES:
-            found[BLOCKS] = (other.family("gemm"),)
+            lanes[BLOCKS] = (other.family("gemm"),)
         if engine == "sglang" and other is not None and _shapes(other.family("gemm"), FP8) >= _LEAST_SHAPES:
-            found[FP8] = (own, other.family("gemm"))
-    return found
+            lanes[FP8] = (own, other.family("gemm"))
+    return lanes
 
 
 def _shapes(family: OperationTimes, dtype: str) -> int:

@@ -75,11 +75,11 @@ class MeasuredTable:
 def paths() -> dict[tuple[str, str], Path]:
     """The tables there are, by GPU (as in a file's name) and engine."""
     folder = Path(str(files("pagecast.sim.costs.measured").joinpath("tables")))
-    found = {}
+    by_lane = {}
     for path in sorted(folder.glob("*.npz")):
         gpu, _, engine = path.stem.rpartition(".")
-        found[gpu, engine] = path
-    return found
+        by_lane[gpu, engine] = path
+    return by_lane
 
 
 @cache
