@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
+    from pagecast.sim.core.rules.rules import Profile
     from pagecast.sim.costs.calibration.target import Target
     from pagecast.sim.costs.step_costs import StepCosts
     from pagecast.sim.speculation.config import SpeculativeConfig
@@ -85,6 +86,17 @@ class Scenario(BaseModel):
         "nano-vllm: off)",
     )
     enable_prefix_caching: bool = Field(True, description="reuse cached prefixes (vLLM: on)")
+    eviction: Literal["lru", "slru", "lfu", "fifo", "cost"] = Field(
+        "lru",
+        description="cached content evicted first: least recently used (lru, segmented: slru) or frequently "
+        "used (lfu), oldest (fifo), or cheapest to lose (cost: prefill time times probability of reuse)",
+    )
+    eviction_protected: float = Field(
+        0.8, gt=0, le=1, description="with slru, most of the blocks that reused content is protected in"
+    )
+    eviction_prefix_cap: float = Field(
+        0.5, gt=0, le=1, description="with cost, most of the blocks that one prefix may own"
+    )
     max_loras: int | None = Field(
         None,
         ge=1,
@@ -182,6 +194,30 @@ class Scenario(BaseModel):
         from pagecast.sim.core.rules.rules import no_hybrid_mix
 
         return profile(self.profile).hybrid_mix is not no_hybrid_mix
+
+    def rules(self, costs: StepCosts) -> Profile:
+        """The profile with the scenario's rules in place of its own. Errors: BadInput.
+
+        `costs` tell the cost-aware eviction order what a block costs.
+        """
+        from pagecast.sim.core.rules.cache_policy import CachePolicy
+        from pagecast.sim.core.rules.profiles import profile as find_profile
+        from pagecast.sim.costs.recompute import recompute_ns
+
+        policy = CachePolicy(
+            eviction=self.eviction,
+            protected_share=self.eviction_protected,
+            prefix_cap=self.eviction_prefix_cap,
+            recompute=recompute_ns(costs, self.block_size),
+        )
+        profile = find_profile(self.profile)
+        changed = policy.applied(profile)
+        if changed is not profile and self.limits().groups:
+            raise BadInput(
+                f"{self.model} has layers that keep different tokens, evicted in vLLM's order; "
+                "leave eviction at lru, or give disable_hybrid_kv_cache_manager"
+            )
+        return changed
 
     def layout(self) -> BlockLayout:
         """How the model's layers share KV blocks on one GPU."""

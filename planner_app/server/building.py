@@ -18,7 +18,6 @@ from pagecast.planner_app.server.simulated import SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay.windows import blocks_per_block
@@ -69,7 +68,7 @@ def simulated_replica(
     )
     backend = SimulatedBackend(
         limits,
-        find_profile(scenario.profile),
+        scenario.rules(costs),
         costs,
         answers,
         max_model_len=longest,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import simpy
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import NEVER
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.gauges import Gauges, Scrape, gauges
@@ -47,7 +46,7 @@ class Member:
         self.limits = limits
         self.costs = costs
         speculation = speculate(None, scenario, costs)
-        self.scheduler = Scheduler(limits, find_profile(scenario.profile), drafter=speculation)
+        self.scheduler = Scheduler(limits, scenario.rules(costs), drafter=speculation)
         self.recorder = Recorder(keep_steps=keep_steps)
         self.inbox = Inbox(on_end)
         self.replica = Replica(

@@ -28,7 +28,6 @@ import simpy
 from pagecast.sim.core.check import Checker
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.clients import Arrivals
@@ -99,8 +98,7 @@ def replay(
     with replacing(out) as folder:
         recorder = Recorder(keep_steps=keep_steps, out=folder)
         speculation = speculate(trace, scenario, costs)
-        profile = find_profile(scenario.profile)
-        scheduler = Scheduler(limits, profile, log=folder is not None, drafter=speculation)
+        scheduler = Scheduler(limits, scenario.rules(costs), log=folder is not None, drafter=speculation)
         recorder.events = scheduler.events
         feed, clients = Feed(trace, limits.block_size), arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None

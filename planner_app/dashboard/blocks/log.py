@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 from pagecast.sim.core.events import Event, EventKind, run_length
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
@@ -184,7 +183,7 @@ def record(
     limits = scenario.limits(blocks_per_block(trace, scenario))
     costs = scenario.step_costs()
     speculation = speculate(trace, scenario, costs)
-    scheduler = Scheduler(limits, find_profile(scenario.profile), log=True, drafter=speculation)
+    scheduler = Scheduler(limits, scenario.rules(costs), log=True, drafter=speculation)
     collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
     env = simpy.Environment()
 

@@ -93,9 +93,14 @@ class FullGroup:
         self._spec = GroupSpec(KvKind.FULL, block_size)
         self._rooted = not pool.eviction.leaves_first  # whether the eviction order needs the tree
 
-    def _parent(self, holding: Holding) -> Run | None:
-        """The run that a new run of the holding follows, where the tree is kept."""
-        return holding.last_run if self._rooted else None
+    def _run(self, key: bytes | None, position: int, blocks: list[int], holding: Holding) -> Run:
+        """A new run that a holding writes: in the tree behind its last one, where the tree is kept."""
+        if not self._rooted:
+            return Run(key, position, blocks, holding)
+        run = Run(key, position, blocks, holding, holding.last_run)
+        self.pool.births += 1
+        run.born = self.pool.births
+        return run
 
     # ---- finding
 
@@ -206,7 +211,7 @@ class FullGroup:
             if key is not None and tail is not None and tail.key == key and tail.end == position:
                 tail.blocks += part
             else:
-                tail = Run(key, position, part, holding, holding.last_run if self._rooted else None)
+                tail = self._run(key, position, part, holding)
                 holding.own.append(tail)
                 holding.tail = tail
             position = end
@@ -220,7 +225,7 @@ class FullGroup:
         if keys.explicit:
             number = holding.end
             key = keys.digests[number] + self._mark if number < len(keys.digests) else None
-            holding.append_run(Run(key, number, [block], holding, self._parent(holding)))
+            holding.append_run(self._run(key, number, [block], holding))
         else:
             assert holding.tail is not None
             holding.tail.blocks.append(block)
@@ -239,7 +244,7 @@ class FullGroup:
         tail = holding.tail
         key = keys.digests[-1] + self._mark
         if tail is None or tail.key != key:
-            tail = Run(key, holding.end, [], holding, self._parent(holding))
+            tail = self._run(key, holding.end, [], holding)
             holding.append_run(tail)
         if self.caching and not tail.indexed:
             self.pool.index.add(tail)

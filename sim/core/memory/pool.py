@@ -35,6 +35,7 @@ class BlockPool:
         self.index = PrefixIndex()
         self.log = log
         self.watcher: Watcher | None = None
+        self.births = 0  # runs made so far, where they are counted (`Run.born`)
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
         # Pieces are taken from their high end, so the first block to be taken stands last.
         self._free(Run(None, 0, list(range(num_blocks - 1, -1, -1))), 0, num_blocks)
@@ -222,6 +223,7 @@ class BlockPool:
         rest.published = max(run.published - at, 0)
         run.published = min(run.published, at)
         rest.uses = run.uses
+        rest.born = run.born
         rest.rest, run.rest = run.rest, rest
         rest.indexed, rest.next, run.next = run.indexed, run.next, rest
         run.move_children(rest)

@@ -27,11 +27,13 @@ class Run:
     `key` is the segment's digest; None: the content is not known (yet), so nobody can find it. `held`
     counts the readers by the length they hold. `next` links runs published under one key, oldest first.
     `rest` is the part that `BlockPool.split` cut off this run's end: readers that hold more than this
-    run's length hold blocks of the rest as well. `uses` counts the readers there ever were.
+    run's length hold blocks of the rest as well. `uses` counts the readers there ever were, and `born` the
+    runs before it; that is kept for eviction orders that need the tree (see `Eviction.leaves_first`).
     """
 
     __slots__ = (
         "blocks",
+        "born",
         "children",
         "free",
         "held",
@@ -63,6 +65,7 @@ class Run:
         self.free: list[FreePiece] | None = None
         self.indexed = False
         self.uses = 0
+        self.born = 0
         self.next: Run | None = None
         self.rest: Run | None = None
         self.children: dict[Run, None] | None = None
@@ -161,4 +164,6 @@ class FreePiece:
         for child in run.children or ():
             if child.blocks and not child.owned():
                 low = max(low, child.start - run.start)
+                if low >= self.high:
+                    return 0
         return self.high - low

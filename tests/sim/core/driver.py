@@ -14,6 +14,7 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.cache_policy import CachePolicy
 from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.core.scheduler import Scheduler
 from reference import Reference, Req
@@ -38,10 +39,19 @@ def limits_from(draw: Iterator[int], profile: str) -> Limits:
 class Life:
     """A scheduler with everything that ever happened to it; `operate` does one random operation."""
 
-    def __init__(self, draw: Iterator[int], profile: str = "vllm", *, ids: bool = False) -> None:
+    def __init__(
+        self,
+        draw: Iterator[int],
+        profile: str = "vllm",
+        *,
+        ids: bool = False,
+        policy: CachePolicy | None = None,
+        log: bool = False,
+    ) -> None:
         self.draw = draw
         self.limits = limits_from(draw, profile)
-        self.s = Scheduler(self.limits, PROFILES[profile], log=next(draw) % 4 == 0)
+        rules = (policy or CachePolicy()).applied(PROFILES[profile])
+        self.s = Scheduler(self.limits, rules, log=(next(draw) % 4 == 0) | log)
         self.ids = ids
         self.plans: list = []
         self.count = 0

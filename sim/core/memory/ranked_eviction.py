@@ -1,0 +1,129 @@
+"""Eviction by rank: of all pieces that no other free block depends on, the one with the lowest rank.
+
+The orders themselves are in `eviction_orders.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+from pagecast.sim.core.memory.eviction import LeastRecentlyUsed
+from pagecast.sim.core.memory.run import FreePiece
+
+Rank = tuple[float, ...]
+_PARKED = -1
+_SPARE = 64  # stale entries that a heap may always have
+
+
+class RankedEviction:
+    """A heap of free pieces. A subclass says in `rank` which goes first; equal ranks go oldest first.
+
+    Only leaves are evicted: a piece that free blocks follow in the tree is parked, and put back when one of
+    them is gone. Blocks without content are taken before all others. Every operation is O(log pieces),
+    amortised.
+    """
+
+    leaves_first: bool = False
+    blanks_first: bool
+
+    def __init__(self, *, blanks_first: bool = True) -> None:
+        self.blanks_first = blanks_first
+        self._blank = LeastRecentlyUsed()
+        self._heap: list[tuple[Rank, int, FreePiece]] = []
+        self._entries: dict[FreePiece, int] = {}  # the number of each piece's entry, or _PARKED
+        self._ranks: dict[FreePiece, Rank] = {}
+        self._count = 0
+
+    # ---- what an order says
+
+    def rank(self, piece: FreePiece) -> Rank:
+        """Where a piece stands that has just become free; the lowest rank is evicted first."""
+        raise NotImplementedError
+
+    def rank_now(self, piece: FreePiece, rank: Rank) -> Rank:
+        """The rank of the first piece as it is now, if a piece may gain while it waits."""
+        return rank
+
+    def removed(self, piece: FreePiece) -> None:
+        """Takes note that a piece with content is gone: evicted (it is empty then), or held again."""
+
+    # ---- the protocol
+
+    def add(self, piece: FreePiece) -> None:
+        """Adds a piece where its rank puts it; one without content behind the others of this kind."""
+        if piece.run.published:
+            self._push(piece, self.rank(piece))
+        else:
+            self._blank.add(piece)
+
+    def add_first(self, piece: FreePiece) -> None:
+        """Adds a piece without content, to be taken first."""
+        self._blank.add_first(piece)
+
+    def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
+        """Adds a piece with the rank of the one it was cut off."""
+        if place in self._entries:
+            self._push(piece, self._ranks[place])
+        else:
+            self._blank.add_beside(piece, place)
+
+    def remove(self, piece: FreePiece) -> None:
+        """Takes a piece out; what waited for its end may be evicted now."""
+        if self._entries.pop(piece, None) is None:
+            self._blank.remove(piece)
+            return
+        del self._ranks[piece]
+        self.removed(piece)
+        run = piece.run
+        self._wake(run.free or ())
+        if run.parent is not None:
+            self._wake(run.parent.free or ())
+
+    def next(self) -> FreePiece:
+        """The piece without content that was added first, or the evictable piece with the lowest rank."""
+        blank = self._blank.next()
+        if blank.high > blank.low:
+            return blank
+        while True:
+            heap = self._heap
+            if not heap:
+                self._wake(list(self._entries))
+                continue
+            rank, number, piece = heap[0]
+            if self._entries.get(piece) != number:
+                heapq.heappop(heap)
+                continue
+            if not piece.evictable():
+                heapq.heappop(heap)
+                self._entries[piece] = _PARKED
+                continue
+            now = self.rank_now(piece, rank)
+            if now == rank:
+                return piece
+            self._push(piece, now)
+
+    def __iter__(self) -> Iterator[FreePiece]:
+        """All pieces, those without content first."""
+        yield from self._blank
+        yield from self._entries
+
+    # ---- the heap
+
+    def _push(self, piece: FreePiece, rank: Rank) -> None:
+        if len(self._heap) > 2 * len(self._entries) + _SPARE:
+            self._sweep()
+        self._count += 1
+        self._entries[piece] = self._count
+        self._ranks[piece] = rank
+        heapq.heappush(self._heap, (rank, self._count, piece))
+
+    def _wake(self, pieces: Iterable[FreePiece]) -> None:
+        for piece in pieces:
+            if self._entries.get(piece) == _PARKED:
+                self._push(piece, self._ranks[piece])
+
+    def _sweep(self) -> None:
+        """Drops entries of pieces that are gone, or have another entry."""
+        self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[1]]
+        heapq.heapify(self._heap)

@@ -1,0 +1,24 @@
+"""Time to compute one block of a prompt again, by its number in the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagecast.sim.costs.step_costs import Batch, StepCosts
+
+_CHUNK_TOKENS = 2048  # a block is computed as part of a chunk; alone it would cost the reading of all weights
+
+
+def recompute_ns(costs: StepCosts, block_size: int) -> Callable[[int], float]:
+    """Device time of a block of `block_size` tokens, its share of a chunk that begins near it, in ns."""
+    per_chunk = max(_CHUNK_TOKENS // block_size, 1)
+    known: dict[int, float] = {}
+
+    def recompute(block: int) -> float:
+        chunk = block // per_chunk
+        if chunk not in known:
+            there = chunk * per_chunk * block_size
+            known[chunk] = costs.device_ns(Batch(0, 0, 0, ((_CHUNK_TOKENS, there),))) / per_chunk
+        return known[chunk]
+
+    return recompute
