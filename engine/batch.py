@@ -90,6 +90,8 @@ class Tokens(NamedTuple):
 class Draws(NamedTuple):
     """Who gets the token drawn in each row of the logits (None: nobody), and sections of one number a row.
 
+    A sequence that verifies guesses has so many rows more, all together.
+
     `sampled`: numbers of the tokens whose logits are needed (None: of all). `forced`: tokens to take
     whatever is drawn (-1: none). `filtered`: numbers of the rows with top-k or top-p (None: no such row).
     """
@@ -165,7 +167,7 @@ class Batches:
     def lay_out(self, plan: StepPlan, memory: KvMemory) -> StepLayout:
         """Packs a plan's numbers and queues their transfer. `memory` has the block tables."""
         for chunk in plan.chunks:
-            self.rows.serve(self._sequences[chunk.request], memory)
+            self.rows.serve(self._sequences[chunk.request], chunk.start + chunk.tokens, memory)
         longs = [chunk for chunk in plan.chunks if not counts_as_decode(chunk.tokens)]
         part, takers = self._singles(plan, memory)
         singles = len(takers)
@@ -173,9 +175,10 @@ class Batches:
         graph = self._graph(len(part.rows), bool(longs))
         part = _padded(part, graph - len(part.rows), self.rows.padding)
         ends = singles - 1 + np.cumsum([chunk.tokens for chunk in longs], dtype=np.int32)
-        last = [chunk.last for chunk in longs]
-        takers += [self._sequences[chunk.request] for chunk in longs if chunk.last]
-        sampled = np.concatenate([np.arange(singles), ends[last]]) if longs else None
+        yielding = [(chunk, end) for chunk, end in zip(longs, ends.tolist(), strict=True) if chunk.last]
+        for chunk, _ in yielding:
+            takers += [self._sequences[chunk.request]] * (1 + chunk.drafts)
+        sampled = _ints([*range(singles), *_ends_and_drafts(yielding)]) if longs else None
         self.packed.begin()
         # In this order: CUDA graphs know the places of tokens and chunks.
         batch = StepLayout(
@@ -214,7 +217,10 @@ class Batches:
         sequence = self._sequences[chunk.request]
         start, end = chunk.start, chunk.start + chunk.tokens
         rows = np.full(chunk.tokens, sequence.row, np.int32)
-        return _Part(rows, sequence.ids[start:end], np.arange(start, end, dtype=np.int32))
+        ids = sequence.ids[start : end - chunk.drafts]
+        if chunk.drafts:
+            ids = np.concatenate([ids, sequence.guesses[: chunk.drafts]])
+        return _Part(rows, ids, np.arange(start, end, dtype=np.int32))
 
     def _draws(self, takers: list[Sequence | None], part: _Part, sampled: Ints | None) -> Draws:
         """`sampled` numbers the tokens after which `takers` get one; None: all, padding too, for nobody."""
@@ -228,7 +234,9 @@ class Batches:
             if taker.params.filtered:
                 filtered.append(i)
             if taker.forced is not None:
-                forced[i] = taker.forced[at[i] + 1 - taker.request.prompt_tokens]
+                number = at[i] + 1 - taker.request.prompt_tokens
+                if number < len(taker.forced):  # a guess may reach beyond the end
+                    forced[i] = taker.forced[number]
         return Draws(
             takers,
             None if sampled is None else self.packed.put(sampled),
@@ -267,6 +275,11 @@ class Batches:
 
 def _ints(values: list[int]) -> Ints:
     return np.array(values, np.int32)
+
+
+def _ends_and_drafts(yielding: list[tuple[Chunk, int]]) -> list[int]:
+    """The places of chunks' last tokens, and before each those whose next tokens are guessed."""
+    return [place for chunk, end in yielding for place in range(end - chunk.drafts, end + 1)]
 
 
 def _lens(chunks: list[Chunk]) -> list[int]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import Recording
+from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import Gpu, gpu
 from pagecast.sim.machine.model_facts import ModelFacts
@@ -31,7 +32,11 @@ _TOKENS = 10_000  # prompts are made of this many different tokens
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """One run. `floor_s` is None on a GPU without known rates; `waited_s` the host's time spent waiting."""
+    """One run. `floor_s` is None on a GPU without known rates; `waited_s` the host's time spent waiting.
+
+    Where requests speculate, `accepted_tokens` of `draft_tokens` guesses were right. A step that verifies
+    guesses is none of `decode_steps`, and the floor takes its rows for those of a prompt.
+    """
 
     requests: int
     input_tokens: int
@@ -43,6 +48,8 @@ class BenchResult:
     waited_s: float
     planning_s: float
     floor_s: float | None
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -77,11 +84,14 @@ def bench(
     loop = engine.loop
     loop.log = recording = Recording(engine.limits.num_blocks)
     waited = loop.waited_ns
+    ended: list[Sequence] = []
+    engine.on_end = ended.append
     begun = time.perf_counter()
     try:
         engine.generate(prompts, params)
     finally:
         loop.log = None
+        engine.on_end = None
     seconds = time.perf_counter() - begun
     steps = recording.steps()
     alone = steps.prefill_start[1:] == steps.prefill_start[:-1]
@@ -97,6 +107,8 @@ def bench(
         waited_s=(loop.waited_ns - waited) / 1e9,
         planning_s=float(steps.sched_ns.sum()) / 1e9,
         floor_s=floor_s(engine, steps),
+        draft_tokens=sum(sum(sequence.drafts) for sequence in ended),
+        accepted_tokens=sum(sum(sequence.accepted) for sequence in ended),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pagecast.engine.ngram import lookup_lengths
 from pagecast.engine.spec import ModelSpec
 from pagecast.sim.core.errors import CannotRunHere
 
@@ -52,6 +53,7 @@ def described(engine: Engine) -> dict[str, Any]:
             "enforce_eager": engine.options.enforce_eager,
             "gpu_memory_utilization": engine.options.gpu_memory_utilization,
             "num_blocks": engine.options.num_blocks,
+            **_speculation(engine),
         },
     }
 
@@ -82,6 +84,16 @@ def model_config(spec: ModelSpec) -> dict[str, Any]:
         "dtype": _DTYPES.get(facts.dtype, facts.dtype),
         **_experts(spec),
     }
+
+
+def _speculation(engine: Engine) -> dict[str, Any]:
+    """How its requests speculate; nothing where they do not."""
+    config = engine.options.speculation
+    if config is None:
+        return {}
+    shortest, longest = lookup_lengths(config)
+    bounds = {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+    return {"speculative_config": {**config.model_dump(mode="json", exclude_defaults=True), **bounds}}
 
 
 def _experts(spec: ModelSpec) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from pagecast.engine.loading import Loaded, load
 from pagecast.engine.loop import Loop
+from pagecast.engine.ngram import NgramDrafter
 from pagecast.engine.options import Options
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.sampling import SEEDS
@@ -69,7 +71,13 @@ class Engine:
         self.limits = self.loaded.limits
         self.tokenizer = self.loaded.tokenizer
         self.on_end: Callable[[Sequence], None] | None = None
-        self.loop = Loop(self.limits, self.loaded.runner, ended=self._note_end, log_events=log_events)
+        self.loop = Loop(
+            self.limits,
+            self.loaded.runner,
+            ended=self._note_end,
+            make_drafter=self._drafter_maker(),
+            log_events=log_events,
+        )
         self._random = random.Random(self.options.seed)
         self._count = 0
         self.settle()
@@ -227,6 +235,12 @@ class Engine:
         self.close()
 
     # ---- small things
+
+    def _drafter_maker(self) -> Callable[[dict[Request, Sequence]], NgramDrafter] | None:
+        config = self.options.speculation
+        if config is None:
+            return None
+        return partial(NgramDrafter, config, max_len=self.loaded.max_model_len)
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:

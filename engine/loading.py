@@ -72,7 +72,16 @@ def make_runner(
 ) -> Runner:
     """A runner of the size that `options` ask for."""
     rows, tokens = options.max_num_seqs, options.max_num_batched_tokens
-    return Runner(model, kv, backend, sequences, max_rows=rows, max_tokens=tokens, max_len=max_len)
+    return Runner(
+        model,
+        kv,
+        backend,
+        sequences,
+        max_rows=rows,
+        max_tokens=tokens,
+        max_len=max_len,
+        most_guesses=options.most_guesses,
+    )
 
 
 def load(name: str, options: Options) -> Loaded:

@@ -11,12 +11,14 @@ Who computes what, and where, is the scheduler's to decide; here its plans are o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import Protocol
 
 import torch
 from pagecast.engine.runner import Flight, Runner
 from pagecast.engine.sequence import NO_ROW, Sequence
+from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import Outcome, StepPlan
@@ -53,7 +55,8 @@ class Log(Protocol):
 
 
 class Loop:
-    """Serves sequences until they end; `make_runner` gets the table of live sequences.
+    """Serves sequences until they end; `make_runner` gets the table of live sequences, and so does
+    `make_drafter`, where requests speculate.
 
     `ended` is called with each sequence that ends, whichever way.
     """
@@ -64,13 +67,15 @@ class Loop:
         make_runner: Callable[[dict[Request, Sequence]], Runner],
         *,
         ended: Callable[[Sequence], None],
+        make_drafter: Callable[[dict[Request, Sequence]], Drafter] | None = None,
         log_events: bool = False,
     ) -> None:
         self._log_events = log_events
-        self.scheduler = Scheduler(limits, log=log_events)
+        self._sequences: dict[Request, Sequence] = {}
+        self.drafter = None if make_drafter is None else make_drafter(self._sequences)
+        self.scheduler = Scheduler(limits, log=log_events, drafter=self.drafter)
         self.clock = Clock()
         self.log: Log | None = None
-        self._sequences: dict[Request, Sequence] = {}
         self.runner = make_runner(self._sequences)
         self._ended = ended
         self._pipeline: Pipeline[Flight | str] = Pipeline(self.scheduler)
@@ -82,10 +87,14 @@ class Loop:
         """Whether any sequence is live."""
         return bool(self._sequences)
 
-    def restart(self) -> None:
-        """Begins as if nothing had ever been served: an empty cache, step 0, time 0. Nothing may be live."""
+    def restart(self, limits: Limits | None = None) -> None:
+        """Begins as if nothing had ever been served: an empty cache, step 0, time 0. Nothing may be live.
+
+        `limits`: those that the scheduler has from now on.
+        """
         assert not self._sequences and not len(self._pipeline)
-        self.scheduler = Scheduler(self.scheduler.limits, log=self._log_events)
+        limits = limits or self.scheduler.limits
+        self.scheduler = Scheduler(limits, log=self._log_events, drafter=self.drafter)
         self._pipeline = Pipeline(self.scheduler)
         self.clock = Clock()
         self._preemptions = 0
@@ -160,14 +169,15 @@ class Loop:
         plan, flight = self._pipeline.oldest
         stopped: list[str] = []
         failed: list[tuple[str, str]] = []
+        accepted: list[tuple[str, int]] = []
         heard: list[tuple[Sequence, int]] = []
         if isinstance(flight, str):
             computing = (*plan.decodes, *(chunk.request for chunk in plan.chunks))
             failed = [(request.id, flight) for request in computing if request in self._sequences]
         else:
-            self._hand_out(flight, stopped, failed, heard)
+            self._hand_out(flight, stopped, failed, accepted, heard)
         now = self.clock.now()
-        outcome = Outcome(tuple(stopped), tuple(failed))
+        outcome = Outcome(tuple(stopped), tuple(failed), tuple(accepted))
         for request in self._pipeline.commit(outcome, now):
             self._end(request)
         if self.log is not None:
@@ -180,13 +190,17 @@ class Loop:
         flight: Flight,
         stopped: list[str],
         failed: list[tuple[str, str]],
+        accepted: list[tuple[str, int]],
         heard: list[tuple[Sequence, int]],
     ) -> None:
         block_size = self.runner.rows.block_size
         begun = time.perf_counter_ns()
         tokens = flight.wait()
         self.waited_ns += time.perf_counter_ns() - begun
-        for sequence, token in zip(flight.takers, tokens, strict=True):
+        yields: Iterable[tuple[Sequence | None, int]] = zip(flight.takers, tokens, strict=True)
+        if self.drafter is not None:
+            yields = _verified(flight.takers, tokens, accepted)
+        for sequence, token in yields:
             if sequence is None or sequence.done:
                 continue
             if token < 0:
@@ -199,11 +213,13 @@ class Loop:
                 heard.append((sequence, token))
 
     def _tell(self, sequence: Sequence, token: int) -> None:
-        assert sequence.listener is not None
+        if sequence.listener is None:
+            return
         try:
             sequence.listener(sequence, token)
         except Exception as error:
             # Whoever listens may fail; the others' requests go on.
+            sequence.listener = None
             if not sequence.done:
                 self.cancel(sequence.request.id, f"{type(error).__name__}: {error}")
 
@@ -221,3 +237,21 @@ class Loop:
         else:
             sequence.finish_reason = "rejected"
         self._ended(sequence)
+
+
+def _verified(
+    takers: list[Sequence | None], tokens: list[int], accepted: list[tuple[str, int]]
+) -> Iterator[tuple[Sequence, int]]:
+    """The tokens that sequences get which speculate; `accepted` becomes their requests' accepted guesses."""
+    place = 0
+    for sequence, rows in groupby(takers):
+        count = len(list(rows))
+        drawn = tokens[place : place + count]
+        place += count
+        if sequence is None or sequence.done:
+            continue
+        yielded, right = sequence.verify(drawn)
+        if count > 1:
+            accepted.append((sequence.request.id, right))
+        for token in yielded:
+            yield sequence, token

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagecast.engine.ngram import engine_speculation
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.speculation.config import SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -16,7 +18,8 @@ class Options:
 
     `device`: auto (a CUDA GPU), cuda or cpu. `num_blocks` None: what fits `gpu_memory_utilization` of the
     GPU's memory. `dtype` auto: the checkpoint's, float32 on the CPU. `attention`: auto, triton, flash-attn
-    or torch. `pipeline_depth` 1 plans a step while its predecessor runs. `seed` is for requests that have
+    or torch. `pipeline_depth` 1 plans a step while its predecessor runs (None: it does, unless requests
+    speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `seed` is for requests that have
     none, and for random weights.
     """
 
@@ -29,9 +32,10 @@ class Options:
     device: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"
-    pipeline_depth: int = 1
+    pipeline_depth: int | None = None
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
+    speculative_config: str | None = None
     enforce_eager: bool = False
     random_weights: bool = False
     seed: int = 0
@@ -45,7 +49,23 @@ class Options:
         if not 0 < self.gpu_memory_utilization <= 1:
             value = self.gpu_memory_utilization
             raise BadInput(f"gpu_memory_utilization is {value}; it must lie above 0 and at most 1")
+        if self.speculation is not None and self.pipeline_depth:
+            raise BadInput(
+                "n-grams need the tokens of a step before the next is planned: give --no-async-scheduling "
+                "(pipeline_depth 0), or leave out the speculative config"
+            )
         self.limits(1 if self.num_blocks is None else self.num_blocks, self.max_model_len).check()
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """How requests speculate; None where they do not. Errors: BadInput."""
+        return engine_speculation(self.speculative_config)
+
+    @property
+    def most_guesses(self) -> int:
+        """Guesses that a request verifies in a step, at most."""
+        config = self.speculation
+        return 0 if config is None else config.num_speculative_tokens
 
     def limits(self, num_blocks: int, max_model_len: int | None) -> Limits:
         """The scheduler's limits once the number of blocks and the length are known."""
@@ -56,6 +76,8 @@ class Options:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=max_model_len,
             policy=self.scheduling_policy,
-            pipeline_depth=self.pipeline_depth,
+            pipeline_depth=int(self.speculation is None)
+            if self.pipeline_depth is None
+            else self.pipeline_depth,
             caching=self.enable_prefix_caching,
         )

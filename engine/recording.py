@@ -13,6 +13,7 @@ from pagecast.sim.core.events import Event, run_length
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import NEVER, State
 from pagecast.sim.runs.recorded import RecordedRun, Steps
+from pagecast.sim.speculation.recorded import ACCEPTED, DRAFTS
 from pagecast.traces.schema import Trace
 
 NS = 1_000_000_000
@@ -97,6 +98,9 @@ def recorded_run(
         requests["scope"] = ["/".join(filter(None, row)) for row in parts.itertuples(index=False)]
     inputs = trace.requests.copy()
     inputs["arrival_s"] = requests["arrival_s"]
+    if any(sequence.drafts for sequence in sequences.values()):
+        inputs[DRAFTS] = [_counts(sequences[i].drafts) for i in range(len(trace))]
+        inputs[ACCEPTED] = [_counts(sequences[i].accepted) for i in range(len(trace))]
     if recording.idle_ns:
         meta = {**meta, "idle_plans_s": [time / NS for time in recording.idle_ns]}
     lines = [event_line(event) for event in events]
@@ -121,6 +125,10 @@ def _request_row(sequence: Sequence, submitted_ns: int) -> dict[str, Any]:
         "reason": sequence.reason,
         "output_ids": " ".join(map(str, sequence.output.tolist())),
     }
+
+
+def _counts(numbers: list[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 def event_line(event: Event) -> dict[str, Any]:

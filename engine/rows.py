@@ -28,8 +28,11 @@ class Rows:
         self._blocks: list[Ints] = []
         self._params: list[Ints] = []
 
-    def serve(self, sequence: Sequence, memory: KvMemory) -> None:
-        """Brings a prefilling request's row up to date with its block table; gives it one if it has none."""
+    def serve(self, sequence: Sequence, tokens: int, memory: KvMemory) -> None:
+        """Brings a row up to date with the block table of a request that computes chunks, now up to its first
+        `tokens` tokens; gives it one if it has none."""
+        if sequence.row != NO_ROW and tokens <= sequence.blocks_sent * self.block_size:
+            return
         blocks = memory.blocks(sequence.request)
         if sequence.row == NO_ROW:
             sequence.row = self._free.pop()

@@ -24,7 +24,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step under way: who gets its tokens, and where these will be."""
+    """A step under way: who gets its tokens, and where these will be.
+
+    Where requests speculate, one that verifies guesses is named once for each and once more, in a row.
+    """
 
     takers: list[Text | None]
     tokens: Tensor
@@ -38,7 +41,10 @@ class Flight:
 
 
 class Runner:
-    """`kv` is [layers, blocks, 2, block_size, kv heads, head_dim] on the device where everything runs."""
+    """`kv` is [layers, blocks, 2, block_size, kv heads, head_dim] on the device where everything runs.
+
+    `most_guesses`: how many guesses of one request a step verifies at most.
+    """
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class Runner:
         max_rows: int,
         max_tokens: int,
         max_len: int,
+        most_guesses: int = 0,
     ) -> None:
         device = kv.device
         self.model = model
@@ -59,14 +66,16 @@ class Runner:
         columns = -(-max_len // block_size)
         self.backend = attention.make(backend, Shape.of(model.spec, kv, max_rows + 1))
         self.rows = Rows(max_rows, columns, block_size)
+        self._most_draws = max(max_rows, min(max_tokens, max_rows * (1 + most_guesses)))
         plan = self.backend.plan_room(max_tokens + max_rows)
-        packed = Packed(_capacity(max_rows, max_tokens, columns, plan), device)
+        packed = Packed(_capacity(max_rows, max_tokens, columns, plan) + 3 * self._most_draws, device)
         self.batches = Batches(packed, self.rows, sequences, self.backend)
         self.sampler = Sampler(max_rows + 1, device)
         self._tables = torch.zeros(max_rows + 1, columns, dtype=torch.int32, device=device)
         self._angles = rotary_table(model.spec, max_len).to(device)
         pin = device.type == "cuda"
-        self._landing = [torch.zeros(max_rows + 1, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
+        landing = self._most_draws + 1
+        self._landing = [torch.zeros(landing, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
         self._turn = 0
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._graphs: Callable[[int], Tensor] | None = None
@@ -106,13 +115,13 @@ class Runner:
         chunks = [min(longest, tokens - start) for start in range(0, tokens, longest)]
         ids = torch.zeros(tokens, dtype=torch.int32, device=self.device)
         positions = torch.cat([torch.arange(n, dtype=torch.int32, device=self.device) for n in chunks])
-        rows = min(tokens, self.rows.padding)
+        rows, draws = min(tokens, self.rows.padding), min(tokens, self._most_draws)
         prompts = Prompts(chunks, chunks, [0] * len(chunks))
         extra = torch.from_numpy(self.backend.plan(prompts, 0)).to(self.device)
         slots = positions % self.rows.block_size
         pages = Pages(0, self._tables[:0], ids[:0], slots, self._tables, prompts, extra)
-        states = self._forward(self._place(ids, ids, positions), pages, ids[:rows])
-        self.sampler.sample(self.model.logits(states), ids[:rows], ids[:rows], ids[:rows] - 1, ids[:1])
+        states = self._forward(self._place(ids, ids, positions), pages, ids[:draws])
+        self.sampler.sample(self.model.logits(states), ids[:draws], ids[:draws], ids[:draws] - 1, ids[:1])
         self._forget_rows()
         self._single_states(rows)
 

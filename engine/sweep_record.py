@@ -15,7 +15,6 @@ from pagecast.engine.engine import Engine
 from pagecast.engine.serve import TraceServer
 from pagecast.engine.sweep_traces import VERSION, Segment, rehearsal, segments
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.runs.recorded import RecordedRun
 
 # What a restart may differ in without its steps costing anything else.
@@ -64,7 +63,7 @@ def _work(part: Segment) -> int:
 def _set_depth(engine: Engine, depth: int) -> None:
     """Makes the engine plan that far ahead from now on; nothing may be live."""
     engine.limits = replace(engine.limits, pipeline_depth=depth)
-    engine.loop.scheduler = Scheduler(engine.limits, log=True)
+    engine.loop.restart(engine.limits)
 
 
 def _record(engine: Engine, part: Segment, path: Path, progress: Callable[[int], None]) -> None:

@@ -32,6 +32,8 @@ _ABOUT = {  # where the engine's answer to an option that is not given is anothe
     "num_gpu_blocks": "usable KV blocks [what fits; 1024 on the CPU]",
     "max_model_len": "longest prompt + output [the model's]",
     "scheduling_policy": "queue order: fcfs or priority",
+    "async_scheduling": "plan a step while the last one runs [on; off with speculation]",
+    "speculative_config": "speculation by n-grams, as ngram:3 or vLLM's JSON [none]",
 }
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Options)}
 
@@ -60,7 +62,7 @@ def with_engine(
 
     `without`: fields that the command does not take; `defaults` replace the engine's own.
     """
-    given = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": True, **(defaults or {})}
+    given = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": None, **(defaults or {})}
     alone = [_alone(name, given[name]) for name in _ALONE if name not in engine_fields()]
     shared = [_shared(name, given[name]) for name in engine_fields() if name not in without]
     return gathering("engine", [*alone, *shared], _named)
@@ -84,6 +86,6 @@ def _shared(name: str, default: Any) -> inspect.Parameter:
 def _named(values: dict[str, Any]) -> EngineOptions:
     """As `Options` names them."""
     options = {_NAMED_APART.get(name, name): value for name, value in values.items()}
-    if "pipeline_depth" in options:
+    if options.get("pipeline_depth") is not None:
         options["pipeline_depth"] = int(options["pipeline_depth"])
     return options

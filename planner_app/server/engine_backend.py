@@ -150,7 +150,8 @@ class EngineBackend:
                 first.append(generation)
             else:
                 gap = step.end_ns - generation.last_ns
-                gaps[gap] = gaps.get(gap, 0) + 1
+                if gap:  # several tokens of one step are one output
+                    gaps[gap] = gaps.get(gap, 0) + 1
             generation.count += 1
             generation.last_ns = step.end_ns
             generation.bell.ring()

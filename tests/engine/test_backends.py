@@ -11,6 +11,8 @@ from pagecast.engine.batch import graph_sections
 from pagecast.engine.params import SamplingParams
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
+
 
 def with_triton(engine: Any) -> Any:
     """The same engine with its attention by the kernels."""
@@ -87,3 +89,15 @@ def test_what_a_backend_cannot_do_is_said_at_the_start() -> None:
         attention.choose("triton", cpu, 16)
     with pytest.raises(BadInput, match="choose one of auto, triton, flash-attn, torch"):
         attention.choose("flashinfer", cpu, 16)
+
+
+def test_triton_verifies_guesses(model_of: Any, engine_of: Any) -> None:
+    folder = model_of("qwen3", num_hidden_layers=1).folder
+    options = {"block_size": 16, "max_num_batched_tokens": 300, "max_num_seqs": 4}
+    prompts, params = [[5, 6, 7] * 8, [*range(256), 3]], SamplingParams(max_tokens=6)
+    plain = engine_of(folder, **options).generate(prompts, params)
+    engine = engine_of(folder, **options, speculative_config=NGRAM)
+    verified: list[int] = []
+    engine.on_end = lambda sequence: verified.append(len(sequence.accepted))
+    assert with_triton(engine).generate(prompts, params) == plain
+    assert sum(verified) > 4  # whatever comes next, it stood in the second prompt

@@ -6,6 +6,7 @@ from pathlib import Path
 ENGINE = Path(__file__).resolve().parents[2] / "engine"
 # What the engine may know of the core: the scheduler's front, and the words it is spoken to in.
 FRONT = {
+    "drafter",
     "errors",
     "events",
     "identity.content",
