@@ -15,7 +15,7 @@ from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.graphs import GRAPH_LARGEST
-from pagecast.sim.machine.model_facts import Linear, ModelFacts
+from pagecast.sim.machine.model_facts import Linear, ModelFacts, attended_pairs
 from pagecast.sim.note import Note
 
 _FS = 1e15  # femtoseconds in a second
@@ -102,13 +102,14 @@ class Roofline:
         self.efficiencies = e = efficiencies or Efficiencies()
         self._linears = model.linears(tensor_parallel_size)
         self._bandwidth = gpu.hbm_bytes_per_s
-        self._kv_dtype = kv_cache_dtype
         self._kv_bytes = model.kv_element_bytes(kv_cache_dtype)
         self._fixed_s = self._gaps_s()
         self._launch_fs = round(model.layers * e.launch_layer_s * _FS)
         sparse = model.moe.layers if model.moe else 0
         self._experts_fs = round(sparse * e.launch_experts_s * _FS)
         self._attention_flops_s = gpu.matmul_flops("bf16") * e.prefill_attention
+        self._groups = model.kv_groups(tensor_parallel_size, kv_cache_dtype)
+        self._pair_flops = model.attention_pair_flops()
         self._per_ctx, self._windows = self._decode_slopes()
         self._rows: dict[int, int] = {}
         self._heads: dict[int, int] = {}
@@ -286,7 +287,7 @@ class Roofline:
         wide = 2 * mla.kv_lora_rank + mla.rope_dim if mla else a.head_dim + a.v_head_dim
         flops = 2.0 * wide * (a.heads // tp)
         full, windows = 0.0, []
-        for group in self.model.kv_groups(tp, self._kv_dtype):
+        for group in self._groups:
             stream = group.elements_per_token * self._kv_bytes / (self._bandwidth * e.kv_stream)
             cost = group.layers * max(stream, flops / self._attention_flops_s) * _FS
             if group.window:
@@ -298,12 +299,13 @@ class Roofline:
     def _chunk_fs(self, chunk: tuple[int, int]) -> int:
         """Attention of one prompt chunk `(tokens, context)`: its arithmetic, or reading its context."""
         tokens, context = chunk
-        tp = self.tensor_parallel_size
-        flops = self.model.attention_flops(tokens, context) / tp
-        elements = sum(
-            g.layers * g.elements_per_token * (min(context, g.window) if g.window else context)
-            for g in self.model.kv_groups(tp, self._kv_dtype)
-        )
+        pairs = 0
+        elements = 0
+        for window, layers, elements_per_token, _ in self._groups:
+            pairs += layers * attended_pairs(tokens, context, window)
+            kept = min(context, window) if window else context
+            elements += layers * elements_per_token * kept
+        flops = self._pair_flops * pairs / self.tensor_parallel_size
         read = elements * self._kv_bytes / (self._bandwidth * self.efficiencies.kv_stream)
         cost = round(max(flops / self._attention_flops_s, read) * _FS)
         if len(self._chunks) < 1 << 16:

@@ -336,14 +336,15 @@ class ModelFacts:
         return sum(2 * ln.inputs * ln.outputs * ln.active * ln.layers for ln in self.linears())
 
     def attention_flops(self, tokens: int, context: int) -> int:
-        """FLOPs of causal attention for a chunk of `tokens` over `context` earlier tokens, all layers.
+        """FLOPs of causal attention for a chunk of `tokens` over `context` earlier tokens, all layers."""
+        counts = Counter(self.attention.windows)
+        pairs = sum(n * attended_pairs(tokens, context, window) for window, n in counts.items())
+        return self.attention_pair_flops() * pairs
 
-        Each (query, key) pair costs 2 a dimension of keys and 2 a dimension of values, in every head.
-        """
+    def attention_pair_flops(self) -> int:
+        """FLOPs of one (query, key) pair in all heads of a layer: 2 per dimension of keys and of values."""
         a = self.attention
-        pair = 2 * a.heads * (a.head_dim + a.v_head_dim)
-        counts = Counter(a.windows)
-        return pair * sum(n * attended_pairs(tokens, context, window) for window, n in counts.items())
+        return 2 * a.heads * (a.head_dim + a.v_head_dim)
 
     def check_tensor_parallel(self, tensor_parallel_size: int) -> None:
         """Errors: `BadInput` where the heads can't be divided among that many GPUs."""
