@@ -86,10 +86,16 @@ class Scenario(BaseModel):
         "nano-vllm: off)",
     )
     enable_prefix_caching: bool = Field(True, description="reuse cached prefixes (vLLM: on)")
-    eviction: Literal["lru", "slru", "lfu", "fifo", "cost"] = Field(
+    eviction: Literal["lru", "priority", "slru", "lfu", "fifo", "cost"] = Field(
         "lru",
         description="cached content evicted first: least recently used (lru, segmented: slru) or frequently "
-        "used (lfu), oldest (fifo), or cheapest to lose (cost: prefill time times probability of reuse)",
+        "used (lfu), oldest (fifo), of the lowest retention priority (priority), or cheapest to lose (cost: "
+        "prefill time times probability of reuse)",
+    )
+    retention: str | None = Field(
+        None,
+        description="with priority, for requests whose trace says nothing: START-END:PRIORITY[:SECONDS] of "
+        "prompt tokens and decode:PRIORITY[:SECONDS], with spaces between; priorities 0 to 100 (default: 35)",
     )
     eviction_protected: float = Field(
         0.8, gt=0, le=1, description="with slru, most of the blocks that reused content is protected in"
@@ -145,6 +151,15 @@ class Scenario(BaseModel):
             from pagecast.sim.speculation.config import SpeculativeConfig
 
             SpeculativeConfig.parse(value)
+        return value
+
+    @field_validator("retention")
+    @classmethod
+    def _check_retention(cls, value: str | None) -> str | None:
+        if value is not None:
+            from pagecast.sim.core.retention import Retention
+
+            Retention.parse(value)
         return value
 
     # ---- what follows from the fields

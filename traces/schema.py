@@ -60,6 +60,8 @@ COLUMNS: dict[str, str] = {
     "output_content": "text that the generated tokens are, so that later prompts may quote it; "
     "-1 for one of their own (int64, -1)",
     "output_offset": "where in that text they begin (int64, 0)",
+    "retention": "how long blocks are to be kept: START-END:PRIORITY[:SECONDS] of prompt tokens and "
+    "decode:PRIORITY[:SECONDS], with spaces between (string, missing)",
     "multimodal": "images and the like in the prompt's tokens, as IDENTIFIER@OFFSET+LENGTH with spaces "
     "between (string, missing)",
     "drafts": "guesses made after each step that yielded tokens, as numbers with spaces between "
@@ -69,7 +71,7 @@ COLUMNS: dict[str, str] = {
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
 INTEGERS = ("input_tokens", "output_tokens", "n", "priority", "after", "output_content", "output_offset")
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
-TEXTS = ("session", "model", "adapter", "salt", "multimodal", "drafts", "accepted_drafts")
+TEXTS = ("session", "model", "adapter", "salt", "retention", "multimodal", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
     "n": 1,
     "priority": 0,
@@ -82,6 +84,7 @@ DEFAULTS: dict[str, Any] = {
     "salt": None,
     "output_content": -1,
     "output_offset": 0,
+    "retention": None,
     "multimodal": None,
     "drafts": None,
     "accepted_drafts": None,

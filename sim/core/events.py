@@ -13,13 +13,14 @@ from pagecast.sim.core.kv_events import KvEventStream
 
 
 class EventKind(Enum):
-    """What can happen. The first six are about blocks, the rest about requests."""
+    """What can happen. The first seven are about blocks, the rest about requests."""
 
     ALLOCATED = "allocated"  # blocks given to a request to fill
     STORED = "stored"  # full blocks published: others may reuse them
     REUSED = "reused"  # cached blocks given to a request that found them
     COPIED = "copied"  # the first block over the second, so that a fork may go on in it
     EVICTED = "evicted"  # cached content given up for its space
+    REVERTED = "reverted"  # free blocks whose retention priority has ended
     FREED = "freed"  # blocks no request holds any more
     ADMITTED = "admitted"
     PREEMPTED = "preempted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.retention import Retention
 
 NEVER = -1  # a time or step that has not come
 
@@ -25,8 +26,8 @@ class State(Enum):
 class Request:
     """A request as the scheduler sees it. Times are integer nanoseconds, lengths are tokens.
 
-    What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `adapter`, `parent`.
-    How far it is: `state`, `known`, `computed`. The blocks it holds are in `memory.holding.Holding`.
+    What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `adapter`, `parent`,
+    `retention`. How far it is: `state`, `known`, `computed`. The blocks it holds: `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
@@ -60,6 +61,7 @@ class Request:
         "queue_depth",
         "reason",
         "recomputed_tokens",
+        "retention",
         "reused_tokens",
         "state",
     )
@@ -84,6 +86,7 @@ class Request:
         self.arrival_ns = arrival_ns
         self.priority = priority
         self.adapter = ""  # the LoRA adapter that it is computed with
+        self.retention: Retention | None = None  # how long its blocks are to be kept after it
         self.parent = parent  # whose prompt it shares: it is queued when that prompt is computed
         self.state = State.NEW
         # Tokens whose content is decided: prompt, and output so far. Not updated while decoding.

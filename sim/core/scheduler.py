@@ -104,6 +104,8 @@ class Scheduler:
     def cancel(self, id: str, now: int) -> bool:
         """Ends a request in any state and gives its blocks back. False: no such live request."""
         self.stride.settle()
+        if self.memory.timed is not None:
+            self.memory.at(now)
         return self.lifecycle.cancel(id, now)
 
     def preempt(self, request: Request) -> None:
@@ -140,9 +142,23 @@ class Scheduler:
         `once`: do not decide again where all that could run was preempted. An engine plans in a loop, and
         what arrives in between has its place there.
         """
+        if self.memory.timed is not None:
+            self.refresh(now)
         if self.stride.quiet():
             return self.stride.plan(1)
         return self.decide(now, once=once)
+
+    def refresh(self, now: int) -> None:
+        """Lets time pass in the memory: retention that is over by `now` ends. `plan` calls it.
+
+        Only where `memory.timed` is set. A caller of `stride.plan` calls it first, and plans no step of a
+        stretch at or after `memory.due_ns`.
+        """
+        if now >= self.memory.due_ns:
+            self.stride.settle()
+            self.queue.blocked = False
+            self.memory.revert(now)
+        self.memory.at(now)
 
     def decide(self, now: int, *, once: bool = False) -> StepPlan | None:
         """Decides the next step by the profile's full rule, which `plan` skips in a quiet stretch."""
@@ -182,6 +198,8 @@ class Scheduler:
             self.stride.settle()
         failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
         in_flight.popleft()
+        if self.memory.timed is not None:
+            self.memory.at(now)
         last = plan.step + plan.steps - 1
         if outcome is DONE and not plan.chunks and last not in self.running.draining:
             return []

@@ -11,6 +11,7 @@ from pagecast.sim.core.identity.content import item, own_output, own_prompt, tok
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.retention import Retention
 from pagecast.traces.schema import Trace
 
 
@@ -21,7 +22,7 @@ class Feed:
     the output by its content.
     """
 
-    def __init__(self, trace: Trace, block_size: int) -> None:
+    def __init__(self, trace: Trace, block_size: int, *, retention: str | None = None) -> None:
         table = trace.requests
         self.block_size = block_size
         self.count = len(table)
@@ -38,6 +39,7 @@ class Feed:
         self._scopes = _scopes(trace)
         self._adapters = _texts(trace, "adapter")
         self._items = _texts(trace, "multimodal")
+        self._retention = _retention(trace, retention)
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """The request of a row, arriving at `arrival_ns`. Its id is the row number."""
@@ -54,6 +56,8 @@ class Feed:
             request.priority = self._priority[row]
         if self._adapters is not None:
             request.adapter = self._adapters[row]
+        if self._retention is not None:
+            request.retention = self._retention[row]
         return request
 
     def _keys(self, row: int, prompt: int, output: int) -> BlockKeys:
@@ -124,6 +128,21 @@ def _column(trace: Trace, name: str) -> list[int] | None:
     values: npt.NDArray[np.int64] = trace.requests[name].to_numpy(np.int64)
     numbers: list[int] = values.tolist()
     return numbers
+
+
+def _retention(trace: Trace, default: str | None) -> list[Retention | None] | None:
+    """What each row asks for; None where none asks for anything. Errors: BadInput naming the row."""
+    texts = _texts(trace, "retention")
+    if texts is None:
+        return None if default is None else [Retention.parse(default)] * len(trace)
+    made: dict[str, Retention | None] = {"": None if default is None else Retention.parse(default)}
+    for row, text in enumerate(texts):
+        if text not in made:
+            try:
+                made[text] = Retention.parse(text)
+            except BadInput as error:
+                raise BadInput(f"{trace.name}: row {row}: {error}") from None
+    return [made[text] for text in texts]
 
 
 def _scopes(trace: Trace) -> list[Scope] | None:

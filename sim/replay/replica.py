@@ -248,6 +248,8 @@ class Replica:
         stride = self.scheduler.stride
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
+        if self.scheduler.memory.timed is not None:
+            self.scheduler.refresh(now)
         if self.fast_forward and not warm:
             quiet = stride.quiet()
             if quiet:
@@ -314,6 +316,8 @@ class Replica:
         host = self.costs.host_ns(n)
         gap = -self._saved(n)
         due = self.arrivals.next_ns
+        if self.scheduler.memory.timed is not None:
+            due = min(due, self.scheduler.memory.due_ns)
         self._prompt_tokens = 0
         if not self._pipeline.depth:
             self._base = now

@@ -100,7 +100,7 @@ def replay(
         speculation = speculate(trace, scenario, costs)
         scheduler = Scheduler(limits, scenario.rules(costs), log=folder is not None, drafter=speculation)
         recorder.events = scheduler.events
-        feed, clients = Feed(trace, limits.block_size), arrivals(trace)
+        feed, clients = Feed(trace, limits.block_size, retention=scenario.retention), arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None
         env = simpy.Environment()
         started = time.perf_counter()
@@ -123,6 +123,8 @@ def replay(
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
         summary = summarise(table, counters(recorder, scheduler), scenario, costs, wall_s)
+        if figures := scheduler.memory.eviction_figures():
+            summary["eviction"] = figures
         if speculation is not None:
             summary["itl_s"] = statistics(speculation.gaps_s())
             summary["speculation"] = speculation.figures()

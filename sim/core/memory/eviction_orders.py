@@ -97,6 +97,10 @@ class CostAware(RankedEviction):
         self._freed[piece] = (run.uses, run.start + piece.low, run.start + piece.high)
         return self._floor + self._value(piece), self._count
 
+    def figures(self) -> dict[str, object]:
+        """The learned probabilities of reuse, by how often content was reused before."""
+        return {"reuse_probability": [round(self.probability(uses), 4) for uses in range(_USES + 1)]}
+
     def _value(self, piece: FreePiece) -> float:
         last = piece.run.start + piece.high - 1
         if last >= self._most_blocks:

@@ -14,6 +14,7 @@ from pagecast.sim.core.memory.holding import Holding, split_parts
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.run import Run, Writer
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.retention import BlockRange, Keep
 
 Progress = Callable[[Request], int]
 """How many of a generating request's tokens may be published now."""
@@ -156,7 +157,7 @@ class FullGroup:
         """Gives a request, which holds nothing, the prefix that was found for it in the same step."""
         pool = self.pool
         keys = request.keys
-        holding = self.holdings[request] = Holding(keys)
+        holding = self._open(request)
         for first, low, high in hit.pieces:
             run = first
             if low:
@@ -169,6 +170,8 @@ class FullGroup:
         while segment < len(keys.ends) and keys.ends[segment] <= hit.blocks:
             segment += 1
         holding.segment = segment
+        if holding.retention is not None:
+            self._retain(holding, holding.retention)
         if self.log.events is not None and hit.blocks:
             self.log.add(EventKind.REUSED, request.id, holding.blocks())
 
@@ -182,7 +185,7 @@ class FullGroup:
         """Takes the missing blocks for the first `tokens` tokens; the caller checked that they are free."""
         holding = self.holdings.get(request)
         if holding is None:
-            holding = self.holdings[request] = Holding(request.keys)
+            holding = self._open(request)
         tail = holding.tail
         held = holding.prefix_blocks if tail is None else tail.start + len(tail.blocks)
         needed = -(-tokens // self.block_size) - held
@@ -194,8 +197,43 @@ class FullGroup:
         self._place(holding, held, taken)
         return taken
 
+    def _open(self, request: Request) -> Holding:
+        """A holding for a request that has none."""
+        keeps = None
+        if request.retention is not None and self._rooted:
+            keeps = request.retention.of_blocks(self.block_size, request.prompt_tokens)
+        holding = self.holdings[request] = Holding(request.keys, keeps)
+        return holding
+
+    def _retain(self, holding: Holding, retention: tuple[BlockRange, ...]) -> None:
+        """Gives the blocks of a claimed prefix the priorities that their new holder asks for."""
+        for first, end, keep in retention:
+            if keep is None or first >= holding.prefix_blocks:
+                continue
+            for part, count in list(holding.prefix_parts()):
+                low = max(first, part.start)
+                high = min(end, part.start + count)
+                if low >= high:
+                    continue
+                run = self.pool.split(part, low - part.start) if low > part.start else part
+                if high < run.end:
+                    self.pool.split(run, high - run.start)
+                run.keep = keep
+
     def _place(self, holding: Holding, position: int, taken: list[int]) -> None:
-        """Puts blocks at the end of a holding, in one run for each segment they reach into."""
+        """Puts blocks at the end of a holding, in a run for each segment and retention they reach into."""
+        if holding.retention is None:
+            self._place_alike(holding, position, taken, None)
+            return
+        used = 0
+        for first, end, keep in holding.retention:
+            count = min(end, position + len(taken)) - max(first, position)
+            if count > 0:
+                part = taken[used : used + count]
+                self._place_alike(holding, max(first, position), part, keep)
+                used += count
+
+    def _place_alike(self, holding: Holding, position: int, taken: list[int], keep: Keep | None) -> None:
         keys = holding.keys
         mark = self._mark
         last = position + len(taken)
@@ -208,10 +246,17 @@ class FullGroup:
             part = taken[used : used + end - position]
             used += end - position
             tail = holding.tail
-            if key is not None and tail is not None and tail.key == key and tail.end == position:
+            if (
+                key is not None
+                and tail is not None
+                and tail.key == key
+                and tail.end == position
+                and tail.keep == keep
+            ):
                 tail.blocks += part
             else:
                 tail = self._run(key, position, part, holding)
+                tail.keep = keep
                 holding.own.append(tail)
                 holding.tail = tail
             position = end
@@ -225,7 +270,9 @@ class FullGroup:
         if keys.explicit:
             number = holding.end
             key = keys.digests[number] + self._mark if number < len(keys.digests) else None
-            holding.append_run(self._run(key, number, [block], holding))
+            run = self._run(key, number, [block], holding)
+            run.keep = holding.keep_of(number) if holding.retention is not None else None
+            holding.append_run(run)
         else:
             assert holding.tail is not None
             holding.tail.blocks.append(block)
@@ -243,8 +290,10 @@ class FullGroup:
             return
         tail = holding.tail
         key = keys.digests[-1] + self._mark
-        if tail is None or tail.key != key:
+        keep = holding.retention[-1].keep if holding.retention is not None else None
+        if tail is None or tail.key != key or tail.keep != keep:
             tail = self._run(key, holding.end, [], holding)
+            tail.keep = keep
             holding.append_run(tail)
         if self.caching and not tail.indexed:
             self.pool.index.add(tail)

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.memory.run import Run, Writer
+from pagecast.sim.core.retention import BlockRange, Keep
 
 
 class Holding(Writer):
     """Blocks of one sequence: a prefix that was found in the cache, then the runs it writes itself.
 
     `prefix` are pairs of a run and the number of its blocks held. `own` (of `Writer`) are its own runs.
-    `segment` is the segment of `keys` in which its next block lies.
+    `segment` is the segment of `keys` in which its next block lies. `retention` is what was asked for its
+    blocks, if anything.
     """
 
-    __slots__ = ("keys", "prefix", "prefix_blocks", "segment")
+    __slots__ = ("keys", "prefix", "prefix_blocks", "retention", "segment")
 
-    def __init__(self, keys: BlockKeys) -> None:
+    def __init__(self, keys: BlockKeys, retention: tuple[BlockRange, ...] | None = None) -> None:
+        self.retention = retention
         self.own: list[Run] = []
         self.tail: Run | None = None
         self.generating = False
@@ -25,6 +28,10 @@ class Holding(Writer):
         self.prefix: list[tuple[Run, int]] = []
         self.prefix_blocks = 0
         self.segment = 0
+
+    def keep_of(self, block: int) -> Keep | None:
+        """The retention asked for a block, by its number."""
+        return next((part.keep for part in self.retention or () if part.first <= block < part.end), None)
 
     @property
     def end(self) -> int:

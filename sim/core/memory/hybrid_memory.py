@@ -32,6 +32,7 @@ class HybridMemory(KvMemory):
     def __init__(self, limits: Limits, log: EventLog) -> None:
         self.num_blocks = limits.num_blocks
         self.recomputes_block = False
+        self.timed = None
         self.block_size = limits.block_size
         self.caching = limits.caching
         self.log = log
@@ -58,6 +59,10 @@ class HybridMemory(KvMemory):
         self.recomputes_block = True
         for group in self.layers:
             group.drop_last()
+
+    def eviction_figures(self) -> dict[str, object]:
+        """Nothing: blocks are evicted in vLLM's order."""
+        return {}
 
     def _make_lookups(self) -> list[Lookup]:
         """Groups of equal layers are looked up together, those that keep every token first."""

@@ -14,7 +14,10 @@ from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, GroupHit, Progress
 from pagecast.sim.core.memory.pool import BlockPool
+from pagecast.sim.core.memory.priority_eviction import LowestPriority
+from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.retention import FOREVER
 
 
 class Hit(NamedTuple):
@@ -74,6 +77,8 @@ class KvMemory:
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
         self._no_hit = Hit(0, 0, 0, (NOTHING,) * len(self.groups))
+        order = self.pool.eviction
+        self.timed = order if isinstance(order, LowestPriority) else None
         self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
@@ -221,6 +226,22 @@ class KvMemory:
             self.pool.empty(blocks)
         return blocks
 
+    # ---- time
+
+    @property
+    def due_ns(self) -> int:
+        """When the retention of some free block ends next; far in the future where none does."""
+        return self.timed.due_ns if self.timed is not None else FOREVER
+
+    def at(self, now: int) -> None:
+        """Sets the time that blocks are freed at from now on (`timed` only)."""
+        assert self.timed is not None
+        self.timed.now = now
+
+    def revert(self, now: int) -> None:
+        """Ends the retention of free blocks whose time is over (`timed` only)."""
+        self.pool.revert(now)
+
     # ---- quiet time
 
     def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
@@ -250,6 +271,11 @@ class KvMemory:
     def evicted_blocks(self) -> int:
         """Blocks with findable content that were taken for other content so far."""
         return self.pool.evicted_blocks
+
+    def eviction_figures(self) -> dict[str, object]:
+        """What the eviction order has counted; empty for vLLM's."""
+        order = self.pool.eviction
+        return order.figures() if isinstance(order, RankedEviction) else {}
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""

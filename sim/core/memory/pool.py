@@ -11,6 +11,7 @@ from typing import Protocol
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.index import PrefixIndex
+from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.run import FreePiece, Run
 
 
@@ -94,9 +95,23 @@ class BlockPool:
         if not left:
             self._forget(run)
         if self.log.events is not None:
-            self.log.add(EventKind.EVICTED, "", blocks)
+            detail = "" if run.keep is None else f"priority={run.keep.priority}"
+            self.log.add(EventKind.EVICTED, "", blocks, detail)
             if self.log.kv is not None:
                 self.log.kv.removed(blocks)
+
+    def revert(self, now: int) -> None:
+        """Ends the retention of free blocks whose time is over at `now`."""
+        eviction = self.eviction
+        assert isinstance(eviction, LowestPriority)
+        eviction.now = now
+        while (piece := eviction.expired()) is not None:
+            # Blocks of the run that are held, or were freed later, keep theirs.
+            run = self.split(piece.run, piece.low) if piece.low else piece.run
+            run.keep = None
+            eviction.revert(piece)
+            if self.log.events is not None:
+                self.log.add(EventKind.REVERTED, "", run.blocks[piece.low : piece.high])
 
     def _forget(self, run: Run) -> None:
         """Removes a run without findable blocks from the index and the tree."""
@@ -224,6 +239,7 @@ class BlockPool:
         run.published = min(run.published, at)
         rest.uses = run.uses
         rest.born = run.born
+        rest.keep = run.keep
         rest.rest, run.rest = run.rest, rest
         rest.indexed, rest.next, run.next = run.indexed, run.next, rest
         run.move_children(rest)

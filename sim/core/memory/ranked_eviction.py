@@ -48,6 +48,10 @@ class RankedEviction:
     def removed(self, piece: FreePiece) -> None:
         """Takes note that a piece with content is gone: evicted (it is empty then), or held again."""
 
+    def figures(self) -> dict[str, object]:
+        """What the order has counted, for a replay's summary."""
+        return {}
+
     # ---- the protocol
 
     def add(self, piece: FreePiece) -> None:

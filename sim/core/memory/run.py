@@ -20,6 +20,8 @@ different depths, because prompts part from each other anywhere:
 
 from __future__ import annotations
 
+from pagecast.sim.core.retention import Keep
+
 
 class Run:
     """Consecutive blocks of one segment: `blocks[i]` is block `start + i` of its sequence.
@@ -28,7 +30,8 @@ class Run:
     counts the readers by the length they hold. `next` links runs published under one key, oldest first.
     `rest` is the part that `BlockPool.split` cut off this run's end: readers that hold more than this
     run's length hold blocks of the rest as well. `uses` counts the readers there ever were, and `born` the
-    runs before it; that is kept for eviction orders that need the tree (see `Eviction.leaves_first`).
+    runs before it; that is kept for eviction orders that need the tree (see `Eviction.leaves_first`). `keep`
+    is the retention asked for its blocks.
     """
 
     __slots__ = (
@@ -38,6 +41,7 @@ class Run:
         "free",
         "held",
         "indexed",
+        "keep",
         "key",
         "next",
         "parent",
@@ -66,6 +70,7 @@ class Run:
         self.indexed = False
         self.uses = 0
         self.born = 0
+        self.keep: Keep | None = None
         self.next: Run | None = None
         self.rest: Run | None = None
         self.children: dict[Run, None] | None = None

@@ -15,9 +15,10 @@ from pagecast.sim.core.memory.eviction_orders import (
     LeastFrequentlyUsed,
     SegmentedLru,
 )
+from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.rules.rules import Profile
 
-EvictionName = Literal["lru", "slru", "lfu", "fifo", "cost"]
+EvictionName = Literal["lru", "priority", "slru", "lfu", "fifo", "cost"]
 EVICTIONS: tuple[str, ...] = get_args(EvictionName)
 Recompute = Callable[[int], float]
 
@@ -58,6 +59,8 @@ class CachePolicy:
             if self.eviction == "cost":
                 most = max(int(limits.num_blocks * self.prefix_cap), 1)
                 return CostAware(self.recompute, most, blanks_first=blanks_first)
+            if self.eviction == "priority":
+                return LowestPriority(blanks_first=blanks_first)
             if self.eviction == "lfu":
                 return LeastFrequentlyUsed(blanks_first=blanks_first)
             return FirstInFirstOut(blanks_first=blanks_first)

@@ -38,6 +38,7 @@ GIVEN: dict[str, Any] = {
     "async_scheduling": False,
     "enable_prefix_caching": False,
     "eviction": "slru",
+    "retention": "0-512:80:30 decode:10",
     "eviction_protected": 0.7,
     "eviction_prefix_cap": 0.3,
     "max_loras": 4,

@@ -14,11 +14,18 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.retention import FOREVER, Keep, Retention
 from pagecast.sim.core.rules.cache_policy import CachePolicy
 from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.core.scheduler import Scheduler
 from reference import Reference, Req
 
+RETENTIONS = (
+    Retention(((0, 8, Keep(80)),)),
+    Retention(((0, 5, Keep(90, 40)), (9, FOREVER, Keep(10)))),
+    Retention(((4, FOREVER, Keep(60, 15)),), Keep(5)),
+    Retention((), Keep(70, 100)),
+)
 SCOPES = (Scope(), Scope(salt="b"))
 
 
@@ -50,6 +57,7 @@ class Life:
     ) -> None:
         self.draw = draw
         self.limits = limits_from(draw, profile)
+        self.retains = policy is not None and policy.eviction == "priority"
         rules = (policy or CachePolicy()).applied(PROFILES[profile])
         self.s = Scheduler(self.limits, rules, log=(next(draw) % 4 == 0) | log)
         self.ids = ids
@@ -110,6 +118,8 @@ class Life:
             keys = BlockKeys.of_spans(self.limits.block_size, spans, output, scope)
         arrival, priority = self.operations, next(d) % 3
         request = Request(id, keys, prompt, length, arrival_ns=arrival, priority=priority)
+        if self.retains and next(d) % 3:
+            request.retention = RETENTIONS[next(d) % len(RETENTIONS)]
         twin = Req(id, scope.salt, tokens, prompt, priority=priority, arrival=arrival)
         return request, twin
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
+from pagecast.traces.write import write_parquet
 from pandas.testing import assert_frame_equal
 
 
@@ -19,6 +24,43 @@ def test_an_eviction_order_changes_hits_and_not_what_fast_forward_shows(order: s
     assert_frame_equal(fast.requests, slow.requests)
     plain = replay(trace, Scenario(num_gpu_blocks=1200, costs="roofline"))
     assert fast.summary["reused_prefix_tokens"] != plain.summary["reused_prefix_tokens"]
+
+
+@pytest.mark.parametrize("depth", [False, True])
+def test_retention_with_durations_is_the_same_with_fast_forward_and_without(depth: bool) -> None:
+    trace = read("chat", limit=200)
+    retention = ["0-512:80:3 512-:50:0.7 decode:10", "0-:90:11.3", None, "decode:5"] * 50
+    trace = replace(trace, requests=trace.requests.assign(retention=retention))
+    scenario = Scenario(
+        num_gpu_blocks=1500,
+        eviction="priority",
+        retention="decode:40:2.1",
+        async_scheduling=depth,
+        costs="roofline",
+    )
+    fast = replay(trace, scenario, check_every=50)
+    slow = replay(trace, scenario, fast_forward=False)
+    assert_frame_equal(fast.requests, slow.requests)
+    assert fast.summary["eviction"] == slow.summary["eviction"]
+    assert fast.summary["eviction"]["reverted_blocks"] > 100
+    assert {"5", "35", "50"} <= set(fast.summary["eviction"]["evicted_by_priority"])
+
+
+def test_retention_of_a_trace_is_written_read_and_checked(tmp_path: Path) -> None:
+    rows = ["0-512:80:30 decode:10", "0-512:101"]
+    lines = [
+        json.dumps({"arrival_s": i, "input_tokens": 600, "output_tokens": 5, "retention": row})
+        for i, row in enumerate(rows)
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    trace = read(str(path))
+    write_parquet(trace, tmp_path / "t.parquet")
+    assert read(str(tmp_path / "t.parquet")).column("retention").tolist() == rows
+    with pytest.raises(BadInput, match="row 1: retention '0-512:101': priorities go from 0 to 100"):
+        replay(trace, Scenario(eviction="priority", num_gpu_blocks=100, costs="roofline"))
+    with pytest.raises(BadInput, match="retention"):
+        Scenario.make({"retention": "0-5"})
 
 
 def test_models_with_windows_refuse_an_order() -> None:
