@@ -7,8 +7,10 @@ replicas do then, so that a request joins the step planned at its arrival, as in
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import simpy
@@ -99,7 +101,7 @@ class Fleet:
     def _is_ready(self, member: Member, view: View) -> None:
         if member.gone_ns is not None or member.draining:
             return
-        self.ready.append(view)
+        insort(self.ready, view, key=attrgetter("number"))
         self._note(member, "ready")
         now = int(self.env.now)
         for row in [row for row in self.waiting if self.waiting[row] <= now]:

@@ -95,7 +95,12 @@ class Member:
             costs=self.costs,
             gauges=self._scrape.read if self._scrape else self.gauges,
             first_token_ns=self.first_token_ns,
+            changed_ns=self.changed_ns,
         )
+
+    def changed_ns(self) -> int:
+        """When the replica changed last."""
+        return self.replica.clock
 
     def first_token_ns(self, row: int) -> int:
         """When a live request got its first token; `NEVER_NS` where it has not."""

@@ -9,6 +9,8 @@ from pagecast.traces.schema import Trace
 Piece = tuple[bytes, int, int]
 """Blocks `begin` to `end` of a prompt, all of one segment: `(key, begin, end)`. See `core.identity.keys`."""
 
+_MOST_AHEAD = 4096  # keys of requests that are on their way
+
 
 class Query:
     """One routing question. `row` is the request's row in the trace, `now` the time in nanoseconds.
@@ -31,12 +33,31 @@ class Query:
         return self._prompts.path(self.row, block_tokens)
 
 
+class KeyedFeed(Feed):
+    """A feed that keeps the keys it made for a router until the request is made."""
+
+    def __init__(self, trace: Trace, block_size: int) -> None:
+        super().__init__(trace, block_size)
+        self._ahead: dict[int, BlockKeys] = {}
+
+    def look_ahead(self, row: int) -> BlockKeys:
+        """The keys of a request that will be made soon."""
+        if len(self._ahead) >= _MOST_AHEAD:
+            self._ahead.clear()
+        keys = self._ahead[row] = super().keys(row)
+        return keys
+
+    def keys(self, row: int) -> BlockKeys:
+        """As `Feed.keys`."""
+        return self._ahead.pop(row, None) or super().keys(row)
+
+
 class Prompts:
     """The prompts of a trace for routers, at any block size. Keeps the last path of each size."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._feeds: dict[int, Feed] = {}
+        self._feeds: dict[int, KeyedFeed] = {}
         self._last: dict[int, tuple[int, list[Piece]]] = {}
         self.input_tokens: list[int] = trace.integers("input_tokens").tolist()
         self.output_tokens: list[int] = trace.integers("output_tokens").tolist()
@@ -49,11 +70,11 @@ class Prompts:
         """The session that a row belongs to; None: none."""
         return None if self._sessions is None else self._sessions[row]
 
-    def feed(self, block_size: int) -> Feed:
+    def feed(self, block_size: int) -> KeyedFeed:
         """The trace's requests at a block size, made once."""
         feed = self._feeds.get(block_size)
         if feed is None:
-            feed = self._feeds[block_size] = Feed(self._trace, block_size)
+            feed = self._feeds[block_size] = KeyedFeed(self._trace, block_size)
         return feed
 
     def path(self, row: int, block_tokens: int) -> list[Piece]:
@@ -61,7 +82,7 @@ class Prompts:
         kept = self._last.get(block_tokens)
         if kept is not None and kept[0] == row:
             return kept[1]
-        keys = self.feed(block_tokens).request(row, 0).keys
+        keys = self.feed(block_tokens).look_ahead(row)
         path = pieces(keys, self.input_tokens[row] // block_tokens)
         self._last[block_tokens] = (row, path)
         return path

@@ -15,11 +15,14 @@ class View:
 
     `requests`, `prompt_tokens`: sent by this router and not ended yet. `prefilling`: rows of those whose
     first token it has not seen, in order; call `settle` before reading it. `first_token_ns(row)` is when a
-    request got its first token, `NEVER_NS` where it has not; `gauges(now)` are those of the latest scrape.
+    request got its first token, `NEVER_NS` where it has not; `changed_ns()` is when the replica changed last;
+    `gauges(now)` are those of the latest scrape.
     """
 
     __slots__ = (
+        "_settled_ns",
         "block_size",
+        "changed_ns",
         "costs",
         "first_token_ns",
         "gauges",
@@ -45,6 +48,7 @@ class View:
         costs: StepCosts | None = None,
         gauges: Callable[[int], Gauges],
         first_token_ns: Callable[[int], int] = lambda row: NEVER_NS,
+        changed_ns: Callable[[], int] = lambda: NEVER_NS,
     ) -> None:
         self.number = number
         self.name = name
@@ -54,6 +58,8 @@ class View:
         self.costs = costs
         self.gauges = gauges
         self.first_token_ns = first_token_ns
+        self.changed_ns = changed_ns
+        self._settled_ns: int | None = None  # the change after which `prefilling` was settled
         self.requests = 0
         self.prompt_tokens = 0
         self.sent = 0
@@ -71,11 +77,16 @@ class View:
         """A request has ended there, whichever way."""
         self.requests -= 1
         self.prompt_tokens -= self.prompts.pop(row)
+        self._settled_ns = None
 
     def settle(self, now: int) -> list[int]:
         """Drops from `prefilling` those at its head that have ended or got their first token by `now`."""
-        prefilling = self.prefilling
+        changed_ns = self.changed_ns()
         dropped: list[int] = []
+        if changed_ns == self._settled_ns:
+            return dropped
+        self._settled_ns = changed_ns if changed_ns < now else None
+        prefilling = self.prefilling
         while prefilling:
             row = prefilling[0]
             if row in self.prompts and self.first_token_ns(row) > now:

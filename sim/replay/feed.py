@@ -46,7 +46,7 @@ class Feed:
         prompt, output = self.input_tokens[row], self.output_tokens[row]
         request = Request(
             str(row),
-            self._keys(row, prompt, output),
+            self.keys(row),
             prompt,
             output,
             arrival_ns=arrival_ns,
@@ -60,7 +60,9 @@ class Feed:
             request.retention = self._retention[row]
         return request
 
-    def _keys(self, row: int, prompt: int, output: int) -> BlockKeys:
+    def keys(self, row: int) -> BlockKeys:
+        """The keys of a row's blocks."""
+        prompt, output = self.input_tokens[row], self.output_tokens[row]
         scope = DEFAULT_SCOPE if self._scopes is None else self._scopes[row]
         generated = (own_output(row), 0)
         if self._output_content is not None and self._output_content[row] >= 0:

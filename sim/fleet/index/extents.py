@@ -63,9 +63,13 @@ class Extents:
             if not holders:
                 break
             going = []
-            for replica in list(holders) if whole is None else whole:
+            for replica in holders if whole is None else whole:
                 extents = holders.get(replica)
                 if not extents:
+                    continue
+                first = extents[0]
+                if first.end >= end and first.begin <= begin and first.time >= since:
+                    going.append(replica)
                     continue
                 reach = begin
                 for extent in extents:
@@ -75,9 +79,9 @@ class Extents:
                         reach = extent.end
                 if reach >= end:
                     going.append(replica)
-                    matched[replica] = end
                 elif reach > begin:
                     matched[replica] = reach
+            matched.update(dict.fromkeys(going, end))
             whole = going
             if not whole:
                 break

@@ -10,12 +10,12 @@ Requests are counted by the gateway. Older versions have only the difference of 
 
 from __future__ import annotations
 
+from math import sqrt
 from random import Random
-from statistics import fmean, pstdev
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, fewest_requests
+from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, fewest_requests, longest_prefix
 from pagecast.sim.fleet.view import Views
 
 
@@ -41,7 +41,7 @@ class AIBrix(PrefixRouter):
         size = self._prefixes.block_tokens
         overlaps = self._prefixes.overlaps(query)
         loads = [view.requests for view in views]
-        mean = fmean(loads)
+        mean = sum(loads) / len(loads)
         fewest = min(loads)
         most = max(loads)
         matched = [view for view in views if view.number in overlaps]
@@ -49,10 +49,10 @@ class AIBrix(PrefixRouter):
             matched = [view for view in matched if view.requests == fewest]
         chosen = None
         if matched:
-            bound = mean + self.deviations * pstdev(loads)
-            self._rng.shuffle(matched)
-            matched.sort(key=lambda view: (-overlaps[view.number], view.requests))
-            chosen = next((view for view in matched if view.requests <= bound), None)
+            bound = mean + self.deviations * sqrt(sum([(load - mean) ** 2 for load in loads]) / len(loads))
+            within = [view for view in matched if view.requests <= bound]
+            if within:
+                chosen = fewest_requests(longest_prefix(within, overlaps)[1], self._rng)
         if chosen is None:
             chosen = fewest_requests(views, self._rng)
         return Choice(chosen, overlaps.get(chosen.number, 0) * size)

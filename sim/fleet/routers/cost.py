@@ -14,6 +14,35 @@ _FIRST_GUESS = 256.0  # output tokens of a request, before any has ended
 _NEWEST = 0.02  # weight of the newest output length in the running mean
 
 
+class _Pace:
+    """What a cost model says, kept: a prompt's prefill, and a decode step as a line in its context."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self.costs = costs
+        self._prefills: dict[tuple[int, int], int] = {}
+        self._steps: dict[int, tuple[float, float]] = {}
+
+    def prefill(self, tokens: int, cached: int) -> int:
+        """Nanoseconds of a prompt's missing tokens after so many cached ones."""
+        kept = self._prefills.get((tokens, cached))
+        if kept is None:
+            if len(self._prefills) > 100_000:
+                self._prefills.clear()
+            kept = self.costs.device_ns(Batch(0, 0, 0, ((tokens, cached),))) + self.costs.host_ns(1)
+            self._prefills[tokens, cached] = kept
+        return kept
+
+    def step(self, count: int) -> tuple[float, float]:
+        """A decode step of so many requests: its nanoseconds without context, and per token of it."""
+        kept = self._steps.get(count)
+        if kept is None:
+            line = self.costs.decode_line(count)
+            low = line.ns(count, 1)
+            high = line.ns(count * 4097, 4097)
+            kept = self._steps[count] = (low + self.costs.host_ns(count), (high - low) / (count * 4096))
+        return kept
+
+
 class ExpectedCost:
     """Queue delay + missing prefill + expected decode, in nanoseconds: the least wins, of equals any.
 
@@ -28,47 +57,58 @@ class ExpectedCost:
         self._output_tokens = _FIRST_GUESS
         self._estimate: dict[int, tuple[View, int]] = {}  # prefill of each row without a first token
         self._waiting: dict[int, int] = {}  # their sum by replica
-        self._prefills: dict[tuple[int, int, int], int] = {}
-        self._steps: dict[tuple[int, int], tuple[int, float]] = {}
+        self._paces: dict[int, _Pace] = {}  # by the cost model's id
 
     def choose(self, query: Query, views: Views) -> Choice:
         """The replica with the least expected cost."""
         overlaps = self._prefixes.overlaps(query)
         size = self._prefixes.block_tokens
         prompt = query.prompt_tokens
-        best: list[tuple[View, int]] = []
+        pace = self._pace(views[0])
+        uncached = pace.prefill(prompt, 0)
+        best: list[View] = []
         least = float("inf")
         for view in views:
-            cached = min(overlaps.get(view.number, 0) * size, prompt - 1) if overlaps else 0
-            cost = self._cost(view, prompt, cached, query.now)
+            if view.costs is not pace.costs:
+                pace = self._pace(view)
+                uncached = pace.prefill(prompt, 0)
+            prefill = uncached
+            if view.number in overlaps:
+                cached = min(overlaps[view.number] * size, prompt - 1)
+                prefill = pace.prefill(prompt - cached, cached)
+            if view.prefilling:
+                self._settle(view, query.now)
+            cost = self._waiting.get(view.number, 0) + prefill + self._decode(view, pace, prompt)
             if cost < least:
                 least = cost
-                best = [(view, cached)]
+                best = [view]
             elif cost == least:
-                best.append((view, cached))
-        chosen, cached = best[0] if len(best) == 1 else self._rng.choice(best)
-        assert chosen.costs is not None
-        self._estimate[query.row] = (chosen, self._prefill(chosen.costs, prompt - cached, cached))
+                best.append(view)
+        chosen = best[0] if len(best) == 1 else self._rng.choice(best)
+        cached = min(overlaps.get(chosen.number, 0) * size, prompt - 1)
+        self._estimate[query.row] = (chosen, self._pace(chosen).prefill(prompt - cached, cached))
         return Choice(chosen, cached)
 
-    def _cost(self, view: View, prompt: int, cached: int, now: int) -> float:
+    def _decode(self, view: View, pace: _Pace, prompt: int) -> float:
+        """Expected decode, and the wait for blocks where they are short."""
+        requests = view.requests
+        output = self._output_tokens
+        base, per_token = pace.step(requests + 1 if requests < view.max_num_seqs else view.max_num_seqs)
+        context = view.prompt_tokens + prompt
+        decode = output * (base + per_token * context)
+        held = context + output * (requests / 2 + 1)
+        short = held - view.num_blocks * view.block_size
+        if short > 0 and requests:
+            decode += short / held * (requests + 1) * decode / requests
+        return decode
+
+    def _pace(self, view: View) -> _Pace:
         costs = view.costs
         assert costs is not None
-        if view.prefilling:
-            self._settle(view, now)
-        count = view.requests + 1
-        if count > view.max_num_seqs:
-            count = view.max_num_seqs
-        base, per_token = self._step(costs, count)
-        step = base + per_token * (view.prompt_tokens + prompt)
-        cost = self._output_tokens * step
-        cost += self._waiting.get(view.number, 0) + self._prefill(costs, prompt - cached, cached)
-        held = view.prompt_tokens + prompt + self._output_tokens * (view.requests / 2 + 1)
-        short = held - view.num_blocks * view.block_size
-        if short > 0 and view.requests:
-            each = held / (view.requests + 1)
-            cost += short / each * self._output_tokens * step / view.requests
-        return cost
+        pace = self._paces.get(id(costs))
+        if pace is None:
+            pace = self._paces[id(costs)] = _Pace(costs)
+        return pace
 
     def _settle(self, view: View, now: int) -> None:
         """Takes what has its first token out of the queue delay."""
@@ -76,27 +116,6 @@ class ExpectedCost:
             entry = self._estimate.pop(row, None)
             if entry is not None:
                 self._waiting[view.number] -= entry[1]
-
-    def _prefill(self, costs: StepCosts, tokens: int, cached: int) -> int:
-        key = (id(costs), tokens, cached)
-        found = self._prefills.get(key)
-        if found is None:
-            if len(self._prefills) > 100_000:
-                self._prefills.clear()
-            found = costs.device_ns(Batch(0, 0, 0, ((tokens, cached),))) + costs.host_ns(1)
-            self._prefills[key] = found
-        return found
-
-    def _step(self, costs: StepCosts, count: int) -> tuple[int, float]:
-        """A decode step of so many requests: its time without context, and per token of it."""
-        key = (id(costs), count)
-        found = self._steps.get(key)
-        if found is None:
-            line = costs.decode_line(count)
-            low = line.ns(count, 1)
-            high = line.ns(count * 4097, 4097)
-            found = self._steps[key] = (low + costs.host_ns(count), (high - low) / (count * 4096))
-        return found
 
     def sent(self, query: Query, view: View) -> None:
         """The prefill waits there until the first token comes."""

@@ -69,17 +69,19 @@ class Dynamo:
         """The replica with the least cost."""
         size = self._prefixes.block_tokens
         overlaps = self._prefixes.overlaps(query)
+        prompt = query.prompt_tokens
         prefill = [self._under_way(view, query.now) for view in views]
         floor = min(prefill)
+        cost = self.cost
         costs = [
-            self.cost(
-                query.prompt_tokens,
+            cost(
+                prompt,
                 size,
-                prefill_tokens=tokens,
-                excess_tokens=tokens - floor,
-                overlap_blocks=overlaps.get(view.number, 0),
-                decode_blocks=(view.prompt_tokens + query.prompt_tokens) / size,
-                active=view.requests,
+                tokens,
+                tokens - floor,
+                overlaps.get(view.number, 0),
+                view.prompt_tokens + prompt,
+                view.requests,
             )
             for view, tokens in zip(views, prefill, strict=True)
         ]
@@ -97,21 +99,21 @@ class Dynamo:
         self,
         prompt_tokens: int,
         block_size: int,
-        *,
         prefill_tokens: int,
         excess_tokens: int,
         overlap_blocks: int,
-        decode_blocks: float,
+        decode_tokens: int,
         active: int,
     ) -> float:
-        """The cost of one replica, in blocks."""
+        """The cost of one replica, in blocks. `decode_tokens`: of the prompts in flight, with this one."""
         decay = 1.0
         if self.overlap_score_credit_decay:
             excess = excess_tokens / block_size / max(-(-prompt_tokens // block_size), 1)
             decay = 1.0 / (1.0 + self.overlap_score_credit_decay * excess)
         raw = (prefill_tokens + prompt_tokens) / block_size
         credit = self.overlap_score_credit * decay * overlap_blocks
-        cost = self.prefill_load_scale * max(raw - credit, 0.0) + decode_blocks
+        prefill = raw - credit if raw > credit else 0.0
+        cost = self.prefill_load_scale * prefill + decode_tokens / block_size
         return cost + self.active_request_weight * active
 
     def _under_way(self, view: View, now: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import attrgetter
 from random import Random
 
 from pagecast.sim.fleet.query import Query
 from pagecast.sim.fleet.routers.router import Choice, Plain, fewest_requests
 from pagecast.sim.fleet.view import Views
+
+_NUMBER = attrgetter("number")
 
 
 class RoundRobin(Plain):
@@ -17,11 +21,7 @@ class RoundRobin(Plain):
 
     def choose(self, query: Query, views: Views) -> Choice:
         """The ready replica with the next number."""
-        chosen = views[0]
-        for view in views:
-            if view.number > self._last:
-                chosen = view
-                break
+        chosen = views[bisect_right(views, self._last, key=_NUMBER) % len(views)]
         self._last = chosen.number
         return Choice(chosen)
 

@@ -6,8 +6,8 @@ from random import Random
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, fewest_requests
-from pagecast.sim.fleet.view import View, Views
+from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, fewest_requests, longest_prefix
+from pagecast.sim.fleet.view import Views
 
 
 class PrefixAffinity(PrefixRouter):
@@ -25,16 +25,9 @@ class PrefixAffinity(PrefixRouter):
         """The replica with the longest prefix, as far as the index knows."""
         overlaps = self._prefixes.overlaps(query)
         if overlaps:
-            longest = max(int(self._min_share * query.prompt_tokens) // self._prefixes.block_tokens, 0)
-            best: list[View] = []
-            for view in views:
-                blocks = overlaps.get(view.number, 0)
-                if blocks > longest:
-                    longest = blocks
-                    best = [view]
-                elif blocks == longest and best:
-                    best.append(view)
-            if best:
+            enough = int(self._min_share * query.prompt_tokens) // self._prefixes.block_tokens
+            longest, best = longest_prefix(views, overlaps)
+            if longest > enough:
                 chosen = best[0] if len(best) == 1 else fewest_requests(best, self._rng)
                 return Choice(chosen, longest * self._prefixes.block_tokens)
         return Choice(fewest_requests(views, self._rng))

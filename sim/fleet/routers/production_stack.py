@@ -20,7 +20,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
 from pagecast.sim.fleet.routers.load import RoundRobin
-from pagecast.sim.fleet.routers.router import Choice
+from pagecast.sim.fleet.routers.router import Choice, longest_prefix
 from pagecast.sim.fleet.routers.session import HashRing
 from pagecast.sim.fleet.view import View, Views
 
@@ -68,9 +68,7 @@ class ProductionStack:
 
     def longest(self, query: Query, views: Views) -> tuple[int, list[View]]:
         """The longest match in blocks, and the engines that have it: all of them where it is 0."""
-        overlaps = self._prefixes.overlaps(query)
-        longest = max([overlaps.get(view.number, 0) for view in views])
-        return longest, [view for view in views if overlaps.get(view.number, 0) == longest]
+        return longest_prefix(views, self._prefixes.overlaps(query))
 
     def _by_session(self, query: Query, views: Views) -> View:
         if query.session is None:

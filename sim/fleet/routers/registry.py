@@ -36,7 +36,7 @@ class RouterKind:
 
     make: Callable[[Parts], Router]
     about: str
-    metrics_period_s: float = 0.05
+    metrics_period_s: float | None = None  # None: it reads no gauges
     index: str | None = None
     block_tokens: int | None = None  # None: the engines' block size
     index_blocks: int | None = None
@@ -83,6 +83,7 @@ KINDS: dict[str, RouterKind] = {
     "llm-d": RouterKind(
         lambda parts: LlmD(parts.known, parts.rng, **parts.options),
         "llm-d's endpoint picker: queue, KV use and prefix scores",
+        metrics_period_s=0.05,
         index="approximate",
         block_tokens=64,
         index_blocks=31_250,
@@ -123,7 +124,6 @@ KINDS: dict[str, RouterKind] = {
     "production-stack": RouterKind(
         lambda parts: ProductionStack(parts.known, parts.rng, **parts.options),
         "vLLM production stack's router: prefixaware, or its other modes",
-        metrics_period_s=30.0,
         index="approximate",
         block_tokens=128 // _CHARACTERS,
         options={"mode": "prefixaware", "kv_aware_threshold": 2000},
@@ -141,7 +141,7 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
         options=_options(kind, settings),
         prefixes=None,
         events=None,
-        metrics_period_ns=round((settings.metrics_period_s or kind.metrics_period_s) * NS),
+        metrics_period_ns=_metrics_period_ns(kind, settings),
     )
     index = settings.index or kind.index
     if settings.index is not None and kind.index is None:
@@ -160,6 +160,14 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
         tokens = settings.block_tokens or kind.block_tokens or block_size
         parts.prefixes = GuessedPrefixes(guess, tokens, kind.most_tokens)
     return kind.make(parts), parts
+
+
+def _metrics_period_ns(kind: RouterKind, settings: RouterSettings) -> int:
+    if kind.metrics_period_s is None:
+        if settings.metrics_period_s is not None:
+            raise BadInput(f"router {settings.policy} reads no gauges; leave --metrics-period out")
+        return 0
+    return round((settings.metrics_period_s or kind.metrics_period_s) * NS)
 
 
 def _options(kind: RouterKind, settings: RouterSettings) -> dict[str, Any]:

@@ -87,6 +87,13 @@ def lowest(views: Sequence[View], key: Callable[[View], float], rng: Random) -> 
     return best[0] if len(best) == 1 else rng.choice(best)
 
 
+def longest_prefix(views: Views, overlaps: dict[int, int]) -> tuple[int, list[View]]:
+    """The longest overlap in blocks, and the views that have it: all of them where it is 0."""
+    blocks = [overlaps.get(view.number, 0) for view in views]
+    longest = max(blocks)
+    return longest, [view for view, count in zip(views, blocks, strict=True) if count == longest]
+
+
 def fewest_requests(views: Views, rng: Random) -> View:
     """The view with the fewest requests in flight; of equals one at random."""
     least = min([view.requests for view in views])

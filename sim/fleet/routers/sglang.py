@@ -14,7 +14,7 @@ from random import Random
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice, PrefixRouter
+from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, longest_prefix
 from pagecast.sim.fleet.view import Views
 
 
@@ -45,8 +45,7 @@ class SGLang(PrefixRouter):
         chosen = views[loads.index(fewest)]
         uneven = most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest
         if overlaps and not uneven:
-            longest = max(overlaps.get(view.number, 0) for view in views)
+            longest, best = longest_prefix(views, overlaps)
             if longest * size / query.prompt_tokens > self.cache_threshold:
-                best = [view for view in views if overlaps.get(view.number, 0) == longest]
                 chosen = best[0] if len(best) == 1 else self._rng.choice(best)
         return Choice(chosen, overlaps.get(chosen.number, 0) * size)

@@ -73,7 +73,7 @@ def test_dynamo_takes_the_worker_of_its_documented_example():
     """Prefill and decode blocks of 8 + 10, 5 + 5 and 2 + 9: the second worker, with a cost of 10."""
     router = router_of("dynamo")
     costs = [
-        router.cost(160, 16, prefill_tokens=0, excess_tokens=0, overlap_blocks=o, decode_blocks=d, active=0)
+        router.cost(160, 16, 0, 0, overlap_blocks=o, decode_tokens=16 * d, active=0)
         for o, d in ((2, 10), (5, 5), (8, 9))
     ]
     assert costs == [18.0, 10.0, 11.0]
@@ -95,7 +95,7 @@ def test_dynamo_counts_prefill_until_the_first_token():
 
 def test_dynamo_decays_the_credit_of_the_busy_and_draws_by_softmax():
     router = Dynamo(None, Random(0), overlap_score_credit_decay=1.0)
-    busy = {"prefill_tokens": 160, "overlap_blocks": 10, "decode_blocks": 0.0, "active": 0}
+    busy = {"prefill_tokens": 160, "overlap_blocks": 10, "decode_tokens": 0, "active": 0}
     assert router.cost(160, 16, excess_tokens=160, **busy) == 20 - 10 / 2
     assert router.cost(160, 16, excess_tokens=0, **busy) == 10
     assert softmax_draw([1.0, 1.0], 0.5, 0.6) == 1
@@ -207,3 +207,18 @@ def test_a_hash_ring_moves_only_the_keys_of_the_one_that_left():
 def test_options_that_cannot_be_are_refused(policy, options, words):
     with pytest.raises(BadInput, match=words):
         router_of(policy, **options)
+
+
+def test_round_robin_goes_on_after_a_replica_that_left():
+    views = views_of(4)
+    router = router_of("round-robin")
+    query = Query(prompts_of([[1]], 16), 0, 0)
+    order = [router.choose(query, views).view.number for _ in range(3)]
+    left = [views[0], views[1], views[3]]
+    order += [router.choose(query, left).view.number for _ in range(2)]
+    assert order == [0, 1, 2, 3, 0]
+
+
+def test_a_router_that_reads_no_gauges_refuses_a_period_for_them():
+    with pytest.raises(BadInput, match="reads no gauges"):
+        make(RouterSettings(policy="least-loaded", metrics_period_s=1.0), 0, 16)
