@@ -15,7 +15,7 @@ MOONCAKE = Path(__file__).resolve().parents[4] / "shared" / "traces" / "mooncake
 
 
 def one_hot_prefix(count, share, seed=0):
-    """150 per second: prompts of a prefix of 2,048 tokens and 256 of their own; `share` of them have the same prefix."""
+    """150 prompts per second, of 256 tokens after a prefix of 2,048 tokens: of a `share` the same one."""
     rng = np.random.default_rng(seed)
     prefix = np.where(rng.random(count) < share, 0, rng.integers(1, 40, count))
     own = np.arange(count) + 1000
