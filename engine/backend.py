@@ -26,9 +26,10 @@ class Shape:
     max_rows: int
 
     @classmethod
-    def of(cls, spec: ModelSpec, kv: Tensor, max_rows: int) -> Shape:
-        """The shape of a model's attention over the cache `kv`, for at most `max_rows` sequences per step."""
-        return cls(kv, spec.facts.attention.heads, spec.windows, max_rows)
+    def of(cls, spec: ModelSpec, kv: Tensor, max_rows: int, shards: int = 1) -> Shape:
+        """The shape of one of `shards` GPUs' attention over its cache `kv`, for at most `max_rows` sequences
+        per step."""
+        return cls(kv, spec.facts.attention.heads // shards, spec.windows, max_rows)
 
 
 class Prompts(NamedTuple):

@@ -8,7 +8,7 @@ at places that depend on that size alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +53,7 @@ class Packed:
         self.device = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._hosts = [torch.zeros(capacity, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
         self._arrays: list[Ints] = [host.numpy() for host in self._hosts]
+        self._transfers: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
         self._end = 0
 
@@ -77,6 +78,27 @@ class Packed:
     def send(self) -> None:
         """Queues the transfer of everything since `begin`."""
         self.device[: self._end].copy_(self._hosts[self._turn][: self._end], non_blocking=True)
+
+    @property
+    def sent(self) -> Ints:
+        """Everything since `begin`."""
+        return self._arrays[self._turn][: self._end]
+
+    def receive(self, numbers: Ints) -> None:
+        """Begins a step with what another `Packed` sent, and queues its transfer.
+
+        Nobody waits for such a step: its buffer is free once its own transfer has ended.
+        """
+        self.begin()
+        transfer = self._transfers[self._turn]
+        if transfer is not None:
+            transfer.synchronize()
+        _, place = self.room(len(numbers))
+        place[:] = numbers
+        self.send()
+        if self.device.is_cuda:
+            self._transfers[self._turn] = transfer = transfer or torch.cuda.Event()
+            transfer.record()
 
 
 class Tokens(NamedTuple):
@@ -137,6 +159,10 @@ class StepLayout:
     chunks: Chunks
     draws: Draws
     changes: Changes
+
+    def without_takers(self) -> StepLayout:
+        """The same for who only computes it."""
+        return replace(self, draws=self.draws._replace(takers=[]))
 
 
 class _Part(NamedTuple):

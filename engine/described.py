@@ -38,7 +38,9 @@ def described(engine: Engine) -> dict[str, Any]:
         "usable_blocks": limits.num_blocks,
         "end_s": "when the step was committed and its tokens handed out",
         "config": {
-            "tensor_parallel_size": 1,
+            "tensor_parallel_size": engine.options.tensor_parallel_size,
+            "enable_expert_parallel": engine.options.enable_expert_parallel,
+            "all_reduce": loaded.model.shard.kind,
             "block_size": limits.block_size,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,

@@ -11,7 +11,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -20,13 +20,15 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.loading import Loaded, load
+from pagecast.engine.loading import Loaded, check_start, find_device, load
 from pagecast.engine.loop import Loop
 from pagecast.engine.ngram import NgramDrafter
 from pagecast.engine.options import Options
+from pagecast.engine.parallel.team import Team
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.sampling import SEEDS
 from pagecast.engine.sequence import Listener, Sequence
+from pagecast.engine.shard import WHOLE
 from pagecast.engine.text import Growing
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -67,20 +69,38 @@ class Engine:
     def __init__(self, model: str, *, log_events: bool = False, **options: Any) -> None:
         self.options = Options(**options)
         self.options.check()
-        self._loaded: Loaded | None = load(model, self.options)
-        self.limits = self.loaded.limits
-        self.tokenizer = self.loaded.tokenizer
+        self._loaded: Loaded | None = None
+        self._team: Team | None = None
         self.on_end: Callable[[Sequence], None] | None = None
-        self.loop = Loop(
-            self.limits,
-            self.loaded.runner,
-            ended=self._note_end,
-            make_drafter=self._drafter_maker(),
-            log_events=log_events,
-        )
+        try:
+            self._start(model, log_events)
+        except BaseException:
+            self._end_team()
+            raise
         self._random = random.Random(self.options.seed)
         self._count = 0
         self.settle()
+
+    def _start(self, model: str, log_events: bool) -> None:
+        shard = WHOLE
+        if self.options.tensor_parallel_size > 1:
+            check_start(model, self.options)
+            self._team = Team(model, self.options)
+            shard = self._team.join(find_device(self.options.device, 0))
+        with nullcontext() if self._team is None else self._team.guarded():
+            self._loaded = load(model, self.options, shard)
+            self.limits = self._loaded.limits
+            self.tokenizer = self._loaded.tokenizer
+            self.loop = Loop(
+                self.limits,
+                self._loaded.runner,
+                ended=self._note_end,
+                make_drafter=self._drafter_maker(),
+                log_events=log_events,
+            )
+        if self._team is not None:
+            self._team.open(self.loop.runner.step_capacity)
+            self.loop.runner.team = self._team
 
     @property
     def loaded(self) -> Loaded:
@@ -212,12 +232,19 @@ class Engine:
         with suppress(Exception):  # an interrupt may have cut a step short: its state goes with the rest
             self.loop.drain()
         on_gpu = self._loaded.device.type == "cuda"
+        self._end_team()
         self._loaded = None
         del self.loop
         gc.unfreeze()
         if on_gpu:
             gc.collect()
             torch.cuda.empty_cache()
+
+    def _end_team(self) -> None:
+        """Ends the other GPUs' processes where there are some."""
+        team, self._team = self._team, None
+        if team is not None:
+            team.close()
 
     def _give_up(self) -> None:
         """Ends every request after an error; where even that fails, the engine is of no more use."""

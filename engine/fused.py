@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 import triton
 import triton.language as tl
+from pagecast.engine.shard import Shard, VocabPart
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2
 from torch import Tensor
 
@@ -22,11 +23,17 @@ _launches: dict[Any, Launch] = {}
 
 
 class DrawOptions(Protocol):
-    """What a draw needs of a `Sampler`: its rows' parameters, and where their newest tokens go."""
+    """What a draw needs of a `Sampler`: its rows' parameters, where their newest tokens go, and which tokens
+    have their logits here."""
 
     temperature: Tensor
     seed: Tensor
     newest: Tensor
+    shard: Shard
+
+    def part(self, columns: int) -> VocabPart:
+        """The tokens of `columns` columns of logits."""
+        ...
 
 
 def _launch(kernel: Any, on: Tensor, key: Any, constants: dict[str, Any], warps: int) -> Launch:
@@ -63,6 +70,38 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     launch = _launch(_add_rms_norm, x, key, {"WIDTH": width, "BLOCK": block}, warps)
     launch(x.shape[0], (x, residual, weight, out, total), eps)
     return out, total
+
+
+@triton.jit(do_not_specialize=["first"])
+def _embed_share(
+    tokens,
+    weight,
+    out,
+    first,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    after_predecessor(OVERLAP)
+    PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    i = (tl.program_id(0) // PARTS).to(tl.int64)
+    lanes = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.load(tokens + i) - first).to(tl.int64)
+    here = (row >= 0) & (row < ROWS) & (lanes < WIDTH)
+    value = tl.load(weight + row * WIDTH + lanes, mask=here, other=0.0)
+    tl.store(out + i * WIDTH + lanes, value, mask=lanes < WIDTH)
+
+
+def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+    """`ops.embed_share` for dense weights."""
+    rows, width = weight.shape
+    out = torch.empty(tokens.shape[0], width, dtype=weight.dtype, device=weight.device)
+    key = (tokens.dtype, weight.dtype, rows, width)
+    constants = {"ROWS": rows, "WIDTH": width, "BLOCK": _MUL_BLOCK}
+    launch = _launch(_embed_share, weight, key, constants, 4)
+    launch(tokens.shape[0] * -(-width // _MUL_BLOCK), (tokens, weight, out), first)
+    return out
 
 
 @triton.jit
@@ -181,14 +220,19 @@ def _draw(
     seed,
     best,
     place,
-    VOCAB: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    USED: tl.constexpr,
+    FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
     ON_GPU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The best noisy logit of a share of the vocabulary, and where it is; -1 where one is not finite."""
+    """The best noisy logit of a share of the columns, and its token; -1 where one is not finite.
+
+    The logits have COLUMNS columns, of which the first USED are those of tokens from FIRST on.
+    """
     after_predecessor(OVERLAP)
     i = (tl.program_id(0) // SPLITS).to(tl.int64)
     split = tl.program_id(0) % SPLITS
@@ -203,8 +247,9 @@ def _draw(
     at = tl.full([BLOCK], 0, tl.int32)
     bad = tl.full([BLOCK], 0, tl.int32)
     for start in range(0, SHARE, BLOCK):
-        token = split * SHARE + start + lanes
-        value = tl.load(logits + i * VOCAB + token, mask=token < VOCAB, other=-float("inf")).to(tl.float32)
+        column = split * SHARE + start + lanes
+        token = FIRST + column
+        value = tl.load(logits + i * COLUMNS + column, mask=column < USED, other=-float("inf")).to(tl.float32)
         bad = tl.where(value < float("inf"), bad, 1)
         value = value * factor
         if warmth > 0:
@@ -213,21 +258,37 @@ def _draw(
         top = tl.where(better, value, top)
         at = tl.where(better, token, at)
     most = tl.max(top, 0)
-    first = tl.min(tl.where(top == most, at, VOCAB), 0)
+    first = tl.min(tl.where(top == most, at, FIRST + COLUMNS), 0)
     tl.store(best + i * SPLITS + split, most)
     tl.store(place + i * SPLITS + split, tl.where(tl.max(bad, 0) > 0, -1, first))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _settle(
-    best, place, rows, forced, newest, out, SPLITS: tl.constexpr, VOCAB: tl.constexpr, OVERLAP: tl.constexpr
+    shares,
+    rows,
+    forced,
+    newest,
+    out,
+    n,
+    GPUS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
+    VOCAB: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """The best of all shares; writes the token, and -1 for a row whose logits are not finite."""
+    """The best of all shares; writes the token, and -1 for a row whose logits are not finite.
+
+    `shares` int32 [GPUS, 2, n, SPLITS] holds what `_draw` found: float32 bits of the best, and their tokens.
+    """
     after_predecessor(OVERLAP)
     i = tl.program_id(0)
-    splits = tl.arange(0, SPLITS)
-    tops = tl.load(best + i * SPLITS + splits)
-    places = tl.load(place + i * SPLITS + splits)
+    lanes = tl.arange(0, LANES)
+    mask = lanes < GPUS * SPLITS
+    at = lanes // SPLITS * (2 * n * SPLITS) + i * SPLITS + lanes % SPLITS
+    lowest = tl.full([LANES], -float("inf"), tl.float32)
+    tops = tl.where(mask, tl.load(shares + at, mask=mask, other=0).to(tl.float32, bitcast=True), lowest)
+    places = tl.load(shares + n * SPLITS + at, mask=mask, other=VOCAB)
     most = tl.max(tops, 0)
     drawn = tl.min(tl.where(tops == most, places, VOCAB), 0)
     bad = (tl.min(places, 0) < 0) | (most == -float("inf"))
@@ -238,16 +299,20 @@ def _settle(
 
 
 def sample(logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, sampler: DrawOptions) -> Tensor:
-    """`Sampler.sample` without filters, for dense logits [n, vocab]."""
-    n, vocab = logits.shape
+    """`Sampler.sample` without filters, for dense logits."""
+    n, columns = logits.shape
+    shard, part = sampler.shard, sampler.part(columns)
     out = torch.empty(n, dtype=torch.int32, device=logits.device)
-    best = torch.empty(n, _SPLITS, dtype=torch.float32, device=logits.device)
-    place = torch.empty(n, _SPLITS, dtype=torch.int32, device=logits.device)
-    share = -(-vocab // (_SPLITS * _DRAW_BLOCK)) * _DRAW_BLOCK
-    constants = {"VOCAB": vocab, "BLOCK": _DRAW_BLOCK, "SPLITS": _SPLITS, "SHARE": share}
-    constants["ON_GPU"] = logits.is_cuda
-    draw = _launch(_draw, logits, (logits.dtype, vocab), constants, 8)
-    draw(n * _SPLITS, (logits, rows, positions, sampler.temperature, sampler.seed, best, place))
-    settle = _launch(_settle, logits, vocab, {"SPLITS": _SPLITS, "VOCAB": vocab}, 1)
-    settle(n, (best, place, rows, forced, sampler.newest, out))
+    found = torch.empty(2, n, _SPLITS, dtype=torch.int32, device=logits.device)
+    share = -(-columns // (_SPLITS * _DRAW_BLOCK)) * _DRAW_BLOCK
+    constants = {"COLUMNS": columns, "USED": part.used, "FIRST": part.first}
+    constants |= {"BLOCK": _DRAW_BLOCK, "SPLITS": _SPLITS, "SHARE": share, "ON_GPU": logits.is_cuda}
+    draw = _launch(_draw, logits, (logits.dtype, columns, part), constants, 8)
+    best = found[0].view(torch.float32)
+    draw(n * _SPLITS, (logits, rows, positions, sampler.temperature, sampler.seed, best, found[1]))
+    shares = shard.gather(found)
+    lanes = next_power_of_2(shard.size * _SPLITS)
+    constants = {"GPUS": shard.size, "SPLITS": _SPLITS, "LANES": lanes, "VOCAB": part.vocab}
+    settle = _launch(_settle, logits, (shard.size, part.vocab), constants, 1)
+    settle(n, (shares, rows, forced, sampler.newest, out), n)
     return out

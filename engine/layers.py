@@ -1,45 +1,20 @@
 """Layers that one of several GPUs holds a share of, with neighbouring projections fused into one product.
 
 A `ColumnLinear` splits its outputs among the GPUs, a `RowLinear` its inputs, and adds the partial results
-up: one sum for attention and one for the MLP is all that tensor parallelism costs. With one GPU a share
-is everything, and nothing is summed.
+up: one sum for attention, one for the MLP and one for the embedding is all that tensor parallelism costs.
+With one GPU a share is everything, and nothing is summed. `load` fills in this share of a whole tensor, whose
+shape is `shape`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from pagecast.engine import ops
+from pagecast.engine.shard import WHOLE, Shard
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Which share of the layers is here: number `rank` of `size`."""
-
-    rank: int = 0
-    size: int = 1
-
-    def share(self, value: Tensor, dim: int, whole: int) -> Tensor:
-        """What this share holds of dimension `dim` of `value`; `size` divides its length `whole`.
-
-        Errors: ValueError where it has another length.
-        """
-        if value.shape[dim] != whole:
-            raise ValueError(f"needs {whole} in dimension {dim}, has shape {tuple(value.shape)}")
-        part = whole // self.size
-        return value.narrow(dim, self.rank * part, part)
-
-    def sum(self, partial: Tensor) -> Tensor:
-        """Adds up every share's partial result."""
-        if self.size > 1:
-            torch.distributed.all_reduce(partial)
-        return partial
-
-
-WHOLE = Shard()
 
 
 def fill(target: Tensor, value: Tensor) -> None:
@@ -55,22 +30,41 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 class ColumnLinear(nn.Module):
-    """Several projections of one input as one product; each one's outputs are split among the shards."""
+    """Several projections of one input as one product; each one's outputs are split among the shards.
 
-    def __init__(self, inputs: int, outputs: Sequence[int], *, bias: bool, shard: Shard = WHOLE) -> None:
+    `units`: into how many parts each projection's outputs can be divided at most (heads; 0: any number).
+    Where there are more shards than that, several hold the same part.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: Sequence[int],
+        *,
+        bias: bool,
+        shard: Shard = WHOLE,
+        units: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
         self.shard = shard
+        self.inputs = inputs
         self.outputs = tuple(outputs)
-        width = sum(outputs) // shard.size
+        self._copies = [shard.copies(n) if n else 1 for n in units or [0] * len(self.outputs)]
+        pairs = zip(self.outputs, self._copies, strict=True)
+        self._widths = [whole * copies // shard.size for whole, copies in pairs]
+        width = sum(self._widths)
         self.weight = parameter(width, inputs)
         self.bias = parameter(width) if bias else None
 
+    def shape(self, part: int, name: str) -> tuple[int, ...]:
+        """The whole parameter `name` of projection number `part`."""
+        return (self.outputs[part], self.inputs) if name == "weight" else (self.outputs[part],)
+
     def load(self, part: int, name: str, value: Tensor) -> None:
         """Fills in this shard's rows of projection number `part` of the parameter `name`."""
-        whole = self.outputs[part]
-        first = sum(self.outputs[:part]) // self.shard.size
-        target = getattr(self, name)
-        fill(target[first : first + whole // self.shard.size], self.shard.share(value, 0, whole))
+        first = sum(self._widths[:part])
+        target = getattr(self, name)[first : first + self._widths[part]]
+        fill(target, self.shard.share(value, 0, self.outputs[part], self._copies[part]))
 
     def forward(self, x: Tensor) -> Tensor:
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
@@ -83,9 +77,13 @@ class RowLinear(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, bias: bool, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.shard = shard
-        self.inputs = inputs
+        self.inputs, self.outputs = inputs, outputs
         self.weight = parameter(outputs, inputs // shard.size)
         self.bias = parameter(outputs) if bias else None
+
+    def shape(self, part: int, name: str) -> tuple[int, ...]:
+        """The whole parameter `name`."""
+        return (self.outputs, self.inputs) if name == "weight" else (self.outputs,)
 
     def load(self, part: int, name: str, value: Tensor) -> None:
         """Fills in this shard's columns of the weight, or the bias, which only the first shard adds."""
@@ -101,15 +99,24 @@ class RowLinear(nn.Module):
 
 
 class ExpertColumns(nn.Module):
-    """`ColumnLinear` of two projections, the gate and what it gates, for each of several experts."""
+    """`ColumnLinear` of two projections, the gate and what it gates, for each of several experts.
+
+    A shard has its share of each expert's width, or `by_expert` its share of the experts, whole.
+    """
 
     def __init__(self, experts: int, inputs: int, width: int, *, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.shard, self.width = shard, width
-        self.weight = parameter(experts, 2 * (width // shard.size), inputs)
+        self.inputs, self.width = inputs, width
+        self.shard, count = _shared_experts(experts, shard)
+        self.weight = parameter(count, 2 * (width // self.shard.size), inputs)
+
+    def shape(self, part: int, name: str) -> tuple[int, ...]:
+        """One expert's whole projection."""
+        return self.width, self.inputs
 
     def load(self, part: int, name: str, value: Tensor) -> None:
-        """Fills in this shard's rows of one expert: `part` is twice its number, plus one for the second."""
+        """Fills in this shard's rows of one of its experts: `part` is twice its number here, plus one for the
+        second projection."""
         expert, second = divmod(part, 2)
         own = self.width // self.shard.size
         fill(self.weight[expert, second * own : (second + 1) * own], self.shard.share(value, 0, self.width))
@@ -120,12 +127,22 @@ class ExpertRows(nn.Module):
 
     def __init__(self, experts: int, width: int, outputs: int, *, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.shard, self.width = shard, width
-        self.weight = parameter(experts, outputs, width // shard.size)
+        self.width, self.outputs = width, outputs
+        self.shard, count = _shared_experts(experts, shard)
+        self.weight = parameter(count, outputs, width // self.shard.size)
+
+    def shape(self, part: int, name: str) -> tuple[int, ...]:
+        """One expert's whole projection."""
+        return self.outputs, self.width
 
     def load(self, part: int, name: str, value: Tensor) -> None:
-        """Fills in this shard's columns of expert number `part`."""
+        """Fills in this shard's columns of its expert number `part`."""
         fill(self.weight[part], self.shard.share(value, 1, self.width))
+
+
+def _shared_experts(experts: int, shard: Shard) -> tuple[Shard, int]:
+    """How the width of an expert is shared out, and how many experts are here."""
+    return (WHOLE, experts // shard.size) if shard.by_expert else (shard, experts)
 
 
 class Router(nn.Module):
@@ -134,6 +151,10 @@ class Router(nn.Module):
     def __init__(self, inputs: int, experts: int) -> None:
         super().__init__()
         self.weight = parameter(experts, inputs)
+
+    def shape(self, part: int, name: str) -> tuple[int, ...]:
+        """The whole weight."""
+        return tuple(self.weight.shape)
 
     def load(self, part: int, name: str, value: Tensor) -> None:
         """Fills in the weight."""
@@ -151,22 +172,40 @@ class Norm(nn.Module):
         super().__init__()
         self.weight = parameter(width)
 
+    def shape(self, part: int, name: str) -> tuple[int, ...]:
+        """The whole weight."""
+        return tuple(self.weight.shape)
+
     def load(self, part: int, name: str, value: Tensor) -> None:
         """Fills in the weight."""
         fill(self.weight, value)
 
 
 class Embedding(nn.Module):
-    """Rows of a vocabulary, whole on every shard; also the output projection."""
+    """Rows of a vocabulary, shared out among the shards; also the output projection.
 
-    def __init__(self, vocab: int, width: int) -> None:
+    Every shard has as many rows, of which the last may use fewer: `used` of them, from token `first` on.
+    """
+
+    def __init__(self, vocab: int, width: int, *, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.weight = parameter(vocab, width)
+        self.shard, self.vocab, self.width = shard, vocab, width
+        self.first, self.used, _ = shard.part(vocab)
+        self.weight = parameter(-(-vocab // shard.size), width)
+
+    def shape(self, part: int, name: str) -> tuple[int, ...]:
+        """The whole weight."""
+        return self.vocab, self.width
 
     def load(self, part: int, name: str, value: Tensor) -> None:
-        """Fills in the weight."""
-        fill(self.weight, value)
+        """Fills in this shard's rows of the weight."""
+        if tuple(value.shape) != self.shape(part, name):
+            raise ValueError(f"needs shape {self.shape(part, name)}, has {tuple(value.shape)}")
+        self.weight[self.used :] = 0
+        fill(self.weight[: self.used], value[self.first : self.first + self.used])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids: [tokens, hidden]."""
-        return F.embedding(tokens, self.weight)
+        if self.shard.size == 1:
+            return F.embedding(tokens, self.weight)
+        return self.shard.sum(ops.embed_share(tokens, self.weight, self.first))

@@ -21,6 +21,7 @@ from pagecast.engine.model import Decoder
 from pagecast.engine.options import Options
 from pagecast.engine.runner import Runner
 from pagecast.engine.sequence import Sequence
+from pagecast.engine.shard import WHOLE, Shard, check_shards
 from pagecast.engine.spec import ModelSpec
 from pagecast.engine.text import tokenizer
 from pagecast.sim.core.errors import BadInput, CannotRunHere
@@ -84,19 +85,21 @@ def make_runner(
     )
 
 
-def load(name: str, options: Options) -> Loaded:
-    """Loads the model `name` as `options` say. Errors: BadInput, CannotRunHere."""
-    device = find_device(options.device)
+def load(name: str, options: Options, shard: Shard = WHOLE) -> Loaded:
+    """Loads a share of the model `name` as `options` say. Errors: BadInput, CannotRunHere."""
+    device = find_device(options.device, shard.rank if shard.size > 1 else None)
     spec = ModelSpec.find(name)
+    check_shards(spec.facts, shard.size, by_expert=shard.by_expert)
     max_len = _max_len(spec, options)
     backend = attention.choose(options.attention, device, options.block_size)
     dtype = find_dtype(spec, options.dtype, device)
     meter = Meter(device) if device.type == "cuda" else None
-    model = make_model(spec, dtype, device, options)
+    model = make_model(spec, dtype, device, options, shard)
     blocks, measured = options.num_blocks or CPU_BLOCKS, {"weights": weight_bytes(model)}
     if meter is not None:
         blocks, measured = _measure(meter, spec, model, dtype, backend, max_len, options)
-    kv = make_kv(spec, blocks, options.block_size, dtype, device)
+    blocks = shard.least(blocks)
+    kv = make_kv(spec, blocks, options.block_size, dtype, device, shard.size)
     measured["KV cache"] = kv.nbytes
     name = torch.cuda.get_device_name(device) if meter is not None else "CPU"
     memory = report(spec, options, name, measured, blocks)
@@ -115,7 +118,7 @@ def _measure(
 ) -> tuple[int, dict[str, int]]:
     """How many blocks fit, and what the rest of the memory holds; runs the largest step to know."""
     meter.weights_loaded()
-    one_block = make_kv(spec, 1, options.block_size, dtype, meter.device)
+    one_block = make_kv(spec, 1, options.block_size, dtype, meter.device, model.shard.size)
     tokens = options.max_num_batched_tokens
     try:
         make_runner(model, one_block, backend, max_len, options, {}).rehearse(tokens)
@@ -132,13 +135,36 @@ def _measure(
     return blocks, {**used, "CUDA context": meter.context}
 
 
-def find_device(name: str) -> torch.device:
-    """The device called `name`. Errors: CannotRunHere where there is no GPU and the CPU was not asked for."""
+def check_start(name: str, options: Options) -> None:
+    """What can be told of a start on several GPUs before any process is started. Errors: BadInput,
+    CannotRunHere."""
+    size = options.tensor_parallel_size
+    spec = ModelSpec.find(name)
+    check_shards(spec.facts, size, by_expert=options.enable_expert_parallel)
+    if find_device(options.device).type == "cuda":
+        check_gpus(size)
+
+
+def find_device(name: str, rank: int | None = None) -> torch.device:
+    """The device called `name`; with a `rank`, that GPU, which becomes the current one.
+
+    Errors: CannotRunHere where there is no GPU, or no such, and the CPU was not asked for.
+    """
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise CannotRunHere("no CUDA GPU here; run where there is one, or a small model with --device cpu")
+    if rank is not None:
+        check_gpus(rank + 1)
+        torch.cuda.set_device(rank)
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_gpus(size: int) -> None:
+    """Errors: CannotRunHere where fewer than `size` GPUs are visible."""
+    count = torch.cuda.device_count()
+    if count < size:
+        raise CannotRunHere(f"tensor_parallel_size {size} needs as many GPUs; {count} can be seen here")
 
 
 def find_dtype(spec: ModelSpec, name: str, device: torch.device) -> torch.dtype:
@@ -149,14 +175,16 @@ def find_dtype(spec: ModelSpec, name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def make_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device, options: Options) -> Decoder:
-    """The model with its weights on the device. Errors: BadInput where the folder has none."""
+def make_model(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, options: Options, shard: Shard = WHOLE
+) -> Decoder:
+    """A share of the model with its weights on the device. Errors: BadInput where the folder has none."""
     if spec.folder is None and not options.random_weights:
         raise BadInput(f"{spec.facts.name}: no such folder; give one that holds weights, or --random-weights")
     try:
-        model = _uninitialised(spec, dtype, device)
+        model = _uninitialised(spec, dtype, device, shard)
     except torch.OutOfMemoryError:
-        needed = spec.facts.params * dtype.itemsize
+        needed = spec.facts.params * dtype.itemsize // shard.size
         free, total = torch.cuda.mem_get_info(device)
         raise CannotRunHere(
             f"the weights of {spec.facts.name} ({needed / GIB:.2f} GiB) don't fit: this GPU has "
@@ -171,22 +199,22 @@ def make_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device, option
     return model.eval()
 
 
-def _uninitialised(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
+def _uninitialised(spec: ModelSpec, dtype: torch.dtype, device: torch.device, shard: Shard) -> Decoder:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return Decoder(spec)
+            return Decoder(spec, shard)
     finally:
         torch.set_default_dtype(before)
 
 
 def make_kv(
-    spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, shards: int = 1
 ) -> Tensor:
-    """The KV tensor: [layers, blocks, 2, block_size, kv heads, head_dim]."""
-    a = spec.facts.attention
-    shape = (spec.facts.layers, blocks, 2, block_size, a.kv_heads, a.head_dim)
+    """The KV tensor of one of `shards` GPUs: [layers, blocks, 2, block_size, kv heads, head_dim]."""
+    kv_heads, head_dim = spec.facts.local_kv_heads(shards), spec.facts.attention.head_dim
+    shape = (spec.facts.layers, blocks, 2, block_size, kv_heads, head_dim)
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError:

@@ -120,8 +120,9 @@ class Loop:
     def step(self) -> bool:
         """Launches the next step if there is one and the pipeline has room, and lands the oldest otherwise.
 
-        False: there was nothing to do.
+        False: there was nothing to do. Errors: EngineFailed where a GPU of several is gone.
         """
+        self.runner.check()
         pipeline = self._pipeline
         launched = pipeline.has_room and self._launch()
         if len(pipeline) and (not launched or pipeline.is_full):

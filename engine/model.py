@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from pagecast.engine import ops
 from pagecast.engine.layers import (
-    WHOLE,
     ColumnLinear,
     Embedding,
     ExpertColumns,
@@ -20,8 +19,8 @@ from pagecast.engine.layers import (
     Norm,
     Router,
     RowLinear,
-    Shard,
 )
+from pagecast.engine.shard import WHOLE, Shard
 from pagecast.engine.spec import ModelSpec
 from pagecast.sim.machine.model_facts import Moe
 from torch import Tensor, nn
@@ -37,9 +36,11 @@ class Attention(nn.Module):
         super().__init__()
         a, hidden = spec.facts.attention, spec.facts.hidden
         self.layer, self.eps = layer, spec.norm_eps
-        self.heads, self.kv_heads, self.head_dim = a.heads // shard.size, a.kv_heads // shard.size, a.head_dim
+        self.heads, self.head_dim = a.heads // shard.size, a.head_dim
+        self.kv_heads = spec.facts.local_kv_heads(shard.size)
         widths = (a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.head_dim)
-        self.qkv = ColumnLinear(hidden, widths, bias=a.qkv_bias, shard=shard)
+        units = (a.heads, a.kv_heads, a.kv_heads)
+        self.qkv = ColumnLinear(hidden, widths, bias=a.qkv_bias, shard=shard, units=units)
         self.o = RowLinear(widths[0], hidden, bias=a.o_bias, shard=shard)
         self.q_norm = Norm(a.head_dim) if a.qk_norm else None
         self.k_norm = Norm(a.head_dim) if a.qk_norm else None
@@ -71,7 +72,8 @@ class Mlp(nn.Module):
 class Mixture(nn.Module):
     """A mixture of experts: each token goes through the few that its router prefers.
 
-    Every shard has its share of each expert's width. `counts` is the kernels' workspace, zero between steps.
+    Every shard has its share of each expert's width, or of the experts. `counts` is the kernels' workspace,
+    zero between steps.
     """
 
     def __init__(self, spec: ModelSpec, moe: Moe, shard: Shard) -> None:
@@ -82,13 +84,15 @@ class Mixture(nn.Module):
         self.router = Router(hidden, moe.experts)
         self.gate_up = ExpertColumns(moe.experts, hidden, moe.intermediate, shard=shard)
         self.down = ExpertRows(moe.experts, moe.intermediate, hidden, shard=shard)
+        here = len(self.down.weight)
+        self.first = shard.rank * here if shard.by_expert else 0
         self.counts: Tensor
-        self.register_buffer("counts", torch.zeros(moe.experts, dtype=torch.int32), persistent=False)
+        self.register_buffer("counts", torch.zeros(here, dtype=torch.int32), persistent=False)
 
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         """The weighted sum of each token's experts: [tokens, hidden]."""
         experts = ops.Experts(
-            self.gate_up.weight, self.down.weight, self.counts, self.active, self.normalised
+            self.gate_up.weight, self.down.weight, self.counts, self.active, self.normalised, self.first
         )
         return self.shard.sum(ops.mixture(x, self.router(x), experts, slots))
 
@@ -121,11 +125,11 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, shard: Shard = WHOLE) -> None:
         super().__init__()
         facts = spec.facts
-        self.spec = spec
-        self.embedding = Embedding(facts.vocab, facts.hidden)
+        self.spec, self.shard = spec, shard
+        self.embedding = Embedding(facts.vocab, facts.hidden, shard=shard)
         self.layers = nn.ModuleList(Layer(spec, i, shard) for i in range(facts.layers))
         self.norm = Norm(facts.hidden)
-        self.head = self.embedding if facts.tied else Embedding(facts.vocab, facts.hidden)
+        self.head = self.embedding if facts.tied else Embedding(facts.vocab, facts.hidden, shard=shard)
 
     def forward(
         self,
@@ -149,5 +153,5 @@ class Decoder(nn.Module):
         return ops.add_rms_norm(x, residual, self.norm.weight, self.spec.norm_eps)[0]
 
     def logits(self, states: Tensor) -> Tensor:
-        """Final states [rows, hidden] to logits [rows, vocab]."""
+        """Final states [rows, hidden] to this shard's columns of the logits, [rows, vocab / shards]."""
         return nn.functional.linear(states, self.head.weight)

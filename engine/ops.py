@@ -52,6 +52,19 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     return reference.rms_norm(total, weight, eps), total
 
 
+def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+    """Rows of `weight` [rows, hidden] for token ids [tokens], of which row 0 is number `first`; zeros for
+    others."""
+    if tokens.is_cuda:
+        from pagecast.engine import fused
+
+        return fused.embed_share(tokens, weight, first)
+    local = tokens - first
+    here = (local >= 0) & (local < len(weight))
+    rows = F.embedding(local.clamp(0, len(weight) - 1), weight)
+    return rows.masked_fill(~here[:, None], 0)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for [tokens, 2 * width] with the gate first; returns [tokens, width]."""
     if gate_up.is_cuda:
@@ -87,13 +100,15 @@ def turn_and_store(qkv: Tensor, turn: Turn, keys: Tensor, values: Tensor, slots:
 class Experts(NamedTuple):
     """A mixture of experts: gate_up [experts, 2 * width, hidden] with the gate first, down [experts, hidden,
     width]. A token goes to `active` of them, whose weights are scaled to a sum of one if `normalised`.
-    `counts` int32 [experts] is workspace, zero between uses."""
+    `counts` int32 [experts] is workspace, zero between uses. The experts that are here begin with number
+    `first`; a token's other experts add nothing."""
 
     gate_up: Tensor
     down: Tensor
     counts: Tensor
     active: int
     normalised: bool
+    first: int = 0
 
 
 def mixture(x: Tensor, logits: Tensor, experts: Experts, slots: Tensor | None) -> Tensor:
@@ -104,6 +119,8 @@ def mixture(x: Tensor, logits: Tensor, experts: Experts, slots: Tensor | None) -
     if x.is_cuda:
         from pagecast.kernels.mixture import mixture as fused_mixture
 
-        return fused_mixture(x, logits, *experts, slots=slots)
-    gate_up, down, _, active, normalised = experts
-    return reference.mixture(x, logits, gate_up, down, active, normalised=normalised, slots=slots)
+        return fused_mixture(x, logits, *experts[:-1], first=experts.first, slots=slots)
+    gate_up, down, _, active, normalised, first = experts
+    return reference.mixture(
+        x, logits, gate_up, down, active, normalised=normalised, first=first, slots=slots
+    )

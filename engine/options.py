@@ -19,8 +19,9 @@ class Options:
     `device`: auto (a CUDA GPU), cuda or cpu. `num_blocks` None: what fits `gpu_memory_utilization` of the
     GPU's memory. `dtype` auto: the checkpoint's, float32 on the CPU. `attention`: auto, triton, flash-attn
     or torch. `pipeline_depth` 1 plans a step while its predecessor runs (None: it does, unless requests
-    speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `seed` is for requests that have
-    none, and for random weights.
+    speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `tensor_parallel_size` GPUs hold a
+    share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
+    `seed` is for requests that have none, and for random weights.
     """
 
     block_size: int = 16
@@ -38,6 +39,8 @@ class Options:
     speculative_config: str | None = None
     enforce_eager: bool = False
     random_weights: bool = False
+    tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     seed: int = 0
 
     def check(self) -> None:
@@ -54,6 +57,8 @@ class Options:
                 "n-grams need the tokens of a step before the next is planned: give --no-async-scheduling "
                 "(pipeline_depth 0), or leave out the speculative config"
             )
+        if self.tensor_parallel_size < 1:
+            raise BadInput(f"tensor_parallel_size is {self.tensor_parallel_size}; it must be at least 1")
         self.limits(1 if self.num_blocks is None else self.num_blocks, self.max_model_len).check()
 
     @property

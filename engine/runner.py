@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pagecast.engine import attention, ops
 from pagecast.engine.backend import Pages, Prompts, Shape
 from pagecast.engine.batch import PADDING, Batches, Packed, StepLayout, graph_sections
@@ -21,6 +25,25 @@ from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request
 from torch import Tensor
 
+# A pickled step layout: without its chunks, and for each of them.
+_LAYOUT_BYTES, _CHUNK_BYTES = 4096, 64
+
+
+class Team(Protocol):
+    """The other GPUs of an engine."""
+
+    def publish(self, layout: StepLayout, numbers: NDArray[np.int32]) -> None:
+        """Has them run a step."""
+        ...
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """To be held while waiting for them."""
+        ...
+
+    def check(self) -> None:
+        """Raises where one of them is gone."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -32,11 +55,13 @@ class Flight:
     takers: list[Text | None]
     tokens: Tensor
     landed: torch.cuda.Event | None
+    team: Team | None = None
 
     def wait(self) -> list[int]:
         """The token drawn for each of `takers`, -1 where its logits were not finite."""
-        if self.landed is not None:
-            self.landed.synchronize()
+        with nullcontext() if self.team is None else self.team.guarded():
+            if self.landed is not None:
+                self.landed.synchronize()
         return self.tokens.tolist()
 
 
@@ -64,13 +89,16 @@ class Runner:
         self.kv = kv
         block_size = kv.shape[3]
         columns = -(-max_len // block_size)
-        self.backend = attention.make(backend, Shape.of(model.spec, kv, max_rows + 1))
+        shard = model.shard
+        self.backend = attention.make(backend, Shape.of(model.spec, kv, max_rows + 1, shard.size))
         self.rows = Rows(max_rows, columns, block_size)
         self._most_draws = max(max_rows, min(max_tokens, max_rows * (1 + most_guesses)))
         plan = self.backend.plan_room(max_tokens + max_rows)
-        packed = Packed(_capacity(max_rows, max_tokens, columns, plan) + 3 * self._most_draws, device)
+        capacity = _capacity(max_rows, max_tokens, columns, plan) + 3 * self._most_draws
+        self.step_capacity = (_LAYOUT_BYTES + _CHUNK_BYTES * max_rows, capacity)
+        packed = Packed(capacity, device)
         self.batches = Batches(packed, self.rows, sequences, self.backend)
-        self.sampler = Sampler(max_rows + 1, device)
+        self.sampler = Sampler(max_rows + 1, device, shard=shard, vocab=model.spec.facts.vocab)
         self._tables = torch.zeros(max_rows + 1, columns, dtype=torch.int32, device=device)
         self._angles = rotary_table(model.spec, max_len).to(device)
         pin = device.type == "cuda"
@@ -80,14 +108,32 @@ class Runner:
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._graphs: Callable[[int], Tensor] | None = None
         self._prompt_graphs: Callable[[int], Tensor] | None = None
+        self.team: Team | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, memory: KvMemory) -> Flight:
-        """Lays a step out and queues it; `wait` on what it returns for its tokens."""
+        """Lays a step out and queues it, on all GPUs; `wait` on what it returns for its tokens."""
         batch = self.batches.lay_out(plan, memory)
+        if self.team is None:
+            return self._bring_back(batch, self.execute(batch))
+        with self.team.guarded():
+            self.team.publish(batch.without_takers(), self.batches.packed.sent)
+            return self._bring_back(batch, self.execute(batch))
+
+    @torch.inference_mode()
+    def execute(self, batch: StepLayout) -> Tensor:
+        """Queues a step whose numbers are on their way to the device; returns the tokens drawn."""
         self._change_tables(batch)
-        tokens = self._draw(batch, self._states(batch))
-        return self._bring_back(batch, tokens)
+        return self._draw(batch, self._states(batch))
+
+    def receive(self, numbers: NDArray[np.int32]) -> None:
+        """Queues the transfer of a step that another process has laid out; `numbers` are copied first."""
+        self.batches.packed.receive(numbers)
+
+    def check(self) -> None:
+        """Errors: EngineFailed where a GPU of several is gone."""
+        if self.team is not None:
+            self.team.check()
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], prompt_sizes: Sequence[int]) -> None:
@@ -219,7 +265,7 @@ class Runner:
         if self.device.type == "cuda":
             landed = torch.cuda.Event()
             landed.record()
-        return Flight(takers, landing, landed)
+        return Flight(takers, landing, landed, self.team)
 
 
 def _capacity(max_rows: int, max_tokens: int, columns: int, plan: int) -> int:

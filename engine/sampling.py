@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagecast.engine.params import SamplingParams
+from pagecast.engine.shard import WHOLE, Shard, VocabPart
 from torch import Tensor
 
 FIELDS = 4  # temperature, top_p (fp32 bits), top_k, seed
@@ -27,9 +28,17 @@ def packed(params: SamplingParams, seed: int) -> NDArray[np.int32]:
 
 
 class Sampler:
-    """Parameters and the newest token of every row; row numbers are those of the block tables."""
+    """Parameters and the newest token of every row; row numbers are those of the block tables.
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    Each share of the model draws from its part of the `vocab` tokens; then all take the best of these draws.
+    `vocab` None: as many as there are logits.
+    """
+
+    def __init__(
+        self, rows: int, device: torch.device, *, shard: Shard = WHOLE, vocab: int | None = None
+    ) -> None:
+        self.shard = shard
+        self._vocab = vocab
         self.params = torch.zeros(FIELDS, rows, dtype=torch.int32, device=device)
         self.temperature = self.params[0].view(torch.float32)
         self.top_p = self.params[1].view(torch.float32)
@@ -37,45 +46,68 @@ class Sampler:
         self.seed = self.params[3]
         self.newest = torch.zeros(rows, dtype=torch.int32, device=device)
 
+    def part(self, columns: int) -> VocabPart:
+        """The tokens of `columns` columns of logits."""
+        return self.shard.part(self._vocab or columns * self.shard.size)
+
     def sample(
         self, logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, filtered: Tensor | None
     ) -> Tensor:
         """The next token of each of `rows`: int32 [n], -1 where its logits are not finite.
 
-        `logits` [n, vocab] may be overwritten; `positions` (int32 [n]) are those of the tokens to be drawn;
-        `forced` (int32 [n]) tokens to take instead, or -1. `filtered` numbers the rows of `logits` with
-        top-k or top-p.
+        `logits` [n, vocab / shards] may be overwritten; `positions` (int32 [n]) are those of the tokens to be
+        drawn; `forced` (int32 [n]) tokens to take instead, or -1. `filtered` numbers the rows of
+        `logits` with top-k or top-p.
         """
         if filtered is not None:
             for some in filtered.split(_FILTERED_TOGETHER):
                 of = rows[some]
-                wide = logits[some].float()
+                wide = self._whole(logits[some].float())
                 kept = _keep_likely(wide, self.temperature[of], self.top_k[of], self.top_p[of])
-                logits[some] = kept.to(logits.dtype)
+                first, used, _ = self.part(logits.shape[1])
+                logits[some, :used] = kept[:, first : first + used].to(logits.dtype)
         if logits.is_cuda:
             from pagecast.engine import fused
 
             return fused.sample(logits, rows, positions, forced, self)
         return self._sample(logits.float(), rows, positions, forced)
 
+    def _whole(self, logits: Tensor) -> Tensor:
+        """Every share's columns [n, vocab] of some rows."""
+        if self.shard.size == 1:
+            return logits
+        every = self.shard.gather(logits).transpose(0, 1).reshape(len(logits), -1)
+        return every[:, : self.part(logits.shape[1]).vocab]
+
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor) -> Tensor:
-        finite = logits.amax(-1).isfinite() & ~logits.isnan().any(-1)
+        part = self.part(logits.shape[1])
+        logits = logits[:, : part.used]
+        finite = (logits.amax(-1) < torch.inf) & ~logits.isnan().any(-1)
         temperature = self.temperature[rows][:, None]
         random = (temperature > 0).any()
         if random:
-            noise = gumbel(self.seed[rows], positions, logits.shape[1])
+            noise = gumbel(self.seed[rows], positions, part.used, part.first)
             logits = torch.where(temperature > 0, logits / temperature.clamp(min=1e-5) + noise, logits)
-        tokens = torch.where(forced >= 0, forced, logits.argmax(-1).int())
-        self.newest[rows] = tokens
-        return torch.where(finite, tokens, -1)
+        at = logits.argmax(-1)
+        best = logits.gather(-1, at[:, None])[:, 0]
+        # A token's number is exact in float32: vocabularies are smaller than 2^24.
+        found = torch.stack([best, (at + part.first).float(), finite.float()], dim=-1)
+        bests, tokens, finites = self.shard.gather(found).unbind(-1)
+        top = bests.max(0).values
+        drawn = torch.where(bests == top, tokens, float(part.vocab)).min(0).values
+        drawn = drawn.clamp(max=part.vocab - 1)
+        drawn = torch.where(forced >= 0, forced, drawn.int())
+        self.newest[rows] = drawn
+        return torch.where((finites.min(0).values > 0) & (top > -torch.inf), drawn, -1)
 
 
-def gumbel(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise, float32 [n, vocab], from int32 seeds and positions [n]."""
+def gumbel(seeds: Tensor, positions: Tensor, vocab: int, first: int = 0) -> Tensor:
+    """Standard Gumbel noise of `vocab` tokens from number `first` on: float32 [n, vocab], from int32 seeds
+    and positions [n]."""
     key = _mix((_mix(seeds.long() & _LOW) + positions.long()) & _LOW)[:, None]
     # An odd step of its own for each row: no row's noise is another's, moved.
     step = _mix(key ^ 0x5BD1E995) | 1
-    tokens = torch.arange(vocab, device=seeds.device)
+    tokens = torch.arange(first, first + vocab, device=seeds.device)
     hashed = _mix((tokens * step + key) & _LOW)
     uniform = (hashed.float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import xxhash
 from pagecast.engine.model import Decoder, Mixture
 from pagecast.sim.core.errors import BadInput
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ _MIXTURES = {
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 _OUTSIDE = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"}
+
+_POSITIVE = (1 << 62) - 1
 
 Places = dict[str, tuple[nn.Module, int, str]]
 """transformers' names of tensors: the module that holds it, which part of it, and its parameter's name."""
@@ -55,15 +58,18 @@ def load(model: Decoder, folder: Path) -> None:
 
 
 def randomise(model: Decoder, seed: int = 0) -> None:
-    """Fills `model` with small random numbers; norms are 1."""
-    parameters = dict(model.named_parameters())
-    device = next(iter(parameters.values())).device
-    generator = torch.Generator(device=device).manual_seed(seed)
-    for name, values in parameters.items():
-        if "norm" in name:
-            values.fill_(1.0)
-        else:
-            values.normal_(0.0, 0.02, generator=generator)
+    """Fills `model` with small random numbers; norms are 1.
+
+    Each whole tensor's numbers follow from `seed` and its name, so that shares of one model belong together.
+    """
+    like = next(model.parameters())
+    generator = torch.Generator(device=like.device)
+    for name, (module, part, kind) in _places(model).items():
+        whole = torch.ones(module.shape(part, kind), dtype=like.dtype, device=like.device)
+        if "norm" not in name:
+            generator.manual_seed(xxhash.xxh3_64_intdigest(name.encode(), seed) & _POSITIVE)
+            whole.normal_(0.0, 0.02, generator=generator)
+        module.load(part, kind, whole)
 
 
 def _places(model: Decoder) -> Places:
@@ -91,7 +97,7 @@ def _expert_places(mixture: Mixture, prefix: str, name: str, projections: tuple[
     places: Places = {f"{prefix}{name}.gate.weight": (mixture.router, 0, "weight")}
     gate, up, down = projections
     for expert in range(len(mixture.down.weight)):
-        of_expert = f"{prefix}{name}.experts.{expert}"
+        of_expert = f"{prefix}{name}.experts.{mixture.first + expert}"
         places[f"{of_expert}.{gate}.weight"] = (mixture.gate_up, 2 * expert, "weight")
         places[f"{of_expert}.{up}.weight"] = (mixture.gate_up, 2 * expert + 1, "weight")
         places[f"{of_expert}.{down}.weight"] = (mixture.down, expert, "weight")

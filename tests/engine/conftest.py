@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from pagecast.sim.core.identity.content import own_output
+from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Spans, Trace
 
 # Kernels are interpreted where there is no GPU; the choice is made when they are first imported.
@@ -159,3 +160,52 @@ def make_trace(seed: int, count: int = 40, horizon_s: float = 0.1) -> Trace:
 def small_trace() -> Callable[..., Trace]:
     """`make_trace`."""
     return make_trace
+
+
+class Watched:
+    """The logits an engine drew each token from, by request and position."""
+
+    def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: dict[tuple[str, int], torch.Tensor] = {}
+        runner, sampler = engine.loop.runner, engine.loop.runner.sampler
+        seen: list[torch.Tensor] = []
+        sample, bring_back = sampler.sample, runner._bring_back
+
+        def watch_sample(logits: torch.Tensor, rows: Any, positions: torch.Tensor, *rest: Any) -> Any:
+            seen[:] = [logits.clone(), positions]
+            return sample(logits, rows, positions, *rest)
+
+        def watch_takers(batch: Any, tokens: torch.Tensor) -> Any:
+            logits, positions = seen
+            for i, taker in enumerate(batch.draws.takers):
+                if taker is not None:
+                    self.rows[taker.request.id, int(positions[i])] = logits[i].cpu()
+            return bring_back(batch, tokens)
+
+        monkeypatch.setattr(sampler, "sample", watch_sample)
+        monkeypatch.setattr(runner, "_bring_back", watch_takers)
+
+
+def replayed_events(run: RecordedRun) -> list[dict[str, Any]]:
+    """Events of the core as it repeats a run."""
+    from pagecast.engine.recording import event_line
+    from pagecast.sim.runs.validate import DecisionReplay
+
+    replay = DecisionReplay(run, log=True)
+    for number in range(len(run.steps)):
+        replay.step(number)
+    replay.finish()
+    assert replay.scheduler.events is not None
+    return [event_line(event) for event in replay.scheduler.events]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Watched]:
+    """`Watched` for as long as a test lasts."""
+    return lambda engine: Watched(engine, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def core_events() -> Callable[[RecordedRun], list[dict[str, Any]]]:
+    """`replayed_events`."""
+    return replayed_events

@@ -21,30 +21,6 @@ CASES = [
 ]
 
 
-class Watched:
-    """The logits an engine drew each token from, by request and position."""
-
-    def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rows: dict[tuple[str, int], torch.Tensor] = {}
-        runner, sampler = engine.loop.runner, engine.loop.runner.sampler
-        seen: list[torch.Tensor] = []
-        sample, bring_back = sampler.sample, runner._bring_back
-
-        def watch_sample(logits: torch.Tensor, rows: Any, positions: torch.Tensor, *rest: Any) -> Any:
-            seen[:] = [logits.clone(), positions]
-            return sample(logits, rows, positions, *rest)
-
-        def watch_takers(batch: Any, tokens: torch.Tensor) -> Any:
-            logits, positions = seen
-            for i, taker in enumerate(batch.draws.takers):
-                if taker is not None:
-                    self.rows[taker.request.id, int(positions[i])] = logits[i].cpu()
-            return bring_back(batch, tokens)
-
-        monkeypatch.setattr(sampler, "sample", watch_sample)
-        monkeypatch.setattr(runner, "_bring_back", watch_takers)
-
-
 def prompts_with_prefixes(shared: int) -> list[list[int]]:
     """Prompts of several lengths; some share `shared` tokens."""
     generator = torch.Generator().manual_seed(shared)
@@ -60,13 +36,13 @@ def prompts_with_prefixes(shared: int) -> list[list[int]]:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("family", "block_size"), CASES)
 def test_logits_and_greedy_tokens_are_transformers(
-    family: str, block_size: int, depth: int, model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, block_size: int, depth: int, model_of: Any, engine_of: Any, watched: Any
 ) -> None:
     blocks, budget, shared = SHAPES[block_size]
     model = model_of(family)
     sizes = {"block_size": block_size, "num_blocks": blocks, "max_num_batched_tokens": budget}
     engine = engine_of(model.folder, **sizes, pipeline_depth=depth, log_events=True)
-    watched = Watched(engine, monkeypatch)
+    logits = watched(engine)
     prompts = prompts_with_prefixes(shared)
     completions = engine.generate(prompts, [SamplingParams(max_tokens=64, n=n) for n in (1, 1, 2, 1, 3, 1)])
 
@@ -78,7 +54,7 @@ def test_logits_and_greedy_tokens_are_transformers(
         assert (output.finish_reason, len(output.token_ids)) == ("length", 64)
         expected = model.logits(prompt + output.token_ids)
         for position in range(len(prompt), len(prompt) + 64):
-            theirs, ours = expected[position - 1], watched.rows[str(number), position]
+            theirs, ours = expected[position - 1], logits.rows[str(number), position]
             assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
             assert int(theirs.argmax()) == output.token_ids[position - len(prompt)]
 
@@ -99,11 +75,11 @@ def test_a_later_turn_finds_what_was_generated(depth: int, model_of: Any, engine
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_is_as_near_to_fp32_as_transformers_is(
-    family: str, model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, model_of: Any, engine_of: Any, watched: Any
 ) -> None:
     model = model_of(family)
     engine = engine_of(model.folder, dtype="bfloat16", max_num_batched_tokens=48)
-    watched = Watched(engine, monkeypatch)
+    logits = watched(engine)
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(0, 256, (n,), generator=generator).tolist() for n in (60, 90, 33, 120)]
     completions = engine.generate(prompts, SamplingParams(max_tokens=24))
@@ -116,6 +92,6 @@ def test_bf16_is_as_near_to_fp32_as_transformers_is(
             peer = rough(torch.tensor([ids])).logits[0].float()
         for position in range(len(prompt), len(ids)):
             scale = exact[position - 1].norm()
-            ours.append((watched.rows[str(number), position].float() - exact[position - 1]).norm() / scale)
+            ours.append((logits.rows[str(number), position].float() - exact[position - 1]).norm() / scale)
             theirs.append((peer[position - 1] - exact[position - 1]).norm() / scale)
     assert torch.stack(ours).mean() < 1.2 * torch.stack(theirs).mean()

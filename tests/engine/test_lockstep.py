@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pagecast.engine.recording import event_line
 from pagecast.engine.runner import Flight
 from pagecast.engine.serve import TraceServer
 from pagecast.sim.costs.calibration.shape import model_of as model_of_run
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
+from pagecast.sim.runs.validate import compare_decisions
 from pagecast.traces.schema import Trace, table
 
 
@@ -21,20 +20,18 @@ def record(engine: Any, trace: Trace, folder: Path) -> RecordedRun:
     return RecordedRun.load(TraceServer(engine, trace).run().write(folder))
 
 
-def replayed_events(run: RecordedRun) -> list[dict[str, Any]]:
-    replay = DecisionReplay(run, log=True)
-    for number in range(len(run.steps)):
-        replay.step(number)
-    replay.finish()
-    assert replay.scheduler.events is not None
-    return [event_line(event) for event in replay.scheduler.events]
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_recorded_run_replays_step_by_step_and_event_by_event(
-    seed: int, depth: int, policy: str, model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
+    seed: int,
+    depth: int,
+    policy: str,
+    model_of: Any,
+    engine_of: Any,
+    small_trace: Any,
+    core_events: Any,
+    tmp_path: Path,
 ) -> None:
     engine = engine_of(
         model_of("qwen3").folder,
@@ -49,14 +46,14 @@ def test_a_recorded_run_replays_step_by_step_and_event_by_event(
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
     assert report.requests == 40
-    assert replayed_events(run) == run.events
+    assert core_events(run) == run.events
     kinds = {event["kind"] for event in run.events}
     assert {"allocated", "stored", "reused", "evicted", "freed", "preempted", "finished"} <= kinds
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_mixture_of_experts_runs_in_lockstep(
-    depth: int, model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
+    depth: int, model_of: Any, engine_of: Any, small_trace: Any, core_events: Any, tmp_path: Path
 ) -> None:
     model = model_of("qwen3_moe")
     limits = {"num_blocks": 20, "max_num_seqs": 6, "max_num_batched_tokens": 48}
@@ -64,12 +61,12 @@ def test_a_mixture_of_experts_runs_in_lockstep(
     run = record(engine, small_trace(7), tmp_path)
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
-    assert replayed_events(run) == run.events
+    assert core_events(run) == run.events
     assert model_of_run(run.meta, "meta.json") == engine.loaded.spec.facts
 
 
 def test_a_recorded_run_says_what_was_generated(
-    model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
+    model_of: Any, engine_of: Any, small_trace: Any, core_events: Any, tmp_path: Path
 ) -> None:
     model = model_of("qwen3")
     engine = engine_of(model.folder, max_num_seqs=6, log_events=True, pipeline_depth=1)
@@ -95,6 +92,7 @@ def test_failures_and_early_ends_are_replayed_too(
     model_of: Any,
     engine_of: Any,
     small_trace: Any,
+    core_events: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,7 +128,7 @@ def test_failures_and_early_ends_are_replayed_too(
     assert (run.requests["tokens_out"] < run.requests["output_tokens"]).sum() > (reasons != "").sum()
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
-    assert replayed_events(run) == run.events
+    assert core_events(run) == run.events
 
 
 def test_a_trace_of_token_ids_is_served_as_it_is(model_of: Any, engine_of: Any, tmp_path: Path) -> None:

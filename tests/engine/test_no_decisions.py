@@ -25,7 +25,7 @@ CALLS = {"plan", "commit", "submit", "cancel", "preempt", "admit", "decode", "co
 
 
 def trees() -> dict[str, ast.Module]:
-    modules = {path.stem: ast.parse(path.read_text()) for path in ENGINE.glob("*.py")}
+    modules = {path.stem: ast.parse(path.read_text()) for path in ENGINE.rglob("*.py")}
     assert len(modules) > 15
     return modules
 

@@ -1,0 +1,1 @@
+"""Several GPUs as one: the processes, how steps reach them, and how they add up."""

@@ -1,0 +1,145 @@
+"""Links between the GPUs of a group: torch.distributed, and own kernels over peer memory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pagecast.engine.shard import Link
+from pagecast.kernels import all_reduce as kernels
+from pagecast.sim.core.errors import CannotRunHere
+from torch import Tensor
+
+PEER_BYTES = 4 << 20
+"""Messages of at most so many bytes go through peer memory, larger ones through NCCL."""
+_TWO_SHOT_BYTES = 256 << 10  # with more than two GPUs, from here on
+_JOIN_S = 120
+# The newer name of the two; the older one warns where both are there.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def join(store: Any, rank: int, size: int, device: torch.device) -> Link:
+    """Makes this process number `rank` of a group; all of them must call this. Errors: CannotRunHere."""
+    if dist.is_initialized():
+        raise CannotRunHere(
+            "this process has a torch.distributed group already; an engine on several GPUs needs its own: "
+            "close the other engine, or run this one in a process of its own"
+        )
+    # Multicast over NVLink can take a host's GPUs down where it is not set up; nothing here needs it.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    timeout = timedelta(seconds=_JOIN_S)
+    if device.type != "cuda":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        return TorchLink(device)
+    dist.init_process_group(
+        "nccl", store=store, rank=rank, world_size=size, timeout=timeout, device_id=device
+    )
+    return _peer_link(device, rank, size)
+
+
+def _loopback() -> str:
+    return "lo" if os.path.isdir("/sys/class/net/lo") else "lo0"
+
+
+class TorchLink:
+    """`Link` by torch.distributed: NCCL on GPUs, gloo on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.kind = "nccl" if device.type == "cuda" else "gloo"
+        self._size = dist.get_world_size()
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """See `Link`."""
+        dist.all_reduce(partial)
+        return partial
+
+    def gather(self, own: Tensor) -> Tensor:
+        """See `Link`."""
+        out = torch.empty(self._size, *own.shape, dtype=own.dtype, device=own.device)
+        _all_gather(out.view(self._size * len(own), *own.shape[1:]), own.contiguous())
+        return out
+
+    def least(self, value: int) -> int:
+        """See `Link`."""
+        tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+        return int(tensor)
+
+    def abort(self) -> None:
+        """See `Link`."""
+        if self.device.type == "cuda" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+
+    def close(self) -> None:
+        """See `Link`."""
+        with suppress(Exception):  # the others may be gone
+            self.abort()
+        if dist.is_initialized():
+            with suppress(Exception):
+                dist.destroy_process_group()
+
+
+class PeerLink(TorchLink):
+    """`TorchLink` whose small messages go through the GPUs' memory. `memory` is this GPU's mailbox."""
+
+    def __init__(self, device: torch.device, memory: Tensor, boxes: kernels.Mailboxes) -> None:
+        super().__init__(device)
+        self.kind = "peer"
+        self.boxes = boxes
+        self._memory = memory
+        self._aside = torch.cuda.Stream(device)
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """See `Link`."""
+        if partial.nbytes > PEER_BYTES or not partial.is_contiguous():
+            return super().sum(partial)
+        two_shot = self._size > 2 and partial.nbytes >= _TWO_SHOT_BYTES
+        return kernels.all_reduce(partial, self.boxes, two_shot=two_shot, out=partial)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """See `Link`."""
+        if own.nbytes > PEER_BYTES or not own.is_contiguous() or own.element_size() not in (2, 4):
+            return super().gather(own)
+        return kernels.all_gather(own, self.boxes)
+
+    def abort(self) -> None:
+        """See `Link`."""
+        with suppress(Exception), torch.cuda.stream(self._aside):
+            self.boxes.stop.fill_(1)
+        super().abort()
+
+
+def _peer_link(device: torch.device, rank: int, size: int) -> TorchLink:
+    """Through peer memory where every GPU can write to every other, and through NCCL alone elsewhere."""
+    link = TorchLink(device)
+    made = None
+    # Memory of every GPU must be open to every other: one that fails sends all of them back to NCCL.
+    with suppress(RuntimeError, AttributeError, ImportError):
+        made = peer_memory(kernels.mailbox_bytes(size, PEER_BYTES), device)
+    if not link.least(int(made is not None)):
+        return link
+    assert made is not None
+    memory, addresses = made
+    boxes = kernels.Mailboxes(memory, addresses, rank, PEER_BYTES)
+    boxes.clear()
+    torch.cuda.synchronize(device)
+    link.least(0)  # every mailbox is empty before anybody sends
+    return PeerLink(device, memory, boxes)
+
+
+def peer_memory(size: int, device: torch.device) -> tuple[Tensor, list[int]]:
+    """Bytes that every GPU of the group can write, and where each GPU's lie in this one's address space."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    group = dist.group.WORLD
+    assert group is not None
+    memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+    handle = symmetric.rendezvous(memory, group)
+    return memory, [int(address) for address in handle.buffer_ptrs]
