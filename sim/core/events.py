@@ -13,7 +13,8 @@ from pagecast.sim.core.kv_events import KvEventStream
 
 
 class EventKind(Enum):
-    """What can happen. The first seven are about blocks, the rest about requests."""
+    """What can happen. The first seven are about blocks, those of jobs about transfers to and from host
+    memory, the rest about requests."""
 
     ALLOCATED = "allocated"  # blocks given to a request to fill
     STORED = "stored"  # full blocks published: others may reuse them
@@ -24,6 +25,10 @@ class EventKind(Enum):
     FREED = "freed"  # blocks no request holds any more
     ADMITTED = "admitted"
     PREEMPTED = "preempted"
+    LOADING = "loading"  # blocks to be filled from host memory by the job in `detail`
+    LOADED = "loaded"  # that job has ended
+    STORING = "storing"  # blocks to be copied to host memory by the job in `detail`
+    OFFLOADED = "offloaded"  # that job has ended
     FINISHED = "finished"
     CANCELLED = "cancelled"
     REJECTED = "rejected"

@@ -23,7 +23,7 @@ class Forks:
     def hold(self, request: Request) -> bool:
         """Keeps a request back if its parent's prompt is still to be computed."""
         parent = request.parent
-        if parent is None or parent.state not in (State.WAITING, State.PREFILL):
+        if parent is None or parent.state not in (State.WAITING, State.LOADING, State.PREFILL):
             return False
         self._held.setdefault(parent, []).append(request)
         self.count += 1

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.request import Request
 
-DEVICE = "GPU"  # the tier, as vLLM names it
+DEVICE = "GPU"  # the tiers, as vLLM names them
+HOST = "CPU"
 
 
 class BlockStored(NamedTuple):
@@ -98,6 +99,16 @@ class KvEventStream:
         for block in blocks:
             content, group = self._contents.pop(block)
             self.events.append(BlockRemoved((content,), group_idx=group))
+
+    def offloaded(self, content: bytes, group: int, *, stored: bool) -> None:
+        """A block of content can be loaded from host memory from now on, or no more.
+
+        As in vLLM such an event says nothing but the content's hash, the group and the tier.
+        """
+        if stored:
+            self.events.append(BlockStored((content,), None, 0, 0, medium=HOST, group_idx=group))
+        else:
+            self.events.append(BlockRemoved((content,), medium=HOST, group_idx=group))
 
     def cleared(self) -> None:
         """Every content was given up at once."""

@@ -9,10 +9,11 @@ from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
-from pagecast.sim.core.plan import Chunk, Outcome, StepPlan
+from pagecast.sim.core.plan import Chunk, Outcome, StepPlan, Transfer
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import NEVER, Request, State
 from pagecast.sim.core.running import Running
+from pagecast.sim.core.tiers.offloading import Offloading
 
 
 class Lifecycle:
@@ -30,6 +31,10 @@ class Lifecycle:
     meanwhile. With a drafter it finishes from DECODE too, since only a commit tells how far it is: it goes
     on in chunks and publishes at once what is known to be right. A failed request ends as a cancelled one,
     with a `reason`.
+
+    With a host tier (`offloading`) a request may go from WAITING to LOADING: it stays in the queue and holds
+    the blocks that a load fills. From there it is admitted as any other; where the load failed and it has no
+    prefix hit either, it is WAITING again.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Lifecycle:
         running: Running,
         log: EventLog,
         drafter: Drafter | None = None,
+        offloading: Offloading | None = None,
     ) -> None:
         self.limits = limits
         self.memory = memory
@@ -49,6 +55,7 @@ class Lifecycle:
         self.requests: dict[str, Request] = {}
         self.preemptions = 0
         self.drafter = drafter
+        self.offloading = offloading
         self._admissions = 0
 
     # ---- coming
@@ -81,20 +88,67 @@ class Lifecycle:
 
         `forked` more tokens it will have by a copy of its parent's block (see `compute`).
         """
+        self._start(request, hit.tokens + forked, 0, now)
+        if hit.tokens:
+            self.memory.claim(request, hit)
+
+    def _start(self, request: Request, tokens: int, external: int, now: int) -> None:
+        """Starts a prefill after `tokens` cached tokens, of which `external` came from a lower tier."""
         request.state = State.PREFILL
         self._admissions += 1
         request.order = self._admissions
-        request.computed = tokens = hit.tokens + forked
+        request.computed = tokens
         request.reused_tokens += tokens
         if request.cached_tokens == NEVER:
             request.cached_tokens = tokens
+            request.external_tokens = external
             request.admitted_ns = now
         elif tokens < request.lost_tokens:
             request.recomputed_tokens += request.lost_tokens - tokens
         if self.log.events is not None:
-            self.log.add(EventKind.ADMITTED, request.id, detail=f"cached={tokens}")
-        if hit.tokens:
-            self.memory.claim(request, hit)
+            detail = f"cached={tokens}"
+            if external:
+                detail += f" external={external}"
+            self.log.add(EventKind.ADMITTED, request.id, detail=detail)
+
+    def load(self, request: Request, hit: Hit, tokens: int, reach: int) -> Transfer:
+        """Begins to load what follows a waiting request's prefix hit; it gets blocks for `reach` tokens."""
+        assert self.offloading is not None
+        request.state = State.LOADING
+        request.computed = hit.tokens + tokens
+        request.last_external = tokens
+        self.memory.claim(request, hit._replace(tokens=request.computed))
+        self.memory.grow(request, request.computed)
+        if reach > request.computed:
+            self.memory.grow(request, reach)
+        return self.offloading.load(request, tokens)
+
+    def receive(self, request: Request) -> None:
+        """Takes note of the end of a request's load: what it brought can be found from now on.
+
+        The last known token is always left to compute.
+        """
+        assert self.offloading is not None
+        if self.offloading.take_failed(request):
+            request.last_external = 0
+            if not request.computed:
+                self.memory.release(request)
+                request.state = State.WAITING
+                return
+            self.memory.publish(request, request.computed)
+            return
+        if not self.offloading.take_arrived(request):
+            return
+        self.memory.publish(request, request.computed)
+        if request.computed == request.known:
+            request.computed -= 1
+            request.last_external -= 1
+
+    def admit_loaded(self, request: Request, now: int) -> None:
+        """Starts the prefill of a request that a load has brought tokens to, after its prefix hit."""
+        assert self.offloading is not None
+        self.offloading.admitted(request)
+        self._start(request, request.computed, request.last_external, now)
 
     # ---- computing
 
@@ -215,14 +269,39 @@ class Lifecycle:
             request.known = request.total_tokens
         request.lost_tokens = computed
         request.computed = 0
+        if self.offloading is not None:
+            self.offloading.preempted(request)
         self.log.add(EventKind.PREEMPTED, request.id)
-        self.memory.release(request)
+        self._give_back(request)
         request.state = State.WAITING
         self.queue.put_back(request)
 
     def _flies(self, request: Request) -> bool:
         """Whether a decode of the request is in flight."""
         return any(request in plan.decodes for plan in self.running.in_flight)
+
+    def _give_back(self, request: Request) -> None:
+        """Gives a request's blocks back.
+
+        With a host tier nobody may get them while a plan in flight still writes to them, for a load is not
+        ordered behind it: they are kept until the newest plan is committed (as vLLM's deferred frees).
+        """
+        if self.offloading is not None and self._is_computed(request):
+            self.offloading.keep(self.running.in_flight[-1].step, self.memory.detach(request))
+        else:
+            self.memory.release(request)
+
+    def _is_computed(self, request: Request) -> bool:
+        """Whether a plan in flight computes tokens of the request."""
+        for plan in self.running.in_flight:
+            if request in plan.decodes or any(chunk.request is request for chunk in plan.chunks):
+                return True
+        return False
+
+    def give_back_deferred(self, plan: StepPlan) -> None:
+        """Gives back the blocks that were kept for a plan that has been executed."""
+        if self.offloading is not None and self.offloading.give_back_kept(plan.step):
+            self.queue.blocked = False
 
     # ---- ending
 
@@ -300,7 +379,7 @@ class Lifecycle:
         request = self.requests.get(id)
         if request is None:
             return False
-        if self.memory.holds(request):
+        if request.state is not State.LOADING and self.memory.holds(request):
             committed = self.running.committed(request)
             self.memory.publish(request, min(committed, self.running.findable(request)))
             self.memory.withdraw(request, committed)
@@ -338,7 +417,8 @@ class Lifecycle:
 
     def _end(self, request: Request, state: State, kind: EventKind, now: int) -> None:
         request.finished_ns = now
-        self.memory.release(request)
+        if self.offloading is None or self.offloading.ended(request):
+            self._give_back(request)
         request.state = state
         request.parent = None
         del self.requests[request.id]

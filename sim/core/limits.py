@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, check_groups
+from pagecast.sim.core.tier_spec import HostTierSpec
 
 MOST_BLOCKS = 20_000_000
 
@@ -18,7 +19,7 @@ class Limits:
     `policy`: the order of the queue, and who is preempted (see `rules/profiles.py`). `caching`: prefix reuse.
     `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
     the number of tokens per block key: their block sizes are multiples of it. `max_loras`: how many LoRA
-    adapters a step computes with at most; None: any number.
+    adapters a step computes with at most; None: any number. `host`: the host tier; None: there is none.
     """
 
     num_blocks: int
@@ -31,6 +32,7 @@ class Limits:
     caching: bool = True
     groups: tuple[GroupSpec, ...] = ()
     max_loras: int | None = None
+    host: HostTierSpec | None = None
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -50,6 +52,8 @@ class Limits:
             raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
         if self.max_loras is not None and self.max_loras < 1:
             raise BadInput(f"max_loras is {self.max_loras}; it must be at least 1")
+        if self.host is not None:
+            self.host.check()
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
 

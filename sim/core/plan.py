@@ -64,8 +64,8 @@ class StepPlan(NamedTuple):
 
     Host tier: `loads` bring blocks from host memory and begin with the step; they may end in a later one.
     `stores` copy blocks to host memory once the step has computed them. Before the step computes anything,
-    all of the stores in `flushed` must be done: their blocks are given to others. A plan may consist of loads
-    alone. `Outcome.transferred` reports which jobs have ended, whatever plan they came with.
+    all of the stores in `flushed` must be done: their blocks are given to others. A plan may consist of these
+    alone (`computes`). `Outcome.transferred` reports which jobs have ended, whatever plan they came with.
 
     `running`, `waiting` and `used_blocks` are counted after scheduling (of a stretch, after its last step;
     the requests that end with it are still counted).
@@ -87,6 +87,11 @@ class StepPlan(NamedTuple):
     loads: tuple[Transfer, ...] = ()
     stores: tuple[Transfer, ...] = ()
     flushed: tuple[int, ...] = ()
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is anything to compute. A plan of transfers alone is carried out, not committed."""
+        return bool(self.decode_n or self.prefill)
 
     @property
     def last(self) -> int:

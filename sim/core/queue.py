@@ -36,6 +36,9 @@ class Order(Protocol):
     def pass_over(self, request: Request) -> None:
         """Takes note that a request was passed over: it stays ahead of those put back from now on."""
 
+    def bring_back(self, requests: Sequence[Request]) -> None:
+        """Adds requests taken out of the front again, where they were, as passed over."""
+
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it stands."""
 
@@ -81,6 +84,14 @@ class Queue:
         """Leaves a request waiting although others behind it may be admitted."""
         self.order.pass_over(request)
         self.passed_over = True
+
+    def set_aside(self, request: Request) -> None:
+        """Takes the first request out until `bring_back`, so that those behind it may be admitted."""
+        self.order.remove(request)
+
+    def bring_back(self, requests: Sequence[Request]) -> None:
+        """Puts requests that were set aside in the place that they had, ahead of all others."""
+        self.order.bring_back(requests)
 
     def first(self) -> Request | None:
         """The request to be admitted next; None where nobody waits."""

@@ -15,6 +15,7 @@ class State(Enum):
 
     NEW = "new"  # made, not yet submitted
     WAITING = "waiting"  # in the queue, holding no blocks
+    LOADING = "loading"  # in the queue, holding blocks that are loaded from a lower tier, or were
     PREFILL = "prefill"  # admitted, prompt chunks still to come (in `nano-vllm` it stays in the queue)
     DECODE = "decode"  # running, generating
     DRAINING = "draining"  # running, its last token planned, not yet committed
@@ -42,6 +43,7 @@ class Request:
         "cached_tokens",
         "computed",
         "drafts",
+        "external_tokens",
         "finished_ns",
         "first_token_ns",
         "flying",
@@ -50,6 +52,7 @@ class Request:
         "keys",
         "known",
         "lag",
+        "last_external",
         "last_tick",
         "lost_tokens",
         "order",
@@ -99,6 +102,8 @@ class Request:
         self.order = 0  # number of its latest admission
         self.cached_tokens = NEVER  # prefix hit at first admission
         self.reused_tokens = 0  # prefix hits of all admissions
+        self.external_tokens = 0  # of `cached_tokens`, those loaded from a lower tier
+        self.last_external = 0  # tokens that its latest load brought or is to bring
         self.lost_tokens = 0  # computed tokens that its latest preemption threw away
         self.recomputed_tokens = 0  # lost tokens that the next admission did not find, of all preemptions
         self.preemptions = 0
@@ -122,4 +127,4 @@ class Request:
         return self.prompt_tokens + self.output_tokens
 
 
-_ALIVE = frozenset((State.WAITING, State.PREFILL, State.DECODE, State.DRAINING))
+_ALIVE = frozenset((State.WAITING, State.LOADING, State.PREFILL, State.DECODE, State.DRAINING))

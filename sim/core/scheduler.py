@@ -16,6 +16,8 @@ step is the profile's rule (`rules/`); the blocks are behind `memory/kv_memory.p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventLog
@@ -34,6 +36,7 @@ from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.tiers.offloading import Offloading
 
 
 class Scheduler:
@@ -67,7 +70,10 @@ class Scheduler:
         self.queue = Queue(profile.order(limits), self.memory)
         if drafter is not None and drafter.recomputes_block:
             self.memory.leave_out_last_blocks()
-        self.lifecycle = Lifecycle(limits, self.memory, self.queue, self.running, self.log, drafter)
+        self.offloading = self._make_offloading(limits, profile)
+        self.lifecycle = Lifecycle(
+            limits, self.memory, self.queue, self.running, self.log, drafter, self.offloading
+        )
         self._step = Step(self.lifecycle, self.memory, drafter)
         self.stride = self._make_stride()
         self._mix = profile.mix(limits) if not limits.groups else profile.hybrid_mix(limits)
@@ -89,6 +95,14 @@ class Scheduler:
             eviction=profile.eviction(limits),
             groups=profile.groups,
         )
+
+    def _make_offloading(self, limits: Limits, profile: Profile) -> Offloading | None:
+        if limits.host is None:
+            return None
+        if not profile.offloads:
+            raise BadInput(f"the profile {profile.name} has no KV offloading; choose vllm")
+        drops_last = self.memory.recomputes_block
+        return Offloading(limits.host, limits, self.memory, self.running, self.log, drops_last=drops_last)
 
     # ---- requests come and go
 
@@ -194,16 +208,29 @@ class Scheduler:
         # The newest plan may be an open stretch. It is settled where it is the plan committed here, or where
         # the outcome may change something. Otherwise it stays open: `Stride.quiet` made sure that this
         # commit changes nothing it could see.
-        if self.stride.open is plan or outcome is not DONE:
+        if self.stride.open is plan or outcome.stopped or outcome.failed or outcome.accepted:
             self.stride.settle()
         failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
         in_flight.popleft()
         if self.memory.timed is not None:
             self.memory.at(now)
+        if self.offloading is not None:
+            self.lifecycle.give_back_deferred(plan)
         last = plan.step + plan.steps - 1
         if outcome is DONE and not plan.chunks and last not in self.running.draining:
             return []
-        return failed + self.lifecycle.commit(plan, outcome, now)
+        ended = failed + self.lifecycle.commit(plan, outcome, now)
+        if outcome.transferred:
+            self.transferred(outcome.transferred, outcome.lost)
+        return ended
+
+    def transferred(self, jobs: Sequence[int], lost: Sequence[int] = ()) -> None:
+        """Takes note, between commits, that transfers to or from the host tier have ended, in this order.
+
+        `lost`: those of them that failed. A load that failed is computed; a store that failed is no store.
+        """
+        assert self.offloading is not None
+        self.offloading.transferred(jobs, lost)
 
     # ---- figures
 

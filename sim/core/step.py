@@ -15,6 +15,7 @@ from pagecast.sim.core.plan import Chunk, StepPlan, Transfer, counts_as_decode
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
+from pagecast.sim.core.tiers.offloading import Offloading
 
 
 class Step:
@@ -40,7 +41,10 @@ class Step:
         self.left_out: set[Request] = set()
         self.loads: list[Transfer] = []  # blocks to bring from host memory
         self.stores: list[Transfer] = []  # blocks to copy to host memory after the step
+        self.flushed: tuple[int, ...] = ()  # stores that must be done before the step
+        self.offloading = lifecycle.offloading
         self.failed_allocations = 0
+        self._given: list[Request] = []  # whose whole block tables are new in this step
         self._memory = memory
         self._queue: Queue = lifecycle.queue
         self._log: EventLog = lifecycle.log
@@ -64,6 +68,8 @@ class Step:
         self.left_out = set()
         self.loads = []
         self.stores = []
+        self.flushed = ()
+        self._given = []
         self._computing = 0
         self._tick = self.running.tick
         self._decodes = ()
@@ -216,6 +222,23 @@ class Step:
     def admit(self, request: Request, hit: Hit, forked: int = 0) -> None:
         """Gives a waiting request its cached prefix and `forked` tokens to be copied. `run` has to follow."""
         self.lifecycle.admit(request, hit, self.now, forked)
+        if self.offloading is not None:
+            self._given.append(request)
+
+    def load(self, request: Request, hit: Hit, tokens: int) -> None:
+        """Lets a waiting request load `tokens` tokens beyond its hit; it stays in the queue meanwhile.
+
+        It gets room for drafts too, unless its drafter leaves out the last block of a hit (EAGLE; as vLLM).
+        """
+        cached = hit.tokens + tokens
+        reach = cached if self._memory.recomputes_block else self.reach(cached)
+        self.loads.append(self.lifecycle.load(request, hit, tokens, reach))
+        self._given.append(request)
+
+    def admit_loaded(self, request: Request) -> None:
+        """Lets a waiting request go on after what a load has brought. `run` has to follow."""
+        self.lifecycle.admit_loaded(request, self.now)
+        self._given.append(request)
 
     def run(self, request: Request) -> None:
         """Moves an admitted request from the queue to the running ones.
@@ -254,6 +277,10 @@ class Step:
         """Makes the plan of what the rules decided; None where nobody computes anything."""
         n = len(self._decodes)
         chunks = self.chunks
+        if self.offloading is not None:
+            self._offload(self.offloading)
+            if not n and not chunks and (self.loads or self.flushed):
+                return self._seal_transfers()
         if not n and not chunks:
             return None
         context = self._context
@@ -284,6 +311,7 @@ class Step:
             tuple(self.preempted),
             tuple(self.loads),
             tuple(self.stores),
+            self.flushed,
         )
         if self.left_out or running.left_out:
             left_out = [request for request in self.left_out if request.state is State.DECODE]
@@ -300,6 +328,22 @@ class Step:
             lifecycle.await_tokens(plan)
         running.in_flight.append(plan)
         return plan
+
+    def _offload(self, offloading: Offloading) -> None:
+        preempted = bool(self.preempted)
+        self.stores = offloading.stores(self.chunks, self._decodes, self._given, preempted=preempted)
+        self.flushed = offloading.take_flushed()
+
+    def _seal_transfers(self) -> StepPlan:
+        """A plan of transfers alone: nobody commits it."""
+        used = self._memory.used_blocks
+        running, waiting = len(self.running.requests), self._queue.size
+        preempted, loads = tuple(self.preempted), tuple(self.loads)
+        plan = StepPlan(
+            self._log.step, 1, self._tick, 0, 0, 0, (), running, waiting, used, (), (), preempted, loads
+        )
+        self._log.step += 1
+        return plan._replace(flushed=self.flushed)
 
     def seal_stretch(self, steps: int, count: int, context: int, longest: int, crossings: int) -> StepPlan:
         """Makes the plan of `steps` decode steps in a row.

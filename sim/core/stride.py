@@ -62,6 +62,9 @@ class Stride:
         self.count = count
         self.context, self.longest = decoders.contexts(tick)
         steps = self._memory.quiet(decoders, tick, count, decoders.quiet(tick))
+        offloading = self._lifecycle.offloading
+        if offloading is not None:
+            steps = min(steps, offloading.quiet_steps)
         if steps <= 1:
             return steps
         if running.knows_ahead():

@@ -17,11 +17,13 @@ class ExternalEventKind(IntEnum):
 
     SUBMITTED = 0
     CANCELLED = 1
-    PLANNED_NOTHING = 2  # a plan that preempted requests and found nothing to compute
+    PLANNED_NOTHING = 2  # a plan that computed nothing: it preempted requests, or began to load blocks
+    TRANSFERRED = 3  # the engine learned that a transfer to or from the host tier had ended
 
 
 class Outside(NamedTuple):
-    """Something that happened at a time, to the request of a row; for a plan, its row in `run.idle`."""
+    """Something that happened at a time, to the request of a row; for a plan, its row in `run.idle`; for a
+    transfer, its place in the order of all of them."""
 
     time_ns: int
     kind: ExternalEventKind
@@ -75,5 +77,7 @@ def outside(run: RecordedRun) -> Iterator[Outside]:
     if run.idle is not None:
         for row, time_ns in enumerate(run.idle.start_ns.tolist()):
             yield Outside(time_ns, ExternalEventKind.PLANNED_NOTHING, row)
+    for row, transfer in enumerate(run.transfers):
+        yield Outside(transfer.told_ns, ExternalEventKind.TRANSFERRED, row)
     for time_s in run.meta.get("idle_plans_s", ()):
         yield Outside(int(to_ns(time_s)), ExternalEventKind.PLANNED_NOTHING, -1)

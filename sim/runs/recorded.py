@@ -1,6 +1,6 @@
 """Recorded runs: what a real engine did, step by step. Calibration and validation speak this format.
 
-A run is a folder of four files (`events.jsonl.gz` may stand beside them):
+A run is a folder of four files (`events.jsonl.gz` and `transfers.jsonl.gz` may stand beside them):
 
 - `meta.json`: engine, version, GPU, model, configuration, `usable_blocks`; `format` (1 where absent).
 - `inputs.jsonl.gz`: a request per line: `arrival_s`, `input_tokens`, `output_tokens`, perhaps `priority`; a
@@ -8,8 +8,9 @@ A run is a folder of four files (`events.jsonl.gz` may stand beside them):
   their concatenation, cut) or, where blocks can't say it, `spans` of [content, offset, length].
 - `requests.csv.gz`: one request per row: when it was submitted, got its first token and finished.
 - `steps.jsonl.gz`: one step per line: when it ran and what it computed; `run` names a section with its own
-  clock. A line without decodes and prompt chunks is a plan that preempted requests and found nothing to
-  compute.
+  clock. A line without decodes and prompt chunks is a plan that found nothing to compute.
+- `transfers.jsonl.gz`: the transfers to and from a host tier, in the order in which the scheduler was told
+  of their ends: `job` (its number), `told_s`, and perhaps more.
 
 A run of steady shapes, made to calibrate from, has no requests and lacks the two files.
 """
@@ -98,6 +99,13 @@ class Steps:
         return Batch(int(counts[0]), int(counts[1]), int(counts[2]), self.prefill(index), after)
 
 
+class RecordedTransfer(NamedTuple):
+    """The end of a transfer to or from a host tier: its number, and when the scheduler was told of it."""
+
+    job: int
+    told_ns: int
+
+
 @dataclass(frozen=True)
 class RecordedRun:
     """One recorded run. `requests` has the columns of `recorded_requests` and perhaps more; `inputs` those of
@@ -115,6 +123,7 @@ class RecordedRun:
     events: list[dict[str, Any]] = field(default_factory=list)
     parts: tuple[RecordedRun, ...] = ()
     idle: Steps | None = None
+    transfers: tuple[RecordedTransfer, ...] = ()
 
     @property
     def pipeline_depth(self) -> int:
@@ -169,7 +178,8 @@ class RecordedRun:
         has_events = has(path, "events.jsonl.gz")
         events = [line for _, line in lines(path / "events.jsonl.gz")] if has_events else []
         name = str(meta.get("name") or path.name)
-        return cls(name, path, meta, steps, requests, inputs, spans, events, idle=idle)
+        transfers = _read_transfers(path) if has(path, "transfers.jsonl.gz") else ()
+        return cls(name, path, meta, steps, requests, inputs, spans, events, idle=idle, transfers=transfers)
 
     def write(self, folder: str | Path) -> Path:
         """Writes the run in the same format, creating the folder; returns it. Times keep nanoseconds."""
@@ -187,6 +197,9 @@ class RecordedRun:
             _write_lines(path / "inputs.jsonl.gz", _input_lines(self.inputs, self.spans))
         if self.events:
             _write_lines(path / "events.jsonl.gz", iter(self.events))
+        if self.transfers:
+            told = ({"job": one.job, "told_s": one.told_ns / 1e9} for one in self.transfers)
+            _write_lines(path / "transfers.jsonl.gz", told)
         return path
 
 
@@ -212,6 +225,20 @@ def _read_meta(path: Path) -> dict[str, Any]:
         wrong = f"'gpu_memory_utilization' is {share!r}, must be a number above 0 and at most 1"
         raise BadInput(f"{path}: config: {wrong}")
     return meta
+
+
+def _read_transfers(folder: Path) -> tuple[RecordedTransfer, ...]:
+    path = folder / "transfers.jsonl.gz"
+    transfers = []
+    for number, line in lines(path):
+        job: Any = line.get("job")
+        told: Any = line.get("told_s")
+        if type(job) is not int or not 0 <= job < HUGE:
+            raise BadInput(f"{path} line {number}: 'job' is {job!r}, must be a whole number of at least 0")
+        if type(told) not in (int, float) or not 0 <= told < LATEST_S:
+            raise BadInput(f"{path} line {number}: 'told_s' is {told!r}, must be a number of at least 0")
+        transfers.append(RecordedTransfer(job, round(told * 1e9)))
+    return tuple(transfers)
 
 
 class _Section(NamedTuple):

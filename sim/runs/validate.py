@@ -21,6 +21,7 @@ from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.external_events import Endings, ExternalEventKind, Outside, outside
+from pagecast.sim.runs.host_tier import host_tier_of
 from pagecast.sim.runs.kv_groups import recorded_groups
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.speculation.config import SpeculativeConfig
@@ -77,6 +78,7 @@ def limits_of(run: RecordedRun) -> Limits:
         caching=bool(config.get("enable_prefix_caching", True)),
         groups=groups,
         max_loras=whole("max_loras") if config.get("max_loras") else None,
+        host=host_tier_of(run),
     )
 
 
@@ -121,6 +123,7 @@ class DecisionReplay:
         self._outside = sorted(outside(run), reverse=True)  # the next stands last
         self._pipeline: Pipeline[int] = Pipeline(self.scheduler)  # with the end of each step
         self.idle_differences: list[tuple[int, str]] = []
+        self.transfer_plans: list[StepPlan] = []  # plans of transfers alone
 
     def step(self, number: int) -> StepPlan | None:
         """Plans the step that was recorded as `number`, after all that happened before it."""
@@ -128,6 +131,9 @@ class DecisionReplay:
         start = int(steps.start_ns[number])
         self._advance(start)
         made = s.plan(start, once=self.run.idle is not None)
+        if made is not None and not made.computes:
+            self.transfer_plans.append(made)
+            return None
         if made is not None:
             self._pipeline.add(made, int(steps.end_ns[number]))
         return made
@@ -182,6 +188,8 @@ class DecisionReplay:
             request = self.requests[what.row]
             request.reason = self._endings.reasons.get(what.row, "")
             s.cancel(request.id, what.time_ns)
+        elif what.kind is ExternalEventKind.TRANSFERRED:
+            s.transferred((self.run.transfers[what.row].job,))
         elif what.row < 0:
             s.plan(what.time_ns)
         else:
@@ -193,6 +201,9 @@ class DecisionReplay:
         s, idle = self.scheduler, self.run.idle
         assert idle is not None
         made = s.plan(what.time_ns, once=True)
+        if made is not None and not made.computes:
+            self.transfer_plans.append(made)
+            made = None
         if made is not None:
             self._pipeline.add(made, what.time_ns)
             wrong = [f"the engine computed nothing, the core {made.decode_n} decodes and {made.prefill}"]

@@ -13,6 +13,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -77,12 +78,21 @@ class Served(NamedTuple):
     cached_tokens: int
     tokens_out: int
     preemptions: int
+    external_tokens: int = 0
+
+
+class Delivered(NamedTuple):
+    """The end of a transfer, when the scheduler was told of it; several at one time are in their order."""
+
+    time_us: int
+    job: int
 
 
 class Decisions(NamedTuple):
     """All that was decided for one specification.
 
-    `contents`: where recorded, for each step that computes, a digest of the blocks stored and removed.
+    `contents`: where recorded, for each step that computes, a digest of the blocks stored and removed. With a
+    host tier, `transfers` has a digest for each step, and `delivered` the ends of its transfers.
     """
 
     seed: int
@@ -90,6 +100,8 @@ class Decisions(NamedTuple):
     steps: list[Step]
     served: list[Served]
     contents: tuple[int, ...] = ()
+    transfers: tuple[int, ...] = ()
+    delivered: tuple[Delivered, ...] = ()
 
 
 def write(path: Path, runs: Iterable[Decisions]) -> None:
@@ -133,6 +145,13 @@ def _packed(run: Decisions) -> dict[str, Any]:
     packed = {"seed": run.seed, "checksum": run.checksum, "steps": columns, "served": served}
     if run.contents:
         packed["contents"] = run.contents
+    if run.transfers:
+        packed["transfers"] = run.transfers
+        times = [one.time_us for one in run.delivered]
+        gaps = [time - before for before, time in zip([0, *times], times, strict=False)]
+        packed["delivered"] = [gaps, [one.job for one in run.delivered]]
+    else:
+        packed["served"] = served[: Served._fields.index("external_tokens")]
     return packed
 
 
@@ -150,7 +169,10 @@ def _unpacked(line: dict[str, Any]) -> Decisions:
         before = Step(**fields)
         steps.append(before)
     served = [Served(*row) for row in zip(*line["served"], strict=True)]
-    return Decisions(line["seed"], line["checksum"], steps, served, tuple(line.get("contents", ())))
+    gaps, jobs = line.get("delivered", ((), ()))
+    delivered = tuple(Delivered(time, job) for time, job in zip(accumulate(gaps), jobs, strict=True))
+    contents, transfers = tuple(line.get("contents", ())), tuple(line.get("transfers", ()))
+    return Decisions(line["seed"], line["checksum"], steps, served, contents, transfers, delivered)
 
 
 class EventDigests:

@@ -32,13 +32,15 @@ import hybrid_specifications
 import specifications
 import torch
 from contents import Contents
-from decisions import BlockTrail, Decisions, EventDigests, Served, Step, to_line
+from decisions import BlockTrail, Decisions, Delivered, EventDigests, Served, Step, to_line
+from host_tier import TransferDigests
 from hybrid_specifications import HYBRID
 from specifications import Spec, checksum
 from speculation import Guesses
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVTransferConfig,
     LoRAConfig,
     ModelConfig,
     SchedulerConfig,
@@ -46,6 +48,8 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.distributed.kv_events import BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading_scheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -61,16 +65,18 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    KVCacheTensor,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 Row = dict[str, Any]
 
+BLOCK_BYTES = 1000  # any size will do
 EVENTS = "events"  # compare whole KV events, not contents alone
 PLACEHOLDER = 1 << 44  # the token that stands for a part of any image
 STOP = 0  # the token that ends an output early
@@ -94,11 +100,88 @@ MODEL = {
 
 
 class Computing(NamedTuple):
-    """A plan in flight: when it will be computed, and the requests that it yields tokens for."""
+    """A plan in flight: when it will be computed, the requests that it yields tokens for, and what the worker
+    reports of transfers."""
 
     output: SchedulerOutput
     end_us: int
     sampling: frozenset[str]
+    transfers: KVConnectorOutput | None = None
+
+
+class OrderedSet(dict[Any, None]):
+    """A set in the order of insertion. vLLM keeps the blocks of a job in a set, whose order differs from run
+    to run and decides which of them are evicted first."""
+
+    def __init__(self, values: Any = ()) -> None:
+        super().__init__(dict.fromkeys(values))
+
+    def add(self, value: Any) -> None:
+        self[value] = None
+
+    def remove(self, value: Any) -> None:
+        del self[value]
+
+    def update(self, values: Any) -> None:
+        super().update(dict.fromkeys(values))
+
+    def pop(self, *chosen: Any) -> Any:
+        return super().pop(*chosen) if chosen else self.popitem()[0]
+
+    def difference_update(self, values: Any) -> None:
+        for value in values:
+            self.pop(value, None)
+
+
+offloading_scheduler.set = OrderedSet  # type: ignore[attr-defined]
+
+
+class Worker:
+    """The worker's side of the offloading connector: it copies blocks, in virtual time.
+
+    A step's loads are submitted with the step, its stores with the next one. Each direction takes one job
+    after another. Stores wait for what the device computes.
+    """
+
+    def __init__(self, links: Row) -> None:
+        self._links = links
+        self._stores: dict[int, Any] = {}  # not submitted yet
+        self._free_us = {"load": 0, "store": 0}
+        self.ends: dict[int, tuple[int, str | None]] = {}  # by job: when it is done; who waits for it
+
+    def run(self, metadata: Any, now_us: int, device_free_us: int) -> int:
+        """Submits what a step brings. Returns when the step may begin."""
+        for number, job in self._stores.items():
+            self._submit("store", number, job, max(now_us, device_free_us), None)
+        for number, job in metadata.load_jobs.items():
+            self._submit("load", number, job, now_us, job.req_id)
+        self._stores = dict(metadata.store_jobs)
+        waited = [self.ends[number][0] for number in metadata.jobs_to_flush or () if number in self.ends]
+        return max([now_us, *waited])
+
+    def _submit(self, way: str, number: int, job: Any, now_us: int, waiting: str | None) -> None:
+        device = job.transfer_spec[way == "load"]
+        begin = max(now_us, self._free_us[way])
+        end = begin + self._links["latency_us"] + self._links[f"{way}_us"] * len(device.block_ids)
+        self._free_us[way] = end
+        self.ends[number] = end, waiting
+
+    def finished(self, now_us: int) -> KVConnectorOutput:
+        """What is done by now and was not reported before."""
+        done = sorted((end, number) for number, (end, _) in self.ends.items() if end <= now_us)
+        metadata = OffloadingWorkerMetadata()
+        received = set()
+        for _, number in done:
+            waiting = self.ends.pop(number)[1]
+            metadata.mark_completed(number)
+            if waiting is not None:
+                received.add(waiting)
+        return KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=metadata)
+
+    @property
+    def next_us(self) -> int | None:
+        """When the next transfer ends; None where none is under way."""
+        return min((end for end, _ in self.ends.values()), default=None)
 
 
 class Story:
@@ -110,6 +193,8 @@ class Story:
         self.finish_us = -1
         self.cached_tokens = -1
         self.tokens_out = 0
+        self.local_tokens = -1  # the prefix hit before its latest load
+        self.external_tokens = 0
 
 
 def token(content: int, offset: int) -> int:
@@ -185,6 +270,8 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
     if "speculative_config" in config:
         whole.speculative_config = speculative_config(config["speculative_config"])
         whole._set_max_num_scheduled_tokens()
+    if "kv_offloading" in config:
+        whole.kv_transfer_config = transfer_config(config)
     groups = [group_spec(group, config) for group in config.get("kv_groups", [config])]
     blocks = config["usable_blocks"] + 1  # vLLM keeps one for itself
     cache.num_gpu_blocks = blocks
@@ -193,13 +280,26 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         vllm_config=whole,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
-            kv_cache_tensors=[],
+            kv_cache_tensors=[KVCacheTensor(size=blocks * BLOCK_BYTES, shared_by=["layer 0"])],
             kv_cache_groups=[KVCacheGroupSpec([f"layer {n}"], group) for n, group in enumerate(groups)],
         ),
         structured_output_manager=StructuredOutputManager(whole),
         block_size=aligned_tokens(config),
         hash_block_size=config["block_size"] if config["enable_prefix_caching"] else None,
         log_stats=False,
+    )
+
+
+def transfer_config(config: Row) -> KVTransferConfig:
+    """vLLM's configuration of the offloading connector, as `--kv-offloading-size` makes it."""
+    options = dict(config["kv_offloading"])
+    factor = options.pop("block_size_factor")
+    options["cpu_bytes_to_use"] = options.pop("cpu_blocks") * factor * BLOCK_BYTES
+    if factor > 1:
+        sizes = [group["block_size"] for group in config.get("kv_groups", [config])]
+        options["block_size"] = sizes[0] * factor
+    return KVTransferConfig(
+        kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=options
     )
 
 
@@ -277,6 +377,27 @@ class Engine:
         self.flying: deque[Computing] = deque()
         self.now_us = 0
         self.device_free_us = 0
+        self.worker = Worker(self.spec["links"]) if "links" in self.spec else None
+        self.delivered: list[Delivered] = []
+        self.transfers: list[int] = []
+        self.transfer_digests = TransferDigests()
+        if self.worker is not None:
+            self._watch_host()
+
+    def _watch_host(self) -> None:
+        """Lets the host tier tell of its blocks, and the connector of each load."""
+        connector = self.scheduler.connector.connector_scheduler
+        connector.manager.events = []
+        self.scheduler.connector.take_events = lambda: ()
+        load = connector.update_state_after_alloc
+
+        def watched(request: Request, blocks: Any, tokens: int) -> None:
+            load(request, blocks, tokens)
+            if tokens:
+                status = connector._req_status[request.request_id]
+                self.stories[request.request_id].local_tokens = status.num_locally_computed_tokens
+
+        connector.update_state_after_alloc = watched
 
     def _request(self, number: int, row: Row, hasher: Any) -> Request:
         sampling = SamplingParams(
@@ -302,14 +423,30 @@ class Engine:
         """Serves every request to its end."""
         while len(self.stories) < len(self.rows) or self.scheduler.has_unfinished_requests() or self.flying:
             self._take_in()
-            if self.scheduler.has_unfinished_requests():
+            if self._has_work():
                 self._plan()
             elif self.flying:
                 self._commit()
             else:
                 self.now_us = self.rows[len(self.stories)]["arrival_us"]
         served = [self._served(number) for number in range(len(self.rows))]
-        return Decisions(self.seed, checksum(self.spec), self.steps, served, tuple(self.digests))
+        return Decisions(
+            self.seed,
+            checksum(self.spec),
+            self.steps,
+            served,
+            tuple(self.digests),
+            tuple(self.transfers),
+            tuple(self.delivered),
+        )
+
+    def _has_work(self) -> bool:
+        if self.scheduler.has_unfinished_requests():
+            return True
+        if self.worker is None or not self.scheduler.connector.has_pending_push_work():
+            return False
+        # Transfers go on while nobody is served; but nothing asks for them once all have ended.
+        return len(self.stories) < len(self.rows)
 
     def _take_in(self) -> None:
         """Hands the scheduler what has arrived by now."""
@@ -324,6 +461,10 @@ class Engine:
         self.now_us += 1
         output = self.scheduler.schedule()
         self._look_at_contents(output)
+        transfers = self._transfer(output)
+        if transfers is not None and not output.total_num_scheduled_tokens:
+            self._compute_nothing(output)
+            return
         if not output.total_num_scheduled_tokens:
             if output.preempted_req_ids:
                 self.steps.append(self._step([], self.now_us))
@@ -333,13 +474,64 @@ class Engine:
                 self._commit()
             return
         chunks = self._chunks(output)
+        planned_us = self.now_us
+        if self.worker is not None:
+            meta = output.kv_connector_metadata
+            self.now_us = self.worker.run(meta, self.now_us, self.device_free_us)
+            transfers = self.worker.finished(self.now_us)
         end_us = max(self.now_us, self.device_free_us) + self._cost_us(chunks)
         self.device_free_us = end_us
-        self.steps.append(self._step(chunks, end_us))
+        self.steps.append(self._step(chunks, end_us, planned_us))
         ids = output.num_scheduled_tokens
         sampling = frozenset(id for id in ids if not self.scheduler.requests[id].is_prefill_chunk)
-        self.flying.append(Computing(output, end_us, sampling))
+        self.flying.append(Computing(output, end_us, sampling, transfers))
         if len(self.flying) > self.depth:
+            self._commit()
+
+    def _transfer(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        """Takes note of the transfers of a plan; None where there is no host tier."""
+        if self.worker is None:
+            return None
+        digests = self.transfer_digests
+        meta = output.kv_connector_metadata
+        manager = self.scheduler.connector.connector_scheduler.manager
+        digests.flushed(list(meta.jobs_to_flush or ()))
+        for number, job in meta.load_jobs.items():
+            host, device = job.transfer_spec
+            self._digest_job("load", number, job, device, host)
+        for number, job in meta.store_jobs.items():
+            device, host = job.transfer_spec
+            self._digest_job("store", number, job, device, host)
+        for event in manager.events:
+            for key in event.keys:
+                digests.host(key, not event.removed)
+        manager.events.clear()
+        self.transfers.append(digests.digest())
+        return KVConnectorOutput()
+
+    def _digest_job(self, kind: str, number: int, job: Any, device: Any, host: Any) -> None:
+        blocks = [int(block) - 1 for block in device.block_ids]
+        slots = [int(slot) for slot in host.block_ids]
+        self.transfer_digests.job(kind, number, int(job.req_id), blocks, slots)
+
+    def _compute_nothing(self, output: SchedulerOutput) -> None:
+        """Carries out a plan of transfers alone, or of nothing; it is answered after those before it."""
+        assert self.worker is not None
+        self.steps.append(self._step([], self.now_us, self.now_us))
+        self.now_us = self.worker.run(output.kv_connector_metadata, self.now_us, self.device_free_us)
+        if not self.flying:
+            # The engine asks again and again until something happens.
+            coming = [self.worker.next_us]
+            if len(self.stories) < len(self.rows):
+                coming.append(self.rows[len(self.stories)]["arrival_us"])
+            soonest = min((time for time in coming if time is not None), default=None)
+            if soonest is None and not output.preempted_req_ids and not self.worker._stores:
+                raise RuntimeError(f"seed {self.seed}: nothing was scheduled and nothing is in flight")
+            self.now_us = max(self.now_us, soonest or 0)
+        transfers = self.worker.finished(self.now_us)
+        self.flying.append(Computing(output, self.now_us, frozenset(), transfers))
+        self._commit()
+        if self.flying and not self.flying[0].output.total_num_scheduled_tokens:
             self._commit()
 
     def _look_at_contents(self, output: SchedulerOutput) -> None:
@@ -384,6 +576,8 @@ class Engine:
             story = self.stories[new.req_id]
             if story.cached_tokens < 0:
                 story.cached_tokens = new.num_computed_tokens
+                if story.local_tokens >= 0:
+                    story.external_tokens = new.num_computed_tokens - story.local_tokens
         cached = output.scheduled_cached_reqs
         for id, there in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             chunks.append((output.num_scheduled_tokens[id], there))
@@ -395,12 +589,12 @@ class Engine:
         context = sum(tokens + there for tokens, there in chunks)
         return int(cost["step_us"] + cost["token_us"] * tokens + cost["context_ns"] * context // 1000)
 
-    def _step(self, chunks: list[tuple[int, int]], end_us: int) -> Step:
+    def _step(self, chunks: list[tuple[int, int]], end_us: int, start_us: int = -1) -> Step:
         decodes = [there for tokens, there in chunks if tokens == 1]
         scheduler = self.scheduler
         pool = scheduler.kv_cache_manager.block_pool
         return Step(
-            start_us=self.now_us,
+            start_us=self.now_us if start_us < 0 else start_us,
             end_us=end_us,
             decode_n=len(decodes),
             decode_ctx=sum(decodes),
@@ -414,8 +608,11 @@ class Engine:
 
     def _commit(self) -> None:
         """Tells the scheduler what the oldest plan in flight has yielded."""
-        output, end_us, sampling = self.flying.popleft()
+        output, end_us, sampling, transfers = self.flying.popleft()
         self.now_us = max(self.now_us, end_us)
+        if transfers is not None and transfers.kv_connector_worker_meta is not None:
+            for number in transfers.kv_connector_worker_meta.completed_jobs:
+                self.delivered.append(Delivered(self.now_us, number))
         ids = list(output.num_scheduled_tokens)
         answer = ModelRunnerOutput(
             req_ids=ids,
@@ -424,6 +621,7 @@ class Engine:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=transfers,
         )
         for result in self.scheduler.update_from_output(output, answer).values():
             for one in result.outputs:
@@ -468,6 +666,7 @@ class Engine:
             cached_tokens=story.cached_tokens,
             tokens_out=story.tokens_out,
             preemptions=self.requests[number].num_preemptions,
+            external_tokens=story.external_tokens,
         )
 
 

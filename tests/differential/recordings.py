@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from contents import Contents
 from decisions import BlockTrail, Decisions, EventDigests, Served, Step
+from host_tier import TransferDigests
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.kv_events import BlockRemoved, BlockStored, KvEventStream
+from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
@@ -36,12 +38,13 @@ GUESSES = ("drafts", "accepted_drafts")
 
 class Difference(NamedTuple):
     """What the core decides otherwise: the first difference in steps, in preemptions, in the contents stored
-    and removed, and in the numbers of their blocks."""
+    and removed, in the numbers of their blocks, and in transfers to and from the host."""
 
     steps: str | None
     preemptions: str | None
     contents: str | None
     blocks: str | None = None
+    transfers: str | None = None
 
     def __bool__(self) -> bool:
         return any(part is not None for part in self)
@@ -57,8 +60,10 @@ def compare(spec: Spec, run: Decisions, folder: Path) -> Difference:
     if report.first_mismatch is not None:
         return Difference(report.first_mismatch, None, None)
     replay = DecisionReplay(recorded, log=bool(run.contents) or run.steps[0].trail is not None)
+    watched = TransferWatch(replay, spec) if run.transfers else None
     contents, blocks = _other_contents(replay, run, spec)
-    return Difference(None, _other_preemptions(replay, run), contents, blocks)
+    transfers = watched.difference(run) if watched is not None else None
+    return Difference(None, _other_preemptions(replay, run), contents, blocks, transfers)
 
 
 def compare_events(spec: Spec, run: Decisions, folder: Path) -> str | None:
@@ -96,6 +101,48 @@ def _other_contents(replay: DecisionReplay, run: Decisions, spec: Spec) -> tuple
             blocks = blocks or where
     replay.finish()
     return contents, blocks
+
+
+class TransferWatch:
+    """Takes note of the transfers of every plan of a replay, and of what comes to the host and leaves it."""
+
+    def __init__(self, replay: DecisionReplay, spec: Spec) -> None:
+        scheduler = replay.scheduler
+        assert scheduler.offloading is not None
+        self._replay = replay
+        self._factor = spec["config"]["kv_offloading"]["block_size_factor"]
+        self._host = scheduler.offloading.host
+        self._host.changes = []
+        self._digests = TransferDigests()
+        self.made: list[int] = []
+        self._plan = scheduler.plan
+        scheduler.plan = self._watch  # type: ignore[method-assign]
+
+    def _watch(self, now: int, *, once: bool = False) -> StepPlan | None:
+        plan = self._plan(now, once=once)
+        if plan is not None:
+            self._digests.flushed(list(plan.flushed))
+            for kind, jobs in (("load", plan.loads), ("store", plan.stores)):
+                for job in jobs:
+                    slots = list(dict.fromkeys(place // self._factor for place in job.places))
+                    self._digests.job(kind, job.job, job.request.index, list(job.blocks), slots)
+        assert self._host.changes is not None
+        for name, stored in self._host.changes:
+            self._digests.host(name, stored)
+        self._host.changes.clear()
+        self.made.append(self._digests.digest())
+        return plan
+
+    def difference(self, run: Decisions) -> str | None:
+        """The first plan with other transfers, or the first request with other tokens from the host."""
+        for number, (ours, theirs) in enumerate(zip(self.made, run.transfers, strict=True)):
+            if ours != theirs:
+                return f"plan {number}: other transfers, or other contents of the host"
+        for request, served in zip(self._replay.requests, run.served, strict=True):
+            if request.external_tokens != served.external_tokens:
+                ours, theirs = request.external_tokens, served.external_tokens
+                return f"request {request.id}: {ours} tokens from the host, the engine's {theirs}"
+        return None
 
 
 class Watch(list[Event]):
@@ -152,6 +199,9 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
     (folder / "meta.json").write_text(json.dumps(meta))
     _write_lines(folder / "steps.jsonl.gz", [_step(step, config["usable_blocks"]) for step in run.steps])
     _write_lines(folder / "inputs.jsonl.gz", [_input(request) for request in spec["requests"]])
+    if run.delivered:
+        told = [{"job": one.job, "told_s": one.time_us / US} for one in run.delivered]
+        _write_lines(folder / "transfers.jsonl.gz", told)
     with gzip.open(folder / "requests.csv.gz", "wt", compresslevel=1, newline="") as out:
         table = csv.writer(out)
         table.writerow(COLUMNS)

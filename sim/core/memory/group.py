@@ -70,6 +70,13 @@ class Group(Protocol):
     def release(self, request: Request) -> None:
         """Gives back every block, the last first."""
 
+    def detach(self, request: Request) -> Holding | None:
+        """Takes a request's blocks from it without giving them back; `give_back` has to follow."""
+        ...
+
+    def give_back(self, request: Request, holding: Holding) -> None:
+        """Gives back the blocks that a request has held, the last first."""
+
 
 class FullGroup:
     """KV of layers that attend to the whole sequence: one block per `block_size` tokens.
@@ -385,8 +392,19 @@ class FullGroup:
     def release(self, request: Request) -> None:
         """Gives back every block, the last first."""
         holding = self.holdings.pop(request, None)
-        if holding is None:
-            return
+        if holding is not None:
+            self.give_back(request, holding)
+
+    def detach(self, request: Request) -> Holding | None:
+        """Takes a request's blocks from it without giving them back; `give_back` has to follow."""
+        holding = self.holdings.pop(request, None)
+        if holding is not None and holding.generating:
+            del self._requests[holding]
+            holding.generating = False
+        return holding
+
+    def give_back(self, request: Request, holding: Holding) -> None:
+        """Gives back the blocks that a request has held, the last first."""
         if holding.generating:
             del self._requests[holding]
         pool = self.pool

@@ -8,9 +8,9 @@ Source: vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py (0.24).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
@@ -132,9 +132,13 @@ class HybridMemory(KvMemory):
         """
         return self._needed(hit, tokens, capped=True) + reserved <= len(self.blocks_pool.free)
 
-    def fits_now(self, hit: Hit, tokens: int) -> bool:
+    def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
-        return self._needed(hit, tokens, capped=False) <= len(self.blocks_pool.free)
+        return self._needed(hit, tokens, capped=False) + reserved <= len(self.blocks_pool.free)
+
+    def still_needed(self, request: Request, tokens: int) -> int:
+        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
+        return sum([group.still_needed(request, tokens) for group in self.layers])
 
     def _needed(self, hit: Hit, tokens: int, *, capped: bool) -> int:
         needed = 0
@@ -206,8 +210,8 @@ class HybridMemory(KvMemory):
 
     def claim(self, request: Request, hit: Hit) -> None:
         """Gives a request, which holds nothing, the prefix found for it in the same step."""
-        for group, table in zip(self.layers, hit.tables, strict=True):
-            group.claim(request, table, hit.tokens)
+        for group in self.layers:
+            group.claim(request, hit.tables[group.index] if hit.tables else [], hit.tokens)
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
@@ -247,6 +251,25 @@ class HybridMemory(KvMemory):
         for group in self.layers:
             group.release(request)
 
+    def detach(self, request: Request) -> Callable[[], None]:
+        """Takes a request's blocks from it, to be given back later by what is returned.
+
+        Until then they count as used, and their content can be found. They are given back group by group, the
+        last group first, all at once (as vLLM's deferred frees).
+        """
+        self.fresh.pop(request, None)
+        self._generating.pop(request, None)
+        blocks = [block for group in self.layers for block in group.detach(request)]
+        blocks.reverse()
+
+        def give_back() -> None:
+            freed = self.blocks_pool.drop(blocks)
+            self.layers[0].shared_blocks -= len(blocks) - len(freed)
+            if freed:
+                self.log.add(EventKind.FREED, request.id, freed)
+
+        return give_back
+
     def evict(self, blocks: int) -> int:
         """Forgets the content of the next `blocks` free blocks (all there are, at most) in eviction order.
 
@@ -256,6 +279,30 @@ class HybridMemory(KvMemory):
         taken = pool.take(min(blocks, len(pool.free)))
         pool.drop(taken)
         return len(taken)
+
+    # ---- for a lower tier
+
+    def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
+        """The first of a table's first `last` places that a load has to fill: its block has no content."""
+        blocks = self.layers[group].tables[request].blocks
+        keys = self.blocks_pool.keys
+        for place in range(last):
+            block = blocks[place]
+            if block != self.null and keys[block] is None:
+                return place
+        return last
+
+    def watch_taken(self, *, on: bool) -> None:
+        """Takes note of every block taken from now on, or of none."""
+        self.blocks_pool.taken = [] if on else None
+
+    def take_taken(self) -> list[int]:
+        """The blocks taken since the last call, as far as they were noted."""
+        taken = self.blocks_pool.taken
+        if not taken:
+            return []
+        self.blocks_pool.taken = []
+        return taken
 
     # ---- quiet time
 

@@ -127,6 +127,14 @@ class KvMemory:
         needed = -(-tokens // self.block_size) * self.crossing_blocks - hit.blocks + hit.idle
         return needed + reserved <= self.pool.free_blocks
 
+    def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
+        """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
+        return self.fits(request, hit, tokens, reserved)
+
+    def still_needed(self, request: Request, tokens: int) -> int:
+        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
+        return self.missing(request, tokens)
+
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
         if self._single:
@@ -157,7 +165,10 @@ class KvMemory:
     # ---- claiming and growing
 
     def claim(self, request: Request, hit: Hit) -> None:
-        """Gives a request, which holds nothing, the prefix found for it in the same step."""
+        """Gives a request, which holds nothing, the prefix found for it in the same step.
+
+        `hit.tokens` may be more than was found: what a load is to add (see `tiers/offloading.py`).
+        """
         for group, part in zip(self.groups, hit.groups, strict=True):
             group.claim(request, part)
 
@@ -216,6 +227,20 @@ class KvMemory:
         for group in self.groups:
             group.release(request)
 
+    def detach(self, request: Request) -> Callable[[], None]:
+        """Takes a request's blocks from it, to be given back later by what is returned.
+
+        Until then they count as used, and their content can be found.
+        """
+        detached = [(group, group.detach(request)) for group in self.groups]
+
+        def give_back() -> None:
+            for group, holding in detached:
+                if holding is not None:
+                    group.give_back(request, holding)
+
+        return give_back
+
     def evict(self, blocks: int) -> int:
         """Forgets the content of the next `blocks` free blocks (all there are, at most) in eviction order.
 
@@ -241,6 +266,29 @@ class KvMemory:
     def revert(self, now: int) -> None:
         """Ends the retention of free blocks whose time is over (`timed` only)."""
         self.pool.revert(now)
+
+    # ---- for a lower tier
+
+    @property
+    def null(self) -> int:
+        """The number that stands in tables for blocks that are not kept."""
+        return self.num_blocks
+
+    def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
+        """The first of a table's first `last` places that a load has to fill, beyond a hit of `cached`."""
+        return min(cached // self.block_size, last)
+
+    def watch_taken(self, *, on: bool) -> None:
+        """Takes note of every block taken from now on, or of none."""
+        self.pool.taken = [] if on else None
+
+    def take_taken(self) -> list[int]:
+        """The blocks taken since the last call, as far as they were noted."""
+        taken = self.pool.taken
+        if not taken:
+            return []
+        self.pool.taken = []
+        return taken
 
     # ---- quiet time
 

@@ -66,6 +66,12 @@ class LayerGroup:
         held = 0 if table is None else len(table.blocks)
         return max(self.spec.blocks_of(tokens) - held, 0)
 
+    def still_needed(self, request: Request, tokens: int) -> int:
+        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
+        table = self.tables.get(request)
+        held = 0 if table is None else len(table.blocks)
+        return max(min(self.spec.blocks_of(tokens), self.most_blocks) - held, 0)
+
     def needed(self, hit: list[int], hit_tokens: int, tokens: int, *, capped: bool) -> int:
         """Free blocks that a waiting request takes for its first `tokens` tokens, beside those of a hit.
 
@@ -83,9 +89,12 @@ class LayerGroup:
     # ---- claiming, growing, giving back
 
     def claim(self, request: Request, hit: list[int], hit_tokens: int) -> None:
-        """Gives a request, which holds nothing, the prefix that was found for it."""
+        """Gives a request, which holds nothing, the prefix that was found for it.
+
+        `hit_tokens` may be more than was found: what a load is to add.
+        """
         table = self.tables[request] = Table()
-        skipped = min(self.spec.skipped_tokens(hit_tokens) // self.spec.block_size, len(hit))
+        skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
         while skipped < len(hit) and hit[skipped] == self.pool.null:
             skipped += 1  # a chunk that ends within a block
         kept = hit[skipped:]
@@ -126,6 +135,11 @@ class LayerGroup:
         table = self.tables.pop(request, None)
         if table is not None:
             self._drop(request, table.blocks[table.nulls :][::-1])
+
+    def detach(self, request: Request) -> list[int]:
+        """Takes a request's blocks from it without giving them back; returns them in order."""
+        table = self.tables.pop(request, None)
+        return [] if table is None else table.blocks[table.nulls :]
 
     def _drop(self, request: Request, blocks: list[int]) -> None:
         freed = self.pool.drop(blocks)

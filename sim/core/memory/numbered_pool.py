@@ -26,6 +26,7 @@ class NumberedPool:
         self.null = num_blocks
         self.log = log
         self.evicted_blocks = 0
+        self.taken: list[int] | None = None  # blocks taken, where somebody wants to know
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self.holders: list[int] = [0] * num_blocks
         self.keys: list[bytes | None] = [None] * num_blocks
@@ -66,6 +67,8 @@ class NumberedPool:
                 self.log.add(EventKind.EVICTED, "", evicted)
                 if self.log.kv is not None:
                     self.log.kv.removed(evicted)
+        if self.taken is not None:
+            self.taken += taken
         return taken
 
     def hold(self, blocks: list[int]) -> int:

@@ -37,6 +37,7 @@ class BlockPool:
         self.log = log
         self.watcher: Watcher | None = None
         self.births = 0  # runs made so far, where they are counted (`Run.born`)
+        self.taken: list[int] | None = None  # blocks taken, where somebody wants to know
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
         # Pieces are taken from their high end, so the first block to be taken stands last.
         self._free(Run(None, 0, list(range(num_blocks - 1, -1, -1))), 0, num_blocks)
@@ -56,8 +57,11 @@ class BlockPool:
             if piece.high - piece.low > n:
                 # The common case: one piece has enough.
                 piece.high -= n
-                return self._cut_off(piece.run, piece.high)
-        taken: list[int] = []
+                taken = self._cut_off(piece.run, piece.high)
+                if self.taken is not None:
+                    self.taken += taken
+                return taken
+        taken = []
         leaves_first = eviction.leaves_first
         while n:
             piece = eviction.next()
@@ -72,6 +76,8 @@ class BlockPool:
                 assert run.free is not None
                 run.free.remove(piece)
             taken += self._cut_off(run, length)
+        if self.taken is not None:
+            self.taken += taken
         return taken
 
     def _cut_off(self, run: Run, length: int) -> list[int]:

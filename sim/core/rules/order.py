@@ -48,6 +48,14 @@ class FirstComeFirstServed:
         """Keeps a request ahead of those put back."""
         self._passed.add(request)
 
+    def bring_back(self, requests: Sequence[Request]) -> None:
+        """Adds requests at the very front, in their order."""
+        for request in requests:
+            if self._gone:
+                self._forget(request)
+        self._queue.extendleft(reversed(requests))
+        self._passed.update(requests)
+
     def first(self, memory: KvMemory) -> Request | None:
         """The request at the front."""
         queue = self._queue
@@ -104,6 +112,11 @@ class ByPriority:
 
     def pass_over(self, request: Request) -> None:
         """Nothing: its priority keeps its place."""
+
+    def bring_back(self, requests: Sequence[Request]) -> None:
+        """Adds requests where their priority puts them."""
+        for request in requests:
+            self.add(request)
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""

@@ -13,6 +13,7 @@ from pagecast.sim.core.rules.rules import Mix, Profile, Victim
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.rules.vllm import VllmMix
 from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
+from pagecast.sim.core.rules.vllm_offloading import VllmHybridOffloadingMix, VllmOffloadingMix
 
 
 def _order(limits: Limits) -> Order:
@@ -24,11 +25,13 @@ def _victim(limits: Limits) -> Victim:
 
 
 def _vllm_mix(limits: Limits) -> Mix:
-    return VllmMix(WholeSequence(), _victim(limits))
+    kind = VllmMix if limits.host is None else VllmOffloadingMix
+    return kind(WholeSequence(), _victim(limits))
 
 
 def _vllm_hybrid_mix(limits: Limits) -> Mix:
-    return VllmHybridMix(WholeSequence(), _victim(limits))
+    kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
+    return kind(WholeSequence(), _victim(limits))
 
 
 def _nano_vllm_mix(limits: Limits) -> Mix:
@@ -36,7 +39,7 @@ def _nano_vllm_mix(limits: Limits) -> Mix:
 
 
 def _vllm_eviction(limits: Limits) -> Eviction:
-    return LeastRecentlyUsed(blanks_first=limits.caching)
+    return LeastRecentlyUsed(blanks_first=limits.caching or limits.host is not None)
 
 
 def _nano_vllm_eviction(limits: Limits) -> Eviction:
@@ -52,6 +55,7 @@ VLLM = Profile(
     hybrid_mix=_vllm_hybrid_mix,
     eviction=_vllm_eviction,
     pipelined=True,
+    offloads=True,
 )
 NANO_VLLM = Profile(
     name="nano-vllm",

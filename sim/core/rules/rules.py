@@ -68,7 +68,8 @@ class Profile:
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan. Two fields describe the engine to others: `whole_prompt` tells the invariant checks
     that the mix takes the blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the
-    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides).
+    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides). `offloads`: its mixes serve a
+    host tier.
     """
 
     name: str
@@ -81,3 +82,4 @@ class Profile:
     publish_at_commit: bool = False
     whole_prompt: bool = False
     pipelined: bool = False
+    offloads: bool = False

@@ -95,7 +95,7 @@ class VllmHybridMix(VllmMix):
             hit = memory.find(request)
             tokens = min(request.known - hit.tokens, budget)
             admitted = self.admission.admits(step, memory, queue, request, hit)
-            if not admitted or not memory.fits_now(hit, step.reach(hit.tokens + tokens)):
+            if not admitted or not memory.fits_now(request, hit, step.reach(hit.tokens + tokens)):
                 step.refuse(request, hit)
                 return
             budget -= tokens

@@ -1,0 +1,155 @@
+"""vLLM v1's waiting requests where KV is offloaded to host memory (OffloadingConnector).
+
+A waiting request asks the host tier for what follows its prefix hit. It may be passed over, to ask again in
+the next step; or it is given blocks and stays in the queue, passed over, until its load has ended. Those
+behind it are admitted meanwhile. A load is begun only if it leaves free what others still need.
+
+Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.rules import Admission
+from pagecast.sim.core.rules.vllm import VllmMix
+from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
+from pagecast.sim.core.step import Step
+
+
+class VllmOffloadingMix(VllmMix):
+    """`VllmMix` with a host tier."""
+
+    def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        WaitingPass(step, memory, queue, self.admission).run()
+
+
+class VllmHybridOffloadingMix(VllmHybridMix):
+    """`VllmHybridMix` with a host tier."""
+
+    def _admit_waiting(self, step: Step, memory: HybridMemory, queue: Queue) -> None:
+        memory.wanted = 0
+        WaitingPass(step, memory, queue, self.admission).run()
+
+
+class WaitingPass:
+    """One step's way through the queue: each waiting request is admitted, passed over, or ends it."""
+
+    def __init__(self, step: Step, memory: KvMemory, queue: Queue, admission: Admission) -> None:
+        assert step.offloading is not None
+        self.step = step
+        self.memory = memory
+        self.queue = queue
+        self.admission = admission
+        self.offloading = step.offloading
+        self.budget = step.budget()
+        self.aside: list[Request] = []
+        self._most_adapters = step.limits.max_loras
+        self._adapters = step.adapters() if self._most_adapters is not None else set()
+
+    def run(self) -> None:
+        """Goes through the queue until the batch, the budget or the blocks are used up."""
+        queue = self.queue
+        queue.blocked = queue.passed_over = False
+        running = self.step.running.requests
+        while self.budget > 0:
+            request = queue.first()
+            if request is None:
+                break
+            if len(running) >= self.step.limits.max_num_seqs:
+                queue.blocked = True
+                break
+            if request.flying or not self._takes(request):
+                break
+        if self.aside:
+            queue.bring_back(self.aside)
+            queue.passed_over = len(running) < self.step.limits.max_num_seqs
+
+    def _takes(self, request: Request) -> bool:
+        """Admits a request or passes it over. False: it can't be admitted now, nor can those behind it."""
+        if request.state is State.LOADING:
+            if request in self.offloading.loading:
+                self._pass_over(request)
+                return True
+            self.step.lifecycle.receive(request)
+        if not self._has_adapter(request):
+            self._pass_over(request)
+            return True
+        if request.state is State.LOADING:
+            return self._go_on(request)
+        hit = self.memory.find(request)
+        external = self.offloading.ask(request, hit.tokens)
+        if external is None:
+            self._pass_over(request)
+            return True
+        return self._load(request, hit, external) if external else self._admit(request, hit)
+
+    def _pass_over(self, request: Request) -> None:
+        self.queue.set_aside(request)
+        self.aside.append(request)
+
+    def _has_adapter(self, request: Request) -> bool:
+        most, adapter = self._most_adapters, request.adapter
+        return most is None or not adapter or adapter in self._adapters or len(self._adapters) < most
+
+    def _refuse(self, request: Request, hit: Hit) -> bool:
+        self.step.refuse(request, hit)
+        if not self.offloading.settled:
+            self.queue.blocked = False
+        return False
+
+    def _load(self, request: Request, hit: Hit, external: int) -> bool:
+        step = self.step
+        whole = hit._replace(tokens=hit.tokens + external)
+        reach = whole.tokens if self.memory.recomputes_block else step.reach(whole.tokens)
+        if not self.admission.admits(step, self.memory, self.queue, request, whole):
+            return self._refuse(request, hit)
+        reserved = self.offloading.reserved_blocks(step.limits.max_model_len)
+        if not self.memory.fits_now(request, whole, reach, reserved):
+            return self._refuse(request, hit)
+        step.load(request, hit, external)
+        self._pass_over(request)
+        return True
+
+    def _admit(self, request: Request, hit: Hit) -> bool:
+        step = self.step
+        if not self.admission.admits(step, self.memory, self.queue, request, hit):
+            return self._refuse(request, hit)
+        forked = self.memory.fork_tokens(request, hit) if request.parent is not None else 0
+        tokens = min(request.known - hit.tokens - forked, self.budget)
+        if not self.memory.fits_now(request, hit, step.reach(hit.tokens + forked + tokens)):
+            return self._refuse(request, hit)
+        step.admit(request, hit, forked)
+        self._run(request, tokens, forked)
+        return True
+
+    def _go_on(self, request: Request) -> bool:
+        """Admits a request that a load has brought tokens to; it holds their blocks."""
+        step, memory = self.step, self.memory
+        limit = step.limits.max_model_len
+        known = request.known if limit is None else min(request.known, limit)
+        if memory.still_needed(request, known) > memory.free_blocks:
+            return self._wait()
+        if isinstance(memory, HybridMemory):
+            memory.leave(request, request.computed)
+        tokens = min(request.known - request.computed, self.budget)
+        if memory.missing(request, step.reach(request.computed + tokens)) > memory.free_blocks:
+            return self._wait()
+        step.admit_loaded(request)
+        self._run(request, tokens, 0)
+        return True
+
+    def _wait(self) -> bool:
+        """Ends the pass: the first request holds blocks and finds too few more. It is asked in every step."""
+        self.step.failed_allocations += 1
+        self.queue.passed_over = True
+        return False
+
+    def _run(self, request: Request, tokens: int, forked: int) -> None:
+        self.budget -= tokens
+        self.step.run(request)
+        if request.adapter:
+            self._adapters.add(request.adapter)
+        self.step.compute(request, tokens, forked)

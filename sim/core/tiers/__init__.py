@@ -1,0 +1,9 @@
+"""Tiers below the device: which blocks of KV are in host memory or on disk, and how they get there and back.
+
+    offloading.py     when blocks are stored and loaded: vLLM's OffloadingConnector, its scheduler's side
+    host_blocks.py    what is in host memory, what is pinned by a transfer, what gives way
+    host_eviction.py  the order in which it gives way: LRU and ARC
+    content.py        names of offloaded blocks
+
+Nothing here moves or times a byte: a plan names the jobs, and whoever runs it reports which have ended.
+"""

@@ -1,0 +1,194 @@
+"""Host blocks: what is stored in host memory, and which of it transfers use.
+
+Source: vllm/v1/kv_offload/cpu/manager.py (0.24).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from pagecast.sim.core.tiers.host_eviction import AdaptiveReplacement, HostEviction, LeastRecentlyUsed, Pins
+
+BEING_WRITTEN = -1
+_MOST_COUNTED = 64_000  # blocks whose looks are counted at most, where a threshold asks for it
+
+
+class HostBlocks:
+    """`room` blocks of host memory by the names of their contents; each has a `slot` numbered from 0.
+
+    `changes`, where it is a list, gets an entry for each block that can be loaded from now on (True) or is
+    given up (False).
+    """
+
+    def __init__(self, room: int, eviction_policy: str = "lru", store_threshold: int = 0) -> None:
+        self.room = room
+        self.slots: dict[int, int] = {}
+        self.pins: Pins = {}
+        self.evicted_blocks = 0
+        self.skipped_stores = 0
+        self.refused_stores = 0
+        self.changes: list[tuple[int, bool]] | None = None
+        self.eviction: HostEviction = (
+            AdaptiveReplacement(room, self.pins) if eviction_policy == "arc" else LeastRecentlyUsed()
+        )
+        self._threshold = store_threshold
+        self._looks: OrderedDict[int, int] | None = OrderedDict() if store_threshold > 1 else None
+        self._fresh = 0  # slots used so far, counted from 0
+        self._free: list[int] = []
+
+    @property
+    def used(self) -> int:
+        """Slots that have content or are about to."""
+        return len(self.slots)
+
+    @property
+    def settles(self) -> bool:
+        """Whether asking again for the same blocks changes nothing."""
+        return self._looks is None and self.eviction.settles
+
+    # ---- looking
+
+    def has(self, name: int) -> bool | None:
+        """Whether a block can be loaded; None: not yet, it is being written."""
+        if self._looks is not None:
+            self._count(self._looks, name)
+        if name not in self.slots:
+            return False
+        return None if self.pins.get(name) == BEING_WRITTEN else True
+
+    def _count(self, looks: OrderedDict[int, int], name: int) -> None:
+        if name in looks:
+            looks.move_to_end(name)
+            looks[name] += 1
+            return
+        if len(looks) >= _MOST_COUNTED:
+            looks.popitem(last=False)
+        looks[name] = 1
+
+    def leading(self, names: Sequence[int]) -> int | None:
+        """How many of the first names can be loaded; None: one of those stored is still being written."""
+        if self._looks is None and not self.pins:
+            slots = self.slots
+            for count, name in enumerate(names):
+                if name not in slots:
+                    return count
+            return len(names)
+        count = 0
+        late = False
+        for name in names:
+            there = self.has(name)
+            if there is False:
+                break
+            late |= there is None
+            count += 1
+        return None if late else count
+
+    def last_run(self, names: Sequence[int], needed: int) -> int | None:
+        """The end of the last `needed` names in a row that can be loaded, or of those at the very start.
+
+        0: there are none. None: a block that counts is still being written.
+        """
+        late = False
+        count = 0
+        for place in range(len(names) - 1, -1, -1):
+            there = self.has(names[place])
+            late |= there is None
+            if not there:
+                count = 0
+                continue
+            count += 1
+            if count == needed:
+                return None if late else place + needed
+        return None if late else count
+
+    def touch(self, names: Sequence[int]) -> None:
+        """Takes note that a request looked for these blocks, whether they are stored or not."""
+        self.eviction.touch(names)
+
+    # ---- loading
+
+    def pin(self, names: Iterable[int]) -> list[int]:
+        """Keeps blocks until `unpin`. Returns their slots."""
+        pins = self.pins
+        for name in names:
+            if name not in pins:
+                self.eviction.pin(name)
+            pins[name] = pins.get(name, 0) + 1
+        return [self.slots[name] for name in names]
+
+    def unpin(self, names: Iterable[int]) -> None:
+        """Takes back one `pin` of each block."""
+        pins = self.pins
+        for name in names:
+            if pins[name] > 1:
+                pins[name] -= 1
+                continue
+            del pins[name]
+            self.eviction.free(name)
+
+    # ---- storing
+
+    def reserve(self, names: Sequence[int]) -> list[int] | None:
+        """Makes room for those of the blocks that are not stored yet, and returns them.
+
+        Their slots are in `slots`; they can be loaded from `written` on. None: there is no room now, since
+        too many blocks are pinned.
+        """
+        looks = self._looks
+        if looks is not None:
+            often = [name for name in names if looks.get(name, 0) >= self._threshold]
+            self.skipped_stores += len(names) - len(often)
+            names = often
+        slots = self.slots
+        wanted = [name for name in names if name not in slots]
+        missing = len(wanted) - (self.room - len(slots))
+        if missing > 0 and not self._give_way(missing, set(names)):
+            self.refused_stores += 1
+            return None
+        for name in wanted:
+            if self._fresh < self.room:
+                slots[name] = self._fresh
+                self._fresh += 1
+            else:
+                slots[name] = self._free.pop()
+            self.pins[name] = BEING_WRITTEN
+            self.eviction.add(name)
+        return wanted
+
+    def _give_way(self, count: int, kept: set[int]) -> bool:
+        if count > len(self.slots) - len(self.pins):
+            return False
+        gone = self.eviction.choose(count, kept)
+        if gone is None:
+            return False
+        for name in gone:
+            self._free.append(self.slots.pop(name))
+        self.evicted_blocks += len(gone)
+        if self.changes is not None:
+            self.changes += [(name, False) for name in gone]
+        return True
+
+    def written(self, names: Iterable[int], *, failed: bool = False) -> None:
+        """Takes note that reserved blocks have their content; `failed`: that they never will."""
+        for name in names:
+            if self.pins.get(name) != BEING_WRITTEN:
+                continue
+            del self.pins[name]
+            if failed:
+                self.eviction.remove(name)
+                self._free.append(self.slots.pop(name))
+                continue
+            self.eviction.free(name)
+            if self.changes is not None:
+                self.changes.append((name, True))
+
+    def clear(self) -> None:
+        """Gives up every block, those of transfers under way too."""
+        if self.changes is not None:
+            self.changes += [(name, False) for name in self.slots if self.pins.get(name) != BEING_WRITTEN]
+        self.slots.clear()
+        self.pins.clear()
+        self.eviction.clear()
+        self._free.clear()
+        self._fresh = 0

@@ -1,0 +1,174 @@
+"""Eviction policies of the host tier: which stored blocks give way to others.
+
+Blocks that a transfer reads or writes are pinned and stay. Source: vllm/v1/kv_offload/cpu/policies (0.24).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+Pins = dict[int, int]
+"""The blocks that transfers use, by name: how many read it, or -1 while it is being written."""
+
+
+class HostEviction(Protocol):
+    """Order in which blocks give way. A block is named by a whole number (see `content.py`).
+
+    `settles`: looking at the same blocks twice changes nothing that looking once did not.
+    """
+
+    settles: bool
+
+    def add(self, name: int) -> None:
+        """A block is about to be written."""
+
+    def free(self, name: int) -> None:
+        """A block is not pinned any more."""
+
+    def pin(self, name: int) -> None:
+        """A block that was not pinned is from now on."""
+
+    def remove(self, name: int) -> None:
+        """A block is gone because its transfer failed."""
+
+    def touch(self, names: Sequence[int]) -> None:
+        """A request looked for these blocks of its sequence, whether they are stored or not."""
+
+    def choose(self, count: int, kept: set[int]) -> list[int] | None:
+        """Takes out `count` blocks to give way, none of `kept`; None, and nothing is done, if too few may."""
+        ...
+
+    def clear(self) -> None:
+        """Forgets all blocks."""
+
+
+class LeastRecentlyUsed:
+    """The block first whose last store, load or look is longest ago; of one look, a sequence's tail first."""
+
+    def __init__(self) -> None:
+        self.settles = True
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, name: int) -> None:
+        """Nothing: it is pinned."""
+
+    def free(self, name: int) -> None:
+        """Puts a block last."""
+        self._idle[name] = None
+
+    def pin(self, name: int) -> None:
+        """Takes a block out of the order."""
+        del self._idle[name]
+
+    def remove(self, name: int) -> None:
+        """Forgets a block."""
+        self._idle.pop(name, None)
+
+    def touch(self, names: Sequence[int]) -> None:
+        """Puts the blocks last, the first of them foremost."""
+        idle = self._idle
+        move = idle.move_to_end
+        for name in reversed(names):
+            if name in idle:
+                move(name)
+
+    def choose(self, count: int, kept: set[int]) -> list[int] | None:
+        """The first blocks in order."""
+        chosen = list(islice((name for name in self._idle if name not in kept), count))
+        if len(chosen) < count:
+            return None
+        for name in chosen:
+            del self._idle[name]
+        return chosen
+
+    def clear(self) -> None:
+        """Forgets all blocks."""
+        self._idle.clear()
+
+
+class AdaptiveReplacement:
+    """ARC: blocks looked for once (`recent`) and those looked for again (`frequent`) share the room.
+
+    The names of blocks that gave way lately are kept. A look for one that was recent lets `recent` have more
+    room (`target`), for one that was frequent less. A block being written does not become frequent.
+    """
+
+    def __init__(self, blocks: int, pins: Pins) -> None:
+        self.settles = False
+        self.target = 0.0
+        self.recent: OrderedDict[int, None] = OrderedDict()
+        self.frequent: OrderedDict[int, None] = OrderedDict()
+        self.recent_gone: OrderedDict[int, None] = OrderedDict()
+        self.frequent_gone: OrderedDict[int, None] = OrderedDict()
+        self._blocks = blocks
+        self._pins = pins
+
+    def add(self, name: int) -> None:
+        """A new block is recent."""
+        self.recent[name] = None
+        self.recent_gone.pop(name, None)
+        self.frequent_gone.pop(name, None)
+
+    def free(self, name: int) -> None:
+        """Nothing: pins are asked for when blocks are chosen."""
+
+    def pin(self, name: int) -> None:
+        """Nothing: pins are asked for when blocks are chosen."""
+
+    def remove(self, name: int) -> None:
+        """Forgets a block, leaving no trace."""
+        self.recent.pop(name, None)
+        self.frequent.pop(name, None)
+
+    def touch(self, names: Sequence[int]) -> None:
+        """Moves stored blocks up, and the target for each that gave way; the last of the names first."""
+        for name in reversed(names):
+            if name in self.recent:
+                del self.recent[name]
+                written = self._pins.get(name) != -1
+                (self.frequent if written else self.recent)[name] = None
+            elif name in self.frequent:
+                self.frequent.move_to_end(name)
+            elif name in self.recent_gone:
+                more = max(1, len(self.frequent_gone) / len(self.recent_gone))
+                self.target = min(self.target + more, self._blocks)
+                self.recent_gone.move_to_end(name)
+            elif name in self.frequent_gone:
+                less = max(1, len(self.recent_gone) / len(self.frequent_gone))
+                self.target = max(self.target - less, 0)
+                self.frequent_gone.move_to_end(name)
+
+    def choose(self, count: int, kept: set[int]) -> list[int] | None:
+        """Recent blocks while they have more than their room, and frequent ones otherwise."""
+        recent, frequent = self._movable(self.recent, kept), self._movable(self.frequent, kept)
+        left = len(self.recent)
+        chosen: list[tuple[int, bool]] = []
+        for _ in range(count):
+            name = next(recent, None) if left >= int(self.target) else None
+            if name is not None:
+                left -= 1
+                chosen.append((name, True))
+                continue
+            name = next(frequent, None)
+            if name is None:
+                return None
+            chosen.append((name, False))
+        for name, was_recent in chosen:
+            del (self.recent if was_recent else self.frequent)[name]
+            (self.recent_gone if was_recent else self.frequent_gone)[name] = None
+        for gone in (self.recent_gone, self.frequent_gone):
+            while len(gone) > self._blocks:
+                gone.popitem(last=False)
+        return [name for name, _ in chosen]
+
+    def _movable(self, names: Iterable[int], kept: set[int]) -> Iterator[int]:
+        return (name for name in names if name not in self._pins and name not in kept)
+
+    def clear(self) -> None:
+        """Forgets all blocks and traces."""
+        for names in (self.recent, self.frequent, self.recent_gone, self.frequent_gone):
+            names.clear()
+        self.target = 0.0

@@ -1,0 +1,605 @@
+"""Offloading: when blocks of KV are stored in host memory, and when they are loaded again.
+
+The rules are those of vLLM's OffloadingConnector. Prompts are stored in whole blocks, as soon as the step
+that computes them is planned; the copy follows the step. A waiting request asks for what follows its prefix
+hit. It may be told to ask again (`ask` returns None): blocks it wants are still being stored, or another
+request is loading them. A request that loads waits in the queue and holds its blocks.
+
+Source: vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py (0.24).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.kv_events import KvEventStream
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.plan import Chunk, Transfer
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.running import Running
+from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.tiers.content import ContentNames
+from pagecast.sim.core.tiers.host_blocks import HostBlocks
+from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup, offloaded_groups
+
+
+class Job:
+    """A transfer under way. `names`: the offloaded blocks it moves; `blocks`: those of the device."""
+
+    __slots__ = ("blocks", "is_store", "names", "number", "request", "windowed")
+
+    def __init__(self, number: int, request: Request, names: list[int], blocks: list[int], *, is_store: bool):
+        self.number = number
+        self.request = request
+        self.names = names
+        self.blocks = blocks
+        self.is_store = is_store
+        self.windowed: list[int] = []  # those of `blocks` that may leave a window before the job is done
+
+
+class Progress:
+    """How far a request is offloaded, for each group.
+
+    `names`: of its blocks, as far as they are known. `stored`: offloaded blocks, from the start, that need no
+    storing any more. `tables`: its device blocks as the connector knows them, where groups have windows.
+    `hits`: offloaded blocks found when it was last asked for. `jobs`: its transfers under way.
+    """
+
+    __slots__ = ("hits", "jobs", "local", "names", "stored", "tables")
+
+    def __init__(self, groups: int) -> None:
+        self.names: list[list[int]] = [[] for _ in range(groups)]
+        self.stored = [0] * groups
+        self.hits = [0] * groups
+        self.tables: list[list[int]] = [[] for _ in range(groups)]
+        self.local = 0
+        self.jobs: list[int] = []
+
+
+class Offloading:
+    """The host tier of one replica, and the transfers to and from it.
+
+    `loading` are the requests whose load is under way. `holders` are all that hold blocks and wait in the
+    queue: those that load, and those whose load has ended. `jobs` are the transfers under way by number.
+    """
+
+    def __init__(
+        self,
+        spec: HostTierSpec,
+        limits: Limits,
+        memory: KvMemory,
+        running: Running,
+        log: EventLog,
+        *,
+        drops_last: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.host = HostBlocks(spec.blocks, spec.eviction_policy, spec.store_threshold)
+        self.jobs: dict[int, Job] = {}
+        self.loading: dict[Request, None] = {}
+        self.holders: dict[Request, None] = {}
+        self.loaded_blocks = 0
+        self.stored_blocks = 0
+        self.lost_loads = 0
+        self.groups: tuple[OffloadedGroup, ...] = offloaded_groups(limits, spec.factor, drops_last=drops_last)
+        self._memory = memory
+        self._running = running
+        self._log = log
+        self._caching = limits.caching
+        self._names = ContentNames()
+        self._progress: dict[Request, Progress] = {}
+        self._numbers = 0
+        self._being_loaded: set[int] = set()
+        self._abandoned: set[Request] = set()  # ended while it was loading: its blocks are given back later
+        self._arrived: set[Request] = set()  # their loads have ended; nobody took note of it yet
+        self._failed: set[Request] = set()  # and failed
+        self._watched: dict[int, set[int]] = {}  # device blocks that others may get before a store is done
+        self._flushed: dict[int, None] = {}
+        self._kept: deque[tuple[int, Callable[[], None]]] = deque()  # blocks to be given back after a step
+        self._refused: set[Request] = set()  # there was no room when they last stored something
+        self._windows = [group for group in self.groups if group.window]
+        # Full attention is looked up first, then windows, the longest first.
+        self._lookups = [group for group in self.groups if not group.window]
+        self._windows.sort(key=lambda group: group.window, reverse=True)
+        self._lookups += self._windows
+        self._plain = len(self.groups) == 1 and not self._windows and not drops_last
+        if self._windows:
+            memory.watch_taken(on=True)
+        if log.kv is not None:
+            self.host.changes = []
+
+    # ---- quiet time
+
+    @property
+    def quiet_steps(self) -> int:
+        """How many decode steps may be planned ahead: 1 while transfers run, 0 where blocks are watched."""
+        if self._watched or self._refused or not self.spec.prompt_only:
+            return 0
+        return 1 if self.jobs or self._kept else 1 << 62
+
+    @property
+    def settled(self) -> bool:
+        """Whether a waiting request that was refused gets the same answer again while others only decode."""
+        return not self.jobs and self.host.settles
+
+    # ---- loading
+
+    def ask(self, request: Request, local: int) -> int | None:
+        """Tokens that a waiting request can load beyond its prefix hit of `local`; None: ask again later."""
+        progress = self._progress.get(request)
+        if progress is None:
+            progress = self._progress[request] = Progress(len(self.groups))
+        for table in progress.tables:
+            table.clear()
+        if progress.jobs:
+            return None
+        self._extend(progress, request, request.known)
+        progress.local = local
+        tokens = self._look_up(progress, request)
+        found = local + (tokens or 0)
+        progress.hits = [found // group.size for group in self.groups]
+        self._touch(progress)
+        return tokens
+
+    def _extend(self, progress: Progress, request: Request, known: int) -> None:
+        keys = request.keys
+        for group, names in zip(self.groups, progress.names, strict=True):
+            blocks = known // keys.block_size // group.units
+            if len(names) < blocks:
+                self._names.extend(names, keys, group.number, group.units, blocks)
+
+    def _touch(self, progress: Progress) -> None:
+        for group, names, hits in zip(self.groups, progress.names, progress.hits, strict=True):
+            self.host.touch(names[max(0, hits - group.window) :] if group.window else names)
+
+    def _look_up(self, progress: Progress, request: Request) -> int | None:
+        if self._plain:
+            return self._look_up_plain(progress, request)
+        return self._look_up_groups(progress, request)
+
+    def _look_up_plain(self, progress: Progress, request: Request) -> int | None:
+        """The blocks that follow the prefix hit and are stored, as far as they are in a row."""
+        size = self.groups[0].size
+        names = progress.names[0]
+        local = progress.local
+        if min(request.known, len(names) * size) - local < size:
+            return 0
+        first = local // size
+        wanted = names[first:]
+        found = self.host.leading(wanted)
+        if found is None:
+            return None
+        tokens = size * (first + found) - local
+        if not found or tokens < size:
+            return 0
+        if self._being_loaded and not self._being_loaded.isdisjoint(wanted[:found]):
+            return None
+        return tokens
+
+    def _look_up_groups(self, progress: Progress, request: Request) -> int | None:
+        """The same for several groups: each may shorten what can be loaded, until all agree.
+
+        The last token is left to compute where there are windows. A group whose hits leave out their last
+        block (EAGLE) does so once, and again when another group has shortened the hit.
+        """
+        local = progress.local
+        most = request.known - bool(self._windows)
+        hit = 0
+        late = False
+        dropped: set[int] = set()
+        lookups = self._lookups
+        while lookups:
+            looked_at_window = False
+            coming, lookups = lookups, []
+            for group in coming:
+                size = group.size
+                names = progress.names[group.number]
+                drops = group.drops_last and group.number not in dropped
+                most = min(most, len(names) * size)
+                if most - local < size:
+                    return 0
+                reach = min(most + size, len(names) * size) if drops and group.window else most
+                first = local // size
+                wanted = names[first : min(-(-reach // size), len(names))]
+                if group.window:
+                    found = self.host.last_run(wanted, group.window + drops)
+                else:
+                    found = self.host.leading(wanted)
+                if found == 0:
+                    return 0
+                if found is None:
+                    late = True
+                else:
+                    if drops:
+                        found -= 1
+                        dropped.add(group.number)
+                    most = min(most, size * (first + found))
+                shorter = most - local
+                if shorter < size:
+                    return 0
+                if shorter < hit:
+                    if not group.drops_last:
+                        dropped.clear()
+                    if late:
+                        late = False
+                        lookups = self._lookups
+                    elif looked_at_window and not lookups:
+                        lookups = self._windows
+                looked_at_window |= bool(group.window)
+                hit = shorter
+        if late or self._waits_for_another(progress, local, hit):
+            return None
+        return hit
+
+    def _waits_for_another(self, progress: Progress, local: int, hit: int) -> bool:
+        """Whether another request is loading blocks of this hit."""
+        if not self._being_loaded:
+            return False
+        for group, names in zip(self.groups, progress.names, strict=True):
+            wanted = names[local // group.size : -(-(local + hit) // group.size)]
+            if group.window:
+                wanted = wanted[-group.window :]
+            if not self._being_loaded.isdisjoint(wanted):
+                return True
+        return False
+
+    def load(self, request: Request, tokens: int) -> Transfer:
+        """Begins to load `tokens` tokens beyond the prefix hit that `ask` was told of.
+
+        The request has blocks for them, whose content is unknown so far.
+        """
+        progress = self._progress[request]
+        cached = progress.local + tokens
+        factor = self.spec.factor
+        wanted: list[int] = []
+        parts: list[tuple[list[int], int, int]] = []
+        for group, names in zip(self.groups, progress.names, strict=True):
+            table = self._memory.blocks(request, group.number)
+            last = -(-cached // group.block_size)
+            first = self._memory.first_unknown(request, group.number, progress.local, last)
+            offloaded = -(-cached // group.size)
+            parts.append((table[first:last], first, len(wanted) - first // factor))
+            if first < last:
+                wanted += names[first // factor : offloaded]
+            progress.stored[group.number] = offloaded
+        slots = self.host.pin(wanted)
+        blocks: list[int] = []
+        places: list[int] = []
+        for part, first, shift in parts:
+            blocks += part
+            for number in range(first, first + len(part)):
+                places.append(slots[shift + number // factor] * factor + number % factor)
+        job = self._begin(request, progress, wanted, blocks, is_store=False)
+        self.loading[request] = None
+        self.holders[request] = None
+        self.loaded_blocks += len(blocks)
+        if self._caching:
+            self._being_loaded.update(wanted)
+        if self._log.events is not None:
+            self._log.add(EventKind.LOADING, request.id, blocks, detail=f"job={job.number}")
+        return Transfer(job.number, request, tuple(blocks), tuple(places))
+
+    def _begin(
+        self, request: Request, progress: Progress, names: list[int], blocks: list[int], *, is_store: bool
+    ) -> Job:
+        job = self.jobs[self._numbers] = Job(self._numbers, request, names, blocks, is_store=is_store)
+        self._numbers += 1
+        progress.jobs.append(job.number)
+        return job
+
+    def take_arrived(self, request: Request) -> bool:
+        """Whether a request's load has ended since this was asked last."""
+        if request not in self._arrived:
+            return False
+        self._arrived.remove(request)
+        return True
+
+    def take_failed(self, request: Request) -> bool:
+        """Whether a request's load has failed since this was asked last."""
+        if request not in self._failed:
+            return False
+        self._failed.remove(request)
+        self._arrived.discard(request)
+        return True
+
+    def admitted(self, request: Request) -> None:
+        """A request whose load has ended is running from now on."""
+        self.holders.pop(request, None)
+
+    def reserved_blocks(self, max_model_len: int | None) -> int:
+        """Blocks that requests with chunks to come, and those that loaded or load, will still take."""
+        reserved = 0
+        for request in (*self.holders, *self._running.chunked):
+            if request.state is not State.DECODE:
+                tokens = request.known if max_model_len is None else min(request.known, max_model_len)
+                reserved += self._memory.still_needed(request, tokens)
+        return reserved
+
+    # ---- storing
+
+    def stores(
+        self,
+        chunks: Sequence[Chunk],
+        decodes: Sequence[Request],
+        given: Iterable[Request],
+        *,
+        preempted: bool,
+    ) -> list[Transfer]:
+        """What is stored after the step that computes these chunks and tokens.
+
+        `given`: the requests admitted, or that began to load, in this step. Notes which stores must be done
+        before it (`take_flushed`).
+        """
+        taken = self._memory.take_taken() if self._watched or self._windows else ()
+        if self._watched or self._windows:
+            self._look_at_given(chunks, decodes, taken, given, preempted=preempted)
+        made: list[Transfer] = []
+        for request, tokens in self._storing(chunks, decodes):
+            transfer = self._store(request, tokens)
+            if transfer is not None:
+                made.append(transfer)
+        return made
+
+    def _storing(self, chunks: Sequence[Chunk], decodes: Sequence[Request]) -> list[tuple[Request, int]]:
+        """The requests that may have something to store, in admission order, and up to which token."""
+        prompt_only = self.spec.prompt_only
+        running = self._running
+        storing = []
+        for chunk in chunks:
+            request = chunk.request
+            tokens = min(chunk.start + chunk.tokens, request.known)
+            storing.append((request, min(tokens, request.prompt_tokens) if prompt_only else tokens))
+        late = False
+        for request in decodes:
+            if prompt_only:
+                if request in self._refused:
+                    storing.append((request, request.prompt_tokens))
+                    late = True
+            else:
+                planned = running.planned(request)
+                storing.append((request, planned - (not running.publishes_at_once(request))))
+                late = True
+        if late and chunks:
+            storing.sort(key=lambda one: admission_order(one[0]))
+        return storing
+
+    def _store(self, request: Request, tokens: int) -> Transfer | None:
+        progress = self._progress.get(request)
+        if progress is None:
+            progress = self._progress[request] = Progress(len(self.groups))
+        self._extend(progress, request, tokens)
+        self._refused.discard(request)
+        names: list[int] = []
+        for group in self.groups:
+            number = group.number
+            last = tokens // group.size
+            if group.drops_last:
+                last = max(0, last - 1)
+            first = progress.stored[number]
+            if last <= first:
+                continue
+            of_group = progress.names[number]
+            if not group.window:
+                names += of_group[first:last]
+                continue
+            table = progress.tables[number]
+            factor = self.spec.factor
+            for place in range(first, last):
+                if table[(place + 1) * factor - 1] != self._memory.null and group.is_reachable(place):
+                    names.append(of_group[place])
+        wanted = self.host.reserve(names) if names else []
+        if wanted is None:
+            self._refused.add(request)
+            return None
+        if not wanted:
+            progress.stored = [tokens // group.size for group in self.groups]
+            return None
+        self._touch(progress)
+        return self._copy(request, progress, wanted, tokens)
+
+    def _copy(self, request: Request, progress: Progress, wanted: list[int], tokens: int) -> Transfer:
+        factor = self.spec.factor
+        slots = self.host.slots
+        null = self._memory.null
+        chosen = set(wanted)
+        blocks: list[int] = []
+        places: list[int] = []
+        windowed: list[int] = []
+        for group in self.groups:
+            number = group.number
+            last = tokens // group.size
+            table = progress.tables[number] if self._windows else self._memory.blocks(request, number)
+            names = progress.names[number]
+            before = len(blocks)
+            for place in range(progress.stored[number], last):
+                name = names[place]
+                if name not in chosen:
+                    continue
+                slot = slots[name] * factor
+                for part in range(factor):
+                    block = table[place * factor + part]
+                    if block != null:
+                        blocks.append(block)
+                        places.append(slot + part)
+            if group.window:
+                windowed += blocks[before:]
+            progress.stored[number] = last
+        job = self._begin(request, progress, wanted, blocks, is_store=True)
+        job.windowed = windowed
+        for block in windowed:
+            self._watched.setdefault(block, set()).add(job.number)
+        self.stored_blocks += len(blocks)
+        if self._log.events is not None:
+            self._log.add(EventKind.STORING, request.id, blocks, detail=f"job={job.number}")
+        return Transfer(job.number, request, tuple(blocks), tuple(places))
+
+    # ---- blocks given to others
+
+    def _look_at_given(
+        self,
+        chunks: Sequence[Chunk],
+        decodes: Sequence[Request],
+        taken: Iterable[int],
+        given: Iterable[Request],
+        *,
+        preempted: bool,
+    ) -> None:
+        """Notes which stores must be done before the step, because it gives their blocks to others."""
+        memory = self._memory
+        new = set(taken)
+        computing = [*decodes, *(chunk.request for chunk in chunks)]
+        if preempted:
+            held: set[int] = set()
+            for request in (*computing, *given):
+                for group in self.groups:
+                    held.update(memory.blocks(request, group.number))
+            new &= held
+        for request in given:
+            for group in self.groups:
+                new.update(memory.blocks(request, group.number))
+        new.discard(memory.null)
+        if self._windows:
+            self._update_tables(computing, new, set(given))
+        if self._watched:
+            for block in self._watched.keys() & new:
+                self._flushed.update(dict.fromkeys(self._watched[block]))
+
+    def _update_tables(self, computing: Iterable[Request], new: set[int], given: set[Request]) -> None:
+        """Adds new blocks to the tables, and strikes out those that left a window and were given away."""
+        memory = self._memory
+        null = memory.null
+        ends: dict[Request, list[int]] = {}
+        for request in computing:
+            progress = self._progress.get(request)
+            if progress is None:
+                continue
+            if request in given:
+                for table in progress.tables:
+                    table.clear()
+            ends[request] = [len(table) for table in progress.tables]
+            for group, table in zip(self.groups, progress.tables, strict=True):
+                table += memory.blocks(request, group.number)[len(table) :]
+        factor = self.spec.factor
+        for request, progress in self._progress.items():
+            for group in self._windows:
+                table = progress.tables[group.number]
+                end = ends[request][group.number] if request in ends else len(table)
+                for place in range(progress.stored[group.number] * factor, end):
+                    if table[place] in new:
+                        table[place] = null
+
+    def take_flushed(self) -> tuple[int, ...]:
+        """The stores that must be done before the next step computes anything."""
+        if not self._flushed:
+            return ()
+        flushed = tuple(self._flushed)
+        self._flushed.clear()
+        return flushed
+
+    # ---- requests go
+
+    def preempted(self, request: Request) -> None:
+        """A request loses its blocks: its stores must be done before they are written to."""
+        progress = self._progress.get(request)
+        if progress is not None:
+            self._flushed.update(dict.fromkeys(progress.jobs))
+            self._refused.discard(request)
+
+    def ended(self, request: Request) -> bool:
+        """A request has ended, and is about to give its blocks back. False: it keeps them for a load."""
+        progress = self._progress.get(request)
+        if progress is None:
+            return True
+        self._arrived.discard(request)
+        self._failed.discard(request)
+        self._refused.discard(request)
+        self.holders.pop(request, None)
+        if not progress.jobs:
+            del self._progress[request]
+            return True
+        for number in progress.jobs:
+            job = self.jobs[number]
+            if job.is_store:
+                for block in job.blocks:
+                    self._watched.setdefault(block, set()).add(number)
+        if self._watched:
+            self._memory.watch_taken(on=True)
+        if request in self.loading:
+            self._abandoned.add(request)
+            return False
+        return True
+
+    def keep(self, step: int, give_back: Callable[[], None]) -> None:
+        """Keeps blocks until a step has been executed, the newest in flight."""
+        self._kept.append((step, give_back))
+
+    def give_back_kept(self, step: int) -> bool:
+        """Gives back what was kept until this step. False: there was nothing."""
+        kept = self._kept
+        if not kept or kept[0][0] > step:
+            return False
+        while kept and kept[0][0] <= step:
+            kept.popleft()[1]()
+        return True
+
+    # ---- transfers end
+
+    def transferred(self, numbers: Iterable[int], lost: Sequence[int] = ()) -> None:
+        """Takes note that transfers have ended, in this order; `lost`: those of them that failed."""
+        for number in numbers:
+            job = self.jobs.pop(number, None)
+            if job is not None:
+                self._finish(job, failed=number in lost)
+        if not self._watched and not self._windows:
+            self._memory.watch_taken(on=False)
+        if self._log.kv is not None and self.host.changes:
+            self._tell(self._log.kv)
+
+    def _finish(self, job: Job, *, failed: bool) -> None:
+        request = job.request
+        progress = self._progress[request]
+        progress.jobs.remove(job.number)
+        if job.is_store:
+            self.host.written(job.names, failed=failed)
+            if failed:
+                progress.stored = [0] * len(self.groups)
+            if self._watched:
+                self._unwatch(job.number, job.blocks)
+            if self._log.events is not None:
+                self._log.add(EventKind.OFFLOADED, request.id, detail=f"job={job.number}")
+        else:
+            self.host.unpin(job.names)
+            self._being_loaded.difference_update(job.names)
+            del self.loading[request]
+            if request in self._abandoned:
+                self._abandoned.remove(request)
+                self._memory.release(request)
+            else:
+                self._arrived.add(request)
+                if failed:
+                    self.lost_loads += 1
+                    self._failed.add(request)
+                    request.computed = progress.local
+            if self._log.events is not None:
+                self._log.add(EventKind.LOADED, request.id, detail=f"job={job.number}")
+        if not progress.jobs and not request.alive:
+            del self._progress[request]
+
+    def _unwatch(self, number: int, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            jobs = self._watched.get(block)
+            if jobs is not None:
+                jobs.discard(number)
+                if not jobs:
+                    del self._watched[block]
+
+    def _tell(self, kv: KvEventStream) -> None:
+        """Hands the changes of the host's content on as KV events."""
+        changes, self.host.changes = self.host.changes or [], []
+        for name, stored in changes:
+            key, group = self._names.block_key(name)
+            kv.offloaded(key, group, stored=stored)

@@ -1,0 +1,34 @@
+"""Host tier of a recorded run, as its `meta.json` describes it."""
+
+from __future__ import annotations
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.runs.recorded import RecordedRun
+
+
+def host_tier_of(run: RecordedRun) -> HostTierSpec | None:
+    """What a run offloaded to: `config.kv_offloading`, with the options of vLLM's connector by their names.
+
+    `cpu_blocks` says how many offloaded blocks there is room for. Errors: BadInput naming the option.
+    """
+    options = run.meta.get("config", {}).get("kv_offloading")
+    if not options:
+        return None
+    where = f"{run.folder}/meta.json: config: kv_offloading"
+    if not isinstance(options, dict):
+        raise BadInput(f"{where} is {str(options)[:60]!r}, must be an object")
+
+    def whole(name: str, default: int) -> int:
+        value = options.get(name, default)
+        if type(value) is not int or value < 0:
+            raise BadInput(f"{where}: {name!r} is {value!r}, must be a whole number of at least 0")
+        return value
+
+    return HostTierSpec(
+        blocks=whole("cpu_blocks", 0),
+        factor=whole("block_size_factor", 1),
+        eviction_policy=str(options.get("eviction_policy", "lru")),
+        prompt_only=bool(options.get("offload_prompt_only", True)),
+        store_threshold=whole("store_threshold", 0),
+    )

@@ -1,0 +1,76 @@
+"""A host tier in a scenario: KV offloading as vLLM's OffloadingConnector does it, and links of a given speed.
+
+`offload(spec, seed)` adds to a specification:
+
+- to `config`: `kv_offloading`, the connector's own options by its names, with `cpu_blocks` in place of bytes.
+- `links`: how long a transfer takes: `latency_us`, and `load_us` and `store_us` for each device block.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from typing import Any
+
+Spec = dict[str, Any]
+
+
+def offload(spec: Spec, seed: int) -> Spec:
+    """Gives a specification a host tier."""
+    draw = random.Random(f"offloading {seed}")
+    config = spec["config"]
+    blocks = config["usable_blocks"]
+    sizes = {group["block_size"] for group in config.get("kv_groups", [config])}
+    factor = draw.choice((1, 1, 1, 2, 3)) if len(sizes) == 1 else 1
+    tier: Spec = {
+        "cpu_blocks": max(2, blocks * draw.choice((1, 2, 4, 8, 20)) // draw.choice((2, 4)) // factor),
+        "eviction_policy": draw.choice(("lru", "lru", "arc")),
+        "block_size_factor": factor,
+    }
+    if draw.randrange(5) == 0:
+        tier["offload_prompt_only"] = False
+    if draw.randrange(8) == 0:
+        tier["store_threshold"] = 2
+    config["kv_offloading"] = tier
+    spec["links"] = {
+        "latency_us": draw.choice((0, 10, 500, 5_000)),
+        "load_us": draw.choice((1, 50, 1_000)),
+        "store_us": draw.choice((1, 50, 1_000, 4_000)),
+    }
+    for request in spec["requests"]:
+        request["arrival_us"] *= draw.choice((1, 1, 2))
+    spec["requests"].sort(key=lambda request: request["arrival_us"])
+    return spec
+
+
+class TransferDigests:
+    """Digests of what was loaded, stored, waited for, and of what came to and left the host, step by step.
+
+    Contents are numbered as they first come.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+        self._happened: list[str] = []
+
+    def job(self, kind: str, number: int, row: int, blocks: list[int], places: list[int]) -> None:
+        """A job of a request: device blocks, and host places of a block each."""
+        self._happened.append(f"{kind}{number} {row} {blocks} {places}")
+
+    def flushed(self, jobs: list[int]) -> None:
+        """Jobs that had to be done before the step."""
+        if jobs:
+            self._happened.append(f"flush {sorted(jobs)}")
+
+    def host(self, content: object, stored: bool) -> None:
+        """A content can be loaded from the host from now on, or no more."""
+        number = self._numbers.setdefault(content, len(self._numbers))
+        self._happened.append(f"{'+' if stored else '-'}{number}")
+
+    def digest(self) -> int:
+        """A number below 2**10 for all since the last digest; 0 where there was nothing."""
+        if not self._happened:
+            return 0
+        text = ";".join(self._happened)
+        self._happened.clear()
+        return zlib.crc32(text.encode()) & 0x3FF or 1
