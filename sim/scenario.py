@@ -19,6 +19,7 @@ import yaml
 from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
@@ -103,6 +104,21 @@ class Scenario(BaseModel):
     eviction_prefix_cap: float = Field(
         0.5, gt=0, le=1, description="with cost, most of the blocks that one prefix may own"
     )
+    tenants: str | None = Field(
+        None,
+        description="shares of tenants, as NAME:weight=W,blocks=B with spaces between (*: all others): "
+        "weights make queue and eviction fair, and a tenant's requests hold at most B blocks",
+    )
+    isolation: Literal["salt", "tenant"] = Field(
+        "salt",
+        description="who shares no prefixes: requests with different salts, or of different tenants as well",
+    )
+    public_namespaces: str | None = Field(
+        None, description="namespaces whose tokens all tenants share, with spaces between (default: none)"
+    )
+    isolation_price: bool = Field(
+        False, description="replay again without salts and tenants' isolation, and report the hits it costs"
+    )
     max_loras: int | None = Field(
         None,
         ge=1,
@@ -162,6 +178,13 @@ class Scenario(BaseModel):
             Retention.parse(value)
         return value
 
+    @field_validator("tenants")
+    @classmethod
+    def _check_tenants(cls, value: str | None) -> str | None:
+        if value is not None:
+            Tenants.parse(value)
+        return value
+
     # ---- what follows from the fields
 
     def budget(self, **more: Any) -> HbmBudget | None:
@@ -198,6 +221,7 @@ class Scenario(BaseModel):
             pipeline_depth=int(self.pipelined),
             caching=self.enable_prefix_caching,
             max_loras=self.max_loras,
+            tenants=None if self.tenants is None else Tenants.parse(self.tenants),
         )
         limits.check()
         return limits
@@ -225,14 +249,13 @@ class Scenario(BaseModel):
             prefix_cap=self.eviction_prefix_cap,
             recompute=recompute_ns(costs, self.block_size),
         )
-        profile = find_profile(self.profile)
-        changed = policy.applied(profile)
-        if changed is not profile and self.limits().groups:
+        profile = policy.applied(find_profile(self.profile))
+        if self.eviction != "lru" and self.limits().groups:
             raise BadInput(
                 f"{self.model} has layers that keep different tokens, evicted in vLLM's order; "
                 "leave eviction at lru, or give disable_hybrid_kv_cache_manager"
             )
-        return changed
+        return profile
 
     def layout(self) -> BlockLayout:
         """How the model's layers share KV blocks on one GPU."""

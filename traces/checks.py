@@ -53,6 +53,7 @@ def find_problem(trace: Trace) -> Problem | None:
         or _range(trace, "output_tokens", 1, MAX_TOKENS)
         or _range(trace, "output_content", -1)
         or _range(trace, "output_offset", 0)
+        or _range(trace, "public_tokens", 0)
         or _links(trace)
         or _seconds(trace)
         or (None if trace.spans is None else _spans(trace, trace.spans))

@@ -21,7 +21,7 @@ import pandas as pd
 from pagecast.sim.core.identity.content import own_output, own_prompt
 from pagecast.traces.schema import Ints, Trace
 
-SCOPE = ("model", "adapter", "salt")
+SCOPE = ("model", "adapter", "tokenizer", "positional", "salt")
 _FIRST_PRIVATE = own_prompt(0)
 
 

@@ -56,7 +56,12 @@ COLUMNS: dict[str, str] = {
     "cancel_after_s": "seconds after arrival at which the client gives up, NaN for never (float64, NaN)",
     "model": "model revision asked for: part of the scope (string, missing)",
     "adapter": "LoRA adapter: part of the scope (string, missing)",
+    "tokenizer": "revision of tokenizer and chat template: part of the scope (string, missing)",
+    "positional": "configuration of positions, as RoPE scaling: part of the scope (string, missing)",
     "salt": "tenant's cache salt: part of the scope (string, missing)",
+    "tenant": "who asks, for shares and accounts (string, missing)",
+    "namespace": "public namespace that the prompt's first tokens belong to (string, missing)",
+    "public_tokens": "how many tokens that are (int64, 0)",
     "output_content": "text that the generated tokens are, so that later prompts may quote it; "
     "-1 for one of their own (int64, -1)",
     "output_offset": "where in that text they begin (int64, 0)",
@@ -69,9 +74,31 @@ COLUMNS: dict[str, str] = {
     "accepted_drafts": "guesses that were right at each step that verified some, likewise (string, missing)",
 }
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
-INTEGERS = ("input_tokens", "output_tokens", "n", "priority", "after", "output_content", "output_offset")
+INTEGERS = (
+    "input_tokens",
+    "output_tokens",
+    "n",
+    "priority",
+    "after",
+    "public_tokens",
+    "output_content",
+    "output_offset",
+)
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
-TEXTS = ("session", "model", "adapter", "salt", "retention", "multimodal", "drafts", "accepted_drafts")
+TEXTS = (
+    "session",
+    "model",
+    "adapter",
+    "tokenizer",
+    "positional",
+    "salt",
+    "tenant",
+    "namespace",
+    "retention",
+    "multimodal",
+    "drafts",
+    "accepted_drafts",
+)
 DEFAULTS: dict[str, Any] = {
     "n": 1,
     "priority": 0,
@@ -81,7 +108,12 @@ DEFAULTS: dict[str, Any] = {
     "cancel_after_s": float("nan"),
     "model": None,
     "adapter": None,
+    "tokenizer": None,
+    "positional": None,
     "salt": None,
+    "tenant": None,
+    "namespace": None,
+    "public_tokens": 0,
     "output_content": -1,
     "output_offset": 0,
     "retention": None,

@@ -91,6 +91,20 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
     )
     table.add_row("steps", f"{s['steps']:,}")
+    if price := s.get("isolation"):
+        table.add_row(
+            "isolation",
+            f"{price['lost_hit_tokens']:,} hit tokens lost ({price['lost_hit_rate']:.1%} of eligible ones), "
+            f"mean TTFT {console.seconds(price['ttft_mean_s'])} instead of "
+            f"{console.seconds(price['ttft_mean_shared_s'])}",
+        )
+    for name, tenant in s.get("tenants", {}).items():
+        table.add_row(
+            f"tenant {name or '-'}",
+            f"{tenant['completed']:,} of {tenant['requests']:,} completed, p99 TTFT "
+            f"{console.seconds(tenant['ttft_p99_s'])}, {tenant['token_hit_rate']:.1%} hits, "
+            f"{tenant['evicted_blocks']:,} blocks evicted",
+        )
     if speculation := s.get("speculation"):
         table.add_row("guesses", _guesses(speculation))
     return table

@@ -71,6 +71,7 @@ class Lifecycle:
             request.output_tokens,
             self.memory.crossing_blocks,
             self.drafter.lookahead if self.drafter is not None else 0,
+            tenant=request.tenant,
         )
         if reason:
             request.state = State.REJECTED

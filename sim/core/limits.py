@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, check_groups
+from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
 
 MOST_BLOCKS = 20_000_000
@@ -20,6 +21,7 @@ class Limits:
     `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
     the number of tokens per block key: their block sizes are multiples of it. `max_loras`: how many LoRA
     adapters a step computes with at most; None: any number. `host`: the host tier; None: there is none.
+    `tenants`: their shares; None: nobody tells them apart.
     """
 
     num_blocks: int
@@ -33,6 +35,7 @@ class Limits:
     groups: tuple[GroupSpec, ...] = ()
     max_loras: int | None = None
     host: HostTierSpec | None = None
+    tenants: Tenants | None = None
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -54,13 +57,26 @@ class Limits:
             raise BadInput(f"max_loras is {self.max_loras}; it must be at least 1")
         if self.host is not None:
             self.host.check()
+        if self.tenants is not None and self.tenants.fair and self.policy == "priority":
+            raise BadInput("tenants take turns by weight or requests by priority; leave one out")
+        if self.tenants is not None and self.groups:
+            raise BadInput("tenants are told apart for models whose layers all keep every token")
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
 
-    def refusal(self, prompt_tokens: int, output_tokens: int, groups: int = 1, lookahead: int = 0) -> str:
+    def refusal(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        groups: int = 1,
+        lookahead: int = 0,
+        *,
+        tenant: str = "",
+    ) -> str:
         """Why a request of these lengths can never be served; empty where it can.
 
         `groups`: how many equal KV groups need blocks for its tokens, where `self.groups` names none.
+        `tenant`: whose ceiling it must fit below.
         `lookahead`: for how many more tokens it gets blocks than it computes (see `Drafter`).
         """
         total = prompt_tokens + output_tokens
@@ -75,6 +91,9 @@ class Limits:
         needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
         if needed > self.num_blocks:
             return f"needs {needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
+        ceiling = None if self.tenants is None else self.tenants.share(tenant).blocks
+        if ceiling is not None and -(-(total - 1) // self.block_size) > ceiling:
+            return f"needs {needed} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
         return ""
 
     def most_held(self, tokens: int) -> int:

@@ -49,6 +49,7 @@ class Queue:
     `size` counts those in order, without the forks held back. `blocked`: nobody can be admitted until a
     request comes or goes. While it is set, steps in which requests only decode are planned without asking.
     `passed_over`: the last step left somebody waiting although others behind may go; the next one asks again.
+    `gated`: it did so until a request comes or goes, and any arrival may be admitted.
     """
 
     def __init__(self, order: Order, memory: KvMemory) -> None:
@@ -57,6 +58,7 @@ class Queue:
         self.size = 0
         self.blocked = False
         self.passed_over = False
+        self.gated = False
         self._memory = memory
 
     def __iter__(self) -> Iterator[Request]:
@@ -71,7 +73,7 @@ class Queue:
             return
         self.order.add(request)
         self.size += 1
-        if self.blocked and self.order.first(self._memory) is request:
+        if self.blocked and (self.gated or self.order.first(self._memory) is request):
             self.blocked = False
 
     def put_back(self, request: Request) -> None:
@@ -80,10 +82,16 @@ class Queue:
         self.size += 1
         self.blocked = False
 
-    def pass_over(self, request: Request) -> None:
-        """Leaves a request waiting although others behind it may be admitted."""
+    def pass_over(self, request: Request, *, lasting: bool = False) -> None:
+        """Leaves a request waiting although others behind it may be admitted.
+
+        `lasting`: until a request comes or goes; else the next step asks again.
+        """
         self.order.pass_over(request)
-        self.passed_over = True
+        if lasting:
+            self.gated = True
+        else:
+            self.passed_over = True
 
     def set_aside(self, request: Request) -> None:
         """Takes the first request out until `bring_back`, so that those behind it may be admitted."""

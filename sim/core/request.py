@@ -28,7 +28,8 @@ class Request:
     """A request as the scheduler sees it. Times are integer nanoseconds, lengths are tokens.
 
     What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `adapter`, `parent`,
-    `retention`. How far it is: `state`, `known`, `computed`. The blocks it holds: `memory.holding.Holding`.
+    `retention`, `tenant`. How far it is: `state`, `known`, `computed`. The blocks it holds are in
+    `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
@@ -67,6 +68,7 @@ class Request:
         "retention",
         "reused_tokens",
         "state",
+        "tenant",
     )
 
     def __init__(
@@ -88,6 +90,7 @@ class Request:
         self.output_tokens = output_tokens
         self.arrival_ns = arrival_ns
         self.priority = priority
+        self.tenant = ""  # who asks
         self.adapter = ""  # the LoRA adapter that it is computed with
         self.retention: Retention | None = None  # how long its blocks are to be kept after it
         self.parent = parent  # whose prompt it shares: it is queued when that prompt is computed

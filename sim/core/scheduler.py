@@ -26,8 +26,10 @@ from pagecast.sim.core.hybrid_stride import HybridStride
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
@@ -86,13 +88,18 @@ class Scheduler:
     def _make_memory(self, limits: Limits, profile: Profile) -> KvMemory:
         if limits.groups:
             return HybridMemory(limits, self.log)
+        eviction = profile.eviction(limits)
+        ledger = None if limits.tenants is None else TenantLedger()
+        if isinstance(eviction, FairEviction):
+            ledger = eviction.ledger
         return KvMemory(
             limits.num_blocks,
             limits.block_size,
             log=self.log,
             progress=self.running.findable,
             caching=limits.caching,
-            eviction=profile.eviction(limits),
+            eviction=eviction,
+            ledger=ledger,
             groups=profile.groups,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.replay.feed import Feed
+from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 Piece = tuple[bytes, int, int]
@@ -36,8 +37,8 @@ class Query:
 class KeyedFeed(Feed):
     """A feed that keeps the keys it made for a router until the request is made."""
 
-    def __init__(self, trace: Trace, block_size: int) -> None:
-        super().__init__(trace, block_size)
+    def __init__(self, trace: Trace, block_size: int, scenario: Scenario | None = None) -> None:
+        super().__init__(trace, block_size, scenario)
         self._ahead: dict[int, BlockKeys] = {}
 
     def look_ahead(self, row: int) -> BlockKeys:
@@ -55,8 +56,9 @@ class KeyedFeed(Feed):
 class Prompts:
     """The prompts of a trace for routers, at any block size. Keeps the last path of each size."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, scenario: Scenario | None = None) -> None:
         self._trace = trace
+        self._scenario = scenario
         self._feeds: dict[int, KeyedFeed] = {}
         self._last: dict[int, tuple[int, list[Piece]]] = {}
         self.input_tokens: list[int] = trace.integers("input_tokens").tolist()
@@ -74,7 +76,7 @@ class Prompts:
         """The trace's requests at a block size, made once."""
         feed = self._feeds.get(block_size)
         if feed is None:
-            feed = self._feeds[block_size] = KeyedFeed(self._trace, block_size)
+            feed = self._feeds[block_size] = KeyedFeed(self._trace, block_size, self._scenario)
         return feed
 
     def path(self, row: int, block_tokens: int) -> list[Piece]:

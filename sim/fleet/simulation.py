@@ -106,7 +106,7 @@ class _Built:
         self.scenario = scenario
         self.settings = settings
         self.env = simpy.Environment()
-        prompts = Prompts(trace)
+        prompts = Prompts(trace, scenario)
         router, parts = make(settings.router, scenario.seed, settings.scenarios(scenario)[0][1].block_size)
         more = {
             "hop_ns": round(settings.router.hop_s * NS),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import item, own_output, own_prompt, tokens, with_items
-from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.keys import BlockKeys, Public
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import Retention
+from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 
@@ -19,10 +21,11 @@ class Feed:
     """A trace's requests by row number. Building one costs a few microseconds, and nothing is kept.
 
     Prompts without spans or token ids are unique: shared with nobody, save where a later turn quotes
-    the output by its content.
+    the output by its content. `scenario` says what a trace leaves open: retention, isolation and which
+    namespaces are public.
     """
 
-    def __init__(self, trace: Trace, block_size: int, *, retention: str | None = None) -> None:
+    def __init__(self, trace: Trace, block_size: int, scenario: Scenario | None = None) -> None:
         table = trace.requests
         self.block_size = block_size
         self.count = len(table)
@@ -36,10 +39,12 @@ class Feed:
             spans = trace.spans
             self._spans = (spans.start.tolist(), spans.content, spans.offset, spans.length)
         self._ids = trace.token_ids
-        self._scopes = _scopes(trace)
+        self._tenants = _texts(trace, "tenant")
+        self._scopes = _scopes(trace, isolated=scenario is not None and scenario.isolation == "tenant")
+        self._public = None if scenario is None else _public(trace, scenario.public_namespaces)
         self._adapters = _texts(trace, "adapter")
         self._items = _texts(trace, "multimodal")
-        self._retention = _retention(trace, retention)
+        self._retention = _retention(trace, None if scenario is None else scenario.retention)
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """The request of a row, arriving at `arrival_ns`. Its id is the row number."""
@@ -56,6 +61,8 @@ class Feed:
             request.priority = self._priority[row]
         if self._adapters is not None:
             request.adapter = self._adapters[row]
+        if self._tenants is not None:
+            request.tenant = self._tenants[row]
         if self._retention is not None:
             request.retention = self._retention[row]
         return request
@@ -68,10 +75,11 @@ class Feed:
         if self._output_content is not None and self._output_content[row] >= 0:
             offset = self._output_offset[row] if self._output_offset is not None else 0
             generated = (self._output_content[row], offset)
+        public = None if self._public is None else self._public[row]
         items = items_of(self._items[row], prompt, row) if self._items is not None else []
         if self._ids is not None:
             ids = _ids_with(self._ids[row], items) if items else self._ids[row]
-            keys = BlockKeys.of_ids(self.block_size, ids, scope)
+            keys = BlockKeys.of_ids(self.block_size, ids, scope, public=public)
             keys.extend(tokens(generated[0], generated[1], output).view(np.int64))
             return keys
         if self._spans is not None:
@@ -82,7 +90,7 @@ class Feed:
                     contents[a:b].tolist(), offsets[a:b].tolist(), lengths[a:b].tolist(), strict=True
                 )
                 spans = with_items(pieces, items) if items else list(pieces)
-                return BlockKeys.of_spans(self.block_size, spans, generated, scope)
+                return BlockKeys.of_spans(self.block_size, spans, generated, scope, public=public)
         if items:
             spans = with_items([(own_prompt(row), 0, prompt)], items)
             return BlockKeys.of_spans(self.block_size, spans, generated, scope)
@@ -147,9 +155,41 @@ def _retention(trace: Trace, default: str | None) -> list[Retention | None] | No
     return [made[text] for text in texts]
 
 
-def _scopes(trace: Trace) -> list[Scope] | None:
-    """The scope of each row; None where all have the default one."""
-    names = [name for name in ("model", "adapter", "salt") if name in trace.requests]
+_SCOPE = ("model", "tokenizer", "adapter", "positional", "salt")
+
+
+def _public(trace: Trace, namespaces: str | None) -> list[Public | None] | None:
+    """The public tokens of each row, of namespaces that are declared; None where there are none.
+
+    Errors: BadInput for more public tokens than the prompt has.
+    """
+    names = _texts(trace, "namespace")
+    tokens = _column(trace, "public_tokens")
+    if not namespaces or names is None or tokens is None:
+        return None
+    declared = set(namespaces.split())
+    scopes = _scopes(trace, isolated=False) or [DEFAULT_SCOPE] * len(trace)
+    made: dict[tuple[Scope, str], Scope] = {}
+    public: list[Public | None] = []
+    for row, (name, count, scope, prompt) in enumerate(
+        zip(names, tokens, scopes, trace.integers("input_tokens").tolist(), strict=True)
+    ):
+        if count > prompt:
+            raise BadInput(f"{trace.name}: row {row} has {count} public tokens, and {prompt} in its prompt")
+        if name not in declared or not count:
+            public.append(None)
+            continue
+        if (scope, name) not in made:
+            made[scope, name] = replace(scope, salt=f"public/{name}")
+        public.append(Public(count, made[scope, name]))
+    return public
+
+
+def _scopes(trace: Trace, *, isolated: bool) -> list[Scope] | None:
+    """The scope of each row; None where all have the default one. `isolated`: the tenant is part of it."""
+    names = [name for name in _SCOPE if name in trace.requests]
+    if isolated and "tenant" in trace.requests:
+        return _isolated(trace, names)
     if not names:
         return None
     made: dict[tuple[Any, ...], Scope] = {}
@@ -158,5 +198,20 @@ def _scopes(trace: Trace) -> list[Scope] | None:
     for values in zip(*columns, strict=True):
         if values not in made:
             made[values] = Scope(**dict(zip(names, values, strict=True)))
+        scopes.append(made[values])
+    return scopes
+
+
+def _isolated(trace: Trace, names: list[str]) -> list[Scope]:
+    """Scopes with the tenant in the salt. A request of no tenant has its scope as it is."""
+    made: dict[tuple[str, ...], Scope] = {}
+    columns = [_texts(trace, name) or [] for name in [*names, "tenant"]]
+    scopes = []
+    for values in zip(*columns, strict=True):
+        if values not in made:
+            fields = dict(zip(names, values[:-1], strict=True))
+            if values[-1]:
+                fields["salt"] = f"tenant/{values[-1]}/{fields.get('salt', '')}"
+            made[values] = Scope(**fields)
         scopes.append(made[values])
     return scopes

@@ -75,4 +75,9 @@ def save(
     table.to_parquet(folder / "requests.parquet", index=False)
     write_parquet(trace, folder / "trace.parquet")
     scenario.model_copy(update=fields).save(folder / "scenario.yaml")
+    save_summary(folder, summary)
+
+
+def save_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Writes the figures alone."""
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

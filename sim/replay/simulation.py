@@ -32,7 +32,7 @@ from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
-from pagecast.sim.replay.folder import replacing, save
+from pagecast.sim.replay.folder import replacing, save, save_summary
 from pagecast.sim.replay.metrics import (
     cached_and_uncached,
     latency_summary,
@@ -44,6 +44,7 @@ from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
 from pagecast.sim.replay.speculating import speculate
+from pagecast.sim.replay.tenancy import isolation_price, tenant_figures, with_accounts, without_salts
 from pagecast.sim.replay.windows import blocks_per_block, bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -93,14 +94,14 @@ def replay(
     if not len(trace):
         raise BadInput(f"{trace.name}: the trace has no requests")
     share = blocks_per_block(trace, scenario)
-    limits = scenario.limits(share)
+    limits = with_accounts(scenario.limits(share), trace)
     costs = costs or scenario.step_costs()
     with replacing(out) as folder:
         recorder = Recorder(keep_steps=keep_steps, out=folder)
         speculation = speculate(trace, scenario, costs)
         scheduler = Scheduler(limits, scenario.rules(costs), log=folder is not None, drafter=speculation)
         recorder.events = scheduler.events
-        feed, clients = Feed(trace, limits.block_size, retention=scenario.retention), arrivals(trace)
+        feed, clients = Feed(trace, limits.block_size, scenario), arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None
         env = simpy.Environment()
         started = time.perf_counter()
@@ -123,6 +124,9 @@ def replay(
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
         summary = summarise(table, counters(recorder, scheduler), scenario, costs, wall_s)
+        if "tenant" in trace.requests:
+            table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]
+            summary["tenants"] = tenant_figures(table, scheduler.memory.ledger, limits.block_size)
         if figures := scheduler.memory.eviction_figures():
             summary["eviction"] = figures
         if speculation is not None:
@@ -132,6 +136,12 @@ def replay(
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:
             save(folder, trace, scenario, costs, summary, table)
+    if scenario.isolation_price:
+        shared = scenario.model_copy(update={"isolation": "salt", "isolation_price": False})
+        other = replay(without_salts(trace), shared, costs=costs, arrivals=arrivals, keep_steps=False)
+        result.summary["isolation"] = isolation_price(result.summary, other.summary)
+        if out is not None:
+            save_summary(Path(out), result.summary)
     return result
 
 

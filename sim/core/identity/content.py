@@ -86,6 +86,20 @@ def merge(spans: Iterable[tuple[int, int, int]]) -> list[Span]:
     return merged
 
 
+def split_spans(spans: Iterable[Span], at: int) -> tuple[list[Span], list[Span]]:
+    """The spans of the first `at` tokens, and of the others."""
+    head: list[Span] = []
+    tail: list[Span] = []
+    for content, offset, length in spans:
+        first = min(max(at, 0), length)
+        if first:
+            head.append(Span(content, offset, first))
+        if first < length:
+            tail.append(Span(content, offset + first, length - first))
+        at -= length
+    return head, tail
+
+
 def tokens(content: int, offset: int, length: int) -> npt.NDArray[np.uint64]:
     """Token ids of a span, 64 bits each: a fixed mix of content id and offset (splitmix64).
 

@@ -17,16 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from pagecast.sim.core.identity.content import merge
+from pagecast.sim.core.identity.content import merge, split_spans
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 
 _SPAN = Struct("<qqq").pack
 _digest = xxhash.xxh3_128_digest
 OPEN = 1 << 62  # a segment that grows with the output ends here
+
+
+class Public(NamedTuple):
+    """The first tokens of a prompt that lie in a scope shared by all."""
+
+    tokens: int
+    scope: Scope
 
 
 class BlockKeys:
@@ -36,13 +44,14 @@ class BlockKeys:
     is a span, the last segment is open: it covers every block the request may ever fill.
     """
 
-    __slots__ = ("_chain", "_tail", "block_size", "digests", "ends", "explicit")
+    __slots__ = ("_chain", "_tail", "block_size", "digests", "ends", "explicit", "public_blocks")
 
     def __init__(self, block_size: int, chain: bytes) -> None:
         self.block_size = block_size
         self.digests: list[bytes] = []
         self.ends: list[int] = []
         self.explicit = False  # token ids: one segment per block, appended as tokens become known
+        self.public_blocks = 0  # its first blocks that lie in a namespace shared by all
         self._chain = chain
         self._tail = b""
 
@@ -55,8 +64,14 @@ class BlockKeys:
         scope: Scope = DEFAULT_SCOPE,
         *,
         merged: bool = False,
+        public: Public | None = None,
     ) -> BlockKeys:
-        """Keys of a prompt given as spans `(content, offset, length)`, and its output `(content, offset)`."""
+        """Keys of a prompt given as spans `(content, offset, length)`, and its output `(content, offset)`.
+
+        `public`: the scope of its first tokens, where it is another.
+        """
+        if public is not None:
+            return cls._of_public_spans(block_size, spans, output, scope, public)
         keys = cls(block_size, scope.digest)
         chain = keys._chain
         digests, ends = keys.digests, keys.ends
@@ -84,15 +99,55 @@ class BlockKeys:
         return keys
 
     @classmethod
+    def _of_public_spans(
+        cls,
+        block_size: int,
+        spans: Sequence[tuple[int, int, int]],
+        output: tuple[int, int],
+        scope: Scope,
+        public: Public,
+    ) -> BlockKeys:
+        """Keys whose chain leaves the public scope for the request's own after so many tokens."""
+        head, tail = split_spans(merge(spans), public.tokens)
+        keys = cls.of_spans(block_size, head, (0, 0), public.scope, merged=True)
+        # The last segment is the open one, of an output that does not follow here.
+        del keys.digests[-1], keys.ends[-1]
+        keys.public_blocks = keys.ends[-1] if keys.ends else 0
+        chain = _digest((keys.digests[-1] if keys.digests else public.scope.digest) + scope.digest)
+        position = 0
+        for number, (content, offset, length) in enumerate([*head, *tail]):
+            # Public spans are in the chain again: the last of them may end within a block.
+            chain = _digest(chain + _SPAN(position, content, offset))
+            position += length
+            end = position // block_size
+            if number >= len(head) and end > (keys.ends[-1] if keys.ends else 0):
+                keys.digests.append(chain)
+                keys.ends.append(end)
+        keys.digests.append(_digest(chain + _SPAN(position, output[0], output[1])))
+        keys.ends.append(OPEN)
+        return keys
+
+    @classmethod
     def of_ids(
         cls,
         block_size: int,
         ids: npt.NDArray[np.int64] | Sequence[int],
         scope: Scope = DEFAULT_SCOPE,
+        *,
+        public: Public | None = None,
     ) -> BlockKeys:
-        """Keys of a prompt given as token ids; `extend` adds generated ones as they come."""
-        keys = cls(block_size, scope.digest)
+        """Keys of a prompt given as token ids; `extend` adds generated ones as they come.
+
+        `public`: the scope of its first tokens, where it is another.
+        """
+        keys = cls(block_size, scope.digest if public is None else public.scope.digest)
         keys.explicit = True
+        if public is not None:
+            keys.public_blocks = public.tokens // block_size
+            head = keys.public_blocks * block_size
+            keys.extend(ids[:head])
+            keys._chain = _digest(keys._chain + scope.digest)
+            ids = ids[head:]
         keys.extend(ids)
         return keys
 

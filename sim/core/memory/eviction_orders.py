@@ -11,6 +11,14 @@ _USES = 8  # requests that have read a block are told apart up to this many
 _MEMORY = 4096.0  # blocks after which what was learned of reuse counts half
 
 
+class LeastRecentlyFreed(RankedEviction):
+    """LRU as a ranked order, for those who keep several of them."""
+
+    def rank(self, piece: FreePiece) -> Rank:
+        """When the piece became free."""
+        return (self._count,)
+
+
 class LeastFrequentlyUsed(RankedEviction):
     """Content that the fewest requests have reused goes first; of equals, the least recently used (LFU)."""
 

@@ -104,8 +104,13 @@ class FullGroup:
     def _run(self, key: bytes | None, position: int, blocks: list[int], holding: Holding) -> Run:
         """A new run that a holding writes: in the tree behind its last one, where the tree is kept."""
         if not self._rooted:
-            return Run(key, position, blocks, holding)
+            run = Run(key, position, blocks, holding)
+            if self.pool.ledger is not None and position >= holding.keys.public_blocks:
+                run.tenant = holding.tenant
+            return run
         run = Run(key, position, blocks, holding, holding.last_run)
+        if position >= holding.keys.public_blocks:
+            run.tenant = holding.tenant
         self.pool.births += 1
         run.born = self.pool.births
         return run
@@ -198,6 +203,8 @@ class FullGroup:
         needed = -(-tokens // self.block_size) - held
         if needed <= 0:
             return []
+        if self.pool.ledger is not None:
+            self.pool.ledger.taker = request.tenant
         taken = self.pool.take(needed)
         if self.log.events is not None:
             self.log.add(EventKind.ALLOCATED, request.id, taken)
@@ -209,7 +216,7 @@ class FullGroup:
         keeps = None
         if request.retention is not None and self._rooted:
             keeps = request.retention.of_blocks(self.block_size, request.prompt_tokens)
-        holding = self.holdings[request] = Holding(request.keys, keeps)
+        holding = self.holdings[request] = Holding(request.keys, keeps, request.tenant)
         return holding
 
     def _retain(self, holding: Holding, retention: tuple[BlockRange, ...]) -> None:

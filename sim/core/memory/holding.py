@@ -14,12 +14,15 @@ class Holding(Writer):
 
     `prefix` are pairs of a run and the number of its blocks held. `own` (of `Writer`) are its own runs.
     `segment` is the segment of `keys` in which its next block lies. `retention` is what was asked for its
-    blocks, if anything.
+    blocks, if anything, and `tenant` is who holds them.
     """
 
-    __slots__ = ("keys", "prefix", "prefix_blocks", "retention", "segment")
+    __slots__ = ("keys", "prefix", "prefix_blocks", "retention", "segment", "tenant")
 
-    def __init__(self, keys: BlockKeys, retention: tuple[BlockRange, ...] | None = None) -> None:
+    def __init__(
+        self, keys: BlockKeys, retention: tuple[BlockRange, ...] | None = None, tenant: str = ""
+    ) -> None:
+        self.tenant = tenant
         self.retention = retention
         self.own: list[Run] = []
         self.tail: Run | None = None

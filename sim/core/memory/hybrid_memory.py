@@ -60,6 +60,11 @@ class HybridMemory(KvMemory):
         for group in self.layers:
             group.drop_last()
 
+    @property
+    def ledger(self) -> None:
+        """Nothing: tenants are not told apart."""
+        return
+
     def eviction_figures(self) -> dict[str, object]:
         """Nothing: blocks are evicted in vLLM's order."""
         return {}

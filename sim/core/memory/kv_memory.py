@@ -12,10 +12,12 @@ from typing import NamedTuple, Protocol
 
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
+from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, GroupHit, Progress
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.retention import FOREVER
 
@@ -66,19 +68,22 @@ class KvMemory:
         progress: Progress,
         caching: bool = True,
         eviction: Eviction | None = None,
+        ledger: TenantLedger | None = None,
         groups: MakeGroups = one_full_group,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.caching = caching
         self.log = log
-        self.pool = BlockPool(num_blocks, eviction or LeastRecentlyUsed(blanks_first=caching), log)
+        self.pool = BlockPool(num_blocks, eviction or LeastRecentlyUsed(blanks_first=caching), log, ledger)
         self.groups: tuple[Group, ...] = tuple(groups(self.pool, block_size, caching, progress))
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
         self._no_hit = Hit(0, 0, 0, (NOTHING,) * len(self.groups))
         order = self.pool.eviction
-        self.timed = order if isinstance(order, LowestPriority) else None
+        self.timed: LowestPriority | FairEviction | None = None
+        if isinstance(order, LowestPriority) or (isinstance(order, FairEviction) and order.timed):
+            self.timed = order
         self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
@@ -179,6 +184,8 @@ class KvMemory:
 
     def grow_one(self, request: Request) -> list[int]:
         """Takes the next block of a generating request, in every group. Returns the blocks."""
+        if self.pool.ledger is not None:
+            self.pool.ledger.taker = request.tenant
         taken = self.pool.take(len(self.groups))
         for group, block in zip(self.groups, taken, strict=True):
             group.grow_one(request, block)
@@ -190,7 +197,7 @@ class KvMemory:
         The k-th block taken goes to request k modulo their number. For requests whose keys cover their whole
         output (spans), and where no log is kept.
         """
-        if not self._single:
+        if not self._single or self.pool.ledger is not None:
             for crossing in range(crossings):
                 self.grow_one(requests[crossing % len(requests)])
             return
@@ -261,7 +268,7 @@ class KvMemory:
     def at(self, now: int) -> None:
         """Sets the time that blocks are freed at from now on (`timed` only)."""
         assert self.timed is not None
-        self.timed.now = now
+        self.timed.at(now)
 
     def revert(self, now: int) -> None:
         """Ends the retention of free blocks whose time is over (`timed` only)."""
@@ -323,7 +330,12 @@ class KvMemory:
     def eviction_figures(self) -> dict[str, object]:
         """What the eviction order has counted; empty for vLLM's."""
         order = self.pool.eviction
-        return order.figures() if isinstance(order, RankedEviction) else {}
+        return order.figures() if isinstance(order, RankedEviction | FairEviction) else {}
+
+    @property
+    def ledger(self) -> TenantLedger | None:
+        """The tenants' accounts; None where they are not told apart."""
+        return self.pool.ledger
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""

@@ -10,9 +10,11 @@ from typing import Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.eviction import Eviction
+from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.index import PrefixIndex
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.run import FreePiece, Run
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 
 
 class Watcher(Protocol):
@@ -28,7 +30,10 @@ class Watcher(Protocol):
 class BlockPool:
     """`num_blocks` blocks, numbered from 0, and the index of the content that free and held blocks have."""
 
-    def __init__(self, num_blocks: int, eviction: Eviction, log: EventLog) -> None:
+    def __init__(
+        self, num_blocks: int, eviction: Eviction, log: EventLog, ledger: TenantLedger | None = None
+    ) -> None:
+        self.ledger = ledger
         self.num_blocks = num_blocks
         self.free_blocks = 0
         self.evicted_blocks = 0
@@ -95,6 +100,8 @@ class BlockPool:
     def _evict(self, run: Run, blocks: list[int]) -> None:
         left = len(run.blocks)
         self.evicted_blocks += run.published - left
+        if self.ledger is not None:
+            self.ledger.evict(run.tenant, run.published - left)
         if self.watcher is not None and run.key is not None:
             self.watcher.removed(run.key, run.start + left, run.start + run.published)
         run.published = left
@@ -102,6 +109,8 @@ class BlockPool:
             self._forget(run)
         if self.log.events is not None:
             detail = "" if run.keep is None else f"priority={run.keep.priority}"
+            if run.tenant:
+                detail = f"{detail} tenant={run.tenant}".lstrip()
             self.log.add(EventKind.EVICTED, "", blocks, detail)
             if self.log.kv is not None:
                 self.log.kv.removed(blocks)
@@ -109,8 +118,8 @@ class BlockPool:
     def revert(self, now: int) -> None:
         """Ends the retention of free blocks whose time is over at `now`."""
         eviction = self.eviction
-        assert isinstance(eviction, LowestPriority)
-        eviction.now = now
+        assert isinstance(eviction, LowestPriority | FairEviction)
+        eviction.at(now)
         while (piece := eviction.expired()) is not None:
             # Blocks of the run that are held, or were freed later, keep theirs.
             run = self.split(piece.run, piece.low) if piece.low else piece.run
@@ -145,6 +154,8 @@ class BlockPool:
             pieces = run.free
             assert pieces is not None
             self.free_blocks -= woken
+            if self.ledger is not None and run.published:
+                self.ledger.cached[run.tenant] -= woken
             while pieces and pieces[-1].low < length:
                 piece = pieces[-1]
                 if piece.high <= length:
@@ -217,6 +228,8 @@ class BlockPool:
             run.free = [piece]
         else:
             run.free.append(piece)
+        if self.ledger is not None and run.published:
+            self.ledger.cached[run.tenant] += high - low
         self.eviction.add(piece)
         self.free_blocks += high - low
         if self.log.events is not None:
@@ -246,6 +259,7 @@ class BlockPool:
         rest.uses = run.uses
         rest.born = run.born
         rest.keep = run.keep
+        rest.tenant = run.tenant
         rest.rest, run.rest = run.rest, rest
         rest.indexed, rest.next, run.next = run.indexed, run.next, rest
         run.move_children(rest)

@@ -13,7 +13,7 @@ from pagecast.sim.core.retention import DEFAULT_PRIORITY, FOREVER
 class LowestPriority(RankedEviction):
     """Lowest priority first; of equals, the least recently used.
 
-    `now` is set by whoever frees blocks. A priority with a duration ends so long after its blocks became
+    A priority with a duration ends so long after its blocks became
     free; `expired` lists them, and `revert` puts them behind all others of the default priority.
     """
 
@@ -60,6 +60,10 @@ class LowestPriority(RankedEviction):
             self.evicted[priority] += lost
 
     # ---- durations
+
+    def at(self, now: int) -> None:
+        """Sets the time that blocks are freed at from now on."""
+        self.now = now
 
     @property
     def due_ns(self) -> int:

@@ -80,20 +80,25 @@ class RankedEviction:
         del self._ranks[piece]
         self.removed(piece)
         run = piece.run
-        self._wake(run.free or ())
+        self.wake(run.free or ())
         if run.parent is not None:
-            self._wake(run.parent.free or ())
+            self.wake(run.parent.free or ())
 
     def next(self) -> FreePiece:
         """The piece without content that was added first, or the evictable piece with the lowest rank."""
         blank = self._blank.next()
         if blank.high > blank.low:
             return blank
-        while True:
-            heap = self._heap
-            if not heap:
-                self._wake(list(self._entries))
-                continue
+        piece = self.first()
+        if piece is None:
+            self.wake(list(self._entries))
+            piece = self.first()
+        assert piece is not None
+        return piece
+
+    def first(self) -> FreePiece | None:
+        """The evictable piece with the lowest rank; None where other orders' pieces follow all of these."""
+        while heap := self._heap:
             rank, number, piece = heap[0]
             if self._entries.get(piece) != number:
                 heapq.heappop(heap)
@@ -106,6 +111,7 @@ class RankedEviction:
             if now == rank:
                 return piece
             self._push(piece, now)
+        return None
 
     def __iter__(self) -> Iterator[FreePiece]:
         """All pieces, those without content first."""
@@ -122,7 +128,8 @@ class RankedEviction:
         self._ranks[piece] = rank
         heapq.heappush(self._heap, (rank, self._count, piece))
 
-    def _wake(self, pieces: Iterable[FreePiece]) -> None:
+    def wake(self, pieces: Iterable[FreePiece]) -> None:
+        """Puts parked pieces back: what followed them may be gone."""
         for piece in pieces:
             if self._entries.get(piece) == _PARKED:
                 self._push(piece, self._ranks[piece])

@@ -31,7 +31,7 @@ class Run:
     `rest` is the part that `BlockPool.split` cut off this run's end: readers that hold more than this
     run's length hold blocks of the rest as well. `uses` counts the readers there ever were, and `born` the
     runs before it; that is kept for eviction orders that need the tree (see `Eviction.leaves_first`). `keep`
-    is the retention asked for its blocks.
+    is the retention asked for its blocks, `tenant` who computed them.
     """
 
     __slots__ = (
@@ -48,6 +48,7 @@ class Run:
         "published",
         "rest",
         "start",
+        "tenant",
         "uses",
         "writer",
     )
@@ -70,6 +71,7 @@ class Run:
         self.indexed = False
         self.uses = 0
         self.born = 0
+        self.tenant = ""
         self.keep: Keep | None = None
         self.next: Run | None = None
         self.rest: Run | None = None

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.step import Step
 
 
 class AdapterSlots:
-    """The waiting requests of one step in order, without those whose adapter has no place in it (vLLM).
+    """The adapters of one step; a request whose adapter has no place in it waits (vLLM)."""
 
-    Whoever is given out is admitted before the next is asked for.
-    """
+    lasting = False
 
-    def __init__(self, step: Step, queue: Queue, most: int) -> None:
-        self._queue = queue
+    def __init__(self, step: Step, most: int) -> None:
         self._most = most
         self._adapters = step.adapters()
-        self._waiting = list(queue)
-        self._next = 0
-        self._latest: Request | None = None
-        queue.passed_over = False
 
-    def first(self) -> Request | None:
-        """The next request whose adapter has a place; None where there is none."""
-        if self._latest is not None and self._latest.adapter:
-            self._adapters.add(self._latest.adapter)
-        waiting = self._waiting
-        while self._next < len(waiting):
-            request = waiting[self._next]
-            self._next += 1
-            adapter = request.adapter
-            if not adapter or adapter in self._adapters or len(self._adapters) < self._most:
-                self._latest = request
-                return request
-            self._queue.pass_over(request)
-        return None
+    def opens(self, request: Request) -> bool:
+        """Whether a request's adapter has a place."""
+        adapter = request.adapter
+        return not adapter or adapter in self._adapters or len(self._adapters) < self._most
+
+    def enter(self, request: Request) -> None:
+        """Takes the place of a request's adapter."""
+        if request.adapter:
+            self._adapters.add(request.adapter)

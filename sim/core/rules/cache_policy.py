@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 from pagecast.sim.core.errors import BadInput
@@ -13,9 +14,13 @@ from pagecast.sim.core.memory.eviction_orders import (
     CostAware,
     FirstInFirstOut,
     LeastFrequentlyUsed,
+    LeastRecentlyFreed,
     SegmentedLru,
 )
+from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
+from pagecast.sim.core.memory.ranked_eviction import RankedEviction
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.rules.rules import Profile
 
 EvictionName = Literal["lru", "priority", "slru", "lfu", "fifo", "cost"]
@@ -46,23 +51,32 @@ class CachePolicy:
         """The profile with these rules in place of its own. Errors: BadInput for a name that is not known."""
         if self.eviction not in EVICTIONS:
             raise BadInput(f"eviction order {self.eviction!r} is not known; choose {', '.join(EVICTIONS)}")
-        if self.eviction == "lru":
-            return profile
         return replace(profile, eviction=self._order_of(profile))
 
     def _order_of(self, profile: Profile) -> Callable[[Limits], Eviction]:
+        """Makes the order: the profile's own, this policy's, or one of these for each tenant."""
+
         def make(limits: Limits) -> Eviction:
-            blanks_first = profile.eviction(limits).blanks_first
-            if self.eviction == "slru":
-                protected = int(limits.num_blocks * self.protected_share)
-                return SegmentedLru(protected, blanks_first=blanks_first)
-            if self.eviction == "cost":
-                most = max(int(limits.num_blocks * self.prefix_cap), 1)
-                return CostAware(self.recompute, most, blanks_first=blanks_first)
-            if self.eviction == "priority":
-                return LowestPriority(blanks_first=blanks_first)
-            if self.eviction == "lfu":
-                return LeastFrequentlyUsed(blanks_first=blanks_first)
-            return FirstInFirstOut(blanks_first=blanks_first)
+            plain = profile.eviction(limits)
+            tenants = limits.tenants
+            if tenants is not None and tenants.fair:
+                each = partial(self._ranked, limits, plain.blanks_first)
+                return FairEviction(tenants, each, TenantLedger(), blanks_first=plain.blanks_first)
+            return plain if self.eviction == "lru" else self._ranked(limits, plain.blanks_first)
 
         return make
+
+    def _ranked(self, limits: Limits, blanks_first: bool) -> RankedEviction:
+        if self.eviction == "slru":
+            protected = int(limits.num_blocks * self.protected_share)
+            return SegmentedLru(protected, blanks_first=blanks_first)
+        if self.eviction == "cost":
+            most = max(int(limits.num_blocks * self.prefix_cap), 1)
+            return CostAware(self.recompute, most, blanks_first=blanks_first)
+        if self.eviction == "priority":
+            return LowestPriority(blanks_first=blanks_first)
+        if self.eviction == "lfu":
+            return LeastFrequentlyUsed(blanks_first=blanks_first)
+        if self.eviction == "fifo":
+            return FirstInFirstOut(blanks_first=blanks_first)
+        return LeastRecentlyFreed(blanks_first=blanks_first)

@@ -7,6 +7,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.queue import Order
 from pagecast.sim.core.rules.admission import WholeSequence
+from pagecast.sim.core.rules.fair_order import WeightedFair
 from pagecast.sim.core.rules.nano_vllm import NanoVllmMix
 from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
 from pagecast.sim.core.rules.rules import Mix, Profile, Victim
@@ -17,6 +18,8 @@ from pagecast.sim.core.rules.vllm_offloading import VllmHybridOffloadingMix, Vll
 
 
 def _order(limits: Limits) -> Order:
+    if limits.tenants is not None and limits.tenants.fair:
+        return WeightedFair(limits.tenants)
     return ByPriority() if limits.policy == "priority" else FirstComeFirstServed()
 
 

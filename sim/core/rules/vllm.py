@@ -13,6 +13,7 @@ from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.adapters import AdapterSlots
+from pagecast.sim.core.rules.candidates import Candidates, Gate, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.step import Step
 
@@ -114,8 +115,7 @@ class VllmMix:
         """
         queue.blocked = False
         budget = step.budget()
-        most = step.limits.max_loras
-        slots = None if most is None else AdapterSlots(step, queue, most)
+        slots = candidates(step, queue)
         while budget > 0 and queue.size:
             if len(step.running.requests) >= step.limits.max_num_seqs:
                 queue.blocked = True
@@ -138,6 +138,16 @@ class VllmMix:
             step.admit(request, hit, forked)
             step.run(request)
             step.compute(request, tokens, forked)
+
+
+def candidates(step: Step, queue: Queue) -> Candidates | None:
+    """The waiting requests that adapters and ceilings let pass; None where there are neither."""
+    gates: list[Gate] = []
+    if step.limits.max_loras is not None:
+        gates.append(AdapterSlots(step, step.limits.max_loras))
+    if step.limits.tenants is not None and step.limits.tenants.limited:
+        gates.append(TenantCeilings(step))
+    return Candidates(queue, gates) if gates else None
 
 
 def _enough_for_all(step: Step, memory: KvMemory) -> bool:

@@ -14,8 +14,7 @@ from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.adapters import AdapterSlots
-from pagecast.sim.core.rules.vllm import VllmMix
+from pagecast.sim.core.rules.vllm import VllmMix, candidates
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.turns import due, publish_known, take_turn
 
@@ -80,8 +79,7 @@ class VllmHybridMix(VllmMix):
         """Admits waiting requests in order until the batch, the budget or the blocks are used up."""
         queue.blocked = False
         budget = step.budget()
-        most = step.limits.max_loras
-        slots = None if most is None else AdapterSlots(step, queue, most)
+        slots = candidates(step, queue)
         while budget > 0 and queue.size:
             if len(step.running.requests) >= step.limits.max_num_seqs:
                 memory.wanted = 0

@@ -6,6 +6,7 @@ Bytes shrink well and cost little, so hypothesis can drive long sequences.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from pagecast.sim.core.check import check, check_counts
@@ -18,6 +19,7 @@ from pagecast.sim.core.retention import FOREVER, Keep, Retention
 from pagecast.sim.core.rules.cache_policy import CachePolicy
 from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.tenants import Tenants
 from reference import Reference, Req
 
 RETENTIONS = (
@@ -54,9 +56,12 @@ class Life:
         ids: bool = False,
         policy: CachePolicy | None = None,
         log: bool = False,
+        tenants: str | None = None,
     ) -> None:
         self.draw = draw
         self.limits = limits_from(draw, profile)
+        if tenants is not None:
+            self.limits = replace(self.limits, policy="fcfs", tenants=Tenants.parse(tenants))
         self.retains = policy is not None and policy.eviction == "priority"
         rules = (policy or CachePolicy()).applied(PROFILES[profile])
         self.s = Scheduler(self.limits, rules, log=(next(draw) % 4 == 0) | log)
@@ -102,6 +107,7 @@ class Life:
         for _ in range(1 + next(d) % 3):
             # Few texts and offsets, so that prefixes are shared, cut short and quoted.
             spans.append((next(d) % 4, (0, 0, 0, 4)[next(d) % 4], 1 + next(d) % 9))
+        self.spans = spans
         prompt = sum(span[2] for span in spans)
         length = 1 + next(d) % 12
         # Sometimes the output is what another request's prompt says, or goes on where the prompt ends.

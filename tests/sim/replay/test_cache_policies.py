@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
 from pagecast.traces.write import write_parquet
 from pandas.testing import assert_frame_equal
 
@@ -61,6 +63,70 @@ def test_retention_of_a_trace_is_written_read_and_checked(tmp_path: Path) -> Non
         replay(trace, Scenario(eviction="priority", num_gpu_blocks=100, costs="roofline"))
     with pytest.raises(BadInput, match="retention"):
         Scenario.make({"retention": "0-5"})
+
+
+def _of_tenants(count: int) -> Trace:
+    """Two tenants whose prompts begin with the same 256 tokens, of a namespace "docs"."""
+    rows = [
+        {
+            "arrival_s": 0.02 * i,
+            "input_tokens": 600,
+            "output_tokens": 20 + i % 30,
+            "spans": [[1, 0, 256], [2 + i % 10, 0, 344]],
+            "tenant": "ab"[i % 3 == 0],
+            "namespace": "docs",
+            "public_tokens": 256,
+        }
+        for i in range(count)
+    ]
+    with NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write("\n".join(json.dumps(row) for row in rows) + "\n")
+        file.flush()
+        return read(file.name)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "cost"])
+def test_shares_of_tenants_are_the_same_with_fast_forward_and_without(eviction: str) -> None:
+    scenario = Scenario(
+        num_gpu_blocks=300,
+        tenants="a:weight=2,blocks=120 b:blocks=90",
+        isolation="tenant",
+        eviction=eviction,
+        costs="roofline",
+    )
+    fast = replay(_of_tenants(150), scenario, check_every=20)
+    slow = replay(_of_tenants(150), scenario, fast_forward=False)
+    assert_frame_equal(fast.requests, slow.requests)
+    assert fast.summary["tenants"] == slow.summary["tenants"]
+    assert fast.summary["tenants"]["a"]["evicted_blocks"] > 0
+
+
+def test_isolation_has_a_price_that_public_namespaces_lower() -> None:
+    trace = _of_tenants(60)
+    plain = Scenario(num_gpu_blocks=2000, isolation="tenant", isolation_price=True, costs="roofline")
+    apart = replay(trace, plain).summary["isolation"]
+    public = replay(trace, plain.model_copy(update={"public_namespaces": "docs"})).summary["isolation"]
+    assert apart["lost_hit_tokens"] > public["lost_hit_tokens"] > 0
+    assert apart["hit_tokens"] + apart["lost_hit_tokens"] == apart["hit_tokens_shared"]
+    undeclared = plain.model_copy(update={"public_namespaces": "other"})
+    assert replay(trace, undeclared).summary["isolation"] == apart
+
+
+def test_a_row_with_more_public_tokens_than_its_prompt_is_named() -> None:
+    trace = _of_tenants(3)
+    trace = replace(trace, requests=trace.requests.assign(public_tokens=[5, 700, 5]))
+    with pytest.raises(BadInput, match="row 1 has 700 public tokens, and 600 in its prompt"):
+        replay(trace, Scenario(public_namespaces="docs", num_gpu_blocks=500, costs="roofline"))
+
+
+@pytest.mark.parametrize("column", ["model", "tokenizer", "adapter", "positional", "salt"])
+def test_every_part_of_the_scope_keeps_prefixes_apart(column: str) -> None:
+    trace = _of_tenants(2)
+    one = replay(trace, Scenario(num_gpu_blocks=500, costs="roofline")).summary
+    other = replace(trace, requests=trace.requests.assign(**{column: ["x", "y"]}))
+    two = replay(other, Scenario(num_gpu_blocks=500, costs="roofline")).summary
+    assert one["reused_prefix_tokens"] == 256
+    assert two["reused_prefix_tokens"] == 0
 
 
 def test_models_with_windows_refuse_an_order() -> None:

@@ -1,0 +1,131 @@
+"""Eviction that is fair to tenants: whoever has most cached for its weight loses content first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pagecast.sim.core.memory.eviction import LeastRecentlyUsed
+from pagecast.sim.core.memory.priority_eviction import LowestPriority
+from pagecast.sim.core.memory.ranked_eviction import RankedEviction
+from pagecast.sim.core.memory.run import FreePiece
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
+from pagecast.sim.core.tenants import Tenants
+
+
+class FairEviction:
+    """An order of its own for each tenant (`make`), over one pool.
+
+    Blocks without content go first, then the content of the tenant that has the most cached blocks, divided
+    by its weight. Content that others' blocks follow waits, as in every order.
+    """
+
+    leaves_first: bool = False
+    blanks_first: bool
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        make: Callable[[], RankedEviction],
+        ledger: TenantLedger,
+        *,
+        blanks_first: bool = True,
+    ) -> None:
+        self.blanks_first = blanks_first
+        self.ledger = ledger
+        self.orders: dict[str, RankedEviction] = {}
+        self._tenants = tenants
+        self._make = make
+        self._blank = LeastRecentlyUsed()
+        self._place: dict[FreePiece, RankedEviction] = {}
+
+    def add(self, piece: FreePiece) -> None:
+        """Adds a piece to its tenant's order."""
+        if not piece.run.published:
+            self._blank.add(piece)
+            return
+        order = self._order_of(piece.run.tenant)
+        self._place[piece] = order
+        order.add(piece)
+
+    def _order_of(self, tenant: str) -> RankedEviction:
+        order = self.orders.get(tenant)
+        if order is None:
+            order = self.orders[tenant] = self._make()
+        return order
+
+    def add_first(self, piece: FreePiece) -> None:
+        """Adds a piece without content, to be taken first."""
+        self._blank.add_first(piece)
+
+    def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
+        """Adds a piece with the rank of the one it was cut off."""
+        order = self._place.get(place)
+        if order is None:
+            self._blank.add_beside(piece, place)
+            return
+        self._place[piece] = order
+        order.add_beside(piece, place)
+
+    def remove(self, piece: FreePiece) -> None:
+        """Takes a piece out; content of another tenant may have waited for it."""
+        order = self._place.pop(piece, None)
+        if order is None:
+            self._blank.remove(piece)
+            return
+        order.remove(piece)
+        parent = piece.run.parent
+        if parent is not None and parent.tenant != piece.run.tenant:
+            self._order_of(parent.tenant).wake(parent.free or ())
+
+    def next(self) -> FreePiece:
+        """The next piece of the tenant that is furthest above its share."""
+        blank = self._blank.next()
+        if blank.high > blank.low:
+            return blank
+        cached = self.ledger.cached
+        share = self._tenants.share
+        for tenant in sorted(self.orders, key=lambda name: -cached[name] / share(name).weight):
+            piece = self.orders[tenant].first()
+            if piece is not None:
+                return piece
+        raise AssertionError("free blocks, and none can be evicted")
+
+    def __iter__(self) -> Iterator[FreePiece]:
+        """All pieces, those without content first."""
+        yield from self._blank
+        yield from self._place
+
+    # ---- durations, where the tenants' orders have them
+
+    @property
+    def timed(self) -> bool:
+        """Whether retention ends with time in these orders."""
+        return isinstance(self._order_of(""), LowestPriority)
+
+    @property
+    def due_ns(self) -> int:
+        """When the next priority ends."""
+        return min(order.due_ns for order in self._timed_orders())
+
+    def at(self, now: int) -> None:
+        """Sets the time that blocks are freed at from now on."""
+        for order in self._timed_orders():
+            order.at(now)
+
+    def expired(self) -> FreePiece | None:
+        """A piece whose priority has ended by now; None: there is none."""
+        return next((piece for order in self._timed_orders() if (piece := order.expired())), None)
+
+    def revert(self, piece: FreePiece) -> None:
+        """Puts a piece behind all others of the default priority."""
+        order = self._place[piece]
+        assert isinstance(order, LowestPriority)
+        order.revert(piece)
+
+    def _timed_orders(self) -> list[LowestPriority]:
+        return [order for order in self.orders.values() if isinstance(order, LowestPriority)]
+
+    def figures(self) -> dict[str, object]:
+        """What each tenant's order has counted."""
+        counted = {tenant: order.figures() for tenant, order in self.orders.items()}
+        return {"tenants": counted} if any(counted.values()) else {}

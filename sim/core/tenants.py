@@ -1,0 +1,68 @@
+"""Tenants: who shares a replica, with which weight, and how many blocks each may hold.
+
+    alice:weight=2,blocks=4000 bob:blocks=1000 *:weight=1
+
+A tenant's ceiling is on the blocks that its running requests may hold when they end; a prefix that they share
+counts for each of them. `*` stands for all others. Where a weight is given, tenants take turns in the queue
+and lose cached content by weighted fairness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pagecast.sim.core.errors import BadInput
+
+OTHERS = "*"
+
+
+@dataclass(frozen=True)
+class TenantShare:
+    """One tenant's weight, and the blocks it may hold (None: any number)."""
+
+    weight: float = 1.0
+    blocks: int | None = None
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """The shares by name. `fair`: queue and eviction follow the weights."""
+
+    shares: Mapping[str, TenantShare] = field(default_factory=dict)
+    fair: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Tenants:
+        """Reads `NAME:weight=W,blocks=B` with spaces between. Errors: BadInput."""
+        shares: dict[str, TenantShare] = {}
+        fair = False
+        for part in text.split():
+            name, colon, options = part.rpartition(":")
+            if not (colon and name) or name in shares:
+                raise BadInput(f"tenant {part!r}: write NAME:weight=W,blocks=B, each name once")
+            values = dict(option.partition("=")[::2] for option in options.split(","))
+            try:
+                weight = float(values.pop("weight", "1"))
+                blocks = int(values.pop("blocks")) if "blocks" in values else None
+            except ValueError:
+                raise BadInput(f"tenant {part!r}: weight and blocks are numbers") from None
+            if values or not 0 < weight < float("inf") or (blocks is not None and blocks < 1):
+                raise BadInput(
+                    f"tenant {part!r}: weight is above 0, blocks at least 1, and there is no other"
+                )
+            fair |= "weight=" in options
+            shares[name] = TenantShare(weight, blocks)
+        return cls(shares, fair)
+
+    def share(self, tenant: str) -> TenantShare:
+        """What a tenant may have."""
+        return self.shares.get(tenant) or self.shares.get(OTHERS) or _DEFAULT
+
+    @property
+    def limited(self) -> bool:
+        """Whether some tenant has a ceiling."""
+        return any(share.blocks is not None for share in self.shares.values())
+
+
+_DEFAULT = TenantShare()

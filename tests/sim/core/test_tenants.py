@@ -1,0 +1,282 @@
+"""Tenants: ceilings, weighted fairness, accounts, isolation and public namespaces."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagecast.sim.core.check import check
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.identity.keys import BlockKeys, Public
+from pagecast.sim.core.identity.scope import Scope
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.rules.profiles import VLLM
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.tenants import Tenants, TenantShare
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from driver import Life, endless
+
+SIZE = 4
+
+
+def scheduler(blocks: int, tenants: str, *, seqs: int = 8, eviction: str = "lru") -> Scheduler:
+    limits = Limits(blocks, SIZE, seqs, 4096, tenants=Tenants.parse(tenants))
+    return Scheduler(limits, CachePolicy(eviction).applied(VLLM), log=True)
+
+
+def request(
+    id: str, tenant: str, text: int, prompt: int, output: int = 1, scope: Scope | None = None
+) -> Request:
+    keys = BlockKeys.of_spans(SIZE, [(text, 0, prompt)], (10_000 + hash(id) % 1000, 0), scope or Scope())
+    made = Request(id, keys, prompt, output)
+    made.tenant = tenant
+    return made
+
+
+def run(s: Scheduler, *requests: Request) -> list[str]:
+    """Serves requests to the end. Returns the order in which they were admitted."""
+    for each in requests:
+        assert s.submit(each), each.reason
+    while s.requests:
+        plan = s.plan(0)
+        assert plan is not None
+        s.commit(plan)
+        check(s)
+    return [each.id for each in sorted(requests, key=lambda each: each.order)]
+
+
+def test_shares_are_read_and_others_have_the_stars() -> None:
+    tenants = Tenants.parse("a:weight=2,blocks=40 org:team:blocks=3 *:weight=0.5")
+    assert tenants.share("a") == TenantShare(2.0, 40)
+    assert tenants.share("org:team") == TenantShare(1.0, 3)
+    assert tenants.share("x") == TenantShare(0.5)
+    assert tenants.fair and tenants.limited
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a:weight=0", "a:blocks=0", "a:wait=3", "a:weight=x", "a:blocks=1 a:blocks=2"]
+)
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="tenant"):
+        Tenants.parse(text)
+
+
+def test_a_tenant_at_its_ceiling_waits_and_others_pass_it() -> None:
+    s = scheduler(40, "a:blocks=6")
+    order = [request("a0", "a", 1, 12, 9), request("a1", "a", 2, 12, 9), request("b0", "b", 3, 12, 9)]
+    for each in order:
+        s.submit(each)
+    s.commit(s.plan(0))
+    assert [each.state for each in order] == [State.DECODE, State.WAITING, State.DECODE]
+    late = request("b1", "b", 4, 8)
+    s.submit(late)
+    s.commit(s.plan(0))
+    assert late.state is not State.WAITING
+    while s.requests:
+        s.commit(s.plan(0))
+        held = sum(len(s.memory.blocks(each)) for each in order[:2] if s.memory.holds(each))
+        assert held <= 6
+        check(s)
+    assert order[1].state is State.FINISHED
+
+
+def test_a_request_above_its_tenants_ceiling_is_rejected_with_the_reason() -> None:
+    s = scheduler(40, "a:blocks=2")
+    assert not s.submit(big := request("a0", "a", 1, 12))
+    assert big.reason == "needs 3 blocks of 4 tokens; its tenant may hold 2"
+    assert s.submit(request("b0", "b", 1, 12))
+
+
+def test_tenants_take_turns_by_weight_and_a_flood_does_not_starve_others() -> None:
+    flood = [request(f"a{i}", "a", i, 8) for i in range(8)]
+    few = [request(f"b{i}", "b", 20 + i, 8) for i in range(4)]
+    assert run(scheduler(40, "*:weight=1", seqs=1), *flood, *few)[:6] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    flood = [request(f"a{i}", "a", i, 8) for i in range(8)]
+    few = [request(f"b{i}", "b", 20 + i, 8) for i in range(4)]
+    assert run(scheduler(40, "a:weight=3", seqs=1), *flood, *few)[:6] == ["a0", "b0", "a1", "a2", "a3", "b1"]
+
+
+def test_a_cancelled_request_is_not_charged() -> None:
+    s = scheduler(40, "*:weight=1", seqs=1)
+    for each in [request("a0", "a", 1, 80), request("b0", "b", 2, 8), request("a1", "a", 3, 8)]:
+        s.submit(each)
+    s.cancel("a0", 0)
+    first = s.plan(0)
+    s.commit(first)
+    assert [chunk.request.id for plan in (first, s.plan(0)) for chunk in plan.chunks] == ["a1", "b0"]
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_a_tenant_that_floods_the_cache_loses_its_own_content(eviction: str) -> None:
+    s = scheduler(24, "*:weight=1", eviction=eviction)
+    run(s, request("b0", "b", 1, 17))
+    for i in range(20):
+        run(s, request(f"a{i}", "a", 100 + i, 17))
+    again = request("b1", "b", 1, 17)
+    run(s, again)
+    assert again.cached_tokens == 16
+    ledger = s.memory.ledger
+    assert ledger.evicted["b"] == 0 < ledger.evicted["a"] == ledger.evicted_for["a", "a"]
+    assert any(event.detail.endswith("tenant=a") for event in s.events or ())
+
+
+def test_accounts_without_weights_follow_the_plain_order() -> None:
+    s = scheduler(24, "a:blocks=1000")
+    run(s, request("b0", "b", 1, 17))
+    for i in range(20):
+        run(s, request(f"a{i}", "a", 100 + i, 17))
+    assert s.memory.ledger.evicted_for["a", "b"] == 4
+    assert sum(s.memory.ledger.evicted.values()) == s.memory.evicted_blocks
+
+
+def test_the_ledger_counts_what_is_cached() -> None:
+    s = scheduler(24, "*:weight=1")
+    for i in range(7):
+        run(s, request(f"{'ab'[i % 2]}{i}", "ab"[i % 2], i, 17))
+        pool = s.memory.pool
+        cached = {}
+        for piece in pool.eviction:
+            if piece.run.published:
+                cached[piece.run.tenant] = cached.get(piece.run.tenant, 0) + piece.high - piece.low
+        assert cached == {tenant: blocks for tenant, blocks in pool.ledger.cached.items() if blocks}
+
+
+# ---- isolation
+
+
+def public_request(
+    id: str, tenant: str, spans: list[tuple[int, int, int]], public: int, ids: bool = False
+) -> Request:
+    tokens = sum(length for _, _, length in spans)
+    scope = Scope(salt=f"tenant/{tenant}/")
+    shared = Public(public, Scope(salt="public/docs"))
+    if ids:
+        numbers = [content * 1000 + offset + i for content, offset, n in spans for i in range(n)]
+        keys = BlockKeys.of_ids(SIZE, [*numbers, -1], scope, public=shared)
+    else:
+        keys = BlockKeys.of_spans(SIZE, spans, (10_000 + hash(id) % 1000, 0), scope, public=shared)
+    made = Request(id, keys, tokens, 1)
+    made.tenant = tenant
+    return made
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_a_public_namespace_is_shared_and_what_follows_it_is_not(ids: bool) -> None:
+    s = scheduler(40, "*:weight=1")
+    spans = [(1, 0, 16), (2, 0, 16)]
+    run(s, public_request("a0", "a", spans, 16, ids))
+    for id, tenant, cached in (("b0", "b", 16), ("a1", "a", 28)):
+        each = public_request(id, tenant, spans, 16, ids)
+        run(s, each)
+        assert each.cached_tokens == cached
+    assert s.memory.ledger.cached[""] == 4
+
+
+def test_public_tokens_that_end_within_a_block_do_not_share_that_block() -> None:
+    s = scheduler(40, "*:weight=1")
+    spans = [(1, 0, 18), (2, 0, 15)]
+    run(s, public_request("a0", "a", spans, 18))
+    each = public_request("b0", "b", spans, 18)
+    run(s, each)
+    assert each.cached_tokens == 16
+    again = public_request("a1", "a", [(1, 0, 18), (2, 0, 7), (3, 0, 8)], 18)
+    run(s, again)
+    assert again.cached_tokens == 24
+
+
+def test_public_prompts_of_different_cuts_are_told_apart() -> None:
+    """Spans of equal names and other lengths within the last public block are other tokens."""
+    keys = []
+    for first in (3, 5):
+        spans = [(1, 0, 16), (2, 0, first), (3, 0, 8 - first), (4, 0, 8)]
+        keys.append(public_request(f"a{first}", "a", spans, 24).keys)
+    assert keys[0].block_key(5) != keys[1].block_key(5)
+    assert keys[0].block_key(6) != keys[1].block_key(6)
+
+
+def test_a_lookup_does_not_depend_on_what_others_cached() -> None:
+    """The same prompt, a salt of its own: as many questions to the index whatever others have cached."""
+    asked = {}
+    for others in (0, 1, 30):
+        s = Scheduler(Limits(400, SIZE, 8, 4096))
+        for i in range(others):
+            run(s, request(f"x{i}", f"t{i}", 1, 24, scope=Scope(salt=f"t{i}")))
+        index = s.memory.pool.index
+        count = [0, 0]
+
+        class Counted(dict):
+            def get(self, key, default=None, count=count):
+                count[0] += 1
+                value = super().get(key, default)
+                count[1] += value is not None
+                return value
+
+        index.first = Counted(index.first)
+        assert s.memory.find(request("me", "me", 1, 24, scope=Scope(salt="me"))).tokens == 0
+        asked[others] = tuple(count)
+    assert set(asked.values()) == {(1, 0)}
+
+
+class TwoTenants(Life):
+    """Random lives of two tenants with equal texts; no block may ever be held by both."""
+
+    def submit(self, id: str) -> None:
+        if id in self.s.requests:
+            return
+        made, _ = self.make(id)
+        tenant = "ab"[next(self.draw) % 2]
+        spans = [(text % 2, 0, length) for text, _, length in self.spans]
+        output = (50 + next(self.draw) % 2, 0)
+        made.keys = BlockKeys.of_spans(self.limits.block_size, spans, output, Scope(salt=tenant))
+        made.tenant = tenant
+        self.s.submit(made)
+
+    def operate(self) -> None:
+        super().operate()
+        holders: dict[int, str] = {}
+        for each in self.s.running.requests:
+            for block in self.s.memory.blocks(each):
+                assert holders.setdefault(block, each.tenant) == each.tenant, "a block is held by both"
+        for each in self.s.requests.values():
+            for hit in self.s.memory.find(each).groups if self.limits.caching else ():
+                for piece, _, _ in hit.pieces:
+                    assert piece.tenant == each.tenant, "a foreign block was found"
+
+
+def two_tenants(data: bytes, eviction: str, fair: bool) -> TwoTenants:
+    life = TwoTenants(
+        endless(data), policy=CachePolicy(eviction), tenants="*:weight=2" if fair else "a:blocks=1000000"
+    )
+    return life
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.binary(min_size=300, max_size=900), eviction=st.sampled_from(EVICTIONS), fair=st.booleans())
+def test_tenants_with_equal_prompts_never_share(data: bytes, eviction: str, fair: bool) -> None:
+    life = two_tenants(data, eviction, fair)
+    while life.operations < len(data) // 4:
+        life.operate()
+    life.drain()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_tenants_never_share_in_a_million_operations(eviction: str) -> None:
+    """1,000,000 operations over all orders, with cancellations, preemptions and evictions."""
+    import random
+
+    left = -(-1_000_000 // len(EVICTIONS))
+    seed = 0
+    while left > 0:
+        seed += 1
+        life = two_tenants(random.Random(seed).randbytes(40_000), eviction, fair=bool(seed % 2))
+        for _ in range(min(left, 5_000)):
+            life.operate()
+        left -= life.operations
+        check(life.s)
+        life.drain()
