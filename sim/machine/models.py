@@ -40,6 +40,9 @@ _QUANTISED = {
     "int8": "int8",
     "w4a16": "int4",
     "w8a8": "int8",
+    "quantized.w4a16": "int4",
+    "quantized.w8a16": "int8",
+    "quantized.w8a8": "int8",
     "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
 }
