@@ -1,4 +1,4 @@
-"""`pagecast sweep`: a grid or a search over fields of the scenario, and the cheapest replica for an SLO."""
+"""`pagecast sweep`: a grid or a search over a scenario's fields: the cheapest replica or fleet for an SLO."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_TRIALS, MOST_WORKERS
+from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
 from pagecast.planner_app.commands.scenario_options import (
     ScenarioArguments,
     TraceArgument,
@@ -25,11 +26,13 @@ _MOST_ROWS = 20
 _SET = "field=values, may be repeated: block_size=16,32, kv_tokens=50000:400000:50000, max_num_seqs=8:256:x2"
 
 
+@with_fleet
 @with_scenario
 def sweep_command(
     trace: TraceArgument,
     settings: Annotated[list[str], Opt("--set", help=_SET)],
     given: ScenarioArguments,
+    fleet: FleetGiven,
     search: Annotated[
         int | None,
         Opt(
@@ -56,10 +59,12 @@ def sweep_command(
     """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
 
     Each trial is one replica that serves the whole trace, and its cost is that replica's: `pagecast plan`
-    tells how many replicas a rate needs. The table is the same for any --workers and --cluster. With --out
-    a sweep goes on where it stopped, in whichever way that was. Exit code 1 where no scenario serves every
-    request and keeps --slo.
+    tells how many replicas a rate needs. With a fleet's options, or one of the knobs replicas,
+    prefill_replicas (how many of them only prefill) and router, each trial is a fleet. The table is the same
+    for any --workers and --cluster. With --out a sweep goes on where it stopped, in whichever way that was.
+    Exit code 1 where no scenario serves every request and keeps --slo.
     """
+    from pagecast.planner_app.planner.fleet.knobs import KNOBS
     from pagecast.planner_app.planner.prices import read_prices
     from pagecast.planner_app.planner.sweep.question import SweepQuestion
     from pagecast.planner_app.planner.sweep.space import parse_space
@@ -68,10 +73,11 @@ def sweep_command(
     if report is not None:
         ready("--report", report)
     work, scenario = load(trace, given)
-    space = parse_space(settings, scenario)
+    space = parse_space(settings, scenario, fleet=True)
+    served = fleet.settings() if fleet.any or any(knob.name in KNOBS for knob in space.knobs) else None
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
     question = SweepQuestion(
-        work, scenario, space, slo, read_prices(price or []), objectives, search, generation
+        work, scenario, space, slo, read_prices(price or []), objectives, search, generation, served
     )
     with console.progress("trials", question.count) as update:
         result = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
@@ -92,7 +98,7 @@ def sweep_command(
 def as_dict(result: SweepResult) -> dict[str, Any]:
     """The sweep as plain JSON: question, cheapest, front, sensitivity and the whole table."""
     from pagecast.planner_app.planner.sweep.study import records
-    from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
+    from pagecast.planner_app.planner.sweep.trial_costs import notes, used, what_each_is
 
     question, costs = result.question, used(result)
     return {
@@ -105,7 +111,7 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
         "complete": result.complete,
         "scenario": question.scenario.model_dump(),
         "step_costs": [each.as_dict() for each in costs],
-        "notes": [ONE_REPLICA, *notes(result, costs)],
+        "notes": [what_each_is(result), *notes(result, costs)],
         "cheapest": result.cheapest,
         "front": records(result.front),
         "sensitivity": records(result.sensitivity),
@@ -115,8 +121,8 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
 
 def show(result: SweepResult, out: Path | None) -> None:
     """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
-    from pagecast.planner_app.planner.sweep.study_view import answer, effects, front
-    from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, notes, used
+    from pagecast.planner_app.planner.sweep.study_view import answer, effects, front, subject
+    from pagecast.planner_app.planner.sweep.trial_costs import notes, used, what_each_is
 
     question, costs = result.question, used(result)
     trials = console.counted(len(result.table), "trial")
@@ -128,7 +134,7 @@ def show(result: SweepResult, out: Path | None) -> None:
     console.out.print(_same(result, [each.name for each in costs]), soft_wrap=True)
     console.out.print(answer(result), soft_wrap=True)
     header, rows = front(result)
-    title = "undominated replicas" + (
+    title = f"undominated {subject(result)}s" + (
         ", of those that meet the SLO" if question.slo and result.table["meets"].any() else ""
     )
     console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)
@@ -139,7 +145,7 @@ def show(result: SweepResult, out: Path | None) -> None:
     console.out.print("\nwhat each knob moves (share of a figure's variance that it explains alone):")
     console.out.print(_table(header, rows) if rows else "nothing, by half a percent or more")
     console.out.print()
-    for note in (ONE_REPLICA, *notes(result, costs)):
+    for note in (what_each_is(result), *notes(result, costs)):
         console.out.print(f"note: {note}", soft_wrap=True)
     before = len(result.table) - result.replayed
     kept = f"; {before:,} were in the folder already" if before else ""

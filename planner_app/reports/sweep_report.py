@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 from pagecast.planner_app.planner.sweep.study import SweepResult
-from pagecast.planner_app.planner.sweep.study_view import answer, differ, effects, front, text, title
-from pagecast.planner_app.planner.sweep.trial_costs import ONE_REPLICA, CostUse, notes, used
+from pagecast.planner_app.planner.sweep.study_view import answer, differ, effects, front, subject, text, title
+from pagecast.planner_app.planner.sweep.trial_costs import CostUse, notes, used, what_each_is
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 
@@ -54,7 +54,8 @@ def _cards(result: SweepResult) -> list[SummaryCard]:
         names = dict.fromkeys((result.cost, *result.question.objectives, "usd_per_million_output_tokens"))
         known = [name for name in names if name in best]
         cards += [
-            SummaryCard(title(name), text(name, best[name]), "of the cheapest replica") for name in known
+            SummaryCard(title(name), text(name, best[name]), f"of the cheapest {subject(result)}")
+            for name in known
         ]
     failed = int((table["reason"] != "").sum())
     return [*cards, SummaryCard("Can't run", f"{failed:,}", "trials")] if failed else cards
@@ -94,7 +95,7 @@ def _notes(result: SweepResult, costs: list[CostUse]) -> list[str]:
     texts = [
         "Each trial is one replay of the same trace with the same seed (common random numbers), so that "
         "differences between trials are the scenarios' own.",
-        ONE_REPLICA,
+        what_each_is(result),
         *notes(result, costs),
     ]
     if not result.complete:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.sim.fleet.member import Member
+from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary
 from pagecast.sim.replay.simulation import Counters
 
@@ -103,14 +104,32 @@ def herding(choices: list[int], replicas: int) -> float:
 
 
 def over_time(members: list[Member], table: pd.DataFrame, price: float | None) -> dict[str, Any]:
-    """GPU hours from each replica's start to its end, or to the end of the last request, and their price."""
+    """GPUs from each replica's start to its end, or to the end of the last request.
+
+    `gpu_hours` and their price, `peak_gpus` held at once, and `mean_gpus` held by type.
+    """
     last_ns = float(np.nanmax(table["finished_s"].to_numpy(np.float64), initial=0.0)) * 1e9
     hours = 0.0
+    mean: dict[str, float] = {}
+    changes: list[tuple[float, int]] = []
     for member in members:
         end_ns = last_ns if member.gone_ns is None else min(member.gone_ns, last_ns)
-        held_s = max(end_ns - member.started_ns, 0.0) / 1e9
-        hours += held_s / 3600 * member.scenario.tensor_parallel_size
-    return {"gpu_hours": hours, "cost": None if price is None else hours * price}
+        held_ns = max(end_ns - member.started_ns, 0.0)
+        gpus = member.scenario.tensor_parallel_size
+        kind = find_gpu(member.scenario.gpu).name
+        hours += held_ns / 3.6e12 * gpus
+        mean[kind] = mean.get(kind, 0.0) + (held_ns / last_ns if last_ns else 1.0) * gpus
+        changes += [(member.started_ns, gpus), (max(end_ns, member.started_ns), -gpus)]
+    peak = held = 0
+    for _, change in sorted(changes, key=lambda entry: (entry[0], -entry[1])):
+        held += change
+        peak = max(peak, held)
+    return {
+        "gpu_hours": hours,
+        "cost": None if price is None else hours * price,
+        "peak_gpus": peak,
+        "mean_gpus": mean,
+    }
 
 
 def summed(counted: list[Counters]) -> Counters:

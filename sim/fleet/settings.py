@@ -145,6 +145,11 @@ class FleetSettings(BaseModel):
     disaggregation: Disaggregation | None = Field(None, description="prefill and decode apart")
     price_per_gpu_hour: float | None = Field(None, ge=0, description="what one GPU costs per hour")
 
+    @property
+    def varies(self) -> bool:
+        """Whether replicas come or go while it serves."""
+        return bool(self.incidents or self.scaling or self.rollout)
+
     @classmethod
     def make(cls, fields: dict[str, Any], where: str = "fleet") -> FleetSettings:
         """Checks fields from outside. Errors: BadInput naming the field and what it may be."""

@@ -9,18 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
 from pagecast.planner_app.planner.gate.baseline import digest
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep import search
 from pagecast.planner_app.planner.sweep.space import Point, Space
 from pagecast.planner_app.planner.sweep.store import Trial
-from pagecast.planner_app.planner.sweep.trial import FIGURES, MORE_IS_BETTER, Figure, Trials, deployment
+from pagecast.planner_app.planner.sweep.trial import (
+    FIGURES,
+    GPUS_HELD,
+    MORE_IS_BETTER,
+    Figure,
+    Trials,
+    deployment,
+)
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
-COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus")
+COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus", "gpu_hours")
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,8 @@ class SweepQuestion:
 
     `slo` as `Slo.parse` reads it, empty for none; `prices` in USD per GPU-hour by GPU; `objectives` are
     figures of a trial (empty: `objectives_of` chooses); `trials` None for the whole grid, else how many a
-    search makes, in generations of `generation`. Errors: BadInput for what can't be asked.
+    search makes, in generations of `generation`. With
+    `fleet` every trial is of a fleet like it. Errors: BadInput for what can't be asked.
     """
 
     trace: Trace
@@ -40,6 +50,7 @@ class SweepQuestion:
     objectives: tuple[str, ...] = ()
     trials: int | None = None
     generation: int = search.GENERATION
+    fleet: FleetSettings | None = None
 
     def __post_init__(self) -> None:
         prices = {find_gpu(name).name: price for name, price in self.prices.items()}
@@ -60,12 +71,17 @@ class SweepQuestion:
     def gpus(self) -> tuple[str, ...]:
         """The GPU types of the space."""
         named = next((knob.values for knob in self.space.knobs if knob.name == "gpu"), (self.scenario.gpu,))
-        return tuple(find_gpu(str(name)).name for name in named)
+        groups = self.fleet.groups if self.fleet is not None else ()
+        own = [group.scenario["gpu"] for group in groups if "gpu" in group.scenario]
+        if groups and len(own) == len(groups):
+            named = ()
+        return tuple(dict.fromkeys(find_gpu(str(name)).name for name in (*named, *own)))
 
     def _usual(self) -> tuple[str, ...]:
         """Cost, where it differs, and the two latencies; throughput instead of a cost that is the same."""
         cost = "usd_per_hour" if self.prices else "gpus"
-        varies = {"gpu", "tensor_parallel_size"} & {knob.name for knob in self.space.knobs}
+        named = {"gpu", "tensor_parallel_size", *fleet_knobs.COUNTS}
+        varies = named & {knob.name for knob in self.space.knobs}
         first = cost if varies else "output_tokens_per_s"
         return (first, "ttft_p99_s", "tpot_p95_s")
 
@@ -74,6 +90,8 @@ class SweepQuestion:
         for name in self.objectives:
             if name not in known:
                 raise BadInput(f"--objective {name}: is not known; objectives are {', '.join(known)}")
+            if name == "gpu_hours" and self.fleet is None:
+                raise BadInput("--objective gpu_hours: is of fleets; --objective gpus counts a replica's")
             if name.startswith("usd") and not self.prices:
                 raise BadInput(f"--objective {name}: needs prices, such as --price H200=3.5")
 
@@ -89,15 +107,21 @@ class SweepQuestion:
 
     def work(self) -> Trials:
         """What workers are given."""
-        return Trials(self.trace, self.scenario, self.level)
+        return Trials(self.trace, self.scenario, self.level, self.fleet)
 
     def figures(self, trial: Trial) -> dict[str, Figure]:
         """A trial's figures with what its GPUs cost."""
         figures = dict(trial.outcome.figures)
         gpu, count = deployment(self.scenario, trial.point)
-        figures["gpus"] = count
-        if self.prices:
-            hourly = self.prices[gpu] * count
+        held: dict[str, float] = {gpu: count}
+        if self.fleet is None:
+            figures["gpus"] = count
+        else:
+            held = {
+                name.removeprefix(GPUS_HELD): figures[name] or 0.0 for name in figures if GPUS_HELD in name
+            }
+        if self.prices and held:
+            hourly = sum(self.prices[name] * each for name, each in held.items())
             figures["usd_per_hour"] = hourly
             tokens, makespan_s = figures.get("output_tokens"), figures.get("makespan_s")
             spent = hourly / 3600 * makespan_s if makespan_s else None
@@ -133,6 +157,8 @@ class SweepQuestion:
             "pagecast version": version("pagecast"),
             "files": _files(self.scenario, self.space),
         }
+        if self.fleet is not None:
+            about["fleet"] = self.fleet.model_dump(mode="json")
         if self.trials is not None:
             about |= {
                 "objectives": list(self.objectives),

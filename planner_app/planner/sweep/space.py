@@ -2,7 +2,8 @@
 
 `block_size=16,32,64` lists values; `gpu_memory_utilization=0.8:0.95:0.05` steps from one to another, both
 included; `max_num_seqs=32:512:x2` multiplies. `kv_tokens=100000:400000`, without a step, is for a search,
-which draws from all that lies between.
+which draws from all that lies between. A sweep of fleets has the knobs `replicas`, `prefill_replicas` and
+`router` as well.
 
     >>> from pagecast.planner_app.planner.sweep.space import parse_space
     >>> from pagecast.sim.scenario import Scenario
@@ -20,6 +21,7 @@ from itertools import product
 from typing import Any
 
 import yaml
+from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
 from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -91,13 +93,16 @@ def shown(value: KnobValue) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def parse_space(settings: Sequence[str], base: Scenario) -> Space:
-    """Reads `name=values` of each knob. Errors: BadInput for what no scenario like `base` could have."""
+def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False) -> Space:
+    """Reads `name=values` of each knob; with `fleet` those of a fleet too (`fleet.knobs`).
+
+    Errors: BadInput for what no scenario like `base` could have.
+    """
     if not settings:
         raise BadInput("nothing to sweep; say --set block_size=16,32,64 (any field of the scenario)")
     knobs: dict[str, Knob] = {}
     for text in settings:
-        knob = _knob(text, base)
+        knob = _knob(text, base, fleet)
         if knob.name in knobs:
             raise BadInput(f"--set {text}: {knob.name} is set twice; put its values into one list")
         knobs[knob.name] = knob
@@ -110,12 +115,12 @@ def parse_space(settings: Sequence[str], base: Scenario) -> Space:
     return Space(tuple(knobs.values()))
 
 
-def _knob(text: str, base: Scenario) -> Knob:
+def _knob(text: str, base: Scenario, fleet: bool) -> Knob:
     name, equals, listed = text.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not listed.strip():
         raise BadInput(f"--set {text}: write NAME=VALUE,VALUE or NAME=FROM:TO:STEP")
-    if name not in Scenario.model_fields:
+    if name not in Scenario.model_fields and not (fleet and name in fleet_knobs.KNOBS):
         raise BadInput(f"--set {text}: {unknown_field(name, Scenario.model_fields)}")
     parts = [part.strip() for part in listed.split(",")]
     if is_number(name) and len(parts) == 1 and parts[0].count(":") == 1:
@@ -132,7 +137,9 @@ def _knob(text: str, base: Scenario) -> Knob:
 
 
 def is_number(name: str) -> bool:
-    """Whether a field of the scenario holds numbers."""
+    """Whether a field of the scenario, or a knob of a fleet, holds numbers."""
+    if name in fleet_knobs.KNOBS:
+        return name in fleet_knobs.COUNTS
     return value_type(Scenario.model_fields[name]) in (int, float)
 
 
@@ -164,6 +171,11 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
     """What a scenario's file would read, checked as the file's would be."""
     if not written:
         raise BadInput(f"--set {text}: a value is missing between commas")
+    if name in fleet_knobs.KNOBS:
+        try:
+            return fleet_knobs.checked(name, written)
+        except BadInput as error:
+            raise BadInput(f"--set {text}: {error}") from None
     try:
         value: Any = None if written.lower() == "none" else parse_yaml(written)
     except yaml.YAMLError:

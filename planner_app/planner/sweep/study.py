@@ -52,8 +52,14 @@ class SweepResult:
 
     @property
     def cost(self) -> str:
-        """The column that `cheapest` goes by: USD per hour, or where no price is known the number of GPUs."""
-        return "usd_per_hour" if self.question.prices else "gpus"
+        """The column that `cheapest` goes by: USD per hour, or where no price is known the number of GPUs.
+
+        A fleet over time goes by GPU hours instead.
+        """
+        if self.question.prices:
+            return "usd_per_hour"
+        fleet = self.question.fleet
+        return "gpu_hours" if fleet is not None and fleet.varies else "gpus"
 
     @cached_property
     def cheapest(self) -> dict[str, Any] | None:
@@ -181,7 +187,8 @@ def table_of(question: SweepQuestion, trials: Sequence[Trial]) -> pd.DataFrame:
     """The table of `SweepResult`, of trials in the order of their numbers."""
     terms = [term.text for term in question.level.terms]
     rows = [_row(question, trial) for trial in trials]
-    costs = ["gpus", *(["usd_per_hour", "usd_per_million_output_tokens"] if question.prices else [])]
+    hours = ["gpu_hours"] if question.fleet is not None else []
+    costs = ["gpus", *hours, *(["usd_per_hour", "usd_per_million_output_tokens"] if question.prices else [])]
     knobs = [knob.name for knob in question.space.knobs]
     names = ["number", *knobs, "meets", "margin", *costs, *FIGURES, *terms, "step_costs", "reason"]
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(names)))

@@ -68,10 +68,16 @@ def answer(result: SweepResult) -> str:
     equal = f" Of {others + 1} that cost the same it is the one where {chosen}." if others else ""
     names = ("ttft_p99_s", "tpot_p95_s", "output_tokens_per_s")
     reached = ", ".join(f"{title(name)} {text(name, best[name])}" for name in names)
+    if question.fleet is not None:
+        cost = f"{cost}, {best['gpu_hours']:,.2f} GPU hours"
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
-    return (
-        f"cheapest replica{level}: {setting(result, best)}: {cost}{tokens}; {reached}.{equal}{costs}{stopped}"
-    )
+    cheapest = f"cheapest {subject(result)}{level}: {setting(result, best)}"
+    return f"{cheapest}: {cost}{tokens}; {reached}.{equal}{costs}{stopped}"
+
+
+def subject(result: SweepResult) -> str:
+    """What a trial is of."""
+    return "replica" if result.question.fleet is None else "fleet"
 
 
 def differ(result: SweepResult) -> bool:
@@ -81,7 +87,7 @@ def differ(result: SweepResult) -> bool:
 
 
 def _none(result: SweepResult, ran: pd.DataFrame) -> str:
-    """Why no replica meets the service level, and which comes closest."""
+    """Why no trial meets the service level, and which comes closest."""
     serving = ran[ran["rejected"] == 0]
     if not len(serving):
         return "no scenario of the space serves every request: more HBM or a longer max_model_len would."

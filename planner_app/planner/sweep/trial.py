@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagecast.planner_app.planner.fleet.knobs import KNOBS, fleet_at
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.metrics import STATISTICS
@@ -16,6 +19,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 Figure = float | int | None
+GPUS_HELD = "GPUs held in the mean: "  # a fleet's figures by GPU type
 LATENCIES = ("ttft", "tpot", "e2e", "queue")  # those with figures; a service level may bound more (`slo.py`)
 _OTHERS = (
     "output_tokens_per_s",
@@ -88,17 +92,23 @@ class Trials:
     trace: Trace
     scenario: Scenario
     level: Slo
+    fleet: FleetSettings | None = None
 
     def run(self, point: Point) -> TrialResult:
         """Serves the trace at `point`. A scenario that can't run (no room for a block) says why."""
         try:
-            scenario = at(self.scenario, point)
-            result = replay(self.trace, scenario, keep_steps=False)
+            result = self._replay(point)
         except BadInput as error:
             return TrialResult({}, reason=str(error))
         return TrialResult(
             figures_of(result), self.level.verdict(result).terms, costs=str(result.summary["costs"])
         )
+
+    def _replay(self, point: Point) -> Result:
+        scenario = at(self.scenario, point)
+        if self.fleet is None:
+            return replay(self.trace, scenario, keep_steps=False)
+        return replay_fleet(self.trace, scenario, fleet_at(self.fleet, point), keep_steps=False)
 
 
 def _margin(term: TermVerdict) -> float:
@@ -110,18 +120,28 @@ def _margin(term: TermVerdict) -> float:
 
 def at(scenario: Scenario, point: Mapping[str, Any]) -> Scenario:
     """The scenario at a point of the space. Errors: BadInput where its fields contradict each other."""
-    return Scenario.make({**scenario.model_dump(), **point}, "sweep")
+    fields = {name: value for name, value in point.items() if name not in KNOBS}
+    return Scenario.make({**scenario.model_dump(), **fields}, "sweep")
 
 
 def figures_of(result: Result) -> dict[str, Figure]:
-    """A replay's figures under flat names with their unit: `ttft_p99_s`, `output_tokens_per_s`."""
+    """A replay's figures under flat names with their unit: `ttft_p99_s`, `output_tokens_per_s`.
+
+    A fleet's have `gpus` too, those that it held at most at once, `gpu_hours`, and of each GPU type how many
+    it held in the mean.
+    """
     summary = result.summary
     figures: dict[str, Figure] = {
         f"{name}_{statistic}_s": summary[f"{name}_s"][statistic]
         for name in LATENCIES
         for statistic in STATISTICS
     }
-    return figures | {name: summary[name] for name in _OTHERS}
+    figures |= {name: summary[name] for name in _OTHERS}
+    fleet = summary.get("fleet")
+    if fleet is not None:
+        figures |= {"gpus": fleet["peak_gpus"], "gpu_hours": fleet["gpu_hours"]}
+        figures |= {f"{GPUS_HELD}{gpu}": held for gpu, held in fleet["mean_gpus"].items()}
+    return figures
 
 
 def deployment(scenario: Scenario, point: Mapping[str, Any]) -> tuple[str, int]:

@@ -21,6 +21,10 @@ ONE_REPLICA = (
     "Every trial is of one replica that serves the whole trace, and its cost is that replica's; "
     "`pagecast plan` gives the highest request rate of one replica, and the number of replicas for a rate."
 )
+A_FLEET = (
+    "Every trial is of a whole fleet that serves the trace at its own times; its cost is of all GPUs that it "
+    "held. `pagecast plan --router NAME` finds the fewest replicas alone, with fewer replays."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,11 @@ class CostUse:
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
         return asdict(self)
+
+
+def what_each_is(result: SweepResult) -> str:
+    """What a trial of the sweep is of, and what its cost counts."""
+    return ONE_REPLICA if result.question.fleet is None else A_FLEET
 
 
 def used(result: SweepResult) -> list[CostUse]:

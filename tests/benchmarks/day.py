@@ -1,0 +1,134 @@
+"""A day of ServeGen traffic: fixed fleets against autoscaled ones, by service level and cost.
+
+    python tests/benchmarks/day.py                # 24 hours at one request per second in the mean
+    python tests/benchmarks/day.py --rate 0.5     # half of the traffic
+
+ServeGen's clients of DeepSeek-R1 give the daily curve: rates for every ten minutes of a day, from a third of
+the mean to more than twice of it. Attainment is the share of requests that completed and kept every bound of
+the SLO, over the day and in its worst hour. Costs are the roofline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+from pagecast.traces.servegen import load_clients, servegen
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+DAY_S = 86_400.0
+SLO = "goodput(ttft<5s,tpot<50ms)>0.99"
+STARTUP = {"source": "disk", "disk_bytes_per_s": 2e9, "engine_s": 40.0}
+
+
+def day(rate: float, seed: int = 0) -> Trace:
+    """24 hours of the published clients, at so many requests per second in the mean."""
+    clients = load_clients(SHARED / "traces" / "servegen_reason_deepseek-r1.tar.zst")
+    return servegen(clients, duration_s=DAY_S, rate=rate, seed=seed, name="day")
+
+
+def fixed(replicas: int, price: float) -> FleetSettings:
+    """The same replicas all day."""
+    return FleetSettings.make(
+        {
+            "groups": [{"replicas": replicas}],
+            "router": {"policy": "least-loaded"},
+            "price_per_gpu_hour": price,
+        }
+    )
+
+
+def scaled(metric: str, target: float, least: int, most: int, price: float) -> FleetSettings:
+    """Between `least` and `most` replicas, as the autoscaler finds."""
+    fields = fixed(least, price).model_dump()
+    scaling = {"metric": metric, "target": target, "least": least, "most": most}
+    return FleetSettings.make({**fields, "scaling": scaling, "startup": STARTUP})
+
+
+def replicas_over_time(result: FleetResult) -> tuple[int, int]:
+    """Fewest and most replicas that took requests at once."""
+    ready = now = 0
+    fewest = most = 0
+    gone = set()
+    for _, row in result.timeline.iterrows():
+        if row["event"] == "ready":
+            now += 1
+            ready += row["time_s"] == 0
+        elif row["event"] in ("draining", "lost") and row["replica"] not in gone:
+            gone.add(row["replica"])
+            now -= 1
+        if row["time_s"] > 0:
+            fewest = min(fewest or now, now)
+        most = max(most, now)
+    return min(fewest or ready, ready), most
+
+
+def attainment(result: FleetResult, level: Slo) -> tuple[float, float]:
+    """Share of requests that kept every bound: over all, and in the worst hour of arrival."""
+    good = level.good(result.requests)
+    hours = (result.requests["arrival_s"].to_numpy(np.float64) // 3600).astype(int)
+    by_hour = np.bincount(hours, weights=good) / np.maximum(np.bincount(hours), 1)
+    return float(good.mean()), float(by_hour[np.bincount(hours) > 0].min())
+
+
+def row(name: str, result: FleetResult, level: Slo, wall_s: float) -> str:
+    """A fleet's line."""
+    summary: dict[str, Any] = result.summary
+    fleet = summary["fleet"]
+    fewest, most = replicas_over_time(result)
+    overall, worst = attainment(result, level)
+    cells = (
+        name,
+        f"{fewest} to {most}" if fewest != most else f"{most}",
+        f"{overall:.2%}",
+        f"{worst:.1%}",
+        f"{summary['ttft_s']['p99']:.2f} s",
+        f"{fleet['gpu_hours']:.1f}",
+        f"{fleet['cost']:.2f}",
+        f"{wall_s:.0f} s",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, default=1.0, help="requests per second in the mean")
+    parser.add_argument("--gpu", default="L40S")
+    parser.add_argument("--slo", default=SLO)
+    parser.add_argument("--price", type=float, default=1.0, help="of a GPU hour")
+    parser.add_argument("--fixed", type=int, nargs="*", default=[3, 4, 5, 6])
+    parser.add_argument("--most", type=int, default=10, help="replicas of an autoscaled fleet")
+    options = parser.parse_args()
+    if not SHARED.is_dir():
+        print("no ../shared beside the project")
+        return
+    begun = time.perf_counter()
+    trace = day(options.rate)
+    scenario = Scenario(gpu=options.gpu, costs="roofline")
+    level = Slo.parse(options.slo)
+    print(f"{len(trace):,} requests in 24 hours, {scenario.model} on {options.gpu}; SLO: {level.text}\n")
+    print("| fleet | replicas | attainment | worst hour | TTFT p99 | GPU hours | cost | replayed in |")
+    print("|---|---|---|---|---|---|---|---|")
+    fleets = [(f"fixed, {count}", fixed(count, options.price)) for count in options.fixed]
+    for metric, target in (("queue", 1.0), ("kv", 0.5), ("ttft", 1.0)):
+        fleets.append(
+            (f"autoscaled by {metric}, {target:g}", scaled(metric, target, 1, options.most, options.price))
+        )
+    for name, settings in fleets:
+        started = time.perf_counter()
+        result = replay_fleet(trace, scenario, settings, keep_steps=False)
+        print(row(name, result, level, time.perf_counter() - started), flush=True)
+    print(f"\n{time.perf_counter() - begun:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

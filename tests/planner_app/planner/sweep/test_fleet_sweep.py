@@ -1,0 +1,86 @@
+"""Sweeps of fleets: each trial is the fleet's replay, its cost is of all GPUs, and no role is left empty."""
+
+import pytest
+from pagecast.planner_app.planner.fleet.knobs import fleet_at
+from pagecast.planner_app.planner.sweep.question import SweepQuestion
+from pagecast.planner_app.planner.sweep.space import parse_space
+from pagecast.planner_app.planner.sweep.study import sweep
+from pagecast.planner_app.planner.sweep.study_view import answer
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+SCENARIO = Scenario(gpu="L40S", costs="roofline")
+
+
+def asked(settings, fleet=None, scenario=SCENARIO, **options):
+    space = parse_space(settings, scenario, fleet=True)
+    trace = read("chat", limit=120)
+    return SweepQuestion(trace, scenario, space, fleet=fleet or FleetSettings(), **options)
+
+
+def test_each_trial_is_the_replay_of_its_fleet_and_costs_what_its_gpus_do():
+    question = asked(
+        ["replicas=2,3", "router=round-robin,cost", "prefill_replicas=0,2"], prices={"L40S": 2.0}
+    )
+    table = sweep(question, workers=1).table
+    assert len(table) == 8
+    row = table[(table["replicas"] == 3) & (table["router"] == "cost") & (table["prefill_replicas"] == 2)]
+    fleet = fleet_at(FleetSettings(), {"replicas": 3, "router": "cost", "prefill_replicas": 2})
+    assert [(group.role, group.replicas) for group in fleet.groups] == [("prefill", 2), ("decode", 1)]
+    summary = replay_fleet(question.trace, SCENARIO, fleet).summary
+    assert row["ttft_p99_s"].item() == summary["ttft_s"]["p99"]
+    assert row["gpus"].item() == 3
+    assert row["gpu_hours"].item() == summary["fleet"]["gpu_hours"]
+    assert row["usd_per_hour"].item() == pytest.approx(3 * 2.0)
+    empty = table[(table["replicas"] == 2) & (table["prefill_replicas"] == 2)]
+    assert empty["reason"].str.contains("none is left to decode").all()
+
+
+def test_the_cheapest_fleet_has_the_fewest_gpus_that_meet_the_slo():
+    slow = Scenario(gpu="L4", costs="roofline")
+    result = sweep(asked(["replicas=1:4:1"], scenario=slow, slo="ttft_p90<1s"), workers=1)
+    meets = result.table[result.table["meets"]]
+    assert 0 < len(meets) < 4
+    assert result.cheapest["replicas"] == meets["replicas"].min()
+    assert answer(result).startswith("cheapest fleet that meets ttft_p90<1s: replicas=")
+
+
+def test_a_fleet_over_time_goes_by_the_gpus_it_held():
+    scaling = {"metric": "queue", "target": 1.0, "most": 3, "every_s": 1.0, "down_after_s": 5.0}
+    startup = {"engine_s": 0.1, "disk_bytes_per_s": 1e12}
+    fleet = FleetSettings.make({"scaling": scaling, "startup": startup})
+    result = sweep(asked(["max_num_seqs=4,64"], fleet, prices={"L40S": 2.0}), workers=1)
+    for _, row in result.table.iterrows():
+        assert 1 <= row["gpus"] <= 3
+        assert 2.0 <= row["usd_per_hour"] <= 2.0 * row["gpus"] + 1e-9
+    assert result.table["gpus"].max() > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("replicas=0", "at least 1"),
+        ("prefill_replicas=-1", "whole number"),
+        ("router=fastest", "not known"),
+    ],
+)
+def test_knobs_that_cannot_be_are_refused(text, words):
+    with pytest.raises(BadInput, match=words):
+        parse_space([text], SCENARIO, fleet=True)
+
+
+def test_knobs_of_a_fleet_are_no_fields_of_a_scenario():
+    with pytest.raises(BadInput, match="replicas"):
+        parse_space(["replicas=1,2"], SCENARIO)
+
+
+def test_gpu_hours_are_an_objective_of_fleets_alone():
+    trace = read("chat", limit=10)
+    space = parse_space(["block_size=16,32"], SCENARIO)
+    with pytest.raises(BadInput, match="of fleets"):
+        SweepQuestion(trace, SCENARIO, space, objectives=("gpu_hours",))
+    table = sweep(asked(["replicas=1,2"], objectives=("gpu_hours", "ttft_p99_s")), workers=1).table
+    assert table["gpu_hours"].is_monotonic_increasing
