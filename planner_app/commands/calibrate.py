@@ -15,7 +15,7 @@ from pagecast.planner_app.reports import html_page
 from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
-from pagecast.sim.costs.calibration.terms import TERMS
+from pagecast.sim.costs.families.registry import family
 from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
 from pagecast.sim.runs.bench_results import read_results
 from pagecast.sim.scenario import Scenario
@@ -153,7 +153,10 @@ def show(made: Calibration, out: Path) -> None:
     )
     console.out.print(_terms(made))
     console.out.print(_errors(made))
-    for key, words in (("merged_terms", "can't be told from the others"), ("absent_terms", "never occur")):
+    for key, words in (
+        ("dropped_terms", "did not lower the error on steps left out"),
+        ("absent_terms", "never occur"),
+    ):
         if made.provenance[key]:
             named = ", ".join(made.provenance[key])
             console.out.print(f"note: terms that {words} in these runs: {named}", soft_wrap=True)
@@ -174,7 +177,8 @@ def _terms(made: Calibration) -> Table:
         if tokens in (made.knots[0], made.knots[-1]) or tokens & (tokens - 1) == 0:
             table.add_row(f"a step of {tokens} tokens: fixed cost and matrix work", f"{value / 1e3:,.1f}")
     for term, value in made.terms_ns.items():
-        table.add_row(_SHORT.get(term, TERMS[term]), f"{value / 1e3:,.3f}")
+        meaning = family(made.shape.family).term(term).meaning
+        table.add_row(_SHORT.get(term, meaning), f"{value / 1e3:,.3f}")
     return table
 
 

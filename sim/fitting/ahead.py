@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.costs.calibration.shape import TileShape
+from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.features import StepTable, launched_singly
 from pagecast.sim.runs.recorded import RecordedRun
 

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import Calibration, Host
-from pagecast.sim.costs.calibration.shape import TileShape, identity, model_of, shape_of
+from pagecast.sim.costs.calibration.shape import identity, model_of, shape_of
+from pagecast.sim.costs.families.registry import family
+from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.ahead import AheadSteps, ahead_of
 from pagecast.sim.fitting.design import design
 from pagecast.sim.fitting.features import StepTable, step_table
@@ -24,6 +26,7 @@ from pagecast.sim.fitting.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
 
 REPLICATES = 32
+MOST_SPREAD = 0.30  # of a coefficient between resampled fits, as a share of its mean: less certain terms go
 _BLOCK = 64  # consecutive steps that a resampled block keeps together
 _REPLICATE_ROUNDS = 3
 
@@ -86,14 +89,12 @@ def calibrate(
     ahead_tables = [step_table(source.run, shape, source.upto) for source in ahead]
     ahead_steps = _ahead_steps(plain, ahead, ahead_tables, shape)
     try:
-        found = fit(tables, shape, ahead_steps)
+        found, copies, hosts = _certain(tables, ahead_steps, shape, replicates, seed)
     except BadInput as error:
         raise BadInput(f"{', '.join(str(source.run.folder) for source in plain)}: {error}") from None
     host = found.host or _host(ahead_tables, tables, found, shape)
     tell("cross-validating")
     cross = left_out(tables, shape, ahead_steps)
-    tell("resampling")
-    copies, hosts = _bootstrap(tables, ahead_steps, found, shape, replicates, seed)
     return Calibration(
         name=name,
         made_for=_made_for(plain[0].run),
@@ -191,7 +192,7 @@ def _provenance(sources: list[CalibrationRun], tables: list[StepTable], found: F
         "pagecast": version("pagecast"),
         "runs": runs,
         "step_sd": round(found.sd, 5),
-        "merged_terms": list(found.merged),
+        "dropped_terms": list(found.dropped),
         "absent_terms": list(found.absent),
     }
 
@@ -217,7 +218,7 @@ def _ahead_steps(
 
     Runs of one folder, as those of a sweep, are one recording.
     """
-    if shape.prompt_graphs:
+    if not family(shape.family).records_ends:
         return []
     folders = [source.run.folder for source in plain]
     found = []
@@ -230,9 +231,37 @@ def _ahead_steps(
 
 def _host(ahead_tables: list[StepTable], tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
     """What planning ahead hides, where the fit itself doesn't tell."""
-    if ahead_tables and shape.prompt_graphs:
+    if ahead_tables and not family(shape.family).records_ends:
         return fitted_host(ahead_tables, found, shape)
     return measured_host(tables)
+
+
+def _certain(
+    tables: list[StepTable], ahead_steps: list[AheadSteps], shape: TileShape, replicates: int, seed: int
+) -> tuple[Fit, tuple[tuple[float, ...], ...], tuple[Host, ...]]:
+    """A fit whose coefficients hardly change from copy to copy, with its copies: see `_bootstrap`.
+
+    The least certain term is dropped until all spreads are below `MOST_SPREAD`.
+    """
+    dropped: tuple[str, ...] = ()
+    needed = {term.name for term in family(shape.family).terms if term.needed}
+    while True:
+        found = fit(tables, shape, ahead_steps, without=dropped)
+        copies, hosts = _bootstrap(tables, ahead_steps, found, shape, replicates, seed)
+        spreads = _spreads(found, copies)
+        uncertain = {name: sd for name, sd in spreads.items() if sd > MOST_SPREAD and name not in needed}
+        if not uncertain:
+            return found, copies, hosts
+        dropped = (*dropped, max(uncertain, key=uncertain.__getitem__))
+
+
+def _spreads(found: Fit, copies: tuple[tuple[float, ...], ...]) -> dict[str, float]:
+    """The standard deviation of each term's coefficient between copies, as a share of its mean."""
+    if len(copies) < 2:
+        return {}
+    rows = np.array(copies)[:, len(found.knots) :]
+    share = rows.std(axis=0) / np.maximum(rows.mean(axis=0), 1e-12)
+    return dict(zip(found.terms, share.tolist(), strict=True))
 
 
 def _bootstrap(
@@ -273,7 +302,11 @@ def _hosts(
         terms = dict(zip(found.terms, values[size:], strict=True))
         return replace(found, curve=np.array(values[:size]), terms=terms)
 
-    fits = [copy_of(values) for values in copies] if ahead_tables and shape.prompt_graphs else []
+    fits = (
+        [copy_of(values) for values in copies]
+        if ahead_tables and not family(shape.family).records_ends
+        else []
+    )
     return tuple(fitted_host(ahead_tables, copy, shape) for copy in fits)
 
 

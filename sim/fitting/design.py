@@ -1,8 +1,8 @@
 """The matrix that costs are fitted with: a row for each recorded step, a column for each coefficient.
 
-Beside the curve's knots and the terms of `features` there are, where steps planned ahead are fitted too, a
-column for what is hidden of their launches, and one for each synchronous segment, of what the host adds to
-its steps: a host may be slow for a while, where a GPU is not.
+Beside the curve's knots and the terms there are, where steps planned ahead are fitted too, a column for what
+is hidden of their launches, and one for each synchronous segment, of what the host adds to its steps: a host
+may be slow for a while, where a GPU is not.
 """
 
 from __future__ import annotations
@@ -13,20 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.curve import curve_weights
 from pagecast.sim.costs.calibration.file import FITTED, Host
-from pagecast.sim.costs.calibration.shape import TileShape
-from pagecast.sim.costs.calibration.terms import TERMS, curve_weights
-from pagecast.sim.fitting.ahead import AheadSteps
-from pagecast.sim.fitting.features import (
-    HOST_TERMS,
-    LAUNCH,
-    OF_EVEN_SPLITS,
-    OF_GRAPHS,
-    StepTable,
-    choose_knots,
-    computed_rows,
-    term_columns,
-)
+from pagecast.sim.costs.families.common import REQUEST
+from pagecast.sim.costs.families.registry import family
+from pagecast.sim.costs.families.shape import TileShape
+from pagecast.sim.costs.families.term import KernelFamily, Place
+from pagecast.sim.fitting.ahead import AheadSteps, load_of
+from pagecast.sim.fitting.features import StepTable, choose_knots, computed_rows
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,18 +29,19 @@ STEPS_PER_TERM = 4
 LEAST_STEPS = 100
 _BATCHES, _TOKENS = (9, 33, 65, 129), (65, 513, 2049)  # between kinds of decode steps, and of others
 _KINDS = len(_BATCHES) + len(_TOKENS) + 2
-_HIDDEN, _HOST = "hidden launches", "host of segment"
 
 
 @dataclass(frozen=True)
 class Design:
     """The matrix of a fit, its target, and which run each row is of.
 
-    Where there are steps planned ahead, `ahead` tells their rows and `kind` numbers kinds of steps, each with
-    a spread of its own; else all are of one kind. `launch_ns` is what they tell of launching a step kernel by
-    kernel, 0 for nothing.
+    Columns are those of `knots`, of the terms `names`, of the hidden launches where `hides`, and one for the
+    host of each of `segments` synchronous segments. `kind` numbers kinds of steps, `load` the loads of a
+    sweep. `ahead` tells the rows of steps planned ahead, `launch_ns` what they tell of launching a step kernel
+    by kernel, 0 for nothing.
     """
 
+    kernels: KernelFamily
     knots: tuple[int, ...]
     names: tuple[str, ...]
     matrix: Floats
@@ -54,19 +49,24 @@ class Design:
     run: Ints
     runs: int
     kind: Ints
+    load: Ints
     ahead: npt.NDArray[np.bool_]
+    hides: bool = False
+    segments: int = 0
     launch_ns: float = 0.0
 
     def keeping(self, terms: tuple[str, ...]) -> Design:
-        """The design with these terms only; columns that are not terms stay."""
-        kept = [i for i, name in enumerate(self.names) if name in terms or name not in TERMS]
-        columns = [*range(len(self.knots)), *(len(self.knots) + i for i in kept)]
+        """The design with these terms only."""
+        first = len(self.knots)
+        kept = [i for i, name in enumerate(self.names) if name in terms]
+        rest = range(first + len(self.names), self.matrix.shape[1])
+        columns = [*range(first), *(first + i for i in kept), *rest]
         return replace(self, names=tuple(self.names[i] for i in kept), matrix=self.matrix[:, columns])
 
     def take(self, rows: Ints) -> Design:
         """The design of the given rows; rows may repeat."""
-        columns = {name: getattr(self, name)[rows] for name in ("matrix", "ns", "run", "kind", "ahead")}
-        return replace(self, **columns)
+        named = ("matrix", "ns", "run", "kind", "load", "ahead")
+        return replace(self, **{name: getattr(self, name)[rows] for name in named})
 
     def blocks(self) -> list[Ints]:
         """Rows that were recorded one after another."""
@@ -77,31 +77,48 @@ class Design:
             if len(rows := np.flatnonzero((self.run == number) & (self.ahead == planned)))
         ]
 
+    def column(self, name: str) -> int | None:
+        """The column of a term; None where it is not in the fit."""
+        return len(self.knots) + self.names.index(name) if name in self.names else None
+
+    @property
+    def launch(self) -> int | None:
+        """The column of launches, which the device's work of a step can't go below."""
+        return next(
+            (
+                column
+                for name in self.kernels.named(Place.LAUNCH)
+                if (column := self.column(name)) is not None
+            ),
+            None,
+        )
+
     def bounded(self, coefficients: Floats) -> Floats:
         """The matrix with the longer side of each row only: its launches, or what the device does.
 
         `coefficients` tell which is longer. The host's columns stay in every row.
         """
-        if LAUNCH not in self.names:
+        column = self.launch
+        if column is None:
             return self.matrix
-        column, device = self._sides()
+        device = self._device()
         busy = self.matrix[:, device] @ coefficients[device]
         return self.sided(self.matrix[:, column] * coefficients[column] > busy)
 
     def sided(self, launching: npt.NDArray[np.bool_]) -> Floats:
         """The matrix with the launches of rows that are `launching`, and the device's work of the others."""
-        column, device = self._sides()
         matrix = self.matrix.copy()
-        matrix[np.ix_(launching, device)] = 0.0
-        matrix[~launching, column] = 0.0
+        matrix[np.ix_(launching, self._device())] = 0.0
+        matrix[~launching, self.launch] = 0.0
         return matrix
 
-    def _sides(self) -> tuple[int, npt.NDArray[np.int64]]:
-        """The column of launches, and the columns of what the device does."""
+    def _device(self) -> Ints:
+        """The columns of what the device does."""
         first = len(self.knots)
-        host = (*HOST_TERMS, LAUNCH)
-        rest = [i for i, name in enumerate(self.names) if name not in host and not name.startswith(_HOST)]
-        return first + self.names.index(LAUNCH), np.array([*range(first), *(first + i for i in rest)])
+        others = self.kernels.named(Place.HOST, Place.ARRIVAL, Place.LAUNCH)
+        terms = [first + i for i, name in enumerate(self.names) if name not in others]
+        hidden = [first + len(self.names)] if self.hides else []
+        return np.array([*range(first), *terms, *hidden])
 
     def parted(self, coefficients: Floats) -> tuple[Floats, dict[str, float], Host | None]:
         """Splits a solution into curve and terms of synchronous steps, and the host's share.
@@ -109,19 +126,18 @@ class Design:
         Without steps planned ahead the host's share is None. With them the curve is fitted as the device's
         alone; what the host adds to a synchronous step, in the mean, is added to the curve and to launches.
         """
-        count = len(self.knots)
-        found = dict(zip(self.names, coefficients[count:].tolist(), strict=True))
-        terms = {name: value for name, value in found.items() if name in TERMS}
+        count, end = len(self.knots), len(self.knots) + len(self.names)
+        terms = dict(zip(self.names, coefficients[count:end].tolist(), strict=True))
         if not self.ahead.any():
             return coefficients[:count], terms, None
-        segments = [i for i, name in enumerate(self.names) if name.startswith(_HOST)]
-        steps = self.matrix[:, [count + i for i in segments]].sum(axis=0)
-        added = coefficients[[count + i for i in segments]]
+        first = self.matrix.shape[1] - self.segments
+        steps, added = self.matrix[:, first:].sum(axis=0), coefficients[first:]
         step_ns = float(steps @ added) / max(float(steps.sum()), 1.0)
-        hidden = found.get(_HIDDEN, 0.0)
-        if LAUNCH in terms:
-            terms[LAUNCH] += step_ns
-        host = Host(step_ns, terms.get("request", 0.0), hidden, 0.0, FITTED, self.launch_ns)
+        hidden = float(coefficients[end]) if self.hides else 0.0
+        for name in self.kernels.named(Place.LAUNCH):
+            if name in terms:
+                terms[name] += step_ns
+        host = Host(step_ns, terms.get(REQUEST, 0.0), hidden, 0.0, FITTED, self.launch_ns)
         return coefficients[:count] + step_ns, terms, host
 
 
@@ -139,29 +155,34 @@ def design(
     steps = sum(map(len, tables))
     if not steps:
         raise BadInput("no step with work after it: nothing to fit")
-    sizes = () if shape.prompt_graphs else (*shape.graph_sizes, *shape.prompt_sizes)
-    knots = choose_knots(np.concatenate([computed_rows(table, shape) for table in every]), sizes)
-    parts = [term_columns(table, shape) for table in tables]
-    parts += [_ahead_columns(groups.table, shape) for groups in early]
-    present = tuple(name for name in TERMS if any(np.any(part[name]) for part in parts))
+    kernels = family(shape.family)
+    knots = choose_knots(np.concatenate([computed_rows(table, shape) for table in every]), _jumps(shape))
+    parts = [table.units for table in tables]
+    parts += [_ahead_units(groups.table, kernels) for groups in early]
+    occurs = np.any([np.any(part, axis=0) for part in parts], axis=0)
+    present = tuple(name for name, any_step in zip(kernels.names, occurs, strict=True) if any_step)
     count = len(knots) + len(present)
     least = max(STEPS_PER_TERM * count, LEAST_STEPS)
     if steps < least:
         raise BadInput(f"{steps} steps are too few for {count} terms: record at least {least}")
-    rows = [_rows(table, shape, knots, part, present) for table, part in zip(every, parts, strict=True)]
+    rows = [
+        np.hstack([curve_weights(computed_rows(table, shape), knots), part[:, occurs]])
+        for table, part in zip(every, parts, strict=True)
+    ]
     summed = [groups.summed(mine) for groups, mine in zip(early, rows[len(tables) :], strict=True)]
     matrix = np.concatenate([*rows[: len(tables)], *summed])
-    return _joined(knots, present, matrix, tables, early), _absent(present, shape)
+    absent = tuple(name for name in kernels.names if name not in present)
+    return _joined(kernels, knots, present, matrix, tables, early), absent
 
 
-def _absent(present: tuple[str, ...], shape: TileShape) -> tuple[str, ...]:
-    """Terms that never occur, but for those that other engines have."""
-    of_others = {LAUNCH} if shape.prompt_graphs else {*OF_GRAPHS}
-    of_others |= {*OF_EVEN_SPLITS} if shape.tile_schedule else set()
-    return tuple(name for name in TERMS if name not in present and name not in of_others)
+def _jumps(shape: TileShape) -> tuple[int, ...]:
+    """Token counts at which the curve may jump: CUDA graphs of their own for steps with prompts and without."""
+    own = shape.prompt_sizes != shape.graph_sizes
+    return (*shape.graph_sizes, *shape.prompt_sizes) if own else ()
 
 
 def _joined(
+    kernels: KernelFamily,
     knots: tuple[int, ...],
     names: tuple[str, ...],
     matrix: Floats,
@@ -170,65 +191,68 @@ def _joined(
 ) -> Design:
     run = [np.full(len(table), i) for i, table in enumerate(tables)]
     run += [np.full(len(groups.ns), groups.recording) for groups in early]
+    kinds = [_kinds(table) for table in tables]
+    kinds += [groups.most(_kinds(groups.table)) + _KINDS for groups in early]
     size = len(matrix)
     plain = Design(
+        kernels=kernels,
         knots=knots,
         names=names,
         matrix=matrix,
         ns=np.concatenate([*(table.ns for table in tables), *(groups.ns for groups in early)]),
         run=np.concatenate(run).astype(np.int64),
         runs=max(len(tables), *(groups.recording + 1 for groups in early), 1),
-        kind=np.zeros(size, np.int64),
-        ahead=np.zeros(size, bool),
+        kind=np.concatenate(kinds),
+        load=_loads(tables, early),
+        ahead=np.arange(size) >= sum(map(len, tables)),
     )
     return _beside(plain, tables, early) if early else plain
 
 
-def _rows(
-    table: StepTable,
-    shape: TileShape,
-    knots: tuple[int, ...],
-    columns: dict[str, Floats],
-    names: tuple[str, ...],
-) -> Floats:
-    """A row of the matrix for each step."""
-    terms = (columns[name][:, None] for name in names)
-    return np.hstack([curve_weights(computed_rows(table, shape), knots), *terms])
+def _loads(tables: list[StepTable], early: list[AheadSteps]) -> Ints:
+    """A number for each row's load: segments of one load have one number in all recordings."""
+    names: dict[str, int] = {}
+    numbers = []
+    for table in (*tables, *(groups.table for groups in early)):
+        of_segment = [names.setdefault(load_of(name), len(names)) for name in table.segments]
+        numbers.append(np.array(of_segment, np.int64)[table.segment])
+    found = numbers[: len(tables)]
+    found += [groups.most(mine) for groups, mine in zip(early, numbers[len(tables) :], strict=True)]
+    return np.concatenate(found)
 
 
-def _ahead_columns(table: StepTable, shape: TileShape) -> dict[str, Floats]:
-    """As `term_columns`, of steps planned ahead, which hide the host's requests, arrivals and launches.
+def _ahead_units(table: StepTable, kernels: KernelFamily) -> Floats:
+    """The units of steps planned ahead, which hide the host's requests, arrivals and launches.
 
     Steps launched kernel by kernel count no request even where they are synchronous: its host time is in
     their other terms. So here their column is negative, which takes it off.
     """
-    columns = term_columns(table, shape)
-    columns["request"] = columns["request"] - (table.n + table.chunks)
-    return columns | {name: np.zeros(len(table)) for name in ("arrival", "arriving_token", LAUNCH)}
+    units = table.units.copy()
+    units[:, kernels.names.index(REQUEST)] -= table.n + table.chunks
+    for name in kernels.named(Place.ARRIVAL, Place.LAUNCH):
+        units[:, kernels.names.index(name)] = 0.0
+    return units
 
 
 def _beside(plain: Design, tables: list[StepTable], early: list[AheadSteps]) -> Design:
     """The design with columns for what the host adds to synchronous steps and what is hidden of others."""
     size, steps = len(plain.ns), sum(map(len, tables))
-    kinds = [_kinds(table) for table in tables]
-    kinds += [groups.most(_kinds(groups.table)) + _KINDS for groups in early]
     prompts = [groups.summed(groups.table.mixed.astype(np.float64)) for groups in early]
-    columns, begin = [-np.concatenate([np.zeros(steps), *prompts])], 0
+    hidden = -np.concatenate([np.zeros(steps), *prompts])
+    hosts, begin = list[Floats](), 0
     for table in tables:
         for number in np.unique(table.segment):
             column = np.zeros(size)
             column[begin : begin + len(table)] = table.segment == number
-            columns.append(column)
+            hosts.append(column)
         begin += len(table)
-    names = (_HIDDEN, *(f"{_HOST} {i}" for i in range(len(columns) - 1)))
-    used = [i for i, column in enumerate(columns) if column.any()]
     launches = [groups.launch_ns for groups in early if groups.launch_ns]
+    columns = [hidden, *hosts] if hidden.any() else hosts
     return replace(
         plain,
-        names=(*plain.names, *(names[i] for i in used)),
-        matrix=np.hstack([plain.matrix, *(columns[i][:, None] for i in used)]),
-        kind=np.concatenate(kinds),
-        ahead=np.arange(size) >= steps,
+        matrix=np.hstack([plain.matrix, *(column[:, None] for column in columns)]),
+        hides=bool(hidden.any()),
+        segments=len(hosts),
         launch_ns=float(np.median(launches)) if launches else 0.0,
     )
 

@@ -16,20 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from pagecast.sim.costs.calibration.curve import curve_weights
 from pagecast.sim.costs.calibration.file import Calibration, Host
-from pagecast.sim.costs.calibration.shape import TileShape
-from pagecast.sim.costs.calibration.terms import TERMS, curve_weights
+from pagecast.sim.costs.families.common import REQUEST
+from pagecast.sim.costs.families.registry import family
+from pagecast.sim.costs.families.shape import TileShape
+from pagecast.sim.costs.families.term import Place
 from pagecast.sim.fitting.ahead import AheadSteps
 from pagecast.sim.fitting.design import Design, design
-from pagecast.sim.fitting.features import (
-    EXPENDABLE,
-    HOST_TERMS,
-    LAUNCH,
-    StepTable,
-    computed_rows,
-    term_columns,
-)
-from scipy.optimize import nnls
+from pagecast.sim.fitting.features import StepTable, computed_rows
+from pagecast.sim.fitting.monotone import nonnegative
+from pagecast.sim.fitting.selection import Weighted, select
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,8 +36,8 @@ RUN_SD = 0.007
 _OUTLIER = 6.0  # standard deviations beyond which a step counts as a pause
 _CORRELATED = 20  # steps that move together: fewer of them are independent
 _SMOOTH = 1.0  # weight of the curve's bending against one step of data
-_TELL_APART = 400.0  # variance inflation beyond which a term is merged into the others
 _ROUNDS = 15
+_SELECTION_ROUNDS = 5
 _LEAST_SD = 0.004  # of a kind of step: less would make it decide alone
 
 
@@ -48,7 +45,7 @@ _LEAST_SD = 0.004  # of a kind of step: less would make it decide alone
 class Fit:
     """Coefficients in nanoseconds: the curve's value at each knot, and one for each term that was kept.
 
-    `merged` names terms that the data can't tell from the others, `absent` those that never occur.
+    `dropped` names terms without which data left out are forecast as well, `absent` those that never occur.
     `scales` are the runs' own factors, `sd` a step's relative spread around the fit. `host` is what planning
     ahead hides, where the fit tells; `solution` are all of the design's coefficients.
     """
@@ -56,7 +53,7 @@ class Fit:
     knots: tuple[int, ...]
     curve: Floats
     terms: dict[str, float]
-    merged: tuple[str, ...]
+    dropped: tuple[str, ...]
     absent: tuple[str, ...]
     scales: tuple[float, ...]
     sd: float
@@ -76,48 +73,46 @@ class Fit:
 
     def sides(self, table: StepTable, shape: TileShape) -> tuple[Floats, Floats, Floats]:
         """Of each step: what the host adds, what the device takes, and what launching takes at least."""
+        kernels = family(shape.family)
         device = curve_weights(computed_rows(table, shape), self.knots) @ self.curve
-        columns = term_columns(table, shape)
-        host = np.zeros(len(table))
+        host, launching = np.zeros(len(table)), np.zeros(len(table))
         for name, value in self.terms.items():
-            if name in HOST_TERMS:
-                host += value * columns[name]
-            elif name != LAUNCH:
-                device = device + value * columns[name]
-        return host, device, self.terms.get(LAUNCH, 0.0) * columns[LAUNCH]
+            place = kernels.term(name).place
+            if place in (Place.HOST, Place.ARRIVAL):
+                host += value * table.column(name)
+            elif place is Place.LAUNCH:
+                launching += value * table.column(name)
+            else:
+                device = device + value * table.column(name)
+        return host, device, launching
 
 
-def fit(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps] = ()) -> Fit:
-    """Fits all terms to steps of several runs: `tables` of synchronous ones, `ahead` of asynchronous ones.
+def fit(
+    tables: list[StepTable],
+    shape: TileShape,
+    ahead: Sequence[AheadSteps] = (),
+    *,
+    without: tuple[str, ...] = (),
+) -> Fit:
+    """Fits steps of several runs: `tables` of synchronous ones, `ahead` of asynchronous ones.
 
-    Errors: BadInput for too few steps.
+    Of the terms that occur, but for those of `without`, it keeps those that lower the error on data left out
+    (`selection`). Errors: BadInput for too few steps.
     """
     full, absent = design(tables, shape, ahead)
-    names, merged = _separable(full)
+    full = full.keeping(tuple(name for name in full.names if name not in without))
+    names = select(full, _weighted(full))
     kept = full.keeping(names)
     coefficients, scales, sd = solve(kept)
     curve, terms, host = kept.parted(coefficients)
-    return Fit(kept.knots, curve, terms, merged, absent, tuple(scales.tolist()), sd, host, coefficients)
+    dropped = tuple(name for name in (*full.names, *without) if name not in names)
+    return Fit(kept.knots, curve, terms, dropped, absent, tuple(scales.tolist()), sd, host, coefficients)
 
 
-def _separable(full: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Terms the data tells apart, and those merged into the rest, the most expendable first."""
-    names = [name for name in full.names if name in TERMS and name != LAUNCH]
-    merged: list[str] = []
-    while len(names) > 1:
-        kept = full.keeping(tuple(names))
-        columns = [len(full.knots) + kept.names.index(name) for name in names]
-        weighted = kept.matrix / kept.ns[:, None]
-        norms = np.linalg.norm(weighted, axis=0)
-        gram = (weighted / norms).T @ (weighted / norms)
-        inflation = np.diag(np.linalg.inv(gram + 1e-9 * np.eye(len(gram))))[columns]
-        alike = {name for name, value in zip(names, inflation, strict=True) if value > _TELL_APART}
-        victim = next((name for name in EXPENDABLE if name in alike), None)
-        if victim is None:
-            break
-        names.remove(victim)
-        merged.append(victim)
-    return tuple(name for name in full.names if name in (*names, LAUNCH)), tuple(merged)
+def _weighted(full: Design) -> Weighted:
+    """The rows of a fit of all terms, as its last round weighs them."""
+    coefficients, scales, _ = solve(full, rounds=_SELECTION_ROUNDS)
+    return _round(full, coefficients, scales)[0]
 
 
 def solve(d: Design, start: Floats | None = None, rounds: int = _ROUNDS) -> tuple[Floats, Floats, float]:
@@ -132,19 +127,25 @@ def solve(d: Design, start: Floats | None = None, rounds: int = _ROUNDS) -> tupl
     sd = np.zeros(len(d.ns))
     cut = d.ns
     for _ in range(rounds):
-        matrix = d.bounded(coefficients)
-        expected = np.maximum(matrix @ coefficients, 1.0)
-        scaled = expected * scales[d.run]
-        sd = _spread(d, np.abs(d.ns / scaled - 1))
-        cut = np.clip(d.ns, scaled * (1 - _OUTLIER * sd), scaled * (1 + _OUTLIER * sd))
-        weight = sd.mean() / sd if sd.all() else np.ones(len(sd))
-        weighted = matrix * (weight / expected)[:, None]
-        target = cut / scaled * weight
-        rows = np.zeros((len(bend), d.matrix.shape[1]))
-        rows[:, : len(d.knots)] = bend / np.maximum(coefficients[1 : len(bend) + 1], 1e3)[:, None]
-        coefficients = _nnls(np.vstack([weighted, rows]), np.append(target, np.zeros(len(rows))))
+        rows, sd, cut = _round(d, coefficients, scales)
+        smooth = np.zeros((len(bend), d.matrix.shape[1]))
+        smooth[:, : len(d.knots)] = bend / np.maximum(coefficients[1 : len(bend) + 1], 1e3)[:, None]
+        matrix, target = np.vstack([rows.matrix, smooth]), np.append(rows.target, np.zeros(len(smooth)))
+        coefficients = nonnegative(matrix, target, len(d.knots))
         scales = _run_scales(d, cut / np.maximum(d.bounded(coefficients) @ coefficients, 1.0), sd)
     return _give_back(d, coefficients, d.ns - cut), scales, float(sd.mean())
+
+
+def _round(d: Design, coefficients: Floats, scales: Floats) -> tuple[Weighted, Floats, Floats]:
+    """Weighted rows, each row's spread, and its time with pauses cut, from the last round's solution."""
+    matrix = d.bounded(coefficients)
+    expected = np.maximum(matrix @ coefficients, 1.0)
+    scaled = expected * scales[d.run]
+    sd = _spread(d, np.abs(d.ns / scaled - 1))
+    cut = np.clip(d.ns, scaled * (1 - _OUTLIER * sd), scaled * (1 + _OUTLIER * sd))
+    weight = sd.mean() / sd if sd.all() else np.ones(len(sd))
+    each = weight / expected
+    return Weighted(matrix * each[:, None], cut / scaled * weight, each), sd, cut
 
 
 def _spread(d: Design, stray: Floats) -> Floats:
@@ -161,21 +162,22 @@ def _spread(d: Design, stray: Floats) -> Floats:
 
 def _first(d: Design) -> Floats:
     """Coefficients to start from."""
-    if LAUNCH in d.names and not d.launch_ns:
-        return _first_launches(d)
-    first = _nnls(d.matrix / d.ns[:, None], np.ones(len(d.ns)))
-    if LAUNCH in d.names:
-        first[len(d.knots) + d.names.index(LAUNCH)] = d.launch_ns
+    launch = d.launch
+    if launch is not None and not d.launch_ns:
+        return _first_launches(d, launch)
+    first = nonnegative(d.matrix / d.ns[:, None], np.ones(len(d.ns)), len(d.knots))
+    if launch is not None:
+        first[launch] = d.launch_ns
     return first
 
 
-def _first_launches(d: Design) -> Floats:
+def _first_launches(d: Design, launch: int) -> Floats:
     """The best of guesses at which steps are as long as their launches."""
-    eager = d.matrix[:, len(d.knots) + d.names.index(LAUNCH)] > 0
+    eager = d.matrix[:, launch] > 0
     found: list[tuple[float, Floats]] = []
     for share in (0.0, 0.2, 0.4, 0.6, 0.8):
         launching = eager & (d.ns < np.quantile(d.ns[eager], share))
-        guess = _nnls(d.sided(launching) / d.ns[:, None], np.ones(len(d.ns)))
+        guess = nonnegative(d.sided(launching) / d.ns[:, None], np.ones(len(d.ns)), len(d.knots))
         stray = np.abs(d.bounded(guess) @ guess / d.ns - 1)
         found.append((float(np.minimum(stray, 0.5).mean()), guess))
     return min(found, key=lambda pair: pair[0])[1]
@@ -216,12 +218,12 @@ def _give_back(d: Design, coefficients: Floats, pauses_ns: Floats) -> Floats:
     """
     matrix, rest = d.bounded(coefficients), ~d.ahead
     coefficients = coefficients.copy()
-    for name in (LAUNCH, "request"):
-        if name not in d.names:
+    launch = d.launch
+    for column in (launch, d.column(REQUEST)):
+        if column is None:
             continue
-        column = len(d.knots) + d.names.index(name)
         rows = rest & (matrix[:, column] > 0)
-        if name == LAUNCH:
+        if column == launch:
             rest &= ~rows
         else:
             rows = rest
@@ -229,11 +231,3 @@ def _give_back(d: Design, coefficients: Floats, pauses_ns: Floats) -> Floats:
         if lost > 0 and matrix[rows, column].sum() > 0:
             coefficients[column] += lost / matrix[rows, column].sum()
     return coefficients
-
-
-def _nnls(matrix: Floats, target: Floats) -> Floats:
-    """Non-negative least squares by way of the QR factors, which have as many rows as there are terms."""
-    q, r = np.linalg.qr(matrix)
-    norms = np.maximum(np.linalg.norm(r, axis=0), 1e-300)
-    solution, _ = nnls(r / norms, q.T @ target, maxiter=50 * r.shape[1])
-    return np.asarray(solution / norms, np.float64)

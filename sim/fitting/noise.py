@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT, Noise
-from pagecast.sim.costs.calibration.shape import TileShape
+from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit
 from pagecast.sim.fitting.left_out import LeftOut, error_summary

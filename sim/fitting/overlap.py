@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration.file import FITTED, MEASURED, Host
-from pagecast.sim.costs.calibration.shape import TileShape
+from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit
 from scipy.optimize import nnls

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.shape import TileShape
-from pagecast.sim.costs.calibration.terms import TERMS
+from pagecast.sim.costs.families.registry import family
+from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.documents import read_json
 
-FORMAT = 1
+FORMAT = 2
 KIND = "pagecast step costs"
 _APART = ("shape", "replicates", "hosts")  # fields written in forms of their own
 RECORDING, SEGMENT = "recording", "segment"  # what a row of `cross_validation` was left out of the fit as
@@ -182,7 +182,11 @@ class Calibration:
         size = len(self.knots) + len(self.terms_ns)
         if not self.knots or len(self.knots) != len(self.curve_ns) or sorted(self.knots) != list(self.knots):
             raise BadInput(f"{where}: 'knots' and 'curve_ns' don't fit together: calibrate again")
-        unknown = [name for name in self.terms_ns if name not in TERMS]
+        try:
+            known = family(self.shape.family).names
+        except BadInput as error:
+            raise BadInput(f"{where}: shape: {error}") from None
+        unknown = [name for name in self.terms_ns if name not in known]
         if unknown:
             raise BadInput(f"{where}: term {unknown[0]!r} is not known to this pagecast: calibrate again")
         if any(len(row) != size for row in self.replicates):

@@ -1,11 +1,12 @@
-"""Sizes of model, GPU and engine that the cost terms use: heads, SMs, tiles and graph sizes."""
+"""The sizes that a recorded run tells of its model, GPU and engine."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.families.registry import PAGED_TRITON, family_of
+from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_config import model_from_config
@@ -13,54 +14,7 @@ from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.models import known_models
 from pagecast.sim.machine.models import model as find_model
 
-FA3 = "FlashAttention 3"
 CPU = "CPU"  # the "GPU" of a run that was recorded without one
-
-
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """How work is cut into tiles.
-
-    `kv_heads` and `group` (query heads to one KV head) are of one GPU; `sms` its multiprocessors;
-    `graph_sizes` the token counts that CUDA graphs were captured for (empty: none); `tile_schedule`
-    whether attention's tiles are spread over the SMs as FlashAttention 3 does it; `prompt_graphs` whether
-    steps with prompts are padded to graph sizes too (vLLM's piecewise graphs). Where they are not, prompt
-    attention is a launch of its own, and steps with prompts are padded to `prompt_sizes`, of graphs for such
-    steps; the kernels of larger ones are launched one by one.
-    """
-
-    kv_heads: int
-    group: int
-    sms: int
-    graph_sizes: tuple[int, ...]
-    tile_schedule: bool
-    prompt_graphs: bool = True
-    prompt_sizes: tuple[int, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        sizes = {"graph_sizes": list(self.graph_sizes), "prompt_sizes": list(self.prompt_sizes)}
-        return {**asdict(self), **sizes}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> TileShape:
-        """The opposite of `as_dict`."""
-        sizes = {name: tuple(fields.get(name, ())) for name in ("graph_sizes", "prompt_sizes")}
-        return cls(**{**fields, **sizes})
-
-    @property
-    def padded_prompts(self) -> tuple[int, ...]:
-        """The token counts that steps with prompts are padded to."""
-        return self.graph_sizes if self.prompt_graphs else self.prompt_sizes
-
-    def check(self, where: str) -> None:
-        """Errors: BadInput naming a field that can't be."""
-        sizes = {"kv_heads": self.kv_heads, "group": self.group, "sms": self.sms}
-        for name in ("graph_sizes", "prompt_sizes"):
-            sizes |= {f"{name} {number}": size for number, size in enumerate(getattr(self, name))}
-        for name, value in sizes.items():
-            if type(value) is not int or value < 1:
-                raise BadInput(f"{where}: {name} is {value!r}, must be a whole number of at least 1")
 
 
 def shape_of(meta: dict[str, Any], where: str) -> TileShape:
@@ -74,14 +28,16 @@ def shape_of(meta: dict[str, Any], where: str) -> TileShape:
     except BadInput as error:
         raise BadInput(f"{where}: config: {error}") from None
     heads = max(1, facts.attention.heads // tp)
+    kernels = family_of(str(meta.get("engine")), str(config.get("attention", "")))
+    sizes = graph_sizes(meta)
+    own = tuple(sorted(config.get("prompt_graph_sizes") or ()))
     return TileShape(
+        family=kernels.name,
         kv_heads=kv_heads,
         group=max(1, heads // kv_heads),
         sms=_sms(meta, where),
-        graph_sizes=graph_sizes(meta),
-        tile_schedule=str(config.get("attention", "")).startswith(FA3),
-        prompt_graphs=meta.get("engine") != "pagecast",
-        prompt_sizes=tuple(sorted(config.get("prompt_graph_sizes") or ())),
+        graph_sizes=sizes,
+        prompt_sizes=own if kernels is PAGED_TRITON else sizes,
     )
 
 

@@ -14,6 +14,8 @@ from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration, Host
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.calibration.target import Target
+from pagecast.sim.costs.families.registry import family
+from pagecast.sim.costs.families.term import SetUpRatios
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -116,14 +118,11 @@ class _Scale:
 
     def __init__(self, calibration: Calibration, origin: Target, target: Target) -> None:
         old, new = origin.roofline(), target.roofline()
-        terms = {
-            **_term_ratios(origin, target),
-            "token_after_prompts": _rows_ratio(old, new, 2048),
-            "decode_after_prompts": _rows_ratio(old, new, 1),
-        }
+        ratios = _ratios(origin, target)
+        kernels = family(calibration.shape.family)
         self.factors = [_rows_ratio(old, new, tokens) for tokens in calibration.knots]
         self.floors = [calibration.host.step_ns] * len(self.factors)
-        self.factors += [terms.get(name, 1.0) for name in calibration.terms_ns]
+        self.factors += [kernels.term(name).ratio(ratios) for name in calibration.terms_ns]
         self.floors += [0.0] * len(calibration.terms_ns)
 
     def __call__(self, values: tuple[float, ...]) -> tuple[float, ...]:
@@ -139,24 +138,16 @@ def _rows_ratio(old: Roofline, new: Roofline, tokens: int) -> float:
     return new.device_ns(chunk) / old.device_ns(chunk)
 
 
-def _term_ratios(origin: Target, target: Target) -> dict[str, float]:
-    """How each term that is not the host's scales; terms that are missing stay."""
+def _ratios(origin: Target, target: Target) -> SetUpRatios:
+    old, new = origin.roofline(), target.roofline()
     tile = [
         t.model.layers * t.model.attention.head_dim * t.gpu.sms / t.gpu.peak_flops("bf16")
         for t in (origin, target)
     ]
-    kv, flops = target.kv_read_s / origin.kv_read_s, tile[1] / tile[0]
-    layers = target.model.layers / origin.model.layers
-    return {
-        "kv_token": kv,
-        "first_kv_token": kv,
-        "shared_token": kv,
-        "short_shared_token": kv,
-        "prompt_kv_token": kv,
-        "light_prompt_tile": flops,
-        "prompt_tile": flops,
-        "longest_prompt_tile": flops,
-        "prompt_step": layers,
-        "ungraphed_step": layers,
-        "launch_floor": layers,
-    }
+    return SetUpRatios(
+        kv_read=target.kv_read_s / origin.kv_read_s,
+        attention=tile[1] / tile[0],
+        layers=target.model.layers / origin.model.layers,
+        small_rows=_rows_ratio(old, new, 1),
+        large_rows=_rows_ratio(old, new, 2048),
+    )

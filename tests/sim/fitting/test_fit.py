@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.curve import curve_weights
 from pagecast.sim.costs.calibration.draw import Drawn
 from pagecast.sim.costs.calibration.file import Calibration, Noise
 from pagecast.sim.costs.calibration.shape import shape_of
-from pagecast.sim.costs.calibration.terms import curve_weights
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fitting import features
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
@@ -44,7 +44,7 @@ TRUTH = Fit(
     knots=(1, 256, 8192),
     curve=np.array([5.5e6, 8e6, 170e6]),
     terms={"request": 15_000.0, "prompt_step": 900_000.0, "kv_token": 34.0, "prompt_tile": 60_000.0},
-    merged=(),
+    dropped=(),
     absent=(),
     scales=(1.0,),
     sd=0.0,
@@ -52,9 +52,14 @@ TRUTH = Fit(
 
 
 def made_run(
-    count: int, seed: int, noise: float = 0.0, scale: float = 1.0, prompts: float = 1.0
+    count: int,
+    seed: int,
+    noise: float = 0.0,
+    scale: float = 1.0,
+    prompts: float = 1.0,
+    truth: Fit = TRUTH,
 ) -> RecordedRun:
-    """A run of random shapes, each step taking what `TRUTH` says, times noise (`prompts`: with prompts)."""
+    """A run of random shapes, each step taking what `truth` says, times noise (`prompts`: with prompts)."""
     random = np.random.default_rng(seed)
     n = random.integers(1, 257, count)
     mean = random.integers(100, 4000, count)
@@ -71,7 +76,7 @@ def made_run(
     first = steps(np.arange(count), np.arange(count))
     run = RecordedRun("made", Path("made"), META, first, pd.DataFrame(), pd.DataFrame())
     table = step_table(run, SHAPE)
-    ns = TRUTH.predict(table, SHAPE) * scale * np.exp(noise * random.standard_normal(len(table)))
+    ns = truth.predict(table, SHAPE) * scale * np.exp(noise * random.standard_normal(len(table)))
     ns = np.where(table.mixed, prompts * ns, ns)
     begin = np.concatenate([[0], np.cumsum(ns)]).astype(np.int64)
     whole = steps(begin, np.append(begin[1:], begin[-1] + 1))
@@ -109,13 +114,28 @@ def test_rare_pauses_bend_no_term_but_are_in_the_total():
     assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
 
 
-def test_terms_that_always_go_together_are_merged_and_the_forecast_stays():
+def test_terms_without_which_the_forecast_is_as_good_are_dropped():
     table = step_table(made_run(2000, 7, noise=0.01), SHAPE)
-    # One prompt chunk in every step that has any: a step with prompts and a chunk can't be told apart.
+    # Nothing in these steps depends on their tokens after prompts, or on whether a graph holds them.
     result = fit([table], SHAPE)
-    assert "prompt_chunk" in result.merged
+    assert {"token_after_prompts", "ungraphed_step"} <= {*result.dropped}
+    assert {"request", "prompt_step", "kv_token", "prompt_tile"} == {*result.terms}
     assert "arrival" in result.absent
     assert result.predict(table, SHAPE).sum() == pytest.approx(table.ns.sum(), rel=0.003)
+
+
+def test_the_curve_never_falls():
+    run = made_run(2000, 17, noise=0.05)
+    assert (np.diff(fit([step_table(run, SHAPE)], SHAPE).curve) >= 0).all()
+
+
+def test_a_term_that_copies_of_the_fit_do_not_agree_on_is_dropped():
+    truth = replace(TRUTH, terms={**TRUTH.terms, "token_after_prompts": 900.0})
+    made = calibrate([CalibrationRun(made_run(900, 18, noise=0.15, truth=truth))], "made", replicates=16)
+    spread = np.array(made.replicates)[:, len(made.knots) :]
+    needed = {"request", "kv_token", "prompt_tile"}
+    for name, share in zip(made.terms_ns, spread.std(axis=0) / spread.mean(axis=0), strict=True):
+        assert name in needed or share <= 0.3
 
 
 def test_too_few_steps_for_the_terms_is_one_line():

@@ -182,10 +182,10 @@ def test_a_file_of_another_version_of_the_format_is_named_as_such(tmp_path, caps
     assert calibrated(folder) == 0
     capsys.readouterr()
     path = folder / "x.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
     assert run(["replay", "chat", "--limit", "5", "--costs", str(path)]) == 2
     error = capsys.readouterr().err
-    assert "x.json: version 2 of the calibration format; this pagecast reads 1" in error
+    assert "x.json: version 3 of the calibration format; this pagecast reads 2" in error
     assert error.count("\n") == 1
 
 

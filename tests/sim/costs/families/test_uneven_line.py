@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pagecast.sim.costs.calibration.line import UnevenLine
+from pagecast.sim.costs.families.uneven_line import UnevenLine
 from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 
 KV = 34_453_800  # femtoseconds a context token

@@ -1,0 +1,64 @@
+"""Terms of the host and of launches, which engines share whatever their kernels are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagecast.sim.costs.families.shape import TileShape
+from pagecast.sim.costs.families.term import ComputedStep, Place, Term, Units
+
+REQUEST = "request"
+PROMPT_STEP = "prompt_step"
+LAUNCH_FLOOR = "launch_floor"
+
+
+def every_shape(units: Units) -> Callable[[TileShape], Units]:
+    """Units that do not depend on the set-up."""
+    return lambda _: units
+
+
+def _requests(step: ComputedStep) -> float:
+    return step.n + len(step.prefill)
+
+
+def _tokens_after_prompts(step: ComputedStep) -> float:
+    return min(step.tokens, step.after) if step.prefill else 0.0
+
+
+REQUESTS = Term(
+    REQUEST,
+    "a request in the step: scheduling, sampling, handing out its token",
+    every_shape(_requests),
+    Place.HOST,
+    needed=True,
+)
+PROMPT_STEPS = Term(
+    PROMPT_STEP,
+    "a step with prompt chunks, of which no full CUDA graph runs from sampling to sampling",
+    every_shape(lambda step: 1.0 if step.prefill else 0.0),
+    ratio=lambda new: new.layers,
+)
+UNGRAPHED_STEPS = Term(
+    "ungraphed_step",
+    "a step with more tokens than any CUDA graph",
+    lambda shape: lambda step: 1.0 if step.ungraphed and shape.largest_graph else 0.0,
+    ratio=lambda new: new.layers,
+)
+TOKENS_AFTER_PROMPTS = Term(
+    "token_after_prompts",
+    "a token in a step with prompts right after another: a GPU run hot",
+    every_shape(_tokens_after_prompts),
+    ratio=lambda new: new.large_rows,
+)
+ARRIVALS = Term(
+    "arrival",
+    "a request that arrived since the last step",
+    every_shape(lambda step: step.arrivals),
+    Place.ARRIVAL,
+)
+ARRIVING_TOKENS = Term(
+    "arriving_token",
+    "a prompt token of those",
+    every_shape(lambda step: step.arrived_tokens),
+    Place.ARRIVAL,
+)

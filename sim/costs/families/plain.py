@@ -1,0 +1,73 @@
+"""Kernels of which only the work is known: no schedule of tiles, CUDA graphs up to a size.
+
+For engines other than those whose kernels have a file of their own, as vLLM with FlashInfer or FlashAttention 2.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pagecast.sim.costs.families.attention_tiles import BLOCK, chunk_tiles
+from pagecast.sim.costs.families.common import (
+    ARRIVALS,
+    ARRIVING_TOKENS,
+    PROMPT_STEPS,
+    REQUESTS,
+    TOKENS_AFTER_PROMPTS,
+    UNGRAPHED_STEPS,
+    every_shape,
+)
+from pagecast.sim.costs.families.shape import TileShape
+from pagecast.sim.costs.families.term import Coefficients, ComputedStep, KernelFamily, Term, Units
+from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
+
+
+def _kv_tokens(step: ComputedStep) -> float:
+    return step.ctx + BLOCK / 2 * step.n
+
+
+def _prompt_tiles(shape: TileShape) -> Units:
+    share, group = shape.kv_heads / shape.sms, shape.group
+
+    @lru_cache(1 << 16)
+    def tiles(tokens: int, context: int) -> float:
+        return chunk_tiles(group, tokens, context)
+
+    def units(step: ComputedStep) -> float:
+        return sum([tiles(*chunk) for chunk in step.prefill]) * share
+
+    return units
+
+
+def _line(_: TileShape, terms: Coefficients, n: int, fixed: float) -> DecodeLine:
+    kv = terms.get("kv_token", 0.0)
+    base = fixed + kv * BLOCK / 2 * n
+    return DecodeLine(n, max(round(base * FEMTO), 0), round(kv * FEMTO), 0)
+
+
+PLAIN = KernelFamily(
+    "plain",
+    (
+        REQUESTS,
+        PROMPT_STEPS,
+        UNGRAPHED_STEPS,
+        TOKENS_AFTER_PROMPTS,
+        Term(
+            "kv_token",
+            "a context token read by decode attention",
+            every_shape(_kv_tokens),
+            ratio=lambda new: new.kv_read,
+            needed=True,
+        ),
+        Term(
+            "prompt_tile",
+            "a tile x key block of prompt attention, as many as an SM takes",
+            _prompt_tiles,
+            ratio=lambda new: new.attention,
+            needed=True,
+        ),
+        ARRIVALS,
+        ARRIVING_TOKENS,
+    ),
+    _line,
+)

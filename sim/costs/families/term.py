@@ -1,0 +1,133 @@
+"""Terms of a step's time, and families of them.
+
+    time of a step = a curve over its tokens + units of each term x the term's coefficient
+
+A `Term` is one effect. Its `units` of a step are counted by one function for the fit and the replay alike, so
+that a calibration's costs are what was fitted. Only pure decode steps have a closed form beside it, the
+family's `line`, for a replay sums thousands of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from pagecast.sim.costs.families.shape import TileShape
+from pagecast.sim.costs.step_costs import DecodeLine
+
+Coefficients = Mapping[str, float]  # nanoseconds per unit, by term
+
+
+class ComputedStep(NamedTuple):
+    """One step as terms see it; the first fields are those of `Batch`.
+
+    `tokens` counts all rows. `ungraphed`: it has prompts and more tokens than any CUDA graph. The rest is known
+    of recorded steps only: `since` counts the steps from the last one with prompts to this (0: none, or this
+    has prompts), which computed `last` tokens; `shared` context tokens of its decoding requests stand in
+    another one's blocks too; `arrivals` requests of `arrived_tokens` came until the next step.
+    """
+
+    n: int
+    ctx: int
+    longest: int
+    prefill: tuple[tuple[int, int], ...]
+    after: int
+    tokens: int
+    ungraphed: bool
+    since: int = 0
+    last: int = 0
+    shared: float = 0.0
+    arrivals: float = 0.0
+    arrived_tokens: float = 0.0
+
+
+Units = Callable[[ComputedStep], float]
+
+
+class Place(Enum):
+    """Where a replay charges a term: with the step's device or host time, or by a function of its own."""
+
+    DEVICE = "device"
+    HOST = "host"  # host time of the step, which neither hides device time nor is hidden by it
+    LAUNCH = "launch"  # the least that the device's time and its launches take together
+    ARRIVAL = "arrival"  # host time between steps
+    FADING = "fading"  # device time of decode steps after prompts (`StepCosts.warm_ns`)
+    SHARING = "sharing"  # device time that shared context saves (`StepCosts.shared_ns`)
+
+
+class SetUpRatios(NamedTuple):
+    """How another set-up compares with the calibrated one, the new over the old, from first principles.
+
+    `kv_read`: reading a context token. `attention`: a key block's arithmetic on one SM, over all layers.
+    `layers`: their number. `small_rows`, `large_rows`: matrix work of a step with 1 and with 2,048 tokens.
+    """
+
+    kv_read: float
+    attention: float
+    layers: float
+    small_rows: float
+    large_rows: float
+
+
+def unchanged(_: SetUpRatios) -> float:
+    """The host's work is the same for every model and GPU."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Term:
+    """One effect on a step's time.
+
+    `bind` gives the function that counts the term's units in a step of a set-up; `ratio` says how the
+    coefficient carries over to another model or GPU. A `needed` term is kept whatever the fit says of it.
+    """
+
+    name: str
+    meaning: str
+    bind: Callable[[TileShape], Units]
+    place: Place = Place.DEVICE
+    ratio: Callable[[SetUpRatios], float] = unchanged
+    needed: bool = False
+
+
+def _no_warmth(_: Coefficients, __: int) -> float:
+    return 0.0
+
+
+def _no_sharing(_: TileShape, __: Coefficients, ___: int, ____: int) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    """The kernels that an engine runs, as cost terms.
+
+    `line` makes the line of pure decode steps of n requests from `fixed` nanoseconds (all but attention).
+    `warm_ns` is what the decode steps after one with so many tokens take more, together; `shared_ns` what so
+    many shared context tokens of so many requests save. `single_tokens_decode`: a prompt chunk of one token
+    runs as a decode even beside longer chunks. `records_ends`: recordings with asynchronous scheduling have
+    the end of each step on the device, and so its own time.
+    """
+
+    name: str
+    terms: tuple[Term, ...]
+    line: Callable[[TileShape, Coefficients, int, float], DecodeLine]
+    warm_ns: Callable[[Coefficients, int], float] = _no_warmth
+    shared_ns: Callable[[TileShape, Coefficients, int, int], float] = _no_sharing
+    single_tokens_decode: bool = False
+    records_ends: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its terms."""
+        return tuple(term.name for term in self.terms)
+
+    def named(self, *places: Place) -> tuple[str, ...]:
+        """Names of the terms that are charged at one of `places`."""
+        return tuple(term.name for term in self.terms if term.place in places)
+
+    def term(self, name: str) -> Term:
+        """The term of that name; KeyError for others."""
+        return next(iter(term for term in self.terms if term.name == name))
