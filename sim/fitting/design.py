@@ -37,8 +37,8 @@ class Design:
 
     Columns are those of `knots`, of the terms `names`, of the hidden launches where `hides`, and one for the
     host of each of `segments` synchronous segments. `kind` numbers kinds of steps, `load` the loads of a
-    sweep. `ahead` tells the rows of steps planned ahead, `launch_ns` what they tell of launching a step kernel
-    by kernel, 0 for nothing.
+    sweep. `ahead` marks the rows of steps planned ahead; `launch_ns` is how long they show launching a step
+    kernel by kernel to take, 0 where they don't.
     """
 
     kernels: KernelFamily
@@ -176,7 +176,7 @@ def design(
 
 
 def _jumps(shape: TileShape) -> tuple[int, ...]:
-    """Token counts at which the curve may jump: CUDA graphs of their own for steps with prompts and without."""
+    """Token counts at which the curve may jump: where steps with prompts have CUDA graphs of their own."""
     own = shape.prompt_sizes != shape.graph_sizes
     return (*shape.graph_sizes, *shape.prompt_sizes) if own else ()
 

@@ -172,7 +172,10 @@ def _described(
     since, last = _after_prompts(steps, tokens)
     after = _after(steps, tokens)
     shared = _shared(run, shape)
-    begin, chunks = steps.prefill_start, list(zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist()))
+    begin, chunks = (
+        steps.prefill_start,
+        list(zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)),
+    )
     found = []
     for i in keep.tolist():
         prefill = tuple(chunks[begin[i] : begin[i + 1]])

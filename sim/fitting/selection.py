@@ -1,8 +1,9 @@
 """Choice of terms by the error on data left out of the fit.
 
-A term is kept where the fit forecasts worse without it what it has not seen: each recording and each load of a
-sweep in turn, and each of five parts of all recordings, for a term may occur in one of them alone. Rows keep
-the weights of a fit of all terms, so that every trial is a small problem in the products of its columns.
+A term is kept where the fit without it is worse on steps that it has not seen: those of each recording and of
+each load of a sweep in turn, and of each of five parts of all recordings, for a term may occur in one of them
+alone. Rows keep the weights of a fit of all terms, so that every trial is a small problem in the products of
+its columns.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.families.registry import PAGED_TRITON, family_of
+from pagecast.sim.costs.families.paged_triton import PAGED_TRITON
+from pagecast.sim.costs.families.registry import family_of
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.graphs import capture_sizes

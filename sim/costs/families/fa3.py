@@ -90,8 +90,10 @@ def _kv_tokens(shape: TileShape) -> Units:
 
 
 def _prompt_tiles(shape: TileShape) -> Units:
-    """Key blocks of prompt attention on each SM, and those by which the longest tile outlasts all others' work
-    where it is not split."""
+    """Key blocks of prompt attention on each SM.
+
+    Where the longest tile is not split, also those by which it outlasts all others' work.
+    """
     share, group = shape.kv_heads / shape.sms, shape.group
 
     @lru_cache(1 << 16)

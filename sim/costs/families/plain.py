@@ -1,6 +1,6 @@
 """Kernels of which only the work is known: no schedule of tiles, CUDA graphs up to a size.
 
-For engines other than those whose kernels have a file of their own, as vLLM with FlashInfer or FlashAttention 2.
+For engines other than those whose kernels have a file of their own, as vLLM with FlashInfer.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ Coefficients = Mapping[str, float]  # nanoseconds per unit, by term
 class ComputedStep(NamedTuple):
     """One step as terms see it; the first fields are those of `Batch`.
 
-    `tokens` counts all rows. `ungraphed`: it has prompts and more tokens than any CUDA graph. The rest is known
-    of recorded steps only: `since` counts the steps from the last one with prompts to this (0: none, or this
-    has prompts), which computed `last` tokens; `shared` context tokens of its decoding requests stand in
+    `tokens` counts all rows. `ungraphed`: it has prompts and more tokens than any CUDA graph. The rest is
+    known of recorded steps only: `since` counts the steps from the last one with prompts to this (0: none, or
+    this has prompts), which computed `last` tokens; `shared` context tokens of its decoding requests stand in
     another one's blocks too; `arrivals` requests of `arrived_tokens` came until the next step.
     """
 
