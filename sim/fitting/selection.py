@@ -47,18 +47,19 @@ class _Part:
 
 
 def select(full: Design, rows: Weighted) -> tuple[str, ...]:
-    """The terms to keep, in the design's order."""
+    """The terms to keep, in the design's order: of those that can go, the last of its family goes first."""
     parts = _parts(full, rows)
     kept = list(full.names)
     fixed = {term.name for term in full.kernels.terms if term.needed}
     best = _error(full, parts, kept)
-    while trials := [name for name in kept if name not in fixed]:
-        errors = {name: _error(full, parts, [other for other in kept if other != name]) for name in trials}
-        victim = min(trials, key=errors.__getitem__)
-        if errors[victim] > best * (1 + _WORSE):
+    while True:
+        trials = [name for name in reversed(kept) if name not in fixed]
+        errors = ((name, _error(full, parts, [other for other in kept if other != name])) for name in trials)
+        victim, error = next((pair for pair in errors if pair[1] <= best * (1 + _WORSE)), (None, best))
+        if victim is None:
             break
         kept.remove(victim)
-        best = min(best, errors[victim])
+        best = min(best, error)
     return tuple(kept)
 
 
