@@ -56,6 +56,7 @@ def described(engine: Engine) -> dict[str, Any]:
             "gpu_memory_utilization": engine.options.gpu_memory_utilization,
             "num_blocks": engine.options.num_blocks,
             **_speculation(engine),
+            **_host_tier(engine),
         },
     }
 
@@ -96,6 +97,17 @@ def _speculation(engine: Engine) -> dict[str, Any]:
     shortest, longest = lookup_lengths(config)
     bounds = {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
     return {"speculative_config": {**config.model_dump(mode="json", exclude_defaults=True), **bounds}}
+
+
+def _host_tier(engine: Engine) -> dict[str, Any]:
+    """Its host tier in vLLM's words, and the blocks that it has room for; nothing where there is none."""
+    host = engine.loaded.host
+    if host is None:
+        return {}
+    return {
+        "kv_offloading_size": engine.options.kv_offloading_size,
+        "kv_offloading": {"cpu_blocks": host.places},
+    }
 
 
 def _experts(spec: ModelSpec) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from pagecast.engine import attention, weights
+from pagecast.engine.host_tier import HostTier, host_places
 from pagecast.engine.memory_report import (
     MemoryReport,
     Meter,
@@ -46,6 +47,7 @@ class Loaded:
     tokenizer: Any
     options: Options
     memory: MemoryReport
+    host: HostTier | None = None
 
     @property
     def device(self) -> torch.device:
@@ -60,6 +62,7 @@ class Loaded:
             runner.capture(graph_sizes(self.options), prompt_graph_sizes(self.options, self.spec))
             after, _ = torch.cuda.mem_get_info(self.device)
             self.memory = self.memory.corrected("CUDA graphs", max(before - after, 0))
+        runner.host = self.host
         return runner
 
 
@@ -103,8 +106,18 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> Loaded:
     measured["KV cache"] = kv.nbytes
     name = torch.cuda.get_device_name(device) if meter is not None else "CPU"
     memory = report(spec, options, name, measured, blocks)
-    limits = options.limits(blocks, max_len)
-    return Loaded(spec, model, kv, backend, limits, max_len, tokenizer(spec.folder), options, memory)
+    host = make_host_tier(kv, options)
+    limits = options.limits(blocks, max_len, 0 if host is None else host.places)
+    return Loaded(spec, model, kv, backend, limits, max_len, tokenizer(spec.folder), options, memory, host)
+
+
+def make_host_tier(kv: Tensor, options: Options) -> HostTier | None:
+    """Host memory for KV blocks, as much as `options` ask for. Errors: BadInput, CannotRunHere."""
+    if options.kv_offloading_size is None:
+        return None
+    host = HostTier(kv, host_places(options.kv_offloading_size, kv.nbytes // kv.shape[1]))
+    host.warm_up()
+    return host
 
 
 def _measure(

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Protocol
 
 import torch
+from pagecast.engine.host_tier import HostTier, HostTransfer
 from pagecast.engine.runner import Flight, Runner
 from pagecast.engine.sequence import NO_ROW, Sequence
 from pagecast.sim.core.drafter import Drafter
@@ -45,13 +46,17 @@ class Log(Protocol):
     """Is told what a recorded run consists of; times are the clock's."""
 
     def idle(self, start_ns: int) -> None:
-        """A plan was tried that preempted requests and yet found nothing to compute."""
+        """A plan was made that computed nothing, and yet preempted requests or began transfers. With a host
+        tier, any plan that computed nothing."""
 
     def step(self, plan: StepPlan, start_ns: int, planned_ns: int) -> None:
         """A plan was made between these times."""
 
     def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
         """The oldest plan in flight was committed."""
+
+    def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
+        """The scheduler was told that these transfers have ended."""
 
 
 class Loop:
@@ -80,6 +85,7 @@ class Loop:
         self._ended = ended
         self._pipeline: Pipeline[Flight | str] = Pipeline(self.scheduler)
         self._preemptions = 0
+        self._nothing = False  # the last plan computed nothing, and nothing has happened since
         self.waited_ns = 0  # the host's time spent waiting for the device
 
     @property
@@ -98,9 +104,13 @@ class Loop:
         self._pipeline = Pipeline(self.scheduler)
         self.clock = Clock()
         self._preemptions = 0
+        self._nothing = False
+        if self.runner.host is not None:
+            self.runner.host.restart(self.clock.now)
 
     def submit(self, sequence: Sequence) -> bool:
         """Queues a sequence. False: it was rejected, and has ended."""
+        self._nothing = False
         self._sequences[sequence.request] = sequence
         if self.scheduler.submit(sequence.request):
             return True
@@ -113,6 +123,7 @@ class Loop:
         if request is None:
             return False
         request.reason = reason
+        self._nothing = False
         self.scheduler.cancel(id, self.clock.now())
         self._end(request)
         return True
@@ -124,9 +135,15 @@ class Loop:
         """
         self.runner.check()
         pipeline = self._pipeline
-        launched = pipeline.has_room and self._launch()
+        host = self.runner.host
+        if host is not None and host.busy:
+            self._report_transfers(host)
+        launched = pipeline.has_room and not self._nothing and self._launch()
         if len(pipeline) and (not launched or pipeline.is_full):
             self._land()
+            return True
+        if not launched and host is not None and host.busy:
+            host.nap()
             return True
         return launched
 
@@ -136,6 +153,22 @@ class Loop:
             self.cancel(request.id)
         while len(self._pipeline):
             self._land()
+        host = self.runner.host
+        while host is not None and host.busy:
+            self._report_transfers(host)
+
+    def _report_transfers(self, host: HostTier) -> None:
+        """Tells the scheduler which transfers have ended. Stores of steps that have not landed wait for that:
+        what they copied may turn out to be a failure."""
+        ended = host.ended(self._pipeline.oldest[0].step if len(self._pipeline) else None)
+        if not ended:
+            return
+        now = self.clock.now()
+        jobs = [transfer.job for transfer in ended]
+        self.scheduler.transferred(jobs, [transfer.job for transfer in ended if transfer.lost])
+        self._nothing = False
+        if self.log is not None:
+            self.log.transferred(ended, now)
 
     def _launch(self) -> bool:
         start = self.clock.now()
@@ -144,16 +177,26 @@ class Loop:
         preempted = self.scheduler.preemptions != self._preemptions
         if preempted:
             self._release_preempted()
+        host = self.runner.host
         if plan is None:
-            if preempted and self.log is not None:
+            self._nothing = host is not None
+            if (preempted or self._nothing) and self.log is not None:
                 self.log.idle(start)
             return False
+        if not plan.computes:
+            assert host is not None
+            host.begin(plan)
+            if self.log is not None:
+                self.log.idle(start)
+            return True
         if self.log is not None:
             self.log.step(plan, start, planned)
         try:
             self._pipeline.add(plan, self.runner.launch(plan, self.scheduler.memory))
         except torch.OutOfMemoryError as error:
             # Nothing of this step can be trusted, nor of one that would build on it.
+            if host is not None:
+                host.lose(plan.stores)
             self._pipeline.add(plan, f"out of memory in step {plan.step}: {error}")
             while len(self._pipeline) > 1:
                 self._land()
@@ -168,6 +211,7 @@ class Loop:
     def _land(self) -> None:
         """Waits for the oldest step, hands out its tokens and commits it."""
         plan, flight = self._pipeline.oldest
+        self._nothing = False
         stopped: list[str] = []
         failed: list[tuple[str, str]] = []
         accepted: list[tuple[str, int]] = []
@@ -177,6 +221,9 @@ class Loop:
             failed = [(request.id, flight) for request in computing if request in self._sequences]
         else:
             self._hand_out(flight, stopped, failed, accepted, heard)
+        if failed and self.runner.host is not None:
+            ids = {id for id, _ in failed}
+            self.runner.host.spoil(store for store in plan.stores if store.request.id in ids)
         now = self.clock.now()
         outcome = Outcome(tuple(stopped), tuple(failed), tuple(accepted))
         for request in self._pipeline.commit(outcome, now):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pagecast.engine.ngram import engine_speculation
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.speculation.config import SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -21,6 +22,7 @@ class Options:
     or torch. `pipeline_depth` 1 plans a step while its predecessor runs (None: it does, unless requests
     speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `tensor_parallel_size` GPUs hold a
     share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
+    `kv_offloading_size`: GiB of host memory that KV blocks are offloaded to.
     `seed` is for requests that have none, and for random weights.
     """
 
@@ -37,6 +39,7 @@ class Options:
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     speculative_config: str | None = None
+    kv_offloading_size: float | None = None
     enforce_eager: bool = False
     random_weights: bool = False
     tensor_parallel_size: int = 1
@@ -52,6 +55,12 @@ class Options:
         if not 0 < self.gpu_memory_utilization <= 1:
             value = self.gpu_memory_utilization
             raise BadInput(f"gpu_memory_utilization is {value}; it must lie above 0 and at most 1")
+        if self.kv_offloading_size is not None and not 0 < self.kv_offloading_size < float("inf"):
+            raise BadInput(f"kv_offloading_size is {self.kv_offloading_size}; it must be above 0")
+        if self.kv_offloading_size is not None and self.tensor_parallel_size > 1:
+            raise BadInput(
+                "kv_offloading_size needs tensor_parallel_size 1: several GPUs have no host tier yet"
+            )
         if self.speculation is not None and self.pipeline_depth:
             raise BadInput(
                 "n-grams need the tokens of a step before the next is planned: give --no-async-scheduling "
@@ -72,8 +81,11 @@ class Options:
         config = self.speculation
         return 0 if config is None else config.num_speculative_tokens
 
-    def limits(self, num_blocks: int, max_model_len: int | None) -> Limits:
-        """The scheduler's limits once the number of blocks and the length are known."""
+    def limits(self, num_blocks: int, max_model_len: int | None, host_places: int = 0) -> Limits:
+        """The scheduler's limits once the number of blocks and the length are known.
+
+        `host_places`: blocks that the host tier has room for; 0: there is none.
+        """
         return Limits(
             num_blocks=num_blocks,
             block_size=self.block_size,
@@ -85,4 +97,5 @@ class Options:
             if self.pipeline_depth is None
             else self.pipeline_depth,
             caching=self.enable_prefix_caching,
+            host=HostTierSpec(blocks=host_places) if host_places else None,
         )

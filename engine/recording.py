@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.engine.host_tier import HostTransfer
 from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.events import Event, run_length
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import NEVER, State
 from pagecast.sim.runs.recorded import RecordedRun, Steps
+from pagecast.sim.runs.transfers import RecordedTransfer
 from pagecast.sim.speculation.recorded import ACCEPTED, DRAFTS
 from pagecast.traces.schema import Trace
 
@@ -27,6 +30,7 @@ class Recording:
         self._rows: list[tuple[int, ...]] = []
         self._prefill: list[tuple[tuple[int, int], ...]] = []
         self._ends: list[int] = []
+        self.transfers: list[RecordedTransfer] = []
         self.idle_ns: list[int] = []
 
     def idle(self, start_ns: int) -> None:
@@ -52,6 +56,14 @@ class Recording:
     def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
         """See `loop.Log`."""
         self._ends.append(end_ns)
+
+    def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
+        """See `loop.Log`."""
+        for one in transfers:
+            times = (one.queued_ns, one.start_ns, one.end_ns)
+            self.transfers.append(
+                RecordedTransfer(one.job, now_ns, one.kind, one.blocks, one.bytes, *times, one.lost)
+            )
 
     def steps(self) -> Steps:
         """The steps so far; all of them must have been committed."""
@@ -104,7 +116,8 @@ def recorded_run(
     if recording.idle_ns:
         meta = {**meta, "idle_plans_s": [time / NS for time in recording.idle_ns]}
     lines = [event_line(event) for event in events]
-    return RecordedRun(trace.name, Path(), meta, recording.steps(), requests, inputs, trace.spans, lines)
+    run = RecordedRun(trace.name, Path(), meta, recording.steps(), requests, inputs, trace.spans, lines)
+    return replace(run, transfers=tuple(recording.transfers))
 
 
 def _request_row(sequence: Sequence, submitted_ns: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pagecast.engine import attention, ops
 from pagecast.engine.backend import Pages, Prompts, Shape
 from pagecast.engine.batch import PADDING, Batches, Packed, StepLayout, graph_sections
 from pagecast.engine.graphs import StepGraphs
+from pagecast.engine.host_tier import HostTier
 from pagecast.engine.model import Decoder
 from pagecast.engine.ops import Placed, Turn
 from pagecast.engine.rope import rotary_table
@@ -87,6 +88,7 @@ class Runner:
         self.model = model
         self.device = device
         self.kv = kv
+        self.host: HostTier | None = None
         block_size = kv.shape[3]
         columns = -(-max_len // block_size)
         shard = model.shard
@@ -113,9 +115,14 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan, memory: KvMemory) -> Flight:
         """Lays a step out and queues it, on all GPUs; `wait` on what it returns for its tokens."""
+        if self.host is not None:
+            self.host.begin(plan)
         batch = self.batches.lay_out(plan, memory)
         if self.team is None:
-            return self._bring_back(batch, self.execute(batch))
+            tokens = self.execute(batch)
+            if self.host is not None:
+                self.host.finish(plan)
+            return self._bring_back(batch, tokens)
         with self.team.guarded():
             self.team.publish(batch.without_takers(), self.batches.packed.sent)
             return self._bring_back(batch, self.execute(batch))

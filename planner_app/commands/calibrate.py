@@ -38,7 +38,12 @@ _SHORT = {
 }
 
 
-@with_engine(without=("scheduling_policy", "enable_prefix_caching", "async_scheduling"))
+@with_engine(
+    without=(
+        *("scheduling_policy", "enable_prefix_caching", "async_scheduling"),
+        *("speculative_config", "kv_offloading_size"),
+    )
+)
 def calibrate_command(
     from_run: Annotated[
         list[str] | None,

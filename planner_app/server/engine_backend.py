@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 from pagecast.engine.engine import Engine
+from pagecast.engine.host_tier import HostTransfer
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.sampling import SEEDS
 from pagecast.engine.sequence import Sequence
@@ -310,6 +311,9 @@ class EngineBackend:
         self.history.note_committed(plan, end_ns)
         self._step.end_ns = end_ns
         self._step.tokens += plan.decode_n + sum(computed for computed, _ in plan.prefill)
+
+    def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
+        """See `engine.loop.Log`: nobody asks for these here."""
 
     # ---- figures
 

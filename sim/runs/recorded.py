@@ -10,7 +10,7 @@ A run is a folder of four files (`events.jsonl.gz` and `transfers.jsonl.gz` may 
 - `steps.jsonl.gz`: one step per line: when it ran and what it computed; `run` names a section with its own
   clock. A line without decodes and prompt chunks is a plan that found nothing to compute.
 - `transfers.jsonl.gz`: the transfers to and from a host tier, in the order in which the scheduler was told
-  of their ends: `job` (its number), `told_s`, and perhaps more.
+  of their ends (see `transfers.py`).
 
 A run of steady shapes, made to calibrate from, has no requests and lacks the two files.
 """
@@ -33,6 +33,8 @@ from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.documents import read_json
 from pagecast.sim.runs.journal import segments, unfold
 from pagecast.sim.runs.recorded_requests import HUGE, LATEST_S, has, lines, read_requests
+from pagecast.sim.runs.transfers import FILE as TRANSFERS
+from pagecast.sim.runs.transfers import RecordedTransfer, read_transfers
 from pagecast.traces.schema import Spans, Trace
 
 FORMAT = 1
@@ -97,13 +99,6 @@ class Steps:
         before = self.prefill(index - 1) if index and self.section[index] == self.section[index - 1] else ()
         after = int(self.decode_n[index - 1]) + sum(chunk[0] for chunk in before) if before else 0
         return Batch(int(counts[0]), int(counts[1]), int(counts[2]), self.prefill(index), after)
-
-
-class RecordedTransfer(NamedTuple):
-    """The end of a transfer to or from a host tier: its number, and when the scheduler was told of it."""
-
-    job: int
-    told_ns: int
 
 
 @dataclass(frozen=True)
@@ -178,7 +173,7 @@ class RecordedRun:
         has_events = has(path, "events.jsonl.gz")
         events = [line for _, line in lines(path / "events.jsonl.gz")] if has_events else []
         name = str(meta.get("name") or path.name)
-        transfers = _read_transfers(path) if has(path, "transfers.jsonl.gz") else ()
+        transfers = read_transfers(path)
         return cls(name, path, meta, steps, requests, inputs, spans, events, idle=idle, transfers=transfers)
 
     def write(self, folder: str | Path) -> Path:
@@ -198,8 +193,7 @@ class RecordedRun:
         if self.events:
             _write_lines(path / "events.jsonl.gz", iter(self.events))
         if self.transfers:
-            told = ({"job": one.job, "told_s": one.told_ns / 1e9} for one in self.transfers)
-            _write_lines(path / "transfers.jsonl.gz", told)
+            _write_lines(path / TRANSFERS, (transfer.line() for transfer in self.transfers))
         return path
 
 
@@ -225,20 +219,6 @@ def _read_meta(path: Path) -> dict[str, Any]:
         wrong = f"'gpu_memory_utilization' is {share!r}, must be a number above 0 and at most 1"
         raise BadInput(f"{path}: config: {wrong}")
     return meta
-
-
-def _read_transfers(folder: Path) -> tuple[RecordedTransfer, ...]:
-    path = folder / "transfers.jsonl.gz"
-    transfers = []
-    for number, line in lines(path):
-        job: Any = line.get("job")
-        told: Any = line.get("told_s")
-        if type(job) is not int or not 0 <= job < HUGE:
-            raise BadInput(f"{path} line {number}: 'job' is {job!r}, must be a whole number of at least 0")
-        if type(told) not in (int, float) or not 0 <= told < LATEST_S:
-            raise BadInput(f"{path} line {number}: 'told_s' is {told!r}, must be a number of at least 0")
-        transfers.append(RecordedTransfer(job, round(told * 1e9)))
-    return tuple(transfers)
 
 
 class _Section(NamedTuple):

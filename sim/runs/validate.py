@@ -189,7 +189,8 @@ class DecisionReplay:
             request.reason = self._endings.reasons.get(what.row, "")
             s.cancel(request.id, what.time_ns)
         elif what.kind is ExternalEventKind.TRANSFERRED:
-            s.transferred((self.run.transfers[what.row].job,))
+            transfer = self.run.transfers[what.row]
+            s.transferred((transfer.job,), (transfer.job,) if transfer.lost else ())
         elif what.row < 0:
             s.plan(what.time_ns)
         else:

@@ -17,6 +17,7 @@ FRONT = {
     "plan",
     "request",
     "scheduler",
+    "tier_spec",
 }
 DECIDING = {"lifecycle", "queue", "running", "quiet", "stride", "cut"}
 READ = {"blocks", "last_block"}  # what the engine may ask of the memory: block tables

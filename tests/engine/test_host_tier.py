@@ -1,0 +1,155 @@
+"""The host tier: texts are those of a cache that holds everything, and decisions are the core's."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pagecast.engine.host_tier import LOAD, STORE, HostTier, host_places
+from pagecast.engine.params import SamplingParams
+from pagecast.engine.recording import event_line
+from pagecast.engine.serve import TraceServer
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.plan import StepPlan, Transfer
+from pagecast.sim.core.request import Request
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
+from pagecast.traces.schema import Spans, Trace
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}'
+GIB_PER_BLOCK = 2 * 2 * 16 * 2 * 32 * 4 / 2**30  # two layers, keys and values, of the small Qwen3 in float32
+SMALL = {"num_blocks": 20, "max_num_seqs": 4, "max_num_batched_tokens": 64, "log_events": True}
+
+
+def documents_trace(seed: int, count: int = 30, documents: int = 6) -> Trace:
+    """Questions about documents that take more blocks than the pool has, again and again."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(60, 130, documents)
+    spans = []
+    for row in range(count):
+        document = int(rng.integers(documents))
+        spans += [(document, 0, int(lengths[document])), (100 + row, 0, int(rng.integers(1, 20)))]
+    flat = np.array(spans, np.int64)
+    start = np.arange(0, len(flat) + 1, 2).astype(np.int64)
+    table = pd.DataFrame(
+        {
+            "arrival_s": np.sort(rng.random(count) * 0.05),
+            "input_tokens": flat[:, 2].reshape(-1, 2).sum(1),
+            "output_tokens": rng.integers(1, 20, count),
+            "priority": rng.integers(0, 3, count),
+        }
+    )
+    return Trace("documents", table, Spans(start, *(flat[:, i].copy() for i in range(3))))
+
+
+def record(engine: Any, trace: Trace, folder: Path) -> RecordedRun:
+    return RecordedRun.load(TraceServer(engine, trace).run().write(folder))
+
+
+def checked(host: HostTier, kv: torch.Tensor) -> dict[int, int]:
+    """Counts a host tier's loads; each must bring the very bytes that were stored in its place last."""
+    stored: dict[int, float] = {}
+    seen = {LOAD: 0, STORE: 0}
+    start = host._start
+
+    def checking(kind: str, step: int, transfers: Any) -> None:
+        transfers = list(transfers)
+        start(kind, step, transfers)
+        for transfer in transfers:
+            seen[kind] += 1
+            for block, place in zip(transfer.blocks, transfer.places, strict=True):
+                content = hash(kv[:, block].cpu().numpy().tobytes())
+                if kind == STORE:
+                    stored[place] = content
+                assert stored[place] == content
+
+    host._start = checking  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth", "guesses"), [("fcfs", 0, None), ("priority", 1, None), ("priority", 0, NGRAM)]
+)
+def test_a_small_pool_with_a_host_tier_serves_the_tokens_of_a_large_one(
+    policy: str, depth: int, guesses: str | None, model_of: Any, engine_of: Any, tmp_path: Path
+) -> None:
+    folder = model_of("qwen3").folder
+    options = {"scheduling_policy": policy, "pipeline_depth": depth, "speculative_config": guesses}
+    trace = documents_trace(depth)
+    large = TraceServer(engine_of(folder, **{**SMALL, **options, "num_blocks": 400}), trace).run()
+    engine = engine_of(folder, **SMALL, **options, kv_offloading_size=40 * GIB_PER_BLOCK)
+    assert engine.loaded.host.places == 40
+    seen = checked(engine.loaded.host, engine.loaded.kv)
+    run = record(engine, trace, tmp_path)
+    assert run.requests["output_ids"].tolist() == large.requests["output_ids"].tolist()
+    assert seen[LOAD] > 5
+    assert seen[STORE] > 10
+    assert len(run.transfers) == seen[LOAD] + seen[STORE]
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    replay = DecisionReplay(run, log=True)
+    for number in range(len(run.steps)):
+        replay.step(number)
+    replay.finish()
+    assert [event_line(event) for event in replay.scheduler.events or ()] == run.events
+
+
+def test_recorded_transfers_say_what_was_moved_and_when(
+    model_of: Any, engine_of: Any, tmp_path: Path
+) -> None:
+    engine = engine_of(model_of("qwen3").folder, **SMALL, kv_offloading_size=30 * GIB_PER_BLOCK)
+    run = record(engine, documents_trace(3), tmp_path)
+    for transfer in run.transfers:
+        assert transfer.bytes == transfer.blocks * engine.loaded.host.block_bytes
+        assert transfer.queued_ns <= transfer.start_ns <= transfer.end_ns <= transfer.told_ns
+    for kind in (LOAD, STORE):
+        jobs = [transfer for transfer in run.transfers if transfer.kind == kind]
+        ends = [transfer.end_ns for transfer in jobs]
+        assert ends == sorted(ends)
+    assert run.meta["config"]["kv_offloading"] == {"cpu_blocks": 30}
+
+
+def test_cancelled_requests_leave_no_transfer_behind(model_of: Any, engine_of: Any) -> None:
+    engine = engine_of(model_of("qwen3").folder, **SMALL, kv_offloading_size=30 * GIB_PER_BLOCK)
+    trace = documents_trace(4)
+    rng = np.random.default_rng(0)
+    impatient = trace.requests.assign(cancel_after_s=rng.random(len(trace)) * 0.1)
+    run = TraceServer(engine, replace(trace, requests=impatient)).run()
+    assert run.requests["cancelled_s"].notna().sum() > 3
+    engine.loop.drain()
+    assert not engine.loaded.host.busy
+    assert engine.loop.scheduler.memory.used_blocks == 0
+    assert compare_decisions(run).ok
+    (completion,) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
+    assert len(completion.outputs[0].token_ids) == 3
+
+
+def test_stores_of_steps_whose_outcome_is_open_are_not_reported() -> None:
+    kv = torch.rand(2, 4, 2, 16, 2, 8)
+    host = HostTier(kv, 3)
+    request = Request("a", None, 1, 1)  # type: ignore[arg-type]
+
+    def plan(step: int, **transfers: Any) -> StepPlan:
+        return StepPlan(step, 1, 0, 0, 0, 0, (), 0, 0, 0, **transfers)
+
+    good, bad = (Transfer(job, request, (job,), (job,)) for job in (0, 1))
+    for step, store in enumerate((good, bad)):
+        host.begin(plan(step))
+        host.finish(plan(step, stores=(store,)))
+    host.spoil([bad])
+    assert [one.job for one in host.ended(before=1)] == [0]
+    host.lose([Transfer(2, request, (2,), (2,))])
+    assert [(one.job, one.lost) for one in host.ended()] == [(1, True), (2, True)]
+    assert not host.busy
+    host.begin(plan(2, loads=(Transfer(3, request, (3,), (0,)),)))
+    assert torch.equal(kv[:, 3], kv[:, 0])
+    assert torch.equal(host.memory[0], kv[:, 0])
+
+
+def test_a_host_tier_too_small_for_a_block_is_refused() -> None:
+    assert host_places(1, 2**20) == 1024
+    with pytest.raises(BadInput, match="give more"):
+        host_places(0.0001, 2**20)
