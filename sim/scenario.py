@@ -11,6 +11,7 @@ scheduler nor a cost model: those are imported where they are used.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -104,6 +105,29 @@ class Scenario(BaseModel):
     eviction_prefix_cap: float = Field(
         0.5, gt=0, le=1, description="with cost, most of the blocks that one prefix may own"
     )
+    admission: Literal["prompt", "completion", "expected", "maximum"] = Field(
+        "prompt",
+        description="blocks that a request must find free to be admitted: of its prompt (vLLM), to its "
+        "completion, for an expected output, or for the longest",
+    )
+    admission_quantile: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="with expected, the quantile of the trace's outputs to reserve for",
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="with maximum, the output to reserve for (default: the trace's longest)"
+    )
+    watermarks: str | None = Field(
+        None, description="LOW:HIGH shares of blocks in use: admission stops above HIGH and goes on below LOW"
+    )
+    shed_ttft_s: float | None = Field(
+        None, gt=0, description="reject requests on arrival whose predicted TTFT is above so many seconds"
+    )
+    preemption_victim: Literal["newest", "least-progress", "lowest-priority"] | None = Field(
+        None, description="who is preempted when blocks run out (default: the profile's; vLLM: newest)"
+    )
     tenants: str | None = Field(
         None,
         description="shares of tenants, as NAME:weight=W,blocks=B with spaces between (*: all others): "
@@ -178,6 +202,13 @@ class Scenario(BaseModel):
             Retention.parse(value)
         return value
 
+    @field_validator("watermarks")
+    @classmethod
+    def _check_watermarks(cls, value: str | None) -> str | None:
+        if value is not None:
+            watermarks_of(value)
+        return value
+
     @field_validator("tenants")
     @classmethod
     def _check_tenants(cls, value: str | None) -> str | None:
@@ -234,20 +265,28 @@ class Scenario(BaseModel):
 
         return profile(self.profile).hybrid_mix is not no_hybrid_mix
 
-    def rules(self, costs: StepCosts) -> Profile:
+    def rules(self, costs: StepCosts, outputs: Sequence[int] = ()) -> Profile:
         """The profile with the scenario's rules in place of its own. Errors: BadInput.
 
-        `costs` tell the cost-aware eviction order what a block costs.
+        `costs` tell the cost-aware eviction order what a block costs, and load shedding what a prompt does.
+        `outputs` are the trace's output lengths, for admission that reserves.
         """
         from pagecast.sim.core.rules.cache_policy import CachePolicy
         from pagecast.sim.core.rules.profiles import profile as find_profile
-        from pagecast.sim.costs.recompute import recompute_ns
+        from pagecast.sim.costs.recompute import prefill_ns, recompute_ns
 
         policy = CachePolicy(
             eviction=self.eviction,
             protected_share=self.eviction_protected,
             prefix_cap=self.eviction_prefix_cap,
             recompute=recompute_ns(costs, self.block_size),
+            admission=self.admission,
+            expected_output=self._expected_output(outputs),
+            most_output=self._most_output(outputs),
+            watermarks=None if self.watermarks is None else watermarks_of(self.watermarks),
+            shed_ns=None if self.shed_ttft_s is None else round(self.shed_ttft_s * 1e9),
+            prefill_ns=prefill_ns(costs, self.max_num_batched_tokens),
+            victim=self.preemption_victim,
         )
         profile = policy.applied(find_profile(self.profile))
         if self.eviction != "lru" and self.limits().groups:
@@ -256,6 +295,25 @@ class Scenario(BaseModel):
                 "leave eviction at lru, or give disable_hybrid_kv_cache_manager"
             )
         return profile
+
+    def _expected_output(self, outputs: Sequence[int]) -> int:
+        """The quantile of output lengths that admission reserves for; the next length above it."""
+        if not outputs:
+            return self._needs_output("expected")
+        ordered = sorted(outputs)
+        return ordered[min(int(self.admission_quantile * len(ordered)), len(ordered) - 1)]
+
+    def _most_output(self, outputs: Sequence[int]) -> int:
+        """The output that admission reserves for as the longest."""
+        if self.max_output_tokens is not None:
+            return self.max_output_tokens
+        return max(outputs) if outputs else self._needs_output("maximum")
+
+    def _needs_output(self, admission: str) -> int:
+        """Errors: BadInput where a rule needs output lengths, and there is no trace that has some."""
+        if self.admission == admission:
+            raise BadInput(f"admission {admission} needs the output lengths of a trace; choose another here")
+        return 1
 
     def layout(self) -> BlockLayout:
         """How the model's layers share KV blocks on one GPU."""
@@ -316,6 +374,18 @@ class Scenario(BaseModel):
             max_num_seqs=self.max_num_seqs,
             expert_parallel=self.enable_expert_parallel,
         )
+
+
+def watermarks_of(text: str) -> tuple[float, float]:
+    """Reads `LOW:HIGH`. Errors: BadInput."""
+    low, colon, high = text.partition(":")
+    try:
+        marks = float(low), float(high)
+    except ValueError:
+        marks = (1.0, 0.0)
+    if not colon or not 0 < marks[0] <= marks[1] <= 1:
+        raise BadInput(f"watermarks {text!r}: write LOW:HIGH, shares of the blocks with 0 < LOW <= HIGH <= 1")
+    return marks
 
 
 def value_type(field: FieldInfo) -> type:

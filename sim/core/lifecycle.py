@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.plan import Chunk, Outcome, StepPlan, Transfer
@@ -46,6 +47,7 @@ class Lifecycle:
         log: EventLog,
         drafter: Drafter | None = None,
         offloading: Offloading | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self.limits = limits
         self.memory = memory
@@ -55,6 +57,7 @@ class Lifecycle:
         self.requests: dict[str, Request] = {}
         self.preemptions = 0
         self.drafter = drafter
+        self.intake = intake
         self.offloading = offloading
         self._admissions = 0
 
@@ -66,13 +69,7 @@ class Lifecycle:
             raise ValueError(f"request {request.id}: prompt and output must have at least one token")
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
-        reason = self.limits.refusal(
-            request.prompt_tokens,
-            request.output_tokens,
-            self.memory.crossing_blocks,
-            self.drafter.lookahead if self.drafter is not None else 0,
-            tenant=request.tenant,
-        )
+        reason = self._refusal(request)
         if reason:
             request.state = State.REJECTED
             request.reason = reason
@@ -83,6 +80,19 @@ class Lifecycle:
         self.requests[request.id] = request
         self.queue.add(request)
         return True
+
+    def _refusal(self, request: Request) -> str:
+        """Why a request is rejected; empty where it is not."""
+        reason = self.limits.refusal(
+            request.prompt_tokens,
+            request.output_tokens,
+            self.memory.crossing_blocks,
+            self.drafter.lookahead if self.drafter is not None else 0,
+            tenant=request.tenant,
+        )
+        if reason or self.intake is None:
+            return reason
+        return self.intake.refusal(request, self.running, self.queue)
 
     def admit(self, request: Request, hit: Hit, now: int, forked: int = 0) -> None:
         """Gives a waiting request its cached prefix and starts its prefill.
@@ -106,6 +116,8 @@ class Lifecycle:
             request.admitted_ns = now
         elif tokens < request.lost_tokens:
             request.recomputed_tokens += request.lost_tokens - tokens
+        if self.intake is not None:
+            self.intake.admitted(request, tokens, now)
         if self.log.events is not None:
             detail = f"cached={tokens}"
             if external:

@@ -74,7 +74,14 @@ class Scheduler:
             self.memory.leave_out_last_blocks()
         self.offloading = self._make_offloading(limits, profile)
         self.lifecycle = Lifecycle(
-            limits, self.memory, self.queue, self.running, self.log, drafter, self.offloading
+            limits,
+            self.memory,
+            self.queue,
+            self.running,
+            self.log,
+            drafter,
+            self.offloading,
+            None if profile.intake is None else profile.intake(limits),
         )
         self._step = Step(self.lifecycle, self.memory, drafter)
         self.stride = self._make_stride()

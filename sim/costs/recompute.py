@@ -22,3 +22,9 @@ def recompute_ns(costs: StepCosts, block_size: int) -> Callable[[int], float]:
         return known[chunk]
 
     return recompute
+
+
+def prefill_ns(costs: StepCosts, step_tokens: int) -> Callable[[int], float]:
+    """Device time of prompts of so many tokens together, in steps of `step_tokens`, in ns."""
+    pace = costs.device_ns(Batch(0, 0, 0, ((step_tokens, 0),))) / step_tokens
+    return lambda tokens: tokens * pace

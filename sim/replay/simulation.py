@@ -99,7 +99,8 @@ def replay(
     with replacing(out) as folder:
         recorder = Recorder(keep_steps=keep_steps, out=folder)
         speculation = speculate(trace, scenario, costs)
-        scheduler = Scheduler(limits, scenario.rules(costs), log=folder is not None, drafter=speculation)
+        rules = scenario.rules(costs, trace.integers("output_tokens").tolist())
+        scheduler = Scheduler(limits, rules, log=folder is not None, drafter=speculation)
         recorder.events = scheduler.events
         feed, clients = Feed(trace, limits.block_size, scenario), arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None
@@ -236,6 +237,7 @@ def summarise(
 def _kind(reason: str) -> str:
     """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
     reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
+    reason = re.sub(r"^predicted TTFT \S+ s", "predicted TTFT", reason)
     return re.sub(
         r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
         r"needs more than the pool's \2 blocks of \1 tokens",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.eviction_orders import (
@@ -21,16 +22,44 @@ from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
-from pagecast.sim.core.rules.rules import Profile
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.admission import WholeSequence
+from pagecast.sim.core.rules.reserving import Reach, ReserveOutput, Watermarks, completion, with_output
+from pagecast.sim.core.rules.rules import Admission, Mix, Profile, Victim
+from pagecast.sim.core.rules.shedding import PrefillNs, ShedByTtft
+from pagecast.sim.core.rules.victim import LeastProgress, LeastUrgent, Newest
+from pagecast.sim.core.rules.vllm import VllmMix
+from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
+from pagecast.sim.core.rules.vllm_offloading import VllmHybridOffloadingMix, VllmOffloadingMix
 
 EvictionName = Literal["lru", "priority", "slru", "lfu", "fifo", "cost"]
 EVICTIONS: tuple[str, ...] = get_args(EvictionName)
+AdmissionName = Literal["prompt", "completion", "expected", "maximum"]
+ADMISSIONS: tuple[str, ...] = get_args(AdmissionName)
+VictimName = Literal["newest", "least-progress", "lowest-priority"]
+VICTIMS: tuple[str, ...] = get_args(VictimName)
+_VICTIMS: dict[str, Callable[[], Victim]] = {
+    "newest": Newest,
+    "least-progress": LeastProgress,
+    "lowest-priority": LeastUrgent,
+}
 Recompute = Callable[[int], float]
 
 
 def equal_cost(block: int) -> float:
     """The same for every block, where nothing tells what its prefill costs."""
     return 1.0
+
+
+def no_time(tokens: int) -> float:
+    """Nothing, where nothing tells how long a prompt takes."""
+    return 0.0
+
+
+def _within(reach: Reach, limits: Limits, request: Request) -> int:
+    """A reservation of no more than the pool has, and a sequence may."""
+    most = limits.num_blocks * limits.block_size
+    return min(reach(request), most if limits.max_model_len is None else min(most, limits.max_model_len))
 
 
 @dataclass(frozen=True)
@@ -40,18 +69,69 @@ class CachePolicy:
     `eviction`: one of `EVICTIONS`. `protected_share`: of all blocks, what segmented LRU protects at most.
     `prefix_cap`: of all blocks, what the cost-aware order lets one prefix own. `recompute`: the time to
     compute the block of that number in a sequence.
+
+    `admission`: one of `ADMISSIONS`; `expected_output` and `most_output` are the tokens that `expected` and
+    `maximum` reserve for. `watermarks`: the shares of all blocks, low and high, between which admission stops
+    and starts. `shed_ns`: the predicted TTFT above which a request is rejected, by `prefill_ns`. `victim`:
+    one of `VICTIMS`, or None for the profile's.
     """
 
     eviction: str = "lru"
     protected_share: float = 0.8
     prefix_cap: float = 0.5
     recompute: Recompute = equal_cost
+    admission: str = "prompt"
+    expected_output: int = 1
+    most_output: int = 1
+    watermarks: tuple[float, float] | None = None
+    shed_ns: int | None = None
+    prefill_ns: PrefillNs = no_time
+    victim: str | None = None
 
     def applied(self, profile: Profile) -> Profile:
         """The profile with these rules in place of its own. Errors: BadInput for a name that is not known."""
         if self.eviction not in EVICTIONS:
             raise BadInput(f"eviction order {self.eviction!r} is not known; choose {', '.join(EVICTIONS)}")
-        return replace(profile, eviction=self._order_of(profile))
+        changed = replace(profile, eviction=self._order_of(profile))
+        if self.shed_ns is not None:
+            changed = replace(changed, intake=self._intake)
+        if self.admission == "prompt" and self.watermarks is None and self.victim is None:
+            return changed
+        if profile.name != "vllm":
+            raise BadInput(
+                f"the profile {profile.name} has its own admission and preemption; leave admission, "
+                "watermarks and victim out, or choose vllm"
+            )
+        return replace(changed, mix=self._mix, hybrid_mix=self._hybrid_mix)
+
+    def _mix(self, limits: Limits) -> Mix:
+        kind = VllmMix if limits.host is None else VllmOffloadingMix
+        return kind(self._admission(limits), self._victim(limits))
+
+    def _hybrid_mix(self, limits: Limits) -> Mix:
+        if self.admission != "prompt":
+            raise BadInput("output is reserved for models whose layers all keep every token")
+        kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
+        return kind(self._admission(limits), self._victim(limits))
+
+    def _admission(self, limits: Limits) -> Admission:
+        rule: Admission = WholeSequence()
+        if self.admission != "prompt":
+            reach: Reach = completion
+            if self.admission != "completion":
+                expected = self.admission == "expected"
+                reach = with_output(self.expected_output if expected else self.most_output)
+            rule = ReserveOutput(partial(_within, reach, limits))
+        return rule if self.watermarks is None else Watermarks(rule, *self.watermarks)
+
+    def _victim(self, limits: Limits) -> Victim:
+        by_priority = limits.policy == "priority"
+        name = self.victim or ("lowest-priority" if by_priority else "newest")
+        return _VICTIMS[name]()
+
+    def _intake(self, limits: Limits) -> Intake:
+        assert self.shed_ns is not None
+        return ShedByTtft(self.shed_ns, self.prefill_ns)
 
     def _order_of(self, profile: Profile) -> Callable[[Limits], Eviction]:
         """Makes the order: the profile's own, this policy's, or one of these for each tenant."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory, MakeGroups, one_full_group
@@ -65,6 +66,8 @@ class Profile:
     `HybridMemory` makes its groups from `Limits.groups` and evicts in vLLM's order. `mix`, `eviction` and
     `groups` are for all other models.
 
+    `intake` may reject a request when it is submitted.
+
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan. Two fields describe the engine to others: `whole_prompt` tells the invariant checks
     that the mix takes the blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the
@@ -78,6 +81,7 @@ class Profile:
     mix: Callable[[Limits], Mix]
     eviction: Callable[[Limits], Eviction]
     hybrid_mix: Callable[[Limits], Mix] = no_hybrid_mix
+    intake: Callable[[Limits], Intake] | None = None
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
     whole_prompt: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
@@ -15,17 +14,6 @@ PrefillNs = Callable[[int], float]
 
 _RECENT = 32  # admissions that tell the pace of the queue
 _WEIGHT = 0.05  # of the newest admission, in the share of prompts that is not cached
-
-
-class Intake(Protocol):
-    """Whether a request may join the queue at all. It is asked once, when the request is submitted."""
-
-    def refusal(self, request: Request, running: Running, queue: Queue) -> str:
-        """Why it may not; empty where it may."""
-        ...
-
-    def admitted(self, request: Request, cached_tokens: int, now: int) -> None:
-        """Takes note of an admission."""
 
 
 class ShedByTtft:

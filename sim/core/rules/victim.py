@@ -24,5 +24,14 @@ class LeastUrgent:
         return max(step.running.requests, key=_urgency)
 
 
+class LeastProgress:
+    """The request that would lose the fewest computed tokens; of equals, the one admitted last."""
+
+    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+        """The running request with the least progress."""
+        running = step.running
+        return min(reversed(running.requests), key=running.planned)
+
+
 def _urgency(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival_ns

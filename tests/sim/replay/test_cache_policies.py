@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import pytest
 from pagecast.sim.core.errors import BadInput
@@ -127,6 +128,36 @@ def test_every_part_of_the_scope_keeps_prefixes_apart(column: str) -> None:
     two = replay(other, Scenario(num_gpu_blocks=500, costs="roofline")).summary
     assert one["reused_prefix_tokens"] == 256
     assert two["reused_prefix_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"admission": "completion"},
+        {"admission": "expected", "admission_quantile": 0.5},
+        {"admission": "maximum", "max_output_tokens": 300, "preemption_victim": "least-progress"},
+        {"watermarks": "0.5:0.8"},
+        {"shed_ttft_s": 0.5},
+    ],
+    ids=str,
+)
+def test_admission_is_the_same_with_fast_forward_and_without(rules: dict[str, Any]) -> None:
+    trace = read("chat", limit=150)
+    scenario = Scenario(num_gpu_blocks=900, costs="roofline", **rules)
+    fast = replay(trace, scenario, check_every=50)
+    slow = replay(trace, scenario, fast_forward=False)
+    assert_frame_equal(fast.requests, slow.requests)
+    plain = replay(trace, Scenario(num_gpu_blocks=900, costs="roofline"))
+    assert fast.summary["ttft_s"]["mean"] != plain.summary["ttft_s"]["mean"]
+    if "shed_ttft_s" in rules:
+        assert set(fast.summary["rejected_reasons"]) == {"predicted TTFT is above 0.5 s"}
+        assert fast.summary["ttft_s"]["p90"] < plain.summary["ttft_s"]["p90"]
+
+
+def test_scenarios_refuse_watermarks_that_cannot_be() -> None:
+    for text in ("0.5", "0.9:0.5", "0:0.5", "0.5:1.5", "a:b"):
+        with pytest.raises(BadInput, match="watermarks"):
+            Scenario.make({"watermarks": text})
 
 
 def test_models_with_windows_refuse_an_order() -> None:
