@@ -19,6 +19,7 @@ _PACKAGE = "pagecast.planner_app.dashboard"
 _PAGES = (
     ("what_if", "What-if", "what-if"),
     ("load", "Load", "load"),
+    ("fleet", "Fleet", "fleet"),
     ("tune", "Tune", "tune"),
     ("blocks", "Blocks", "blocks"),
     ("trust", "Trust", "trust"),

@@ -132,6 +132,19 @@ def over_time(members: list[Member], table: pd.DataFrame, price: float | None) -
     }
 
 
+def ready_over_time(timeline: pd.DataFrame) -> pd.DataFrame:
+    """How many replicas take requests (`replicas`) from each time on (`time_s`), of a result's timeline."""
+    ready: set[str] = set()
+    rows: dict[float, int] = {0.0: 0}
+    for time_s, replica, event in timeline[["time_s", "replica", "event"]].itertuples(index=False):
+        if event == "ready":
+            ready.add(replica)
+        elif event in ("draining", "lost"):
+            ready.discard(replica)
+        rows[float(time_s)] = len(ready)
+    return pd.DataFrame({"time_s": list(rows), "replicas": list(rows.values())})
+
+
 def summed(counted: list[Counters]) -> Counters:
     """The counters of several equal replicas."""
     if len(counted) == 1:

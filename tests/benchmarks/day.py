@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.planner_app.planner.slo import Slo
+from pagecast.sim.fleet.figures import ready_over_time
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
 from pagecast.sim.scenario import Scenario
@@ -53,24 +54,6 @@ def scaled(metric: str, target: float, least: int, most: int, price: float) -> F
     return FleetSettings.make({**fields, "scaling": scaling, "startup": STARTUP})
 
 
-def replicas_over_time(result: FleetResult) -> tuple[int, int]:
-    """Fewest and most replicas that took requests at once."""
-    ready = now = 0
-    fewest = most = 0
-    gone = set()
-    for _, row in result.timeline.iterrows():
-        if row["event"] == "ready":
-            now += 1
-            ready += row["time_s"] == 0
-        elif row["event"] in ("draining", "lost") and row["replica"] not in gone:
-            gone.add(row["replica"])
-            now -= 1
-        if row["time_s"] > 0:
-            fewest = min(fewest or now, now)
-        most = max(most, now)
-    return min(fewest or ready, ready), most
-
-
 def attainment(result: FleetResult, level: Slo) -> tuple[float, float]:
     """Share of requests that kept every bound: over all, and in the worst hour of arrival."""
     good = level.good(result.requests)
@@ -83,7 +66,8 @@ def row(name: str, result: FleetResult, level: Slo, wall_s: float) -> str:
     """A fleet's line."""
     summary: dict[str, Any] = result.summary
     fleet = summary["fleet"]
-    fewest, most = replicas_over_time(result)
+    replicas = ready_over_time(result.timeline)["replicas"]
+    fewest, most = replicas.min(), replicas.max()
     overall, worst = attainment(result, level)
     cells = (
         name,

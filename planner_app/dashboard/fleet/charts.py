@@ -1,0 +1,142 @@
+"""Charts of the Fleet page: replicas and TTFT over time, hits per router, requests per replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from pagecast.planner_app.dashboard.fleet.study import FleetRun, FleetStudy
+from pagecast.planner_app.reports.style import BLUE, GREY, Floats, chart, label, line
+from pagecast.planner_app.wording.quantities import counted, seconds
+from pagecast.sim.fleet.figures import ready_over_time
+
+_SPANS = 60  # parts of the time for which TTFT is shown
+_RECOVERED = 1.2  # times the TTFT without the loss that counts as recovered
+
+
+def replicas_over_time(study: FleetStudy) -> go.Figure:
+    """How many replicas take requests at each time."""
+    ready = ready_over_time(study.run.timeline)
+    most = int(ready["replicas"].max())
+    words = f"{counted(most, 'replica')} at most; {study.run.summary['fleet']['gpu_hours']:.2f} GPU hours."
+    figure = chart(
+        "Replicas over time", words, "seconds", "replicas that take requests", yaxis_rangemode="tozero"
+    )
+    for index, (name, run) in enumerate(_runs(study)):
+        table = ready_over_time(run.timeline)
+        last = float(run.summary["makespan_s"])
+        figure.add_scatter(
+            x=[*table["time_s"], max(last, float(table["time_s"].max()))],
+            y=[*table["replicas"], table["replicas"].iloc[-1]],
+            name=name,
+            mode="lines",
+            line=line(index, shape="hv"),
+            hovertemplate=f"%{{y}} at %{{x:.4g}} s<extra>{label(name)}</extra>",
+        )
+    return figure
+
+
+def hits_per_router(table: pd.DataFrame) -> go.Figure:
+    """Share of prompt tokens that each router found cached."""
+    best: Any = table.sort_values("token_hit_rate", ascending=False, kind="stable").iloc[0]
+    fastest: Any = table.sort_values("ttft_p99_s", kind="stable").iloc[0]
+    words = (
+        f"Most hits: {best['router']}, {best['token_hit_rate']:.1%}. Lowest TTFT p99: {fastest['router']}, "
+        f"{seconds(fastest['ttft_p99_s'])}."
+    )
+    figure = chart("Hits per router", words, "", "prompt tokens found cached", yaxis_tickformat=".0%")
+    figure.add_bar(
+        x=[label(name) for name in table["router"]],
+        y=table["token_hit_rate"],
+        marker_color=BLUE,
+        text=[f"TTFT p99 {seconds(value)}" for value in table["ttft_p99_s"]],
+        hovertemplate="%{y:.1%}, %{text}<extra>%{x}</extra>",
+    )
+    return figure
+
+
+def requests_per_replica(study: FleetStudy) -> go.Figure:
+    """How many requests ended on each replica."""
+    fleet = study.run.summary["fleet"]
+    words = f"The busiest replica did {fleet['imbalance']:.2f} times the mean's work."
+    figure = chart("Requests per replica", words, "", "requests")
+    rows = fleet["by_replica"]
+    figure.add_bar(
+        x=[label(row["replica"]) for row in rows],
+        y=[row["requests"] for row in rows],
+        marker_color=BLUE,
+        text=[f"{row['token_hit_rate']:.1%} hits" for row in rows],
+        hovertemplate="%{y:,} requests, %{text}<extra>%{x}</extra>",
+    )
+    return figure
+
+
+def a_replicas_death(study: FleetStudy) -> go.Figure:
+    """TTFT p90 by arrival with and without the loss of a replica."""
+    assert study.lost is not None and study.loss_s is not None
+    figure = chart(
+        "One replica's death", death_in_words(study), "seconds", "TTFT p90, seconds (log)", yaxis_type="log"
+    )
+    for index, (name, run) in enumerate(_runs(study)):
+        times, values = ttft_over_time(run)
+        figure.add_scatter(
+            x=times,
+            y=values,
+            name=name,
+            mode="lines",
+            line=line(index),
+            hovertemplate=f"%{{y:.3g}} s at %{{x:.4g}} s<extra>{label(name)}</extra>",
+        )
+    figure.add_vline(x=study.loss_s, line={"color": GREY, "dash": "dot"}, annotation_text="lost")
+    return figure
+
+
+def death_in_words(study: FleetStudy) -> str:
+    """What the loss did: requests sent again, TTFT, and how long until it is as without."""
+    assert study.lost is not None and study.loss_s is not None
+    fleet = study.lost.summary["fleet"]
+    before, after = (run.summary["ttft_s"]["p99"] for run in (study.run, study.lost))
+    sent = f"{counted(fleet['retries'], 'request')} sent again"
+    rejected = study.lost.summary["rejected"] - study.run.summary["rejected"]
+    refused = f", {rejected:,} rejected" if rejected > 0 else ""
+    recovered = recovery_s(study)
+    until = "; TTFT does not recover" if recovered is None else f"; TTFT recovers after {seconds(recovered)}"
+    return f"{sent}{refused}; TTFT p99 {seconds(after)} instead of {seconds(before)}{until}."
+
+
+def recovery_s(study: FleetStudy) -> float | None:
+    """Seconds from the loss until TTFT p90 stays near that without it; None: it never does."""
+    assert study.lost is not None and study.loss_s is not None
+    edges = _edges(study.run)
+    without, with_loss = (_p90(run, edges) for run in (study.run, study.lost))
+    worse = with_loss > _RECOVERED * without
+    ends = edges[1:][worse & (edges[1:] > study.loss_s)]
+    if not len(ends):
+        return 0.0
+    return None if ends[-1] == edges[-1] else float(ends[-1] - study.loss_s)
+
+
+def ttft_over_time(run: FleetRun) -> tuple[Floats, Floats]:
+    """The middles of spans of time, and TTFT p90 of the requests that arrived in each."""
+    edges = _edges(run)
+    return (edges[1:] + edges[:-1]) / 2, _p90(run, edges)
+
+
+def _edges(run: FleetRun) -> Floats:
+    return np.linspace(0.0, float(run.requests["arrival_s"].max()) + 1e-9, _SPANS + 1)
+
+
+def _p90(run: FleetRun, edges: Floats) -> Floats:
+    known = run.requests[run.requests["ttft_s"].notna()]
+    arrival_s = known["arrival_s"].to_numpy(np.float64)
+    spans = np.clip(np.searchsorted(edges, arrival_s, "right") - 1, 0, _SPANS - 1)
+    by_span = known["ttft_s"].groupby(spans).quantile(0.9)
+    return by_span.reindex(range(_SPANS)).to_numpy(np.float64)
+
+
+def _runs(study: FleetStudy) -> list[tuple[str, FleetRun]]:
+    if study.lost is None:
+        return [("the fleet", study.run)]
+    return [("no loss", study.run), ("one replica lost", study.lost)]

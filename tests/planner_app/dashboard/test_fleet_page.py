@@ -1,0 +1,112 @@
+"""The Fleet page: figures of real fleets, a replica's death that shows, hits per router."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from pagecast.sim.fleet.figures import ready_over_time
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
+
+from pagecast.planner_app.dashboard.fleet import charts
+from pagecast.planner_app.dashboard.fleet.study import study
+from pagecast.planner_app.reports.style import caption_of, title_of
+from streamlit.testing.v1 import AppTest
+
+SCENARIO = Scenario(gpu="L40S", costs="roofline")
+
+
+@pytest.fixture(scope="module")
+def made():
+    fleet = FleetSettings.make({"groups": [{"replicas": 2}], "router": {"policy": "cost"}})
+    return study(read("chat", limit=300), SCENARIO, fleet, ["round-robin", "cost"], 0.3)
+
+
+def test_each_router_has_the_figures_of_its_own_replay(made):
+    assert made.routers["router"].tolist() == ["cost", "round-robin"]
+    fleet = FleetSettings.make({"groups": [{"replicas": 2}]})
+    alone = replay_fleet(read("chat", limit=300), SCENARIO, fleet).summary
+    row = made.routers.iloc[1]
+    assert row["token_hit_rate"] == alone["token_hit_rate"]
+    assert row["ttft_p99_s"] == alone["ttft_s"]["p99"]
+    assert "Most hits" in caption_of(charts.hits_per_router(made.routers))
+
+
+def test_a_replicas_death_shows_in_replicas_and_ttft(made):
+    ready = ready_over_time(made.lost.timeline)
+    assert ready["replicas"].min() == 1 and ready["replicas"].iloc[-1] == 2
+    assert made.lost.summary["fleet"]["retries"] > 0
+    assert "sent again" in charts.death_in_words(made)
+    assert title_of(charts.a_replicas_death(made)) == "One replica's death"
+    without, with_loss = charts.replicas_over_time(made).data
+    assert list(without.y) == [2, 2] and min(with_loss.y) == 1
+
+
+def test_ttft_over_time_is_that_of_the_requests_that_arrived_then(made):
+    times, values = charts.ttft_over_time(made.run)
+    assert len(times) == len(values)
+    assert np.nanmax(values) <= made.run.requests["ttft_s"].max()
+    assert np.nanmin(values) >= made.run.requests["ttft_s"].min()
+
+
+def test_recovery_ends_with_the_last_span_that_is_worse(made):
+    worse = made.lost.requests.copy()
+    after = worse["arrival_s"] > made.loss_s
+    worse["ttft_s"] = made.run.requests["ttft_s"].where(~after, made.run.requests["ttft_s"] * 10)
+    forever = type(made)(
+        made.run, type(made.run)(made.run.summary, worse, made.run.timeline), made.loss_s, made.routers
+    )
+    assert charts.recovery_s(forever) is None
+    never = type(made)(made.run, made.run, made.loss_s, made.routers)
+    assert charts.recovery_s(never) == 0.0
+
+
+def test_replicas_are_ready_from_when_they_are_until_they_drain_or_are_lost():
+    rows = [
+        (0.0, "a", "ready"),
+        (0.0, "b", "ready"),
+        (5.0, "a", "lost"),
+        (5.0, "c", "started"),
+        (9.0, "c", "ready"),
+        (12.0, "b", "draining"),
+        (15.0, "b", "gone"),
+    ]
+    table = ready_over_time(pd.DataFrame(rows, columns=["time_s", "replica", "event"]))
+    assert dict(zip(table["time_s"], table["replicas"], strict=True)) == {
+        0.0: 2,
+        5.0: 1,
+        9.0: 2,
+        12.0: 1,
+        15.0: 1,
+    }
+
+
+def test_the_page_shows_its_charts():
+    test = AppTest.from_string(
+        "from pagecast.planner_app.dashboard.shell import sidebar\n"
+        "from pagecast.planner_app.dashboard.fleet.page import render\n"
+        "sidebar.ask()\nrender()\n",
+        default_timeout=60,
+    )
+    parameters = {"requests": "60", "prices": "H200=3.5", "replicas": "2", "routers": ["round-robin"]}
+    for name, value in parameters.items():
+        test.query_params[name] = value
+    test.run()
+    until = time.monotonic() + 120
+    while not any("Hits per router" in text.value for text in test.markdown):
+        assert time.monotonic() < until and not test.exception
+        time.sleep(0.5)
+        test.run()
+    assert not test.error
+    titles = " ".join(text.value for text in test.markdown)
+    for title in ("Replicas over time", "One replica", "Requests per replica"):
+        assert title in titles
+    cards = {metric.label: metric.value for metric in test.metric}
+    assert cards["Cost"].startswith("$") and cards["GPU hours"] != "0"
