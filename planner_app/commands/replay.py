@@ -21,6 +21,7 @@ from pagecast.planner_app.commands.scenario_options import (
 )
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_figures, with_intervals
 from pagecast.sim.replay.resample import redrawn, resample
@@ -49,6 +50,9 @@ def replay_command(
         bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
     ] = False,
     out: Annotated[Path | None, Opt(help="folder for summary, requests, steps, events and scenario")] = None,
+    kv_events: Annotated[
+        bool, Opt("--kv-events", help="write kv_events.jsonl into --out as well, in vLLM's vocabulary")
+    ] = False,
     report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
     perfetto: Annotated[
         Path | None, Opt(help="trace of the steps to write, for ui.perfetto.dev (.json or .json.gz)")
@@ -57,6 +61,8 @@ def replay_command(
 ) -> None:
     """Replays TRACE on one replica, or on several behind a router (--replicas), and prints TTFT, TPOT,
     throughput, prefix hits and KV pressure."""
+    if kv_events and out is None:
+        raise BadInput("--kv-events writes into the replay's folder: give --out FOLDER as well")
     if report is not None:
         ready("--report", report)
     if perfetto is not None:
@@ -67,12 +73,17 @@ def replay_command(
     if fleet.any:
         from pagecast.planner_app.commands.fleet_replay import replay_on_fleet
 
-        refused = {"--replicates": replicates, "--report": report, "--perfetto": perfetto}
+        refused = {
+            "--kv-events": kv_events,
+            "--replicates": replicates,
+            "--report": report,
+            "--perfetto": perfetto,
+        }
         replay_on_fleet(work, chosen, fleet.settings(), out=out, json=json, refused=refused)
         return
     keep = report is not None or perfetto is not None
     with console.progress("replaying", len(work)) as update:
-        result = replay(work, chosen, keep_steps=keep, out=out, progress=update)
+        result = replay(work, chosen, keep_steps=keep, out=out, progress=update, kv_events=kv_events)
     summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
     result = replace(result, summary=summary, notes=(*_unused(work, chosen), *result.notes))
     if out is not None:

@@ -73,6 +73,8 @@ class EventLog:
         self._enabled = enabled
         self.kv = kv
         self.step = 0  # the number of the next plan, which new events carry
+        if kv is not None:
+            kv.counter = self
 
     def add(
         self,

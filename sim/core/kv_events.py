@@ -9,7 +9,7 @@ Source: vllm/distributed/kv_events.py and vllm/v1/core/block_pool.py (0.24).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.request import Request
@@ -53,18 +53,39 @@ class AllBlocksCleared(NamedTuple):
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
+class StepCounter(Protocol):
+    """Has the number of the step that is being made or committed."""
+
+    step: int
+
+
 class KvEventStream:
-    """The KV events of one replica since they were last taken."""
+    """The KV events of one replica since they were last taken.
+
+    `counter` is set by the event log; `steps` has the step of each event.
+    """
 
     def __init__(self) -> None:
         self.events: list[KvEvent] = []
+        self.steps: list[int] = []
+        self.counter: StepCounter | None = None
         self._contents: dict[int, tuple[bytes, int]] = {}  # of each findable block: its hash and group
 
     def take(self) -> list[KvEvent]:
         """The events so far, which are forgotten."""
+        return self.take_with_steps()[1]
+
+    def take_with_steps(self) -> tuple[list[int], list[KvEvent]]:
+        """The steps of the events so far, and the events, which are forgotten."""
+        steps = self.steps
         events = self.events
+        self.steps = []
         self.events = []
-        return events
+        return steps, events
+
+    def _add(self, event: KvEvent) -> None:
+        self.events.append(event)
+        self.steps.append(self.counter.step if self.counter else 0)
 
     def stored(
         self,
@@ -82,12 +103,13 @@ class KvEventStream:
         hashes = [keys.block_key((place + 1) * units - 1) for place in places]
         for content, block in zip(hashes, blocks, strict=True):
             self._contents[block] = (content, group)
-        self.events.append(
+        self._add(
             BlockStored(
                 tuple(hashes),
                 keys.block_key(first * units - 1) if first else None,
                 (last - first) * spec.block_size,
                 spec.block_size,
+                lora_name=request.adapter or None,
                 group_idx=group,
                 kv_cache_spec_kind=spec.kind.value,
                 kv_cache_spec_sliding_window=spec.reach if spec.kind is KvKind.WINDOW else None,
@@ -98,7 +120,7 @@ class KvEventStream:
         """The contents of these blocks were given up."""
         for block in blocks:
             content, group = self._contents.pop(block)
-            self.events.append(BlockRemoved((content,), group_idx=group))
+            self._add(BlockRemoved((content,), group_idx=group))
 
     def offloaded(self, content: bytes, group: int, *, stored: bool) -> None:
         """A block of content can be loaded from host memory from now on, or no more.
@@ -106,11 +128,11 @@ class KvEventStream:
         As in vLLM such an event says nothing but the content's hash, the group and the tier.
         """
         if stored:
-            self.events.append(BlockStored((content,), None, 0, 0, medium=HOST, group_idx=group))
+            self._add(BlockStored((content,), None, 0, 0, medium=HOST, group_idx=group))
         else:
-            self.events.append(BlockRemoved((content,), medium=HOST, group_idx=group))
+            self._add(BlockRemoved((content,), medium=HOST, group_idx=group))
 
     def cleared(self) -> None:
         """Every content was given up at once."""
         self._contents.clear()
-        self.events.append(AllBlocksCleared())
+        self._add(AllBlocksCleared())

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pagecast.sim.core.events import Event, run_length
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.replay.kv_event_file import KvEventFile
 
 STEP_COLUMNS = (
     "step",
@@ -69,6 +70,7 @@ class Recorder:
         self._step_file = _Rows(out / "steps.parquet", STEP_COLUMNS) if out else None
         self._event_file = _Events(out / "events.parquet") if out else None
         self.events: list[Event] | None = None  # the scheduler's log, emptied here
+        self.kv_events: KvEventFile | None = None
 
     def step(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
         """Notes a step, or a fast-forwarded row of them, from its plan to the device's end."""
@@ -105,6 +107,8 @@ class Recorder:
                 self._flush_steps()
         if self._event_file is not None and self.events is not None and len(self.events) >= _FLUSH_ROWS:
             self._flush_events()
+        if self.kv_events is not None:
+            self.kv_events.flush()
 
     def request(self, request: Request) -> None:
         """Notes a request that has ended, whichever way."""
@@ -148,6 +152,8 @@ class Recorder:
         if self._event_file is not None:
             self._flush_events()
             self._event_file.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
 
     def _flush_steps(self) -> None:
         assert self._step_file is not None
@@ -181,7 +187,7 @@ class _Rows:
 
 
 class _Events:
-    """A parquet file of events: step, kind, request, run-length coded blocks, detail."""
+    """A parquet file of events: step, kind, request, run-length coded blocks, detail, KV group."""
 
     def __init__(self, path: Path) -> None:
         text = pa.dictionary(pa.int32(), pa.string())
@@ -192,6 +198,7 @@ class _Events:
                 ("request", pa.string()),
                 ("blocks", pa.string()),
                 ("detail", pa.string()),
+                ("group", pa.int32()),
             ]
         )
         self._writer = pq.ParquetWriter(path, self._schema)
@@ -204,6 +211,7 @@ class _Events:
                 "request": [event.request for event in events],
                 "blocks": [run_length(event.blocks) for event in events],
                 "detail": [event.detail for event in events],
+                "group": [event.group for event in events],
             },
             schema=self._schema,
         )

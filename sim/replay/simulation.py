@@ -27,12 +27,14 @@ import pandas as pd
 import simpy
 from pagecast.sim.core.check import Checker
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.folder import replacing, save, save_summary
+from pagecast.sim.replay.kv_event_file import KvEventFile
 from pagecast.sim.replay.metrics import (
     cached_and_uncached,
     latency_summary,
@@ -80,6 +82,7 @@ def replay(
     fast_forward: bool = True,
     check_every: int = 0,
     progress: Progress | None = None,
+    kv_events: bool = False,
 ) -> Result:
     """Serves `trace` on one replica of `scenario` and returns its figures.
 
@@ -87,7 +90,8 @@ def replay(
     keep to its times; `partial(ClosedLoop, users=8)` are users who wait for an answer.
     `out`: a folder for `summary.json`, `requests.parquet`, `steps.parquet`, `events.parquet`,
     `trace.parquet` and `scenario.yaml`; it changes only once all is written. `check_every`: proves every
-    invariant of the core each so many steps (and cheap ones on each).
+    invariant of the core each so many steps (and cheap ones on each). `kv_events`: write `kv_events.jsonl` as
+    well, in vLLM's vocabulary (`kv_event_file.py`).
     Errors: BadInput for a trace, scenario or folder that can't be used; AssertionError from a check that
     fails.
     """
@@ -100,8 +104,17 @@ def replay(
         recorder = Recorder(keep_steps=keep_steps, out=folder)
         speculation = speculate(trace, scenario, costs)
         rules = scenario.rules(costs, trace.integers("output_tokens").tolist())
-        scheduler = Scheduler(limits, rules, log=folder is not None, drafter=speculation)
+        stream = KvEventStream() if kv_events and folder is not None else None
+        scheduler = Scheduler(
+            limits,
+            rules,
+            log=folder is not None,
+            kv_events=stream,
+            drafter=speculation,
+        )
         recorder.events = scheduler.events
+        if stream is not None and folder is not None:
+            recorder.kv_events = KvEventFile(folder / "kv_events.jsonl", stream)
         feed, clients = Feed(trace, limits.block_size, scenario), arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None
         env = simpy.Environment()
