@@ -3,54 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from json import dumps
 from pathlib import Path
-from typing import Any
 
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.replay_view import show
-from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted
-from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
-from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
+from pagecast.sim.fleet.simulation import FleetReplay, FleetResult, replay_fleet
+from pagecast.sim.replay import Result
+from pagecast.sim.replay.replicates import Study
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
-from pagecast.traces.write import replacing
 from rich.table import Table
 
 _MOST_ROWS = 16
 
 
 def replay_on_fleet(
-    work: Trace,
-    chosen: Scenario,
-    settings: FleetSettings,
-    *,
-    out: Path | None,
-    json: bool,
-    refused: dict[str, Any],
-) -> None:
-    """Replays a trace on a fleet and prints its figures. Errors: BadInput for options of one replica."""
-    for option, value in refused.items():
-        if value:
-            raise BadInput(f"{option} is for one replica; leave it out, or leave the fleet's options out")
+    work: Trace, chosen: Scenario, settings: FleetSettings, *, keep_steps: bool, out: Path | None
+) -> FleetResult:
+    """Replays a trace on a fleet, with a bar that shows how far it is. Errors: BadInput."""
     with console.progress("replaying", len(work)) as update:
-        result = replay_fleet(work, chosen, settings, keep_steps=False, out=out, progress=update)
-    summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
-    result = replace(result, summary=summary)
-    if out is not None:
-        with replacing(out / "summary.json") as place:
-            place.write_text(dumps(summary, indent=1) + "\n", encoding="utf-8")
-    if json:
-        console.print_json(summary)
-    else:
-        show_fleet(result, out)
+        return replay_fleet(work, chosen, settings, keep_steps=keep_steps, out=out, progress=update)
 
 
-def show_fleet(result: FleetResult, out: Path | None) -> None:
-    """Prints a fleet's figures: of all replicas together as of one, then of each."""
-    show(result, out)
+def fleet_study(study: Study, settings: FleetSettings) -> Study:
+    """The study with a fleet's replays."""
+    return replace(study, replay=FleetReplay(settings))
+
+
+def show_replicas(result: Result) -> None:
+    """Prints how the router spread the requests, and the figures of each replica."""
+    assert isinstance(result, FleetResult)
     fleet = result.summary["fleet"]
     console.out.print(
         f"fleet: {counted(fleet['replicas'], 'replica')} on {counted(fleet['gpus'], 'GPU')} behind "

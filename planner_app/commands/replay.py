@@ -70,27 +70,26 @@ def replay_command(
 
         perfetto_trace.ready("--perfetto", perfetto)
     work, chosen = load(trace, given)
-    if fleet.any:
-        from pagecast.planner_app.commands.fleet_replay import replay_on_fleet
-
-        refused = {
-            "--kv-events": kv_events,
-            "--replicates": replicates,
-            "--report": report,
-            "--perfetto": perfetto,
-        }
-        replay_on_fleet(work, chosen, fleet.settings(), out=out, json=json, refused=refused)
-        return
     keep = report is not None or perfetto is not None
-    with console.progress("replaying", len(work)) as update:
-        result = replay(work, chosen, keep_steps=keep, out=out, progress=update, kv_events=kv_events)
+    study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
+    result: Result
+    if fleet.any:
+        if kv_events:
+            raise BadInput("--kv-events is for one replica; leave it out, or leave the fleet's options out")
+        from pagecast.planner_app.commands.fleet_replay import fleet_study, replay_on_fleet
+
+        settings = fleet.settings()
+        result = replay_on_fleet(work, chosen, settings, keep_steps=perfetto is not None, out=out)
+        study = fleet_study(study, settings)
+    else:
+        with console.progress("replaying", len(work)) as update:
+            result = replay(work, chosen, keep_steps=keep, out=out, progress=update, kv_events=kv_events)
     summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
     result = replace(result, summary=summary, notes=(*_unused(work, chosen), *result.notes))
     if out is not None:
         _write_summary(out, summary)
     spread = None
     if replicates:
-        study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
         with console.progress("replicates", replicates) as update:
             spread = study.spread(replicates, progress=update)
     varied = None
@@ -106,6 +105,10 @@ def replay_command(
         console.print_json(body)
     else:
         show(result, out, spread)
+        if fleet.any:
+            from pagecast.planner_app.commands.fleet_replay import show_replicas
+
+            show_replicas(result)
         for path in (report, perfetto):
             if path is not None:
                 console.out.print(f"written to {path}", soft_wrap=True, markup=False)

@@ -21,10 +21,11 @@ import numpy as np
 import pandas as pd
 from pagecast.planner_app import console
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.simulation import FleetResult
 from pagecast.sim.replay import Result
 from pagecast.traces.write import replacing
 
-REPLICA, REQUESTS = 1, 2  # processes of the trace
+REPLICA, REQUESTS = 1, 2  # processes of the trace; a fleet's replicas follow from 3 on
 _ENDINGS = (".json", ".json.gz")
 _STEPS = 1  # the thread of steps
 _CHUNK = 1 << 15  # rows turned into Python objects at a time
@@ -72,13 +73,41 @@ def _write(result: Result, file: Any) -> int:
 
 def events(result: Result) -> Iterator[TraceEvent]:
     """Every event: names of tracks, then steps with their counters, then requests."""
-    yield _named("process_name", REPLICA, 0, f"replica: {result.scenario.gpu}, {result.scenario.model}")
     yield _named("process_name", REQUESTS, 0, f"requests of {result.trace}")
-    yield _named("thread_name", REPLICA, _STEPS, "steps")
-    yield _sorted(REPLICA, 0, "process_sort_index", 0)
     yield _sorted(REQUESTS, 0, "process_sort_index", 1)
-    yield from _steps(result.steps, int(result.summary["num_gpu_blocks"]))
+    if isinstance(result, FleetResult):
+        yield from _replicas(result)
+    else:
+        name = f"replica: {result.scenario.gpu}, {result.scenario.model}"
+        yield from _replica(REPLICA, name, result.steps, int(result.summary["num_gpu_blocks"]))
     yield from _requests(result.requests)
+
+
+def _replicas(result: FleetResult) -> Iterator[TraceEvent]:
+    """A process for each replica of a fleet, with marks where it starts, drains or is lost."""
+    steps = {str(name): rows for name, rows in result.steps.groupby("replica", sort=False)}
+    for number, row in enumerate(_rows(result.replicas)):
+        process, name = REQUESTS + 1 + number, str(row["replica"])
+        own = steps.get(name, result.steps[:0])
+        yield from _replica(process, f"{name}: {row['gpu']}", own, int(row["num_gpu_blocks"]))
+        for mark in _rows(result.timeline[result.timeline["replica"] == name]):
+            yield {
+                "ph": "i",
+                "s": "p",
+                "name": mark["event"],
+                "cat": "replica",
+                "pid": process,
+                "tid": 0,
+                "ts": _us(_ns(mark["time_s"])),
+            }
+
+
+def _replica(process: int, name: str, steps: pd.DataFrame, num_blocks: int) -> Iterator[TraceEvent]:
+    """The steps of one replica, in a process of its own."""
+    yield _named("process_name", process, 0, name)
+    yield _named("thread_name", process, _STEPS, "steps")
+    yield _sorted(process, 0, "process_sort_index", 0 if process == REPLICA else process)
+    yield from _steps(steps, num_blocks, process)
 
 
 def _named(what: str, process: int, thread: int, name: str) -> TraceEvent:
@@ -94,10 +123,10 @@ def _us(ns: int) -> float:
     return ns / 1000
 
 
-def _steps(steps: pd.DataFrame, num_blocks: int) -> Iterator[TraceEvent]:
+def _steps(steps: pd.DataFrame, num_blocks: int, process: int) -> Iterator[TraceEvent]:
     """A slice per step, or fast-forwarded row of steps, and the counters that change where it begins."""
     free = 0
-    counters = _Counters()
+    counters = _Counters(process)
     for row in _rows(steps):
         start, end = max(row["start_ns"], free), row["end_ns"]
         free = end
@@ -105,7 +134,7 @@ def _steps(steps: pd.DataFrame, num_blocks: int) -> Iterator[TraceEvent]:
             "ph": "X",
             "name": _title(row),
             "cat": "prefill" if row["prefill_n"] else "decode",
-            "pid": REPLICA,
+            "pid": process,
             "tid": _STEPS,
             "ts": _us(start),
             "dur": _us(end - start),
@@ -129,7 +158,8 @@ def _steps(steps: pd.DataFrame, num_blocks: int) -> Iterator[TraceEvent]:
 class _Counters:
     """The replica's counters: an event only where one changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: int) -> None:
+        self._process = process
         self._last: dict[str, TraceEvent] = {}
 
     def at(
@@ -143,7 +173,7 @@ class _Counters:
         }
         for name, values in now.items():
             if self._last.get(name) != values:
-                yield {"ph": "C", "name": name, "pid": REPLICA, "tid": 0, "ts": _us(ns), "args": values}
+                yield {"ph": "C", "name": name, "pid": self._process, "tid": 0, "ts": _us(ns), "args": values}
         self._last = now
 
 
@@ -202,6 +232,8 @@ def _phases(row: TableRow, slot: int, arrival: int, finished: int) -> Iterator[T
     ends = [time for _, time in reached[1:]] + [finished]
     names = ("state", "input_tokens", "output_tokens", "cached_tokens", "recomputed_tokens", "preemptions")
     facts = {"request": row["row"], **{name: row[name] for name in names}}
+    if "replica" in row:
+        facts["replica"] = row["replica"]
     for (name, start), end in zip(reached, ends, strict=True):
         if end > start:
             yield {

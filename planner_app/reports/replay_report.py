@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pagecast.planner_app.reports import charts
+from pagecast.planner_app.reports.fleet_charts import replicas_over_time, requests_per_replica
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.wording.note_sentences import sentences
-from pagecast.planner_app.wording.quantities import seconds
+from pagecast.planner_app.wording.quantities import counted, seconds
+from pagecast.sim.fleet.simulation import FleetResult
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
 from pagecast.sim.replay.replicates import Spread
@@ -26,19 +28,28 @@ _LATENCIES = {
 
 
 def replay_report(result: Result, spread: Spread | None = None) -> str:
-    """The page of a replay with its steps (`keep_steps=True`); `spread` adds 90% intervals."""
+    """The page of a replay with its steps (`keep_steps=True`); `spread` adds 90% intervals.
+
+    A fleet's has its replicas instead of steps.
+    """
     s, scenario = result.summary, result.scenario
+    fleet = result if isinstance(result, FleetResult) else None
+    where = f"{scenario.tensor_parallel_size} x {scenario.gpu}"
+    if fleet is not None:
+        where = f"{counted(s['fleet']['replicas'], 'replica')} behind {s['fleet']['router']}"
     lead = (
-        f"{s['requests']:,} requests on {scenario.tensor_parallel_size} x {scenario.gpu} with "
+        f"{s['requests']:,} requests on {where} with "
         f"{scenario.model}, as {scenario.profile} would serve them; step costs: {s['costs']}."
     )
+    steps = result.steps if fleet is None else result.steps[:0]
     figures = charts.replay_charts(
-        result.requests, result.steps, int(s["num_gpu_blocks"]), scenario.max_num_batched_tokens
+        result.requests, steps, int(s["num_gpu_blocks"]), scenario.max_num_batched_tokens
     )
     sections = [
         Section("Latency in figures", [_latencies(s, spread)]),
         Section("Latency", figures[:4]),
         Section("Reuse, load and the KV cache", figures[4:]),
+        *([_fleet(fleet)] if fleet is not None else []),
         Section("Scenario", [_scenario(result)]),
     ]
     return page(f"Forecast of {result.trace}", lead, cards(s), sections, sentences(result.notes))
@@ -86,6 +97,34 @@ def _latencies(s: dict[str, Any], spread: Spread | None) -> HtmlTable:
     if spread:
         caption += " Low and high bound a 90% interval."
     return HtmlTable("", ("", *STATISTICS), rows, caption, frozenset(marked))
+
+
+def _fleet(result: FleetResult) -> Section:
+    """Replicas over time, and what each of them served."""
+    fleet = result.summary["fleet"]
+    rows = [
+        (
+            row["replica"],
+            row["gpu"],
+            f"{row['requests']:,}",
+            f"{row['token_hit_rate']:.1%}",
+            seconds(row["ttft_p99_s"]),
+            seconds(row["tpot_p99_s"]),
+            f"{row['peak_kv_usage']:.1%}",
+            f"{row['preemptions']:,}",
+        )
+        for row in fleet["by_replica"]
+    ]
+    header = ("replica", "GPU", "requests", "hits", "TTFT p99", "TPOT p99", "KV peak", "preemptions")
+    caption = (
+        f"Herding {fleet['herding']:.2f} (0: an even share, 1: all to one replica); "
+        f"{fleet['gpu_hours']:.2f} GPU hours; {fleet['retries']:,} requests sent again."
+    )
+    figures = [
+        replicas_over_time([("the fleet", result.timeline, result.summary)]),
+        requests_per_replica(fleet),
+    ]
+    return Section("Replicas", [*figures, HtmlTable("", header, rows, caption)])
 
 
 def _scenario(result: Result) -> HtmlTable:

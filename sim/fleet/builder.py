@@ -14,6 +14,7 @@ from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
 from pagecast.sim.fleet.routers.registry import Parts
 from pagecast.sim.fleet.view import View
+from pagecast.sim.replay.replicates import ChangeCosts
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -33,6 +34,7 @@ class Builder:
         parts: Parts,
         costs: StepCosts | None,
         *,
+        change: ChangeCosts | None = None,
         keep_steps: bool,
         fast_forward: bool,
     ) -> None:
@@ -42,6 +44,7 @@ class Builder:
         self._prompts = prompts
         self._parts = parts
         self._costs = costs
+        self._change = change
         self._keep_steps = keep_steps
         self._fast_forward = fast_forward
         self._made: dict[str, tuple[float, Limits, StepCosts]] = {}
@@ -54,7 +57,10 @@ class Builder:
         kind = scenario.model_dump_json()
         if kind not in self._made:
             share = blocks_per_block(self._trace, scenario)
-            self._made[kind] = (share, scenario.limits(share), self._costs or scenario.step_costs())
+            costs = self._costs or scenario.step_costs()
+            if self._change is not None:
+                costs = self._change(costs)
+            self._made[kind] = (share, scenario.limits(share), costs)
         self.share, limits, costs = self._made[kind]
         if role != "both" and not scenario.enable_prefix_caching:
             raise BadInput("fleet: disaggregation needs prefix caching")

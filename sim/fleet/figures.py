@@ -180,6 +180,7 @@ def of_replica(table: pd.DataFrame, counted: Counters, name: str, gpu: str) -> d
         "token_hit_rate": cached / eligible if eligible else 0.0,
         "ttft_p99_s": _p99(table["ttft_s"]),
         "tpot_p99_s": _p99(table["tpot_s"]),
+        "num_gpu_blocks": counted.limits.num_blocks,
         "peak_kv_usage": counted.peak_used_blocks / counted.limits.num_blocks,
         "preemptions": counted.preemptions,
         "steps": counted.steps,

@@ -28,6 +28,7 @@ from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import request_table
 from pagecast.sim.replay.notes import notes
+from pagecast.sim.replay.replicates import ChangeCosts
 from pagecast.sim.replay.simulation import Progress, Result, counters, summarise
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -54,6 +55,7 @@ def replay_fleet(
     settings: FleetSettings,
     *,
     costs: StepCosts | None = None,
+    change: ChangeCosts | None = None,
     arrivals: Callable[[Trace], Arrivals] = Arrivals,
     keep_steps: bool = True,
     out: str | Path | None = None,
@@ -62,15 +64,15 @@ def replay_fleet(
 ) -> FleetResult:
     """Serves `trace` on the replicas of `settings`, each as `scenario` says but for its group's fields.
 
-    Parameters are those of `replay`; `costs` replaces every replica's cost model. `out` gets no
-    `events.parquet`, and `replicas.parquet` and `fleet.yaml` more than a lone replica's folder.
+    Parameters are those of `replay`; `costs` replaces every replica's cost model, `change` changes each.
+    `out` gets no `events.parquet`, and `replicas.parquet` and `fleet.yaml` more than a lone replica's folder.
     Errors: BadInput for a trace, scenario, fleet or folder that can't be used.
     """
     if not len(trace):
         raise BadInput(f"{trace.name}: the trace has no requests")
     with replacing(out) as folder:
         built = _Built(
-            trace, scenario, settings, costs, arrivals, keep_steps or out is not None, fast_forward
+            trace, scenario, settings, costs, change, arrivals, keep_steps or out is not None, fast_forward
         )
         started = time.perf_counter()
         built.run(progress)
@@ -83,6 +85,17 @@ def replay_fleet(
             result.timeline.to_parquet(folder / "timeline.parquet", index=False)
             built.steps().to_parquet(folder / "steps.parquet", index=False)
         return result
+
+
+@dataclass(frozen=True)
+class FleetReplay:
+    """A fleet for `Study.replay`: replicates of its replay."""
+
+    settings: FleetSettings
+
+    def __call__(self, trace: Trace, scenario: Scenario, change: ChangeCosts) -> Result:
+        """A replay of the fleet with changed step costs."""
+        return replay_fleet(trace, scenario, self.settings, change=change, keep_steps=False)
 
 
 def _tell(progress: Progress, fleet: Fleet) -> None:
@@ -98,6 +111,7 @@ class _Built:
         scenario: Scenario,
         settings: FleetSettings,
         costs: StepCosts | None,
+        change: ChangeCosts | None,
         arrivals: Callable[[Trace], Arrivals],
         keep_steps: bool,
         fast_forward: bool,
@@ -124,7 +138,14 @@ class _Built:
             decode, _ = make(chosen, scenario.seed + 1, settings.scenarios(scenario)[0][1].block_size)
             self.fleet = DisaggregatedFleet(self.env, arrivals(trace), prompts, router, decode, apart, **more)
         self._builder = Builder(
-            self.env, trace, prompts, parts, costs, keep_steps=keep_steps, fast_forward=fast_forward
+            self.env,
+            trace,
+            prompts,
+            parts,
+            costs,
+            change=change,
+            keep_steps=keep_steps,
+            fast_forward=fast_forward,
         )
         self._lifecycle = FleetLifecycle(self.fleet, settings, scenario, self._member)
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 from pagecast.sim.costs.calibration.draw import draw, scaled
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.note import Note
 from pagecast.sim.replay.cores import cores
 from pagecast.sim.replay.simulation import Result, replay
@@ -28,6 +30,8 @@ STEP_TIMES = (0.99, 0.9925, 0.995, 0.9975, 1.0025, 1.005, 1.0075, 1.01)
 Progress = Callable[[int], None]
 Workload = Callable[[Trace, int], Trace]
 FiguresOf = Callable[[Result], dict[str, float]]
+ChangeCosts = Callable[[StepCosts], StepCosts]
+ReplayOf = Callable[[Trace, Scenario, ChangeCosts], Result]
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,18 @@ class ReplicateJob:
     factor: float | None = None
 
 
+def replay_alone(trace: Trace, scenario: Scenario, change: ChangeCosts) -> Result:
+    """A replay on one replica with changed step costs."""
+    return replay(trace, scenario, costs=change(scenario.step_costs()), keep_steps=False)
+
+
 @dataclass(frozen=True)
 class Study:
     """A trace and a scenario, whose costs are drawn from.
 
     `workload` makes the trace of a replicate from the study's and a seed: `resample`, or None: the trace as
-    it is. `figures` takes from a result what is asked of it. Both must be functions that another process
-    can import.
+    it is. `figures` takes from a result what is asked of it; `replay` makes that of a trace, a scenario and
+    what changes the step costs. All three must be such that another process can import them.
     """
 
     trace: Trace
@@ -112,17 +121,18 @@ class Study:
     seed: int = 0
     workload: Workload | None = None
     figures: FiguresOf = summary_figures
+    replay: ReplayOf = replay_alone
 
     def run(self, job: ReplicateJob) -> dict[str, float]:
         """The figures of one replay."""
-        trace, plain = self.trace, self.scenario.step_costs()
+        trace = self.trace
         if job.factor is not None:
-            costs = scaled(plain, job.factor)
+            change: ChangeCosts = partial(scaled, factor=job.factor)
         else:
-            costs = draw(plain, job.index, self.seed)
+            change = partial(draw, index=job.index, seed=self.seed)
             if self.workload is not None:
                 trace = self.workload(trace, self.seed * _SEEDS + job.index)
-        return self.figures(replay(trace, self.scenario, costs=costs, keep_steps=False))
+        return self.figures(self.replay(trace, self.scenario, change))
 
     def spread(
         self,

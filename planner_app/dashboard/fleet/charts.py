@@ -1,4 +1,4 @@
-"""Charts of the Fleet page: replicas and TTFT over time, hits per router, requests per replica."""
+"""Charts of the Fleet page: hits per router, and TTFT over time with a replica lost."""
 
 from __future__ import annotations
 
@@ -8,34 +8,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.dashboard.fleet.study import FleetRun, FleetStudy
+from pagecast.planner_app.reports.fleet_charts import NamedRun
 from pagecast.planner_app.reports.style import BLUE, GREY, Floats, chart, label, line
 from pagecast.planner_app.wording.quantities import counted, seconds
-from pagecast.sim.fleet.figures import ready_over_time
 
 _SPANS = 60  # parts of the time for which TTFT is shown
 _RECOVERED = 1.2  # times the TTFT without the loss that counts as recovered
-
-
-def replicas_over_time(study: FleetStudy) -> go.Figure:
-    """How many replicas take requests at each time."""
-    ready = ready_over_time(study.run.timeline)
-    most = int(ready["replicas"].max())
-    words = f"{counted(most, 'replica')} at most; {study.run.summary['fleet']['gpu_hours']:.2f} GPU hours."
-    figure = chart(
-        "Replicas over time", words, "seconds", "replicas that take requests", yaxis_rangemode="tozero"
-    )
-    for index, (name, run) in enumerate(_runs(study)):
-        table = ready_over_time(run.timeline)
-        last = float(run.summary["makespan_s"])
-        figure.add_scatter(
-            x=[*table["time_s"], max(last, float(table["time_s"].max()))],
-            y=[*table["replicas"], table["replicas"].iloc[-1]],
-            name=name,
-            mode="lines",
-            line=line(index, shape="hv"),
-            hovertemplate=f"%{{y}} at %{{x:.4g}} s<extra>{label(name)}</extra>",
-        )
-    return figure
 
 
 def hits_per_router(table: pd.DataFrame) -> go.Figure:
@@ -53,22 +31,6 @@ def hits_per_router(table: pd.DataFrame) -> go.Figure:
         marker_color=BLUE,
         text=[f"TTFT p99 {seconds(value)}" for value in table["ttft_p99_s"]],
         hovertemplate="%{y:.1%}, %{text}<extra>%{x}</extra>",
-    )
-    return figure
-
-
-def requests_per_replica(study: FleetStudy) -> go.Figure:
-    """How many requests ended on each replica."""
-    fleet = study.run.summary["fleet"]
-    words = f"The busiest replica did {fleet['imbalance']:.2f} times the mean's work."
-    figure = chart("Requests per replica", words, "", "requests")
-    rows = fleet["by_replica"]
-    figure.add_bar(
-        x=[label(row["replica"]) for row in rows],
-        y=[row["requests"] for row in rows],
-        marker_color=BLUE,
-        text=[f"{row['token_hit_rate']:.1%} hits" for row in rows],
-        hovertemplate="%{y:,} requests, %{text}<extra>%{x}</extra>",
     )
     return figure
 
@@ -134,6 +96,11 @@ def _p90(run: FleetRun, edges: Floats) -> Floats:
     spans = np.clip(np.searchsorted(edges, arrival_s, "right") - 1, 0, _SPANS - 1)
     by_span = known["ttft_s"].groupby(spans).quantile(0.9)
     return by_span.reindex(range(_SPANS)).to_numpy(np.float64)
+
+
+def named(study: FleetStudy) -> list[NamedRun]:
+    """The study's runs for charts over time."""
+    return [(name, run.timeline, run.summary) for name, run in _runs(study)]
 
 
 def _runs(study: FleetStudy) -> list[tuple[str, FleetRun]]:

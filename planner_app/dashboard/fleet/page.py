@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import streamlit as st
-from pagecast.planner_app.dashboard.fleet.charts import (
-    a_replicas_death,
-    hits_per_router,
-    replicas_over_time,
-    requests_per_replica,
-)
+from pagecast.planner_app.dashboard.fleet.charts import a_replicas_death, hits_per_router, named
 from pagecast.planner_app.dashboard.fleet.study import FleetStudy, study_for
 from pagecast.planner_app.dashboard.shell.elements import failed, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.reports.fleet_charts import replicas_over_time, requests_per_replica
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.fleet.routers.registry import KINDS
 from pagecast.sim.fleet.settings import FleetSettings
@@ -40,10 +36,10 @@ def render() -> None:
             show_progress("fleet", "the fleet behind each router")
         return
     _cards(view, study)
-    figures = [replicas_over_time(study), hits_per_router(study.routers)]
+    figures = [replicas_over_time(named(study)), hits_per_router(study.routers)]
     if study.lost is not None:
         figures.append(a_replicas_death(study))
-    figures.append(requests_per_replica(study))
+    figures.append(requests_per_replica(study.run.summary["fleet"]))
     show_charts(figures, "fleet")
     st.caption(
         "Every replica is one of the side bar's server. A new one starts in the time that its weights take "

@@ -44,7 +44,6 @@ def test_mistakes_are_one_line(capsys):
     for options, words in (
         (["--router", "nobody"], "router 'nobody' is not known"),
         (["--router-option", "a"], "give NAME=VALUE"),
-        (["--replicas", "2", "--replicates", "3"], "--replicates is for one replica"),
         (["--replicas", "2", "--index", "guess"], "router.index is 'guess'"),
     ):
         assert run([*REPLAY, *options]) == 2
@@ -55,3 +54,22 @@ def test_mistakes_are_one_line(capsys):
 
 def test_help_lists_every_router():
     assert ROUTERS.split(", ") == list(KINDS)
+
+
+def test_a_fleet_has_a_report_a_trace_of_its_steps_and_intervals(capsys, tmp_path):
+    report, trace = tmp_path / "fleet.html", tmp_path / "fleet.json"
+    options = ["--limit", "60", "--replicas", "2", "--replicates", "2", "--json"]
+    files = ["--report", str(report), "--perfetto", str(trace)]
+    assert run(["replay", "chat", "--costs", "roofline", *options, *files]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    ttft = summary["ttft_s"]
+    assert ttft["low"]["p90"] <= ttft["p90"] <= ttft["high"]["p90"]
+    assert "2 replicas behind round-robin" in report.read_text()
+    assert "Requests per replica" in report.read_text()
+    events = json.loads(trace.read_text())["traceEvents"]
+    processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert len(processes) == 3
+    steps = [event for event in events if event["ph"] == "X" and event["tid"] == 1 and event["pid"] > 2]
+    assert {event["pid"] for event in steps} == set(processes.values()) - {2}
+    assert sum(event["args"]["steps"] for event in steps) == summary["steps"]
+    assert sum(event["ph"] == "i" and event["name"] == "ready" for event in events) == 2

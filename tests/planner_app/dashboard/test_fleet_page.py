@@ -17,6 +17,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.dashboard.fleet import charts
 from pagecast.planner_app.dashboard.fleet.study import study
+from pagecast.planner_app.reports.fleet_charts import replicas_over_time
 from pagecast.planner_app.reports.style import caption_of, title_of
 from streamlit.testing.v1 import AppTest
 
@@ -45,7 +46,7 @@ def test_a_replicas_death_shows_in_replicas_and_ttft(made):
     assert made.lost.summary["fleet"]["retries"] > 0
     assert "sent again" in charts.death_in_words(made)
     assert title_of(charts.a_replicas_death(made)) == "One replica's death"
-    without, with_loss = charts.replicas_over_time(made).data
+    without, with_loss = replicas_over_time(charts.named(made)).data
     assert list(without.y) == [2, 2] and min(with_loss.y) == 1
 
 
