@@ -19,7 +19,10 @@ from pagecast.sim.fleet.view import Views
 
 
 class SGLang(PrefixRouter):
-    """Thresholds as in the router's arguments. Of equal loads the first worker wins, as in the router."""
+    """Thresholds as in the router's arguments. Of equal loads the first worker wins.
+
+    The router's own order of workers is that of its table, and arbitrary.
+    """
 
     def __init__(
         self,
