@@ -122,7 +122,11 @@ def workload(
 
 
 def floor_s(engine: Engine, steps: Steps) -> float | None:
-    """The least time that these steps can take on this GPU; None where its rates are not known."""
+    """The least time that these steps can take on these GPUs; None where their rates are not known.
+
+    Several GPUs share the work evenly and speak to each other in no time. KV heads that are on more than one
+    are read there too.
+    """
     device = engine.loaded.device
     if device.type != "cuda":
         return None
@@ -132,7 +136,8 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
         return None
     facts = engine.loaded.spec.facts
     element = engine.loaded.kv.element_size()
-    kv_bytes = facts.kv_bytes_per_token() // facts.dtype_bytes * element
+    gpus = engine.options.tensor_parallel_size
+    kv_bytes = facts.kv_bytes_per_token(tensor_parallel_size=gpus) * gpus // facts.dtype_bytes * element
     decoding = steps.decode_n > 0
     read = int(parameters_read(facts, steps.decode_n[decoding]).sum() * element)
     read += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
@@ -140,7 +145,7 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
     flops += sum(facts.attention_flops(tokens, context) for tokens, context in chunks)
     seconds = read / (known.hbm_bytes_per_s * _BANDWIDTH_SHARE)
-    return seconds + flops / (known.flops["bf16"] * _MATMUL_SHARE)
+    return (seconds + flops / (known.flops["bf16"] * _MATMUL_SHARE)) / gpus
 
 
 def parameters_read(facts: ModelFacts, tokens: NDArray[np.int64]) -> NDArray[np.float64]:

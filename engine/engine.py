@@ -238,13 +238,18 @@ class Engine:
         gc.unfreeze()
         if on_gpu:
             gc.collect()
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()
 
     def _end_team(self) -> None:
         """Ends the other GPUs' processes where there are some."""
         team, self._team = self._team, None
-        if team is not None:
-            team.close()
+        if team is None:
+            return
+        if self._loaded is not None and hasattr(self, "loop"):
+            with suppress(RuntimeError):  # a GPU whose peer is gone may have failed for good
+                self.loop.runner.close()
+        team.close()
 
     def _give_up(self) -> None:
         """Ends every request after an error; where even that fails, the engine is of no more use."""

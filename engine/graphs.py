@@ -27,7 +27,7 @@ class StepGraphs:
             run(size)  # kernels are compiled and libraries loaded outside of the capture
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 states = run(size)
             self._graphs[size], self._states[size] = graph, states
 
@@ -35,3 +35,10 @@ class StepGraphs:
         """Replays a step; returns the final states [size, hidden], valid until the next replay."""
         self._graphs[size].replay()
         return self._states[size]
+
+    def close(self) -> None:
+        """Lets the graphs go: NCCL ends a group only when no graph holds one of its operations."""
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self._states.clear()

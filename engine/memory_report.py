@@ -56,7 +56,9 @@ def prompt_graph_sizes(options: Options, spec: ModelSpec) -> list[int]:
     """Token counts of the steps with prompts that are captured."""
     if options.enforce_eager:
         return []
-    return engine_prompt_graphs(options.max_num_batched_tokens, spec.facts.matmul_flops_per_token())
+    return engine_prompt_graphs(
+        options.max_num_batched_tokens, spec.facts.matmul_flops_per_token() // options.tensor_parallel_size
+    )
 
 
 def graph_reserve(options: Options, spec: ModelSpec) -> int:
@@ -129,6 +131,7 @@ def predicted_items(spec: ModelSpec, gpu_name: str, options: Options) -> tuple[d
         budget = hbm_budget(
             spec.facts,
             gpu(gpu_name),
+            tensor_parallel_size=options.tensor_parallel_size,
             gpu_memory_utilization=options.gpu_memory_utilization,
             block_size=options.block_size,
             max_num_seqs=options.max_num_seqs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,8 +108,8 @@ class Runner:
         self._landing = [torch.zeros(landing, dtype=torch.int32, pin_memory=pin) for _ in range(2)]
         self._turn = 0
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
-        self._graphs: Callable[[int], Tensor] | None = None
-        self._prompt_graphs: Callable[[int], Tensor] | None = None
+        self._graphs: StepGraphs | None = None
+        self._prompt_graphs: StepGraphs | None = None
         self.team: Team | None = None
 
     @torch.inference_mode()
@@ -141,6 +141,12 @@ class Runner:
         """Errors: EngineFailed where a GPU of several is gone."""
         if self.team is not None:
             self.team.check()
+
+    def close(self) -> None:
+        """Lets go of captured steps; no step may follow."""
+        for graphs in (self._graphs, self._prompt_graphs):
+            if graphs is not None:
+                graphs.close()
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], prompt_sizes: Sequence[int]) -> None:

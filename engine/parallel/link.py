@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pagecast.engine.parallel.peer_memory import PeerMemory, ipc_memory, symmetric_memory
 from pagecast.engine.shard import Link
 from pagecast.kernels import all_reduce as kernels
 from pagecast.sim.core.errors import CannotRunHere
@@ -18,6 +19,7 @@ PEER_BYTES = 4 << 20
 """Messages of at most so many bytes go through peer memory, larger ones through NCCL."""
 _TWO_SHOT_BYTES = 256 << 10  # with more than two GPUs, from here on
 _JOIN_S = 120
+_symmetric = False  # whether torch's symmetric memory was asked for in this process
 # The newer name of the two; the older one warns where both are there.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -40,7 +42,7 @@ def join(store: Any, rank: int, size: int, device: torch.device) -> Link:
     dist.init_process_group(
         "nccl", store=store, rank=rank, world_size=size, timeout=timeout, device_id=device
     )
-    return _peer_link(device, rank, size)
+    return _peer_link(store, device, rank, size)
 
 
 def _loopback() -> str:
@@ -87,9 +89,9 @@ class TorchLink:
 
 
 class PeerLink(TorchLink):
-    """`TorchLink` whose small messages go through the GPUs' memory. `memory` is this GPU's mailbox."""
+    """`TorchLink` whose small messages go through the GPUs' memory, where the mailboxes are."""
 
-    def __init__(self, device: torch.device, memory: Tensor, boxes: kernels.Mailboxes) -> None:
+    def __init__(self, device: torch.device, memory: PeerMemory, boxes: kernels.Mailboxes) -> None:
         super().__init__(device)
         self.kind = "peer"
         self.boxes = boxes
@@ -109,6 +111,11 @@ class PeerLink(TorchLink):
             return super().gather(own)
         return kernels.all_gather(own, self.boxes)
 
+    def close(self) -> None:
+        """See `Link`."""
+        super().close()
+        self._memory.free()
+
     def abort(self) -> None:
         """See `Link`."""
         with suppress(Exception), torch.cuda.stream(self._aside):
@@ -116,30 +123,30 @@ class PeerLink(TorchLink):
         super().abort()
 
 
-def _peer_link(device: torch.device, rank: int, size: int) -> TorchLink:
+def _peer_link(store: Any, device: torch.device, rank: int, size: int) -> TorchLink:
     """Through peer memory where every GPU can write to every other, and through NCCL alone elsewhere."""
     link = TorchLink(device)
-    made = None
-    # Memory of every GPU must be open to every other: one that fails sends all of them back to NCCL.
-    with suppress(RuntimeError, AttributeError, ImportError):
-        made = peer_memory(kernels.mailbox_bytes(size, PEER_BYTES), device)
-    if not link.least(int(made is not None)):
+    memory = _peer_memory(link, store, device, rank, size)
+    if memory is None:
         return link
-    assert made is not None
-    memory, addresses = made
-    boxes = kernels.Mailboxes(memory, addresses, rank, PEER_BYTES)
+    boxes = kernels.Mailboxes(memory.own, memory.addresses, rank, PEER_BYTES)
     boxes.clear()
     torch.cuda.synchronize(device)
     link.least(0)  # every mailbox is empty before anybody sends
     return PeerLink(device, memory, boxes)
 
 
-def peer_memory(size: int, device: torch.device) -> tuple[Tensor, list[int]]:
-    """Bytes that every GPU of the group can write, and where each GPU's lie in this one's address space."""
-    import torch.distributed._symmetric_memory as symmetric
-
-    group = dist.group.WORLD
-    assert group is not None
-    memory = symmetric.empty(size, dtype=torch.uint8, device=device)
-    handle = symmetric.rendezvous(memory, group)
-    return memory, [int(address) for address in handle.buffer_ptrs]
+def _peer_memory(
+    link: TorchLink, store: Any, device: torch.device, rank: int, size: int
+) -> PeerMemory | None:
+    """The first kind of memory that every GPU has got."""
+    global _symmetric
+    most = kernels.mailbox_bytes(size, PEER_BYTES)
+    memory = ipc_memory(most, device, store, rank, size)
+    if link.least(int(memory is not None)):
+        return memory
+    if not link.least(int(not _symmetric)):
+        return None
+    _symmetric = True
+    memory = symmetric_memory(most, device)
+    return memory if link.least(int(memory is not None)) else None

@@ -135,12 +135,12 @@ class Team:
                 return
             self.failure = kind(reason)
             self._changed.notify_all()
+        threading.Thread(target=self._end_if_stuck, daemon=True).start()
         if self._link is not None:
             with suppress(Exception):
                 if self._device is not None and self._device.type == "cuda":
                     torch.cuda.set_device(self._device)
                 self._link.abort()
-        threading.Thread(target=self._end_if_stuck, daemon=True).start()
 
     def close(self) -> None:
         """Ends the workers and lets go of the group."""
