@@ -20,6 +20,7 @@ import yaml
 from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -41,6 +42,15 @@ CHECK = "check"  # the section of a scenario file that holds what `pagecast chec
 def read_fields(path: str | Path) -> dict[str, Any]:
     """The fields of a YAML file, not yet checked. Errors: BadInput naming file and line."""
     return read_mapping(path, "give a YAML file of scenario fields")
+
+
+SGLANG_FIELDS = (
+    "max_prefill_tokens",
+    "enable_mixed_chunk",
+    "schedule_conservativeness",
+    "radix_eviction_policy",
+    "ignore_eos",
+)
 
 
 class Scenario(BaseModel):
@@ -81,7 +91,9 @@ class Scenario(BaseModel):
     enable_expert_parallel: bool = Field(
         False, description="spread whole experts over a replica's GPUs, not slices of each (vLLM: off)"
     )
-    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="queue order (vLLM: fcfs)")
+    scheduling_policy: Literal["fcfs", "priority", "lpm"] = Field(
+        "fcfs", description="queue order (vLLM: fcfs)"
+    )
     async_scheduling: bool | None = Field(
         None,
         description="plan a step while the last one runs (vLLM: on, off with n-gram and draft models; "
@@ -151,6 +163,18 @@ class Scenario(BaseModel):
     speculative_config: str | None = Field(
         None, description="speculative decoding, as METHOD:GUESSES:ACCEPTANCE or vLLM's JSON (default: none)"
     )
+    enable_chunked_prefill: bool = Field(
+        True, description="cut long prompts into chunks; sglang and trtllm can do without"
+    )
+    max_prefill_tokens: int = Field(16384, ge=1, description="sglang: most prompt tokens in a batch")
+    enable_mixed_chunk: bool = Field(False, description="sglang: decodes join a batch of prompts")
+    schedule_conservativeness: float = Field(
+        1.0, gt=0, description="sglang: scales the memory reserved for outputs"
+    )
+    radix_eviction_policy: Literal["lru", "lfu", "slru", "fifo", "mru", "filo"] = Field(
+        "lru", description="sglang: which cached prefix is evicted first"
+    )
+    ignore_eos: bool = Field(False, description="sglang: outputs end by length alone, and it knows")
     seed: int = Field(0, description="seed of all random draws")
 
     @classmethod
@@ -253,9 +277,28 @@ class Scenario(BaseModel):
             caching=self.enable_prefix_caching,
             max_loras=self.max_loras,
             tenants=None if self.tenants is None else Tenants.parse(self.tenants),
+            sglang=self._sglang(),
         )
         limits.check()
         return limits
+
+    def _sglang(self) -> SglangSettings | None:
+        """What only SGLang's rules ask for. Errors: BadInput where another profile is given it."""
+        if self.profile == "sglang":
+            return SglangSettings(
+                max_prefill_tokens=self.max_prefill_tokens,
+                chunked_prefill=self.enable_chunked_prefill,
+                schedule_conservativeness=self.schedule_conservativeness,
+                mixed_chunk=self.enable_mixed_chunk,
+                ignore_eos=self.ignore_eos,
+                eviction=self.radix_eviction_policy,
+            )
+        for name in SGLANG_FIELDS:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise BadInput(f"{name} is for the profile sglang; the profile is {self.profile}")
+        if not self.enable_chunked_prefill and not self.profile.startswith("trtllm"):
+            raise BadInput(f"the profile {self.profile} always cuts long prompts into chunks")
+        return None
 
     @property
     def _serves_groups(self) -> bool:

@@ -24,7 +24,7 @@ _MORE: dict[str, str] = {  # what a user of the command line needs to know beyon
     "gpu_memory_utilization": "; newer vLLM: 0.92",
     "kv_tokens": "; of the three limits the lesser wins",
     "num_gpu_blocks": "; vLLM's own number counts its null block too: give one less",
-    "scheduling_policy": ": fcfs or priority",
+    "scheduling_policy": ": fcfs or priority; sglang: fcfs or lpm, longest cached prefix first",
 }
 _NAMES: dict[str, tuple[str, ...]] = {"num_gpu_blocks": ("--num-gpu-blocks", "--num-gpu-blocks-override")}
 

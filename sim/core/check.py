@@ -7,6 +7,7 @@ from collections import Counter
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.pool import BlockPool
+from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
@@ -55,7 +56,9 @@ def check(s: Scheduler) -> None:
     """
     check_counts(s)
     memory = s.memory
-    if isinstance(memory, HybridMemory):
+    if isinstance(memory, RadixMemory):
+        _check_radix(s, memory)
+    elif isinstance(memory, HybridMemory):
         _check_hybrid(s, memory)
     else:
         _check_runs(s, memory)
@@ -83,6 +86,33 @@ def _check_runs(s: Scheduler, memory: KvMemory) -> None:
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     for request in s.requests.values():
         _check_request(s, request)
+
+
+def _check_radix(s: Scheduler, memory: RadixMemory) -> None:
+    tree = memory.tree
+    evictable = locked = 0
+    for node in tree:
+        _hold(node.parent is not None and node.start == node.parent.end, "a node does not follow its parent")
+        _hold(bool(node.pieces) and node.pieces[-1][1] == node.end, "a node's segments do not cover it")
+        _hold(node.pages > 0, "a node is empty")
+        if node.locks:
+            locked += node.pages
+        else:
+            evictable += node.pages
+            free = all(not child.locks for child in node.children.values())
+            _hold(free, "a locked node follows one that may be evicted")
+    _hold((evictable, locked) == (tree.evictable, tree.locked), "evictable or locked pages are counted wrong")
+    owned = shared = 0
+    for request, held in memory.held.items():
+        _hold(request.alive, f"{request!r} has ended and holds pages")
+        _hold(held.shared <= held.node.end, f"{request!r} has locked less than it shares")
+        tokens = s.running.planned(request)
+        owned += max(held.pages, -(-tokens // memory.block_size)) - held.shared
+        shared += held.shared
+    _hold(memory.free >= 0, f"{memory.free} pages are free")
+    pages = memory.free + evictable + locked + owned
+    _hold(pages == memory.num_blocks, f"{pages} pages are free, cached or owned, of {memory.num_blocks}")
+    _hold((shared - locked) * memory.block_size == memory.shared_tokens(), "shared pages are counted wrong")
 
 
 def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:

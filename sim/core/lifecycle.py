@@ -83,16 +83,20 @@ class Lifecycle:
 
     def _refusal(self, request: Request) -> str:
         """Why a request is rejected; empty where it is not."""
-        reason = self.limits.refusal(
+        reason = self._never_fits(request)
+        if reason or self.intake is None:
+            return reason
+        return self.intake.refusal(request, self.running, self.queue)
+
+    def _never_fits(self, request: Request) -> str:
+        """Why a request can never be served; empty where it can."""
+        return self.limits.refusal(
             request.prompt_tokens,
             request.output_tokens,
             self.memory.crossing_blocks,
             self.drafter.lookahead if self.drafter is not None else 0,
             tenant=request.tenant,
         )
-        if reason or self.intake is None:
-            return reason
-        return self.intake.refusal(request, self.running, self.queue)
 
     def admit(self, request: Request, hit: Hit, now: int, forked: int = 0) -> None:
         """Gives a waiting request its cached prefix and starts its prefill.

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, check_groups
+from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
 
 MOST_BLOCKS = 20_000_000
+POLICIES = ("fcfs", "priority", "lpm")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Limits:
     `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
     the number of tokens per block key: their block sizes are multiples of it. `max_loras`: how many LoRA
     adapters a step computes with at most; None: any number. `host`: the host tier; None: there is none.
-    `tenants`: their shares; None: nobody tells them apart.
+    `tenants`: their shares; None: nobody tells them apart. `sglang`: what only that profile asks for.
     """
 
     num_blocks: int
@@ -36,6 +38,7 @@ class Limits:
     max_loras: int | None = None
     host: HostTierSpec | None = None
     tenants: Tenants | None = None
+    sglang: SglangSettings | None = None
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -44,13 +47,15 @@ class Limits:
                 raise BadInput(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_blocks > MOST_BLOCKS:
             raise BadInput(f"num_blocks is {self.num_blocks}; at most {MOST_BLOCKS:,} can be simulated")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.sglang is None and self.max_num_batched_tokens < self.max_num_seqs:
             raise BadInput(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
                 f"({self.max_num_seqs}), so decodes would not fit one step; raise one or lower the other"
             )
-        if self.policy not in ("fcfs", "priority"):
-            raise BadInput(f"scheduling policy {self.policy!r} is not known; choose fcfs or priority")
+        if self.policy not in POLICIES:
+            raise BadInput(
+                f"scheduling policy {self.policy!r} is not known; choose one of {', '.join(POLICIES)}"
+            )
         if self.pipeline_depth not in (0, 1):
             raise BadInput(f"pipeline_depth is {self.pipeline_depth}; it must be 0 or 1")
         if self.max_loras is not None and self.max_loras < 1:

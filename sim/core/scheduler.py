@@ -29,12 +29,16 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.radix_lifecycle import RadixLifecycle
+from pagecast.sim.core.radix_stride import RadixStride
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.rules.rules import Profile
+from pagecast.sim.core.rules.sglang import SglangMix
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stride import Stride
@@ -73,7 +77,8 @@ class Scheduler:
         if drafter is not None and drafter.recomputes_block:
             self.memory.leave_out_last_blocks()
         self.offloading = self._make_offloading(limits, profile)
-        self.lifecycle = Lifecycle(
+        life = RadixLifecycle if isinstance(self.memory, RadixMemory) else Lifecycle
+        self.lifecycle = life(
             limits,
             self.memory,
             self.queue,
@@ -84,10 +89,12 @@ class Scheduler:
             None if profile.intake is None else profile.intake(limits),
         )
         self._step = Step(self.lifecycle, self.memory, drafter)
-        self.stride = self._make_stride()
         self._mix = profile.mix(limits) if not limits.groups else profile.hybrid_mix(limits)
+        self.stride = self._make_stride()
 
     def _make_stride(self) -> Stride:
+        if isinstance(self._mix, SglangMix) and isinstance(self.memory, RadixMemory):
+            return RadixStride(self.lifecycle, self.memory, self._step, self._mix)
         if isinstance(self.memory, HybridMemory):
             return HybridStride(self.lifecycle, self.memory, self._step)
         return Stride(self.lifecycle, self.memory, self._step)
@@ -95,6 +102,8 @@ class Scheduler:
     def _make_memory(self, limits: Limits, profile: Profile) -> KvMemory:
         if limits.groups:
             return HybridMemory(limits, self.log)
+        if profile.memory is not None:
+            return profile.memory(limits, self.log)
         eviction = profile.eviction(limits)
         ledger = None if limits.tenants is None else TenantLedger()
         if isinstance(eviction, FairEviction):

@@ -22,12 +22,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from pagecast.sim.core.identity.content import merge, split_spans
+from pagecast.sim.core.identity.content import Span, merge, split_spans
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 
 _SPAN = Struct("<qqq").pack
 _digest = xxhash.xxh3_128_digest
 OPEN = 1 << 62  # a segment that grows with the output ends here
+_Origin = tuple[Sequence[tuple[int, int, int]], tuple[int, int]]
 
 
 class Public(NamedTuple):
@@ -44,7 +45,7 @@ class BlockKeys:
     is a span, the last segment is open: it covers every block the request may ever fill.
     """
 
-    __slots__ = ("_chain", "_tail", "block_size", "digests", "ends", "explicit", "public_blocks")
+    __slots__ = ("_chain", "_origin", "_tail", "block_size", "digests", "ends", "explicit", "public_blocks")
 
     def __init__(self, block_size: int, chain: bytes) -> None:
         self.block_size = block_size
@@ -54,6 +55,7 @@ class BlockKeys:
         self.public_blocks = 0  # its first blocks that lie in a namespace shared by all
         self._chain = chain
         self._tail = b""
+        self._origin: _Origin | None = None
 
     @classmethod
     def of_spans(
@@ -73,6 +75,7 @@ class BlockKeys:
         if public is not None:
             return cls._of_public_spans(block_size, spans, output, scope, public)
         keys = cls(block_size, scope.digest)
+        keys._origin = spans, output
         chain = keys._chain
         digests, ends = keys.digests, keys.ends
         position = done = 0
@@ -112,6 +115,7 @@ class BlockKeys:
         keys = cls.of_spans(block_size, head, (0, 0), public.scope, merged=True)
         # The last segment is the open one, of an output that does not follow here.
         del keys.digests[-1], keys.ends[-1]
+        keys._origin = None
         keys.public_blocks = keys.ends[-1] if keys.ends else 0
         chain = _digest((keys.digests[-1] if keys.digests else public.scope.digest) + scope.digest)
         position = 0
@@ -163,6 +167,22 @@ class BlockKeys:
             self.ends.append(len(self.digests))
         self._chain = chain
         self._tail = data[full:]
+
+    def head(self, tokens: int) -> tuple[object, ...] | None:
+        """Equal where the first tokens are, blocks or not; None for a prompt given as token ids.
+
+        The sequence has at least so many tokens.
+        """
+        if self._origin is None:
+            return None
+        spans, output = self._origin
+        kept = []
+        for content, offset, length in merge([*spans, (*output, OPEN)]):
+            kept.append(Span(content, offset, min(length, tokens)))
+            tokens -= length
+            if tokens <= 0:
+                break
+        return self._chain, *kept
 
     def block_key(self, block: int) -> bytes:
         """The 16-byte key of one block, by its number in the sequence.

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.queue import Order
 from pagecast.sim.core.rules.admission import WholeSequence
 from pagecast.sim.core.rules.fair_order import WeightedFair
 from pagecast.sim.core.rules.nano_vllm import NanoVllmMix
 from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
 from pagecast.sim.core.rules.rules import Mix, Profile, Victim
+from pagecast.sim.core.rules.sglang import SglangMix
+from pagecast.sim.core.rules.sglang_order import LongestPrefixFirst, SglangFcfs
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.rules.vllm import VllmMix
 from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
 from pagecast.sim.core.rules.vllm_offloading import VllmHybridOffloadingMix, VllmOffloadingMix
+from pagecast.sim.core.sglang_settings import SglangSettings
 
 
 def _order(limits: Limits) -> Order:
+    if limits.policy == "lpm":
+        raise BadInput("the policy lpm is SGLang's; choose fcfs or priority, or the profile sglang")
     if limits.tenants is not None and limits.tenants.fair:
         return WeightedFair(limits.tenants)
     return ByPriority() if limits.policy == "priority" else FirstComeFirstServed()
@@ -49,6 +57,28 @@ def _nano_vllm_eviction(limits: Limits) -> Eviction:
     return LeastRecentlyUsed(blanks_first=False)
 
 
+def _sglang_settings(limits: Limits) -> SglangSettings:
+    settings = limits.sglang or SglangSettings()
+    settings.check()
+    return settings
+
+
+def _sglang_order(limits: Limits) -> Order:
+    if limits.policy == "priority":
+        raise BadInput("the profile sglang has no priorities; choose the policy fcfs or lpm")
+    if limits.tenants is not None or limits.host is not None:
+        raise BadInput("the profile sglang has no shares of tenants and no host tier; choose vllm")
+    return LongestPrefixFirst() if limits.policy == "lpm" else SglangFcfs()
+
+
+def _sglang_mix(limits: Limits) -> Mix:
+    return SglangMix(_sglang_settings(limits))
+
+
+def _sglang_memory(limits: Limits, log: EventLog) -> KvMemory:
+    return RadixMemory(limits, log, _sglang_settings(limits).eviction)
+
+
 VLLM = Profile(
     name="vllm",
     summary="vLLM v1 (0.24 to 0.33): chunked prefill in mixed batches, running requests first, "
@@ -70,7 +100,18 @@ NANO_VLLM = Profile(
     publish_at_commit=True,
     whole_prompt=True,
 )
-PROFILES = {profile.name: profile for profile in (VLLM, NANO_VLLM)}
+SGLANG = Profile(
+    name="sglang",
+    summary="SGLang (0.5.23): batches of prompts or of decodes, memory reserved by the new-token ratio, "
+    "retraction, radix tree",
+    order=_sglang_order,
+    mix=_sglang_mix,
+    eviction=_vllm_eviction,
+    memory=_sglang_memory,
+    publish_at_commit=True,
+    pipelined=True,
+)
+PROFILES = {profile.name: profile for profile in (VLLM, NANO_VLLM, SGLANG)}
 
 
 def profile(name: str) -> Profile:

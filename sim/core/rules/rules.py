@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
@@ -53,6 +54,10 @@ class Mix(Protocol):
         """Lets requests compute, admits and preempts, by calling the step's methods."""
 
 
+MakeMemory = Callable[[Limits, EventLog], KvMemory]
+"""Makes the memory of a replica, for engines that keep KV in another way than groups of blocks."""
+
+
 def no_hybrid_mix(limits: Limits) -> Mix:
     """An engine that serves models of one kind of layers only. Errors: BadInput."""
     raise BadInput("this profile serves no models whose layers keep different tokens; use vllm")
@@ -67,6 +72,8 @@ class Profile:
     `groups` are for all other models.
 
     `intake` may reject a request when it is submitted.
+    `memory` replaces the groups of blocks, `eviction` and `groups`: with a `RadixMemory` requests follow
+    `RadixLifecycle`.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan. Two fields describe the engine to others: `whole_prompt` tells the invariant checks
@@ -83,6 +90,7 @@ class Profile:
     hybrid_mix: Callable[[Limits], Mix] = no_hybrid_mix
     intake: Callable[[Limits], Intake] | None = None
     groups: MakeGroups = one_full_group
+    memory: MakeMemory | None = None
     publish_at_commit: bool = False
     whole_prompt: bool = False
     pipelined: bool = False

@@ -53,6 +53,12 @@ GIVEN: dict[str, Any] = {
     "isolation_price": True,
     "max_loras": 4,
     "speculative_config": "ngram:3:0.5",
+    "enable_chunked_prefill": False,
+    "max_prefill_tokens": 4096,
+    "enable_mixed_chunk": True,
+    "schedule_conservativeness": 0.5,
+    "radix_eviction_policy": "lfu",
+    "ignore_eos": True,
     "seed": 5,
 }
 

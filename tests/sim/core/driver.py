@@ -19,6 +19,7 @@ from pagecast.sim.core.retention import FOREVER, Keep, Retention
 from pagecast.sim.core.rules.cache_policy import CachePolicy
 from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from reference import Reference, Req
 
@@ -34,6 +35,8 @@ SCOPES = (Scope(), Scope(salt="b"))
 def limits_from(draw: Iterator[int], profile: str) -> Limits:
     """A small replica, so that pressure is the rule."""
     seqs = 1 + next(draw) % 6
+    if profile == "sglang":
+        return sglang_limits_from(draw, seqs)
     return Limits(
         num_blocks=3 + next(draw) % 24,
         block_size=(1, 2, 3, 4, 4, 8)[next(draw) % 6],
@@ -42,6 +45,29 @@ def limits_from(draw: Iterator[int], profile: str) -> Limits:
         policy="priority" if next(draw) % 3 == 0 and profile == "vllm" else "fcfs",
         pipeline_depth=next(draw) % 2 if profile == "vllm" else 0,
         caching=next(draw) % 8 != 0,
+    )
+
+
+def sglang_limits_from(draw: Iterator[int], seqs: int) -> Limits:
+    """A small replica under SGLang's rules."""
+    size = (1, 1, 2, 4, 4, 8)[next(draw) % 6]
+    chunked = next(draw) % 4 != 0
+    return Limits(
+        num_blocks=(48 + next(draw) % 48) // size,
+        block_size=size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=size + next(draw) % 24,
+        policy="lpm" if next(draw) % 2 else "fcfs",
+        pipeline_depth=next(draw) % 2,
+        caching=next(draw) % 8 != 0,
+        sglang=SglangSettings(
+            max_prefill_tokens=8 + next(draw) % 64,
+            chunked_prefill=chunked,
+            schedule_conservativeness=(0.1, 0.3, 1.0)[next(draw) % 3],
+            mixed_chunk=chunked and next(draw) % 2 == 0,
+            ignore_eos=next(draw) % 3 == 0,
+            eviction=("lru", "lfu", "slru", "fifo", "mru", "filo", "priority")[next(draw) % 7],
+        ),
     )
 
 

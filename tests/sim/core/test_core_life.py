@@ -18,11 +18,11 @@ SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=list(
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
-@pytest.mark.parametrize("profile", ["vllm", "nano-vllm"])
+@pytest.mark.parametrize("profile", ["vllm", "nano-vllm", "sglang"])
 @given(data=LIVES)
 @SETTINGS
 def test_no_operation_breaks_an_invariant(profile, ids, data):
-    """4 x 250 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
+    """6 x 250 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
     life = Life(endless(data), profile, ids=ids)
     while life.operations < OPERATIONS:
         life.operate()

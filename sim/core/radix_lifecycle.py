@@ -1,0 +1,108 @@
+"""Life cycle under SGLang's rules: when content gets into the radix tree, and what a retraction loses.
+
+A prompt is inserted when its batch is committed, a part of it before the next batch is made (`SglangMix`),
+and everything when the request ends. A retracted request loses all, the token in flight as well.
+
+Source: SGLang 0.5.23, srt/managers/scheduler_components/batch_result_processor.py and schedule_batch.py.
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.events import EventKind
+from pagecast.sim.core.lifecycle import Lifecycle
+from pagecast.sim.core.memory.radix_memory import RadixMemory
+from pagecast.sim.core.plan import Outcome, StepPlan
+from pagecast.sim.core.request import NEVER, Request, State
+
+
+class RadixLifecycle(Lifecycle):
+    """Moves requests from state to state over a `RadixMemory`.
+
+    Requests that end with one step end in the order of their batch (`Request.order`).
+    """
+
+    memory: RadixMemory
+
+    def _never_fits(self, request: Request) -> str:
+        """Why a request can never be served; SGLang admits none that leaves no token of the pool."""
+        longest = self.limits.max_model_len
+        if longest is not None and request.total_tokens > longest:
+            return self.limits.refusal(request.prompt_tokens, request.output_tokens)
+        size = self.limits.block_size
+        pool = self.limits.num_blocks * size
+        needed = -(-request.prompt_tokens // size) * size + request.output_tokens + size + 1
+        if needed > pool:
+            return (
+                f"needs {-(-needed // size)} blocks of {size} tokens; the pool has {self.limits.num_blocks}"
+            )
+        return ""
+
+    # ---- going back
+
+    def preempt(self, request: Request, *, served: bool = False) -> None:
+        """Retracts a request: it loses its KV and the token in flight, and waits at the end of the queue."""
+        self.preemptions += 1
+        request.preemptions += 1
+        running = self.running
+        request.lost_tokens = running.planned(request)
+        known = request.known if request.state is State.PREFILL else request.lost_tokens + 1
+        if self._in_flight(request):
+            known -= 1
+        if request.state is State.DRAINING:
+            running.forget_end(request)
+        running.remove(request)
+        request.computed = request.lost_tokens
+        self.memory.release(request)
+        request.computed = 0
+        request.known = known
+        self.log.add(EventKind.PREEMPTED, request.id)
+        request.state = State.WAITING
+        self.queue.put_back(request)
+
+    def _in_flight(self, request: Request) -> bool:
+        """Whether a plan in flight yields the request a token."""
+        for plan in self.running.in_flight:
+            if request in plan.decodes or any(
+                chunk.last and chunk.request is request for chunk in plan.chunks
+            ):
+                return True
+        return False
+
+    # ---- ending
+
+    def commit(self, plan: StepPlan, outcome: Outcome, now: int) -> list[Request]:
+        """Applies the outcome of a plan that was executed. Returns the requests that ended, in order."""
+        running = self.running
+        ending = dict.fromkeys(running.draining.pop(plan.last, ()))
+        for request in self._live(outcome.stopped):
+            if request in running.requests and request not in ending:
+                request.output_tokens = running.emitted(request)
+                ending[request] = None
+        ended = []
+        for chunk in plan.chunks:
+            request = chunk.request
+            if not chunk.last or request not in running.requests:
+                continue
+            if request.first_token_ns == NEVER:
+                request.first_token_ns = now
+            if request in ending:
+                ended.append(request)
+                self.finish(request, now)
+                del ending[request]
+            else:
+                self.memory.publish(request, chunk.start + chunk.tokens)
+        for request in sorted(ending, key=admission_order) if len(ending) > 1 else list(ending):
+            ended.append(request)
+            self.finish(request, now)
+        return ended
+
+    def finish(self, request: Request, now: int) -> None:
+        """Ends a request that has all its output; what was computed of it is inserted in the tree."""
+        total = request.prompt_tokens + request.output_tokens
+        computed = self.running.planned(request)
+        self.memory.settle(request, computed)
+        self.memory.publish(request, min(computed, total))
+        self._leave(request)
+        request.known = total
+        self._end(request, State.FINISHED, EventKind.FINISHED, now)

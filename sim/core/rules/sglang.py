@@ -1,0 +1,250 @@
+"""SGLang's turn: a batch of prompts if one can be made, else a decode of all running requests.
+
+One prompt at a time may be cut off and go on in later batches. Requests whose prompts are done join the
+running ones a turn later, when the batch they were in is merged. Out of memory, running requests are
+retracted: they lose all and wait again, at the end of the queue.
+
+Once somebody was turned away for lack of memory or places, the queue is not looked at until somebody leaves
+(`full`).
+
+Source: SGLang 0.5.23, srt/managers/scheduler.py, `get_next_batch_to_run`, and schedule_batch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.radix_memory import RadixMemory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.new_token_ratio import RETRACT_STEPS, NewTokenRatio
+from pagecast.sim.core.rules.prefill_adder import Headroom, PrefillAdder, Verdict
+from pagecast.sim.core.rules.sglang_order import SglangFcfs
+from pagecast.sim.core.sglang_settings import SglangSettings
+from pagecast.sim.core.step import Step
+
+
+class SglangMix:
+    """Batches of prompts and of decodes in turn.
+
+    `batch` are the running requests in SGLang's order, `merging` those of the last batch of prompts, which
+    join it in the next turn, `unfinished` is the request whose prompt is cut off.
+    """
+
+    def __init__(self, settings: SglangSettings) -> None:
+        self.settings = settings
+        self.batch: list[Request] = []
+        self.merging: list[Request] | None = None
+        self.unfinished: Request | None = None
+        self.full = False
+        self.ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._numbered = 0
+
+    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Makes a batch of prompts, or else of decodes."""
+        assert isinstance(memory, RadixMemory)
+        self._merge(step, memory)
+        if self._prefill(step, memory, queue):
+            return
+        if self.batch:
+            self._decode(step, memory)
+        elif not step.lifecycle.requests:
+            self.ratio.reset()
+
+    def quiet(self, queue: Queue, decoding: int) -> bool:
+        """Whether the next turns only decode: nobody joins, leaves or may be admitted.
+
+        `decoding`: how many requests decode. It is fewer than run where the last token of some is in flight.
+        """
+        waits = queue.size and not self.full
+        return not waits and self.merging is None and self.unfinished is None and len(self.batch) == decoding
+
+    # ---- merging
+
+    def _merge(self, step: Step, memory: RadixMemory) -> None:
+        """Joins the requests of the last batch of prompts; publishes what is done of one that was cut off."""
+        running = step.running.requests
+        unfinished = self.unfinished
+        if unfinished is not None and unfinished not in running:
+            self.unfinished = unfinished = None  # it was cancelled
+        if unfinished is not None:
+            memory.publish(unfinished, unfinished.computed)
+        merging, self.merging = self.merging, None
+        if merging is not None:
+            joining = [each for each in merging if each in running and each is not unfinished]
+            if len(joining) < len(merging):
+                self.full = False
+            if joining and not self.batch:
+                self.full = False
+            if joining:
+                self._number(joining)
+                self.batch = self.batch + joining
+        left = [request for request in self.batch if request in running]
+        if len(left) < len(self.batch):
+            self.batch = left
+            self.full = False
+
+    def _number(self, requests: list[Request]) -> None:
+        """Puts requests after all others: in this order they end where several end in one step."""
+        for request in requests:
+            self._numbered += 1
+            request.order = self._numbered
+
+    # ---- prompts
+
+    def _prefill(self, step: Step, memory: RadixMemory, queue: Queue) -> bool:
+        """Makes a batch of prompts. False: there is nothing to put in one."""
+        if not self.batch:
+            self.full = False
+        if (self.full or not queue.size) and self.unfinished is None:
+            return False
+        places = step.limits.max_num_seqs - len(self.batch)
+        if places <= 0 and self.unfinished is None:
+            self.full = True
+            return False
+        order = queue.order
+        assert isinstance(order, SglangFcfs)
+        waiting = order.arrange(memory)
+        adder = self._adder(step, memory)
+        if self.unfinished is not None:
+            adder.add_rest(self.unfinished)
+        self._admit(step, adder, waiting, places)
+        if not adder.added:
+            return False
+        self.unfinished = adder.unfinished
+        self._compute(step, memory, adder)
+        self._mix_in(step, memory, adder)
+        return True
+
+    def _adder(self, step: Step, memory: RadixMemory) -> PrefillAdder:
+        settings = self.settings
+        generated = _generated(step)
+        running = [(request, generated(request)) for request in self.batch]
+        return PrefillAdder(
+            memory,
+            Headroom(self.ratio.current, ignore_eos=settings.ignore_eos),
+            running,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            chunk_tokens=step.limits.max_num_batched_tokens if settings.chunked_prefill else None,
+            mixed=len(self.batch) if settings.mixed_chunk else 0,
+            ignore_eos=settings.ignore_eos,
+        )
+
+    def _admit(self, step: Step, adder: PrefillAdder, waiting: list[Request], places: int) -> None:
+        for request in waiting:
+            if adder.verdict() is Verdict.OTHER:
+                return
+            if len(adder.added) >= places:
+                self.full = True
+            if self.full:
+                return
+            verdict = adder.add(request)
+            if verdict is not Verdict.CONTINUE:
+                if verdict is Verdict.NO_TOKEN:
+                    step.failed_allocations += 1
+                    self.full = bool(adder.added) or bool(self.batch)
+                return
+
+    def _compute(self, step: Step, memory: RadixMemory, adder: PrefillAdder) -> None:
+        size = memory.block_size
+        for prompt in adder.added:
+            if prompt.match is not None:
+                step.admit(prompt.request, Hit(prompt.there, prompt.match.pages, 0, ()))
+                step.run(prompt.request)
+        tokens = sum([prompt.tokens for prompt in adder.added])
+        # With pages of several tokens SGLang makes room for one more per request.
+        memory.make_room(tokens if size == 1 else tokens + len(adder.added) * size)
+        for prompt in adder.added:
+            step.compute(prompt.request, prompt.tokens)
+        self.merging = [prompt.request for prompt in adder.added]
+
+    def _mix_in(self, step: Step, memory: RadixMemory, adder: PrefillAdder) -> None:
+        """Lets the running requests decode beside the prompts, where their memory is free."""
+        if not self.settings.mixed_chunk or not self.batch:
+            return
+        self._leave_out_ending()
+        if not self.batch or not memory.make_room(_next_tokens(step, memory)):
+            return
+        self._take_tokens(step, memory)
+        assert self.merging is not None
+        self.merging += self.batch
+        self.batch = []
+
+    # ---- decodes
+
+    def _decode(self, step: Step, memory: RadixMemory) -> None:
+        before = len(self.batch)
+        ending = self._leave_out_ending()
+        if not self.batch:
+            return
+        short = not memory.make_room(_next_tokens(step, memory))
+        if short and ending:
+            self.full = False  # the memory of those that end is free in a moment
+            return
+        if short:
+            step.failed_allocations += 1
+            self._retract(step, memory)
+        else:
+            self.ratio.decode()
+        if len(self.batch) < before:
+            self.full = False
+        if self.batch:
+            self._take_tokens(step, memory)
+
+    def _leave_out_ending(self) -> bool:
+        """Takes out the requests whose last token is in flight. Returns whether there were any."""
+        staying = [request for request in self.batch if request.state is not State.DRAINING]
+        ending = len(staying) < len(self.batch)
+        if ending:
+            self.batch = staying
+            self.full = False
+        return ending
+
+    def _take_tokens(self, step: Step, memory: RadixMemory) -> None:
+        """Takes a page for each request that begins one."""
+        size = memory.block_size
+        count = len(self.batch)
+        memory.make_room(count * size)
+        memory.take(len(step.crossing()))
+        step.end_decodes()
+
+    def _retract(self, step: Step, memory: RadixMemory) -> None:
+        """Retracts running requests until the others can decode, the one with the fewest tokens first.
+
+        Of equals the one with the longest prompt goes, and of these the last of the batch. One stays; where
+        it cannot go on alone, it is aborted.
+        """
+        generated = _generated(step)
+        left = sorted(
+            self.batch, key=lambda request: (generated(request), -request.prompt_tokens), reverse=True
+        )
+        retracted: list[Request] = []
+        while len(left) > 1 and (not retracted or not memory.make_room(_next_tokens(step, memory))):
+            victim = left.pop()
+            step.preempt(victim)
+            retracted.append(victim)
+            memory.make_room(len(left) * RETRACT_STEPS)
+        if len(left) == 1 and not memory.make_room(_next_tokens(step, memory)):
+            last = left.pop()
+            last.reason = "out of KV memory after all others were retracted"
+            step.lifecycle.cancel(last.id, step.now)
+        self._number(left)
+        self.batch = left
+        longest = sum([request.output_tokens for request in left])
+        self.ratio.retract(sum([generated(request) for request in left]), len(left), longest)
+
+
+def _generated(step: Step) -> Callable[[Request], int]:
+    """Tells how many tokens a running request is known to have generated: not that of a plan in flight."""
+    running = step.running
+    flying: set[Request] = set()
+    for plan in running.in_flight:
+        flying.update(plan.decodes)
+        flying.update([chunk.request for chunk in plan.chunks if chunk.last])
+    return lambda request: running.planned(request) + 1 - request.prompt_tokens - (request in flying)
+
+
+def _next_tokens(step: Step, memory: RadixMemory) -> int:
+    """Tokens of the pages that decoding requests begin in this step."""
+    return len(step.crossing()) * memory.block_size

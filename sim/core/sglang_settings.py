@@ -1,0 +1,38 @@
+"""SGLang's settings, in the names of its server arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecast.sim.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class SglangSettings:
+    """What SGLang's rules take besides `Limits`.
+
+    `max_num_batched_tokens` of the limits is the chunk size, and `chunked_prefill` says whether prompts are
+    cut into chunks at all. `max_prefill_tokens` bounds the prompts of a batch; the first may exceed it where
+    none is cut. `schedule_conservativeness` scales the part of its longest output that is reserved for a
+    running request.
+    `mixed_chunk`: decodes join a batch of prompts. `ignore_eos`: outputs end by length alone.
+    `eviction`: the order in which leaves of the radix tree are evicted.
+    """
+
+    max_prefill_tokens: int = 16384
+    chunked_prefill: bool = True
+    schedule_conservativeness: float = 1.0
+    mixed_chunk: bool = False
+    ignore_eos: bool = False
+    eviction: str = "lru"
+
+    def check(self) -> None:
+        """Errors: BadInput naming the first setting that cannot work."""
+        if self.max_prefill_tokens < 1:
+            raise BadInput(f"max_prefill_tokens is {self.max_prefill_tokens}; it must be at least 1")
+        if not self.schedule_conservativeness > 0:
+            raise BadInput(
+                f"schedule_conservativeness is {self.schedule_conservativeness}; it must be above 0"
+            )
+        if self.mixed_chunk and not self.chunked_prefill:
+            raise BadInput("mixed_chunk needs chunked prefill")
