@@ -1,0 +1,65 @@
+"""Random scenarios for SGLang, made from a seed by whole-number arithmetic alone.
+
+Requests are those of `specifications.py`, the configuration is SGLang's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specifications import Draw, checksum
+
+__all__ = ["Spec", "checksum", "specification"]
+
+Spec = dict[str, Any]
+EVICTION = ("lru", "lru", "lru", "lru", "lfu", "slru", "fifo", "mru", "filo")
+
+
+def specification(seed: int) -> Spec:
+    """The scenario of a seed."""
+    draw = SglangDraw(1_000_000 + seed)
+    return draw.sglang()
+
+
+class SglangDraw(Draw):
+    """One seed's choices."""
+
+    def sglang(self) -> Spec:
+        """The requests and cost of the base class, with a configuration of SGLang."""
+        self.priorities = False
+        base = self.specification()
+        requests = base["requests"]
+        if self.chance(6):
+            # More wait at once than SGLang looks up prefixes for.
+            requests += [dict(request) for request in requests * 4]
+            requests.sort(key=lambda request: request["arrival_us"])
+        page = self.choice(1, 1, 1, 2, 4, 16, 16, 64)
+        ignore_eos = self.chance(30)
+        for request in requests:
+            if ignore_eos:
+                request.pop("stop_after", None)
+        longest = max(request["input_tokens"] + request["output_tokens"] for request in requests)
+        prompts = sum(request["input_tokens"] for request in requests)
+        fewest = -(-(longest + 2 * page + 2) // page)
+        pages = (
+            fewest + self.between(0, self.choice(1, 3, fewest)) if self.tight else fewest * self.between(2, 8)
+        )
+        chunk = page * max(self.choice(8, 40, 200, 1000) // page, -(-prompts // (250 * page)), 1)
+        config = {
+            "page_size": page,
+            "usable_pages": pages,
+            "longest": longest,
+            "max_running_requests": self.choice(1, 2, 3, 4, 8, 16, 64),
+            "chunked_prefill_size": None if self.chance(20) else chunk,
+            "max_prefill_tokens": max(self.choice(20, 200, 16384), page),
+            "schedule_policy": ("fcfs", "lpm")[self.chance(50)],
+            "schedule_conservativeness": (0.01, 0.01, 0.1, 0.3, 1.0, 1.0, 1.5)[self.between(0, 6)],
+            "enable_mixed_chunk": self.chance(25),
+            "enable_prefix_caching": self.chance(85),
+            "overlap": self.chance(50),
+            "radix_eviction_policy": EVICTION[self.between(0, len(EVICTION) - 1)],
+            "ignore_eos": ignore_eos,
+        }
+        if config["chunked_prefill_size"] is None:
+            config["enable_mixed_chunk"] = False
+        return {"config": config, "cost": base["cost"], "requests": requests}

@@ -1,0 +1,109 @@
+"""SGLang's own scheduler as the golden answer: random scenarios, every turn the same.
+
+Batches in their order, admissions with their prefix hits, retractions, the queue's order, free and evictable
+pages, evicted tokens and the new-token ratio are compared, turn by turn, and each request's times.
+"""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from serve_sglang import Server, first_difference
+from sglang_decisions import Decisions, from_line, read, to_line
+from sglang_specifications import checksum, specification
+
+HERE = Path(__file__).parent
+FEW = range(40)
+MANY = range(40, 300)
+FRESH = range(300, 340)
+INTERPRETER = "PAGECAST_SGLANG_PYTHON"
+
+
+@cache
+def recorded(seeds: range) -> dict[int, Decisions]:
+    """The committed decisions of these seeds."""
+    name = f"sglang-{seeds.start}-{seeds.stop - 1}.jsonl.xz"
+    return {run.seed: run for run in read(HERE / "recorded" / name)}
+
+
+def check(run: Decisions, every: int = 0) -> None:
+    """Fails with the first difference between a run's decisions and the core's."""
+    spec = specification(run.seed)
+    assert checksum(spec) == run.checksum, "the specifications have changed: record the decisions again"
+    difference = first_difference(Server(run.seed, spec, every=every).run(), run)
+    assert not difference, f"seed {run.seed}: {difference}"
+
+
+def seed_name(seed: int) -> str:
+    return f"seed-{seed}"
+
+
+@pytest.mark.parametrize("seed", FEW, ids=seed_name)
+def test_every_turn_of_a_random_scenario_is_sglangs(seed):
+    check(recorded(FEW)[seed], every=50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MANY, ids=seed_name)
+def test_every_turn_of_many_random_scenarios_is_sglangs(seed):
+    check(recorded(MANY)[seed], every=50)
+
+
+def test_the_recorded_scenarios_ask_for_what_is_compared():
+    runs = recorded(FEW).values()
+    configs = [specification(run.seed)["config"] for run in runs]
+    for name in ("overlap", "enable_mixed_chunk", "enable_prefix_caching", "ignore_eos"):
+        assert {config[name] for config in configs} == {True, False}, name
+    assert {config["schedule_policy"] for config in configs} == {"fcfs", "lpm"}
+    assert any(config["chunked_prefill_size"] is None for config in configs)
+    assert sum(story.retractions for run in runs for story in run.served) > 20
+    assert sum(run.turns[-1].evicted_tokens > 0 for run in runs) > 20
+    assert sum(story.cached_tokens > 0 for run in runs for story in run.served) > 200
+
+
+def test_a_difference_is_named():
+    run = recorded(FEW)[0]
+    turn = run.turns[1]
+    other = run._replace(turns=[run.turns[0], turn._replace(ratio=2.0), *run.turns[2:]])
+    assert first_difference(run, other) == f"turn 1 at {turn.start_us} us: ratio {turn.ratio}, SGLang 2.0"
+
+
+def test_decisions_are_kept_without_loss():
+    run = recorded(FEW)[0]
+    assert from_line(to_line(run)) == run
+
+
+@pytest.fixture(scope="module")
+def sglang_python() -> str:
+    """The interpreter that has SGLang; skips where none is named."""
+    interpreter = os.environ.get(INTERPRETER)
+    if not interpreter:
+        pytest.skip(f"{INTERPRETER} names no interpreter with SGLang (see tests/differential/README.md)")
+    return interpreter
+
+
+def drive(interpreter: str, seeds: range) -> list[Decisions]:
+    """What SGLang's scheduler decides now."""
+    command = [interpreter, "drive_sglang.py", str(seeds.start), str(seeds.stop - 1)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == len(seeds), done.stderr[-2000:]
+    return [from_line(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_sglang_decides_today_what_was_recorded(sglang_python):
+    for run in drive(sglang_python, range(10)):
+        assert run == recorded(FEW)[run.seed]
+
+
+@pytest.mark.slow
+def test_scenarios_never_recorded_are_sglangs_as_well(sglang_python):
+    for run in drive(sglang_python, FRESH):
+        check(run)
