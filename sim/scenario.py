@@ -285,6 +285,8 @@ class Scenario(BaseModel):
     def _sglang(self) -> SglangSettings | None:
         """What only SGLang's rules ask for. Errors: BadInput where another profile is given it."""
         if self.profile == "sglang":
+            if self.eviction != "lru":
+                raise BadInput("eviction is not for the profile sglang; give radix_eviction_policy")
             return SglangSettings(
                 max_prefill_tokens=self.max_prefill_tokens,
                 chunked_prefill=self.enable_chunked_prefill,

@@ -1,6 +1,6 @@
 """A driver of SGLang's own scheduler in virtual time, without a GPU: prints what it decided, a line per seed.
 
-    python drive_sglang.py FIRST LAST
+    python drive_sglang.py FIRST LAST [pressure]
 
 runs with the interpreter that has SGLang (see README.md). Scheduler turn, prefill admission, batches,
 retraction, radix tree, allocator and result processing are SGLang's. This script takes the part of the event
@@ -480,7 +480,7 @@ def main() -> None:
     torch.set_num_threads(1)
     first, last = int(sys.argv[1]), int(sys.argv[2])
     for seed in range(first, last + 1):
-        spec = specification(seed)
+        spec = specification(seed, *sys.argv[3:])
         override = publish(spec["config"])
         try:
             print(to_line(Engine(seed, spec).run()), flush=True)

@@ -15,20 +15,30 @@ Spec = dict[str, Any]
 EVICTION = ("lru", "lru", "lru", "lru", "lfu", "slru", "fifo", "mru", "filo")
 
 
-def specification(seed: int) -> Spec:
-    """The scenario of a seed."""
+PRESSURE = "pressure"
+
+
+def specification(seed: int, *features: str) -> Spec:
+    """The scenario of a seed; with the feature `pressure`, running requests outgrow the memory."""
     draw = SglangDraw(1_000_000 + seed)
-    return draw.sglang()
+    return draw.sglang(pressure=PRESSURE in features)
 
 
 class SglangDraw(Draw):
     """One seed's choices."""
 
-    def sglang(self) -> Spec:
+    def sglang(self, *, pressure: bool) -> Spec:
         """The requests and cost of the base class, with a configuration of SGLang."""
         self.priorities = False
         base = self.specification()
         requests = base["requests"]
+        if pressure:
+            self.tight = True
+            for request in requests:
+                request["output_tokens"] = self.between(self.longest // 2 + 1, self.longest + 2)
+                request["arrival_us"] //= 50
+                if "stop_after" in request:
+                    request["stop_after"] = self.between(1, request["output_tokens"])
         if self.chance(6):
             # More wait at once than SGLang looks up prefixes for.
             requests += [dict(request) for request in requests * 4]
@@ -62,4 +72,8 @@ class SglangDraw(Draw):
         }
         if config["chunked_prefill_size"] is None:
             config["enable_mixed_chunk"] = False
+        if pressure:
+            config["max_running_requests"] = 16
+            config["schedule_conservativeness"] = 0.01
+            config["ignore_eos"] = False
         return {"config": config, "cost": base["cost"], "requests": requests}

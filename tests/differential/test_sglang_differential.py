@@ -22,19 +22,21 @@ HERE = Path(__file__).parent
 FEW = range(40)
 MANY = range(40, 300)
 FRESH = range(300, 340)
+PRESSURE = range(20)
+MORE_PRESSURE = range(20, 100)
 INTERPRETER = "PAGECAST_SGLANG_PYTHON"
 
 
 @cache
-def recorded(seeds: range) -> dict[int, Decisions]:
-    """The committed decisions of these seeds."""
-    name = f"sglang-{seeds.start}-{seeds.stop - 1}.jsonl.xz"
+def recorded(seeds: range, feature: str = "") -> dict[int, Decisions]:
+    """The committed decisions of these seeds, without or with a feature."""
+    name = f"sglang-{feature}{'-' if feature else ''}{seeds.start}-{seeds.stop - 1}.jsonl.xz"
     return {run.seed: run for run in read(HERE / "recorded" / name)}
 
 
-def check(run: Decisions, every: int = 0) -> None:
+def check(run: Decisions, *features: str, every: int = 0) -> None:
     """Fails with the first difference between a run's decisions and the core's."""
-    spec = specification(run.seed)
+    spec = specification(run.seed, *features)
     assert checksum(spec) == run.checksum, "the specifications have changed: record the decisions again"
     difference = first_difference(Server(run.seed, spec, every=every).run(), run)
     assert not difference, f"seed {run.seed}: {difference}"
@@ -55,6 +57,17 @@ def test_every_turn_of_many_random_scenarios_is_sglangs(seed):
     check(recorded(MANY)[seed], every=50)
 
 
+@pytest.mark.parametrize("seed", PRESSURE, ids=seed_name)
+def test_every_turn_under_pressure_is_sglangs(seed):
+    check(recorded(PRESSURE, "pressure")[seed], "pressure", every=50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MORE_PRESSURE, ids=seed_name)
+def test_every_turn_of_many_scenarios_under_pressure_is_sglangs(seed):
+    check(recorded(MORE_PRESSURE, "pressure")[seed], "pressure", every=50)
+
+
 def test_the_recorded_scenarios_ask_for_what_is_compared():
     runs = recorded(FEW).values()
     configs = [specification(run.seed)["config"] for run in runs]
@@ -62,7 +75,8 @@ def test_the_recorded_scenarios_ask_for_what_is_compared():
         assert {config[name] for config in configs} == {True, False}, name
     assert {config["schedule_policy"] for config in configs} == {"fcfs", "lpm"}
     assert any(config["chunked_prefill_size"] is None for config in configs)
-    assert sum(story.retractions for run in runs for story in run.served) > 20
+    pressed = recorded(PRESSURE, "pressure").values()
+    assert sum(story.retractions for run in pressed for story in run.served) > 50
     assert sum(run.turns[-1].evicted_tokens > 0 for run in runs) > 20
     assert sum(story.cached_tokens > 0 for run in runs for story in run.served) > 200
 

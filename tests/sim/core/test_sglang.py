@@ -247,6 +247,8 @@ def test_unknown_settings_are_named():
         scheduler(settings=SglangSettings(mixed_chunk=True, chunked_prefill=False))
     with pytest.raises(BadInput, match="enable_mixed_chunk is for the profile sglang; the profile is vllm"):
         Scenario(enable_mixed_chunk=True).limits()
+    with pytest.raises(BadInput, match="give radix_eviction_policy"):
+        Scenario(profile="sglang", eviction="lfu").limits()
 
 
 @pytest.mark.parametrize(
