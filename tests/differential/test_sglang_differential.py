@@ -76,7 +76,7 @@ def test_the_recorded_scenarios_ask_for_what_is_compared():
     assert {config["schedule_policy"] for config in configs} == {"fcfs", "lpm"}
     assert any(config["chunked_prefill_size"] is None for config in configs)
     pressed = recorded(PRESSURE, "pressure").values()
-    assert sum(story.retractions for run in pressed for story in run.served) > 50
+    assert sum(story.retractions for run in pressed for story in run.served) >= 20
     assert sum(run.turns[-1].evicted_tokens > 0 for run in runs) > 20
     assert sum(story.cached_tokens > 0 for run in runs for story in run.served) > 200
 
