@@ -22,8 +22,11 @@ from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
+from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
+from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.host_link import HostLinks, LinkSpec, host_bytes_per_s
 from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.yaml_documents import read_mapping
@@ -175,6 +178,37 @@ class Scenario(BaseModel):
         "lru", description="sglang: which cached prefix is evicted first"
     )
     ignore_eos: bool = Field(False, description="sglang: outputs end by length alone, and it knows")
+    kv_offloading_size: float | None = Field(
+        None, gt=0, description="GiB of host memory that KV is offloaded to (vLLM; default: none)"
+    )
+    kv_offloading_backend: Literal["native"] = Field(
+        "native", description="who offloads: native, vLLM's OffloadingConnector"
+    )
+    kv_offloading_eviction_policy: Literal["lru", "arc"] = Field(
+        "lru", description="order in which offloaded blocks give way (vLLM: lru)"
+    )
+    kv_offloading_block_size: int | None = Field(
+        None, ge=1, description="tokens of an offloaded block, a multiple of block_size (vLLM: block_size)"
+    )
+    offload_prompt_only: bool = Field(True, description="offload prompts, not what is generated (vLLM: on)")
+    kv_offloading_store_threshold: int = Field(
+        0, ge=0, description="offload a block once it was looked up so often (vLLM: 0, at once)"
+    )
+    host_load_gb_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="GB/s that loads from host memory reach (default: by the GPU's PCIe generation)",
+    )
+    host_store_gb_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="GB/s that stores to host memory reach (default: by the GPU's PCIe generation)",
+    )
+    host_latency_ms: float = Field(0.05, ge=0, description="milliseconds that each transfer takes beside")
+    failing_transfers: float = Field(0.0, ge=0, le=1, description="share of transfers that fail")
+    slow_transfers: float = Field(
+        0.0, ge=0, le=1, description="share of transfers that take ten times as long"
+    )
     seed: int = Field(0, description="seed of all random draws")
 
     @classmethod
@@ -278,6 +312,7 @@ class Scenario(BaseModel):
             max_loras=self.max_loras,
             tenants=None if self.tenants is None else Tenants.parse(self.tenants),
             sglang=self._sglang(),
+            host=self.host_tier(),
         )
         limits.check()
         return limits
@@ -301,6 +336,45 @@ class Scenario(BaseModel):
         if not self.enable_chunked_prefill and not self.profile.startswith("trtllm"):
             raise BadInput(f"the profile {self.profile} always cuts long prompts into chunks")
         return None
+
+    def host_tier(self) -> HostTierSpec | None:
+        """The host tier; None where KV is not offloaded. Errors: BadInput for a size that does not fit."""
+        if self.kv_offloading_size is None:
+            return None
+        wanted = self.kv_offloading_block_size or self.block_size
+        if wanted % self.block_size:
+            raise BadInput(
+                f"kv_offloading_block_size {wanted} is no multiple of block_size {self.block_size}"
+            )
+        factor = wanted // self.block_size
+        block_bytes = self.layout().block_bytes * self.tensor_parallel_size
+        room = int(self.kv_offloading_size * GIB) // (block_bytes * factor)
+        if not room:
+            raise BadInput(f"kv_offloading_size {self.kv_offloading_size} GiB has no room for a single block")
+        return HostTierSpec(
+            blocks=room,
+            factor=factor,
+            eviction_policy=self.kv_offloading_eviction_policy,
+            prompt_only=self.offload_prompt_only,
+            store_threshold=self.kv_offloading_store_threshold,
+        )
+
+    def host_links(self) -> HostLinks | None:
+        """How fast blocks move between a GPU and its host; None where KV is not offloaded."""
+        if self.kv_offloading_size is None:
+            return None
+        usual = host_bytes_per_s(find_gpu(self.gpu))
+
+        def link(gb_per_s: float | None) -> LinkSpec:
+            return LinkSpec(
+                bytes_per_s=usual if gb_per_s is None else gb_per_s * 1e9,
+                latency_ns=round(self.host_latency_ms * 1e6),
+                failing=self.failing_transfers,
+                slow=self.slow_transfers,
+            )
+
+        load, store = link(self.host_load_gb_per_s), link(self.host_store_gb_per_s)
+        return HostLinks(self.layout().block_bytes, load, store, self.seed)
 
     @property
     def _serves_groups(self) -> bool:

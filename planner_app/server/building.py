@@ -61,6 +61,8 @@ def simulated_replica(
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
     if scenario.speculation is not None:
         raise BadInput("`serve` simulates no speculative decoding; leave speculative_config out")
+    if scenario.kv_offloading_size is not None:
+        raise BadInput("`serve` simulates no KV offloading; leave kv_offloading_size out")
     limits = scenario.limits(_blocks_per_block(scenario, simulation))
     longest = max_model_len(scenario)
     answers = Answers(

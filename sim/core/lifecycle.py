@@ -114,6 +114,8 @@ class Lifecycle:
         request.order = self._admissions
         request.computed = tokens
         request.reused_tokens += tokens
+        if request.first_token_ns == NEVER:
+            request.found_tokens = tokens
         if request.cached_tokens == NEVER:
             request.cached_tokens = tokens
             request.external_tokens = external

@@ -48,6 +48,7 @@ class Request:
         "finished_ns",
         "first_token_ns",
         "flying",
+        "found_tokens",
         "id",
         "index",
         "keys",
@@ -105,6 +106,7 @@ class Request:
         self.order = 0  # number of its latest admission
         self.cached_tokens = NEVER  # prefix hit at first admission
         self.reused_tokens = 0  # prefix hits of all admissions
+        self.found_tokens = 0  # prefix hit at its latest admission before its first token
         self.external_tokens = 0  # of `cached_tokens`, those loaded from a lower tier
         self.last_external = 0  # tokens that its latest load brought or is to bring
         self.lost_tokens = 0  # computed tokens that its latest preemption threw away

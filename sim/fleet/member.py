@@ -58,6 +58,7 @@ class Member:
             self.recorder,
             fast_forward=fast_forward,
             speculation=speculation,
+            links=scenario.host_links(),
         )
         self.started_ns = int(env.now)
         self.ready_ns = self.started_ns

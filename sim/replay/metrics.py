@@ -67,6 +67,7 @@ def request_table(
         "input_tokens",
         "output_tokens",
         "cached_tokens",
+        "external_tokens",
         "reused_tokens",
         "recomputed_tokens",
         "preemptions",

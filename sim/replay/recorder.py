@@ -38,6 +38,7 @@ REQUEST_COLUMNS = (
     "input_tokens",
     "output_tokens",
     "cached_tokens",
+    "external_tokens",
     "reused_tokens",
     "recomputed_tokens",
     "preemptions",
@@ -53,7 +54,7 @@ class Recorder:
     """Collects requests, steps and events of one replica.
 
     `out`: a folder that gets `steps.parquet` and `events.parquet` in pieces while the replay goes on.
-    `keep_steps`: hold the steps in memory as well. Requests are always held, 104 bytes each.
+    `keep_steps`: hold the steps in memory as well. Requests are always held, 112 bytes each.
     """
 
     def __init__(self, *, keep_steps: bool = False, out: Path | None = None) -> None:
@@ -123,6 +124,7 @@ class Recorder:
                 request.prompt_tokens,
                 request.output_tokens,
                 request.cached_tokens,
+                request.external_tokens,
                 request.reused_tokens,
                 request.recomputed_tokens,
                 request.preemptions,

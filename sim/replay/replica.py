@@ -13,19 +13,23 @@ them. Where the scheduler says that nothing will be decided for a while, those s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
 import simpy
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.stride import Stride
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
+from pagecast.sim.machine.host_link import HostLinks
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.transfers import Ended, Transfers
 from pagecast.sim.speculation.costs import shape_of
 from pagecast.sim.speculation.speculation import Speculation
 from simpy.events import URGENT
@@ -42,6 +46,7 @@ class Replica:
 
     `fast_forward=False` makes every step a flight of its own; the outcome is the same to the nanosecond.
     `after_step` is called between steps, for checks. `speculation`: the drafter of the scheduler, if any.
+    `links`: what its host tier is reached by, if it has one.
 
     Where `arrivals.open` is true, somebody adds requests while the replica runs, at the environment's time,
     and calls `wake` after each; the replica waits where it has nothing to do. `clock` is the time of its
@@ -60,6 +65,7 @@ class Replica:
         fast_forward: bool = True,
         after_step: Callable[[], None] | None = None,
         speculation: Speculation | None = None,
+        links: HostLinks | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
@@ -70,6 +76,8 @@ class Replica:
         self.fast_forward = fast_forward
         self.after_step = after_step
         self.speculation = speculation
+        self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
+        self._told: deque[tuple[int, Ended]] = deque()  # ends of transfers, by the step that reports them
         self._pipeline: Pipeline[FlightTimes] = Pipeline(scheduler)
         self._device_free = 0
         self._base = 0  # when the first step of the newest stretch begins
@@ -171,6 +179,9 @@ class Replica:
                     now = launched
                     if len(flights) <= depth:
                         continue
+                elif not flights and self.transfers is not None and self.transfers.busy:
+                    now = yield from self._wait_for_transfer(self.transfers, now)
+                    continue
                 elif not flights:
                     goal = arrivals.next_ns
                     if goal == NEVER_NS:
@@ -196,6 +207,8 @@ class Replica:
             self.clock = now
             outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
             ended = pipeline.commit(outcome, now)
+            while self._told and self._told[0][0] <= plan.step:
+                self.scheduler.transferred(*self._told.popleft()[1])
             self.recorder.step(plan, start_ns, end_ns)
             for request in ended:
                 self._ended(request, now)
@@ -203,6 +216,24 @@ class Replica:
                 self.after_step()
         if now > env.now and not self._stopped:
             yield env.timeout(now - env.now)
+
+    def _wait_for_transfer(self, transfers: Transfers, now: int) -> Generator[Any, Any, int]:
+        """Lets time pass until a transfer ends or something arrives, where nothing can be computed before."""
+        transfers.begin(None, now, self._device_free)
+        end = transfers.next_ns
+        assert end is not None
+        goal = max(now, min(end, self.arrivals.next_ns))
+        others = self.env._queue
+        if others and others[0][0] <= goal:
+            self._idle = self.env.event()
+            yield self._idle | self.env.timeout(max(goal - self.env.now, 0))
+            self._idle = None
+            goal = max(now, min(goal, int(self.env.now)))
+        done = transfers.ended(goal)
+        if done is not None:
+            self.scheduler.transferred(*done)
+            goal += self.costs.host_ns(1)
+        return goal
 
     def _others_first(self, goal: int) -> bool:
         """Whether other processes have something to do before a step planned at `goal`: earlier, or urgently
@@ -259,6 +290,9 @@ class Replica:
             plan = self.scheduler.plan(now)
         if plan is None:
             return None
+        if not plan.computes:
+            assert self.transfers is not None
+            return self.transfers.begin(plan, now + self.costs.host_ns(1), self._device_free)
         return self._launch(plan, now, warm)
 
     def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
@@ -266,6 +300,8 @@ class Replica:
         costs = self.costs
         n = plan.decode_n
         launched = host = now + costs.host_ns(len(plan.decodes) + len(plan.chunks))
+        if self.transfers is not None and (self.transfers.busy or plan.loads or plan.stores):
+            launched = host = self._transfer(self.transfers, plan, host)
         saved = self._saved(n)
         if self.speculation is not None:
             return self._launch_guesses(self.speculation, plan, now, host, warm - saved)
@@ -284,6 +320,14 @@ class Replica:
             duration = costs.decode_line(n).ns(plan.decode_ctx, plan.decode_max) + warm - saved
             self._prompt_tokens = 0
         return self._fly(plan, now, host, launched, duration)
+
+    def _transfer(self, transfers: Transfers, plan: StepPlan, host: int) -> int:
+        """Submits a step's transfers, and notes what it will report. Returns when it may be launched."""
+        begin = transfers.begin(plan, host, self._device_free)
+        done = transfers.ended(begin)
+        if done is not None:
+            self._told.append((plan.step, done))
+        return begin
 
     def _fly(self, plan: StepPlan, now: int, host: int, launched: int, duration: int) -> int:
         free = self._device_free
@@ -319,6 +363,8 @@ class Replica:
         if self.scheduler.memory.timed is not None:
             due = min(due, self.scheduler.memory.due_ns)
         self._prompt_tokens = 0
+        if self.transfers is not None and self.transfers.busy:
+            quiet = 1
         if not self._pipeline.depth:
             self._base = now
             gap += host
@@ -333,6 +379,8 @@ class Replica:
             elif busy < now + host:
                 self._base = now + host
             plan = stride.plan(steps)
+        if self.transfers is not None and self.transfers.busy:
+            self._transfer(self.transfers, plan, now + host)
         flight = self._times(plan, line, now, now + host, gap)
         self._pipeline.add(plan, flight)
         return now + host
@@ -368,3 +416,9 @@ class Replica:
             self.speculation.ended(request)
         self.arrivals.ended(request.index, now)
         self.recorder.request(request)
+
+
+def _checked(links: HostLinks | None) -> HostLinks:
+    if links is None:
+        raise BadInput("a replica with a host tier needs `links`: how fast its blocks are copied")
+    return links

@@ -43,6 +43,7 @@ from pagecast.sim.replay.metrics import (
     statistics,
 )
 from pagecast.sim.replay.notes import notes
+from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
 from pagecast.sim.replay.speculating import speculate
@@ -119,7 +120,7 @@ def replay(
         checker = Checker(scheduler, check_every) if check_every else None
         env = simpy.Environment()
         started = time.perf_counter()
-        Replica(
+        replica = Replica(
             env,
             scheduler,
             costs,
@@ -129,6 +130,7 @@ def replay(
             fast_forward=fast_forward,
             after_step=checker.after_step if checker else None,
             speculation=speculation,
+            links=scenario.host_links(),
         )
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
@@ -146,6 +148,10 @@ def replay(
         if speculation is not None:
             summary["itl_s"] = statistics(speculation.gaps_s())
             summary["speculation"] = speculation.figures()
+        if scheduler.offloading is not None and replica.transfers is not None:
+            summary["offloading"] = offloading_figures(
+                scheduler.offloading, replica.transfers, table, summary["makespan_s"]
+            )
         remarks = notes(trace, scenario, costs, table, recorder, share)
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:

@@ -20,6 +20,7 @@ def offload(spec: Spec, seed: int) -> Spec:
     draw = random.Random(f"offloading {seed}")
     config = spec["config"]
     blocks = config["usable_blocks"]
+    _serve_groups(config)
     sizes = {group["block_size"] for group in config.get("kv_groups", [config])}
     factor = draw.choice((1, 1, 1, 2, 3)) if len(sizes) == 1 else 1
     tier: Spec = {
@@ -37,10 +38,26 @@ def offload(spec: Spec, seed: int) -> Spec:
         "load_us": draw.choice((1, 50, 1_000)),
         "store_us": draw.choice((1, 50, 1_000, 4_000)),
     }
+    if config["block_size"] == 1:
+        # vLLM loads a prompt of a single token again and again, where that is a whole block.
+        spec["requests"] = [request for request in spec["requests"] if request["input_tokens"] > 1]
     for request in spec["requests"]:
         request["arrival_us"] *= draw.choice((1, 1, 2))
     spec["requests"].sort(key=lambda request: request["arrival_us"])
     return spec
+
+
+def _serve_groups(config: Spec) -> None:
+    """Leaves out of a hybrid model what vLLM's connector does not serve."""
+    if "kv_groups" not in config:
+        return
+    groups = [group for group in config["kv_groups"] if not group.get("state")]
+    for group in groups:
+        if "chunk" in group:
+            group["window"] = group.pop("chunk")
+    config["kv_groups"] = groups
+    if len({group["block_size"] for group in groups}) > 1:
+        config["enable_prefix_caching"] = True
 
 
 class TransferDigests:

@@ -201,6 +201,7 @@ def record(
         recorder,
         after_step=after_step,
         speculation=speculation,
+        links=scenario.host_links(),
     )
     env.run()
     collector.take()

@@ -34,6 +34,8 @@ class HostBlocks:
         )
         self._threshold = store_threshold
         self._looks: OrderedDict[int, int] | None = OrderedDict() if store_threshold > 1 else None
+        self._state = 0  # changes whenever a slot gets or loses its content
+        self._refused: dict[tuple[int, int, int], tuple[int, int]] = {}  # see `_is_refused_again`
         self._fresh = 0  # slots used so far, counted from 0
         self._free: list[int] = []
 
@@ -135,7 +137,10 @@ class HostBlocks:
         Their slots are in `slots`; they can be loaded from `written` on. None: there is no room now, since
         too many blocks are pinned.
         """
+        asked = names[0], names[-1], len(names)
         looks = self._looks
+        if self._refused and looks is None and self._is_refused_again(asked):
+            return None
         if looks is not None:
             often = [name for name in names if looks.get(name, 0) >= self._threshold]
             self.skipped_stores += len(names) - len(often)
@@ -145,7 +150,12 @@ class HostBlocks:
         missing = len(wanted) - (self.room - len(slots))
         if missing > 0 and not self._give_way(missing, set(names)):
             self.refused_stores += 1
+            self._refused[asked] = (self._state, missing)
             return None
+        if not wanted:
+            return wanted
+        self._state += 1
+        self._refused.clear()
         for name in wanted:
             if self._fresh < self.room:
                 slots[name] = self._fresh
@@ -155,6 +165,19 @@ class HostBlocks:
             self.pins[name] = BEING_WRITTEN
             self.eviction.add(name)
         return wanted
+
+    def _is_refused_again(self, asked: tuple[int, int, int]) -> bool:
+        """Whether blocks that found no room (by the first, the last, how many) still find none.
+
+        That is told without looking at each: nothing has been stored since, and too few are unpinned.
+        """
+        if asked not in self._refused:
+            return False
+        state, missing = self._refused[asked]
+        if state != self._state or missing <= len(self.slots) - len(self.pins):
+            return False
+        self.refused_stores += 1
+        return True
 
     def _give_way(self, count: int, kept: set[int]) -> bool:
         if count > len(self.slots) - len(self.pins):
@@ -177,6 +200,7 @@ class HostBlocks:
             del self.pins[name]
             if failed:
                 self.eviction.remove(name)
+                self._state += 1
                 self._free.append(self.slots.pop(name))
                 continue
             self.eviction.free(name)
@@ -191,4 +215,6 @@ class HostBlocks:
         self.pins.clear()
         self.eviction.clear()
         self._free.clear()
+        self._refused.clear()
+        self._state += 1
         self._fresh = 0

@@ -51,6 +51,7 @@ class LeastRecentlyUsed:
     def __init__(self) -> None:
         self.settles = True
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._last: tuple[Sequence[int], int] | None = None  # touched last, if nothing has happened since
 
     def add(self, name: int) -> None:
         """Nothing: it is pinned."""
@@ -58,6 +59,7 @@ class LeastRecentlyUsed:
     def free(self, name: int) -> None:
         """Puts a block last."""
         self._idle[name] = None
+        self._last = None
 
     def pin(self, name: int) -> None:
         """Takes a block out of the order."""
@@ -69,6 +71,9 @@ class LeastRecentlyUsed:
 
     def touch(self, names: Sequence[int]) -> None:
         """Puts the blocks last, the first of them foremost."""
+        if self._last is not None and self._last[0] is names and self._last[1] == len(names):
+            return  # all of them are already
+        self._last = names, len(names)
         idle = self._idle
         move = idle.move_to_end
         for name in reversed(names):

@@ -101,6 +101,7 @@ class Offloading:
         self._flushed: dict[int, None] = {}
         self._kept: deque[tuple[int, Callable[[], None]]] = deque()  # blocks to be given back after a step
         self._refused: set[Request] = set()  # there was no room when they last stored something
+        self._room_made = False  # a transfer has ended since somebody tried
         self._windows = [group for group in self.groups if group.window]
         # Full attention is looked up first, then windows, the longest first.
         self._lookups = [group for group in self.groups if not group.window]
@@ -117,7 +118,8 @@ class Offloading:
     @property
     def quiet_steps(self) -> int:
         """How many decode steps may be planned ahead: 1 while transfers run, 0 where blocks are watched."""
-        if self._watched or self._refused or not self.spec.prompt_only:
+        retried = self._refused and (self.jobs or self._room_made)
+        if self._watched or retried or not self.spec.prompt_only:
             return 0
         return 1 if self.jobs or self._kept else 1 << 62
 
@@ -337,6 +339,7 @@ class Offloading:
         taken = self._memory.take_taken() if self._watched or self._windows else ()
         if self._watched or self._windows:
             self._look_at_given(chunks, decodes, taken, given, preempted=preempted)
+        self._room_made = False
         made: list[Transfer] = []
         for request, tokens in self._storing(chunks, decodes):
             transfer = self._store(request, tokens)
@@ -550,6 +553,7 @@ class Offloading:
 
     def transferred(self, numbers: Iterable[int], lost: Sequence[int] = ()) -> None:
         """Takes note that transfers have ended, in this order; `lost`: those of them that failed."""
+        self._room_made = True
         for number in numbers:
             job = self.jobs.pop(number, None)
             if job is not None:

@@ -59,6 +59,17 @@ GIVEN: dict[str, Any] = {
     "schedule_conservativeness": 0.5,
     "radix_eviction_policy": "lfu",
     "ignore_eos": True,
+    "kv_offloading_size": 12.5,
+    "kv_offloading_backend": "native",
+    "kv_offloading_eviction_policy": "arc",
+    "kv_offloading_block_size": 64,
+    "offload_prompt_only": False,
+    "kv_offloading_store_threshold": 2,
+    "host_load_gb_per_s": 20.0,
+    "host_store_gb_per_s": 10.0,
+    "host_latency_ms": 0.2,
+    "failing_transfers": 0.1,
+    "slow_transfers": 0.2,
     "seed": 5,
 }
 

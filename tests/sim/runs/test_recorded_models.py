@@ -1,16 +1,17 @@
 """vLLM 0.24 serving models of several kinds: every recorded decision is the core's.
 
 The runs were recorded on H200s with random weights: a mixture of experts, a model split over two GPUs, a
-model whose layers keep different tokens (Gemma 3), and n-gram speculation.
+model whose layers keep different tokens (Gemma 3), n-gram speculation, and KV offloading to host memory.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.forecast import forecast
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.sim.runs.validate import compare_decisions
+from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 
 RUNS = Path(__file__).parent / "recorded"
 NAMES = (
@@ -69,8 +70,22 @@ def test_a_mixture_of_experts_is_forecast_within_three_percent_on_a_run_that_fit
     assert coverage is not None and coverage >= 0.8
 
 
-def test_offloading_changes_no_decision_before_the_first_load_from_the_host() -> None:
-    """The recorded engine loads a preempted request's blocks at step 1481; the core has no host tier."""
-    report = compare_decisions(RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-offload-mooncake"))
+def test_every_decision_with_a_host_tier_is_the_engines() -> None:
+    """The ends of loads are recorded; stores end as at 45 GB/s, and any rate from 15 GB/s on does too."""
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-offload-mooncake")
+    replay = DecisionReplay(run)
+    assert compare_decisions(run).ok
+    for number in range(len(run.steps)):
+        replay.step(number)
+    offloading = replay.scheduler.offloading
+    assert offloading is not None
+    assert offloading.loaded_blocks > 0
+    assert offloading.host.evicted_blocks > 50_000
+
+
+def test_without_the_host_tier_the_first_load_is_computed_anew() -> None:
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-offload-mooncake")
+    config = {name: value for name, value in run.meta["config"].items() if name != "kv_offloading"}
+    report = compare_decisions(replace(run, meta={**run.meta, "config": config}, transfers=()))
     assert report.first_mismatch is not None
     assert report.first_mismatch.startswith("step 1481 ")

@@ -1,0 +1,45 @@
+"""Link between a GPU and its host's memory: what a copy of KV blocks reaches, by PCIe generation.
+
+A copy between pinned host memory and the device reaches about 0.86 of what the link carries: 55 of
+64 GB/s on an H200, 25 of 32 GB/s on an A100, one way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pagecast.sim.machine.gpus import Gpu
+
+_OLDER = ("A100", "A10", "A10G", "A30", "A40", "L4", "L40", "L40S", "RTX", "T4", "V100", "MI250X", "MI210")
+GEN4_BYTES_PER_S = 25e9
+GEN5_BYTES_PER_S = 55e9
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """One direction of a link. A transfer takes `latency_ns`, and its bytes at `bytes_per_s`.
+
+    `failing`: so large a share of the transfers fail. `slow`: so large a share take `slowness` times as long.
+    """
+
+    bytes_per_s: float
+    latency_ns: int = 0
+    failing: float = 0.0
+    slow: float = 0.0
+    slowness: float = 10.0
+
+
+class HostLinks(NamedTuple):
+    """What a replica's host tier is reached by: bytes of a device block, and the link's two directions."""
+
+    block_bytes: int
+    load: LinkSpec
+    store: LinkSpec
+    seed: int = 0
+
+
+def host_bytes_per_s(gpu: Gpu) -> float:
+    """Bytes per second that a copy between host and device reaches, one way."""
+    older = gpu.name.split()[0] in _OLDER
+    return GEN4_BYTES_PER_S if older else GEN5_BYTES_PER_S

@@ -1,0 +1,94 @@
+"""Transfers of one replica: what its worker does for KV offloading, in simulated time.
+
+A step's loads are submitted when the step is launched, its stores when the next one is: after the tokens are
+out. Stores wait for what the device is computing then. Each direction carries one job after another. What has
+ended is reported with the step launched next, as in vLLM, whose worker looks once per step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from pagecast.sim.core.plan import StepPlan, Transfer
+from pagecast.sim.machine.host_link import HostLinks
+from pagecast.sim.replay.links import Link
+
+
+class Ended(NamedTuple):
+    """Transfers that have ended, in order; `lost` are those of them that failed."""
+
+    jobs: tuple[int, ...]
+    lost: tuple[int, ...]
+
+
+class Transfers:
+    """The transfers under way of one replica. `flush_wait_ns`: for how long steps waited for stores."""
+
+    def __init__(self, links: HostLinks) -> None:
+        self.load = Link(links.load, "load", links.seed)
+        self.store = Link(links.store, "store", links.seed)
+        self.flush_wait_ns = 0
+        self._block_bytes = links.block_bytes
+        self._unsubmitted: tuple[Transfer, ...] = ()
+        self._under_way: dict[int, tuple[int, bool]] = {}  # by job: its end, and whether it fails
+        self._loads: deque[int] = deque()
+        self._stores: deque[int] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer is under way or waits to be submitted."""
+        return bool(self._under_way or self._unsubmitted)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next transfer ends; None where none is under way."""
+        ends = [self._under_way[jobs[0]][0] for jobs in (self._loads, self._stores) if jobs]
+        return min(ends, default=None)
+
+    def begin(self, plan: StepPlan | None, now: int, device_free: int) -> int:
+        """Submits what a plan brings, at its launch. Returns when the step may begin.
+
+        `device_free`: when the device has computed all steps before it. Without a plan only stores go out.
+        """
+        for job in self._unsubmitted:
+            self._submit(self.store, self._stores, job, max(now, device_free))
+        self._unsubmitted = ()
+        if plan is None:
+            return now
+        for job in plan.loads:
+            self._submit(self.load, self._loads, job, now)
+        self._unsubmitted = plan.stores
+        start = now
+        for number in plan.flushed:
+            if number in self._under_way:
+                start = max(start, self._under_way[number][0])
+        self.flush_wait_ns += start - now
+        return start
+
+    def _submit(self, link: Link, jobs: deque[int], job: Transfer, now: int) -> None:
+        self._under_way[job.job] = link.submit(now, len(job.blocks) * self._block_bytes, job.job)
+        jobs.append(job.job)
+
+    def ended(self, now: int) -> Ended | None:
+        """What has ended by now and was not reported before, stores first; None where there is nothing."""
+        done: list[int] = []
+        lost: list[int] = []
+        for jobs in (self._stores, self._loads):
+            while jobs and self._under_way[jobs[0]][0] <= now:
+                number = jobs.popleft()
+                done.append(number)
+                if self._under_way.pop(number)[1]:
+                    lost.append(number)
+        return Ended(tuple(done), tuple(lost)) if done else None
+
+    def figures(self, makespan_s: float) -> dict[str, Any]:
+        """What was transferred, and what share of the time each direction was busy."""
+        figures: dict[str, Any] = {}
+        for name, link in (("load", self.load), ("store", self.store)):
+            figures[f"{name}s"] = link.transfers
+            figures[f"{name}_bytes"] = link.bytes
+            figures[f"{name}_busy"] = link.busy_ns / 1e9 / makespan_s if makespan_s > 0 else 0.0
+            figures[f"{name}_wait_s"] = link.waited_ns / 1e9
+        figures["flush_wait_s"] = self.flush_wait_ns / 1e9
+        return figures

@@ -1,0 +1,118 @@
+"""KV offloading in a replay: what is found in host memory, what transfers cost, and what fails."""
+
+import pandas as pd
+import pytest
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.host_link import LinkSpec
+from pagecast.sim.replay import replay
+from pagecast.sim.replay.links import Link
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Spans, Trace
+
+TIGHT = {"num_gpu_blocks": 500, "block_size": 16, "max_num_seqs": 16}
+
+
+def conversations(turns: int = 6, users: int = 12, tokens: int = 600, gap_s: float = 30.0) -> Trace:
+    """Users who come back with all that was said before: more than the device has room for."""
+    rows, spans, start = [], [], [0]
+    for turn in range(turns):
+        for user in range(users):
+            length = tokens * (turn + 1)
+            rows.append((turn * gap_s + user * 1.5, length, 20))
+            spans.append((user, 0, length))
+            start.append(len(spans))
+    table = pd.DataFrame(rows, columns=["arrival_s", "input_tokens", "output_tokens"])
+    columns = pd.DataFrame(spans).to_numpy().T
+    return Trace("conversations", table, Spans(pd.Series(start).to_numpy(), *columns))
+
+
+def figures(trace: Trace, **fields: object) -> dict[str, object]:
+    return replay(trace, Scenario(**{**TIGHT, **fields}), keep_steps=False).summary
+
+
+def test_what_the_device_has_no_room_for_is_found_in_host_memory():
+    trace = conversations()
+    without, offloaded = figures(trace), figures(trace, kv_offloading_size=40.0)
+    assert "offloading" not in without
+    tiers = offloaded["offloading"]
+    assert tiers["host_hit_tokens"] > 5 * tiers["device_hit_tokens"]
+    assert tiers["host_hit_tokens"] + tiers["device_hit_tokens"] == offloaded["reused_prefix_tokens"]
+    assert offloaded["reused_prefix_tokens"] > 3 * without["reused_prefix_tokens"]
+    assert offloaded["ttft_s"]["mean"] < 0.8 * without["ttft_s"]["mean"]
+
+
+def test_a_slow_link_makes_offloading_hurt():
+    trace = conversations()
+    slow = figures(trace, kv_offloading_size=40.0, host_load_gb_per_s=0.2)
+    assert slow["ttft_s"]["mean"] > 1.5 * figures(trace)["ttft_s"]["mean"]
+    assert slow["offloading"]["load_busy"] > 0.1
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_fast_forward_changes_nothing(async_scheduling, policy):
+    trace = conversations(turns=4)
+    scenario = Scenario(
+        **TIGHT,
+        kv_offloading_size=2.0,
+        kv_offloading_eviction_policy=policy,
+        async_scheduling=async_scheduling,
+        host_load_gb_per_s=3.0,
+        host_store_gb_per_s=1.0,
+    )
+    fast, slow = (replay(trace, scenario, fast_forward=fast, check_every=5) for fast in (True, False))
+    pd.testing.assert_frame_equal(fast.requests, slow.requests)
+    assert fast.summary["offloading"] == slow.summary["offloading"]
+
+
+def test_failing_loads_are_computed_and_every_request_is_served():
+    trace = conversations(turns=4)
+    failing = figures(trace, kv_offloading_size=40.0, failing_transfers=0.3)
+    assert failing["completed"] == len(trace)
+    assert failing["offloading"]["lost_loads"] > 0
+    sound = figures(trace, kv_offloading_size=40.0)
+    assert failing["offloading"]["host_hit_tokens"] < sound["offloading"]["host_hit_tokens"]
+    assert sound["offloading"]["lost_loads"] == 0
+
+
+def test_slow_transfers_take_longer():
+    trace = conversations(turns=4)
+    sound, slow = (figures(trace, kv_offloading_size=40.0, slow_transfers=share) for share in (0.0, 1.0))
+    assert slow["offloading"]["load_busy"] > 4 * sound["offloading"]["load_busy"]
+
+
+def test_a_threshold_stores_only_what_was_looked_up_often():
+    trace = conversations(turns=4)
+    often = figures(trace, kv_offloading_size=40.0, kv_offloading_store_threshold=2)
+    assert (
+        often["offloading"]["stored_blocks"]
+        < figures(trace, kv_offloading_size=40.0)["offloading"]["stored_blocks"]
+    )
+
+
+def test_generated_tokens_are_stored_where_asked_for():
+    trace = conversations(turns=2)
+    all_of_it = figures(trace, kv_offloading_size=40.0, offload_prompt_only=False)
+    prompts = figures(trace, kv_offloading_size=40.0)
+    assert all_of_it["offloading"]["stored_blocks"] > prompts["offloading"]["stored_blocks"]
+
+
+def test_a_link_carries_one_transfer_after_another():
+    link = Link(LinkSpec(1e9, latency_ns=10), "load")
+    assert link.submit(100, 1_000, 0) == (1_110, False)
+    assert link.submit(200, 1_000, 1) == (2_120, False)
+    assert link.waited_ns == 910
+    assert link.submit(9_000, 500, 2) == (9_510, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_offloading_block_size": 24}, "no multiple of block_size 16"),
+        ({"kv_offloading_size": 1e-6}, "no room for a single block"),
+        ({"profile": "nano-vllm"}, "has no KV offloading"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields, message):
+    with pytest.raises(BadInput, match=message):
+        figures(conversations(turns=1), **{"kv_offloading_size": 4.0, **fields})
