@@ -4,12 +4,18 @@ The rules, each of them stated in `docs/measured-operations.md`:
 - a layer is its matrix products, its attention or latent attention, its experts, five small kernels, and with
   tensor parallelism two all-reduces;
 - a small kernel takes 3 us and its bytes at 0.8 of the GPU's bandwidth (the published data's own rule);
+- a layer with routed experts has two small kernels more, top-k and the scaling of its weights, for the
+  published times of experts begin after them;
+- decode attention streams the contexts from memory: it takes no less than they do at the published bandwidth
+  (published times of large batches do, for part of what they read was in the cache);
 - the head is a 16-bit product over the rows that emit a token, with three passes over their logits in fp32.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from pagecast.sim.costs.families.fa3 import FLASH_ATTENTION_3, imbalance_cap, tail_tokens
+from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.costs.measured.attention import AttentionHeads, DecodeAttention, PromptAttention, Tiles
 from pagecast.sim.costs.measured.experts import ExpertTimes
 from pagecast.sim.costs.measured.grid import completed, extended
@@ -23,6 +29,7 @@ from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.model_facts import Linear, ModelFacts
 
 KERNEL_S, KERNEL_BANDWIDTH = 3e-6, 0.8
+ROUTING_KERNELS = 2
 GRAPH = "graph"
 # GPUs on which vLLM computes prompts and decoding requests in one launch of FlashAttention, and its tiles:
 # FlashAttention 3 packs a group's query heads into 128 rows; FlashAttention 2, over paged KV, has a tile of
@@ -58,14 +65,17 @@ class Operations:
         self.latent = self._latent(kv_dtype)
         groups = () if self.latent else model.kv_groups(tp)
         tiles = _TILES.get(gpu.name) if table.engine == "vllm" else None
-        self._decode: list[tuple[int, DecodeAttention]] = []
+        self._decode: list[tuple[int, int, float, DecodeAttention]] = []
+        self._packed = tiles is not None and tiles.packed
         self.prompt: list[tuple[int, int, PromptAttention]] = []
         for group in groups:
             a = model.attention
             heads = AttentionHeads(
                 kv_dtype, a.heads // tp, model.local_kv_heads(tp), a.head_dim, group.window
             )
-            self._decode.append((group.layers, DecodeAttention(table.family("decode"), heads)))
+            stored = 2 * heads.kv_heads * a.head_dim * model.kv_element_bytes(kv_dtype)
+            decode = DecodeAttention(table.family("decode"), heads)
+            self._decode.append((group.layers, group.window, stored / gpu.hbm_bytes_per_s, decode))
             prompt = PromptAttention(table.family("context"), heads, tiles, gpu.sms)
             self.prompt.append((group.layers, group.window, prompt))
 
@@ -74,11 +84,25 @@ class Operations:
     def decode_seconds(self, n: int, contexts: Floats) -> Floats:
         """Attention of `n` decoding requests in all layers, at each mean context."""
         total = np.zeros(len(contexts))
-        for layers, attention in self._decode:
-            total += layers * attention.seconds(n, contexts)
+        for layers, window, token_s, attention in self._decode:
+            read = np.minimum(contexts, window) if window else contexts
+            total += layers * np.maximum(attention.seconds(n, contexts), n * read * token_s)
         if self.latent:
             total += self.model.layers * self.latent.decode_seconds(n, contexts)
         return total
+
+    def raggedness(self, n: int) -> tuple[float, float]:
+        """What unequal contexts of `n` decoding requests add where FlashAttention 3 leaves SMs idle.
+
+        At most the first as a share of their attention, and no more than the second, in context tokens, for
+        each token by which the longest context exceeds the mean (`families.fa3`).
+        """
+        if not self._packed or any(window for _, window, _, _ in self._decode):
+            return 0.0, 0.0
+        kv_heads = self.model.local_kv_heads(self.tp)
+        group = max(1, self.model.attention.heads // self.tp // kv_heads)
+        shape = TileShape(FLASH_ATTENTION_3.name, kv_heads, group, self.gpu.sms, ())
+        return imbalance_cap(shape, n), tail_tokens(shape)
 
     def chunk_seconds(self, tokens: int, context: int) -> float:
         """Attention of a prompt chunk in all layers, above that of the smallest launch."""
@@ -136,7 +160,8 @@ class Operations:
         if self.latent:
             values, kernels = 8 * m.hidden + 3 * mlp, 3
         per_token = values * m.dtype_bytes / (self.gpu.hbm_bytes_per_s * KERNEL_BANDWIDTH)
-        return m.layers * (kernels * KERNEL_S + per_token * self.rows)
+        routing = moe.layers * ROUTING_KERNELS * KERNEL_S if moe else 0.0
+        return m.layers * (kernels * KERNEL_S + per_token * self.rows) + routing
 
     def _communication_s(self) -> Floats:
         """Two all-reduces of the hidden rows in each layer."""

@@ -48,24 +48,30 @@ def test_a_product_that_was_measured_is_what_the_source_has(costs):
 @given(
     n=st.integers(1, 256),
     mean=st.integers(0, 140_000),
+    beyond=st.sampled_from((9, 300, 50_000)),
     first=st.integers(1, 40),
     second=st.integers(1, 40_000),
 )
-def test_sums_over_any_cut_of_steps_agree(costs, n, mean, first, second):
+def test_sums_over_any_cut_of_steps_agree(costs, n, mean, beyond, first, second):
     line = costs.decode_line(n)
-    ctx = mean * n + n // 2
-    whole = line.ns(ctx, mean + 9, first + second)
-    assert whole == line.ns(ctx, mean + 9, first) + line.ns(ctx + first * n, mean + 9 + first, second)
+    ctx, longest = mean * n + n // 2, mean + beyond
+    whole = line.ns(ctx, longest, first + second)
+    assert whole == line.ns(ctx, longest, first) + line.ns(ctx + first * n, longest + first, second)
 
 
-@given(n=st.integers(1, 64), mean=st.integers(0, 9_000), within=st.integers(1, 10**11))
-def test_the_steps_that_begin_in_time_are_counted_exactly(costs, n, mean, within):
+@given(
+    n=st.integers(1, 64),
+    mean=st.integers(0, 9_000),
+    beyond=st.sampled_from((0, 300, 50_000)),
+    within=st.integers(1, 10**11),
+)
+def test_the_steps_that_begin_in_time_are_counted_exactly(costs, n, mean, beyond, within):
     line, extra = costs.decode_line(n), 12_345
-    ctx = mean * n
-    begun = line.steps_begun(ctx, mean, within, 20_000, extra)
+    ctx, longest = mean * n, mean + beyond
+    begun = line.steps_begun(ctx, longest, within, 20_000, extra)
 
     def before(step):
-        return line.ns(ctx, mean, step - 1) + extra * (step - 1) if step > 1 else 0
+        return line.ns(ctx, longest, step - 1) + extra * (step - 1) if step > 1 else 0
 
     assert begun == 1 or before(begun) < within
     assert begun == 20_000 or before(begun + 1) >= within
@@ -76,6 +82,21 @@ def test_more_work_takes_longer(costs):
     assert costs.decode_line(64).ns(64 * 512, 512) < costs.decode_line(64).ns(64 * 4096, 4096)
     assert costs.device_ns(CHUNK) < costs.device_ns(Batch(0, 0, 0, ((1024, 8192),)))
     assert costs.device_ns(CHUNK) < costs.device_ns(Batch(64, 64 * 2048, 2048, ((1024, 0),)))
+
+
+def test_unequal_contexts_take_longer_where_flash_attention_3_leaves_sms_idle(costs):
+    even, uneven = (costs.decode_line(48).ns(48 * 12_000, longest) for longest in (12_010, 60_000))
+    attention = even - costs.decode_line(48).ns(0, 0)
+    assert 0.1 * attention < uneven - even < 0.16 * attention
+    blackwell = measured(gpu="B200").decode_line(48)
+    assert blackwell.ns(48 * 12_000, 12_010) == blackwell.ns(48 * 12_000, 60_000)
+
+
+def test_decode_attention_streams_its_contexts_no_faster_than_memory_does(costs):
+    operations = costs.operations
+    token = operations.model.kv_bytes_per_token() / operations.gpu.hbm_bytes_per_s
+    for n in (1, 32, 256):
+        assert operations.decode_seconds(n, np.array([8192.0]))[0] >= 0.999 * n * 8192 * token
 
 
 def test_a_cached_prefix_costs_less_than_computing_it(costs):

@@ -1,0 +1,59 @@
+"""What each recorded run is used for: to fit costs, to set the spread of intervals, or to judge both.
+
+No run has two roles. Only runs that judge are counted in the coverage of intervals:
+`tests/benchmarks/coverage.py` prints the table, `test_coverage.py` asserts it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[2]
+OWN, MODELS = TESTS / "engine" / "recorded", TESTS / "sim" / "runs" / "recorded"
+PUBLIC = Path("groundtruth") / "vllm-0.24.0-h200-qwen3-8b"  # below the shared folder
+
+# Sweeps of our engine on the GPUs A and B were fitted as well; they are not in the repository.
+FIT = (
+    PUBLIC / "sweep",
+    PUBLIC / "azure_conv_repeat2",
+    PUBLIC / "azure_conv_async",
+    MODELS / "vllm-h200-qwen3-30b-a3b-sweep",
+    MODELS / "vllm-h200-qwen3-30b-a3b-azure",
+    MODELS / "vllm-h200-qwen3-30b-a3b-azure-async",
+)
+# How far a load repeated strays (`azure_conv`), and how far one GPU strays from another (B and C).
+SPREAD = (
+    PUBLIC / "azure_conv",
+    PUBLIC / "azure_conv_repeat3",
+    OWN / "h200b-qwen3-8b-chat-async",
+    OWN / "h200c-qwen3-8b-chat-async",
+    OWN / "h200c-qwen3-8b-chat-sync",
+    OWN / "h200c-qwen3-8b-mooncake-load",
+    OWN / "h200c-qwen3-8b-mooncake-overload",
+    OWN / "h200c-qwen3-8b-agents-overload",
+)
+JUDGE = (
+    PUBLIC / "mooncake_conv",
+    PUBLIC / "azure_priority_tight",
+    MODELS / "vllm-h200-qwen3-30b-a3b-mooncake",
+    OWN / "h200a-qwen3-8b-mooncake-load",
+    OWN / "h200a-qwen3-8b-mooncake-overload",
+    OWN / "h200a-qwen3-8b-agents-load",
+    OWN / "h200a-qwen3-8b-agents-overload",
+    OWN / "h200d-qwen3-8b-agents-load",
+    OWN / "h200e-qwen3-8b-agents-load",
+    OWN / "h200c-qwen3-0.6b-mooncake",
+)
+
+
+def shared_folder() -> Path | None:
+    """The folder of public recordings beside the project; None where it is absent."""
+    return next((p / "shared" for p in TESTS.parents if (p / "shared" / "groundtruth").is_dir()), None)
+
+
+def folder_of(run: Path) -> Path | None:
+    """Where a run of the lists above lies; None where it is absent."""
+    if run.is_absolute():
+        return run
+    shared = shared_folder()
+    return shared / run if shared and (shared / run).is_dir() else None
