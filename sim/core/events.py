@@ -13,7 +13,7 @@ from pagecast.sim.core.kv_events import KvEventStream
 
 
 class EventKind(Enum):
-    """What can happen. The first seven are about blocks, those of jobs about transfers to and from host
+    """What can happen. The first eight are about blocks, those of jobs about transfers to and from host
     memory, the rest about requests."""
 
     ALLOCATED = "allocated"  # blocks given to a request to fill
@@ -23,6 +23,7 @@ class EventKind(Enum):
     EVICTED = "evicted"  # cached content given up for its space
     REVERTED = "reverted"  # free blocks whose retention priority has ended
     FREED = "freed"  # blocks no request holds any more
+    LEFT = "left"  # blocks that a request gives back because no layer of their group reads them any more
     ADMITTED = "admitted"
     PREEMPTED = "preempted"
     LOADING = "loading"  # blocks to be filled from host memory by the job in `detail`

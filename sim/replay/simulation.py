@@ -32,7 +32,6 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.clients import Arrivals
-from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.folder import replacing, save, save_summary
 from pagecast.sim.replay.kv_event_file import KvEventFile
 from pagecast.sim.replay.metrics import (
@@ -46,9 +45,9 @@ from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
-from pagecast.sim.replay.speculating import speculate
-from pagecast.sim.replay.tenancy import isolation_price, tenant_figures, with_accounts, without_salts
-from pagecast.sim.replay.windows import blocks_per_block, bytes_per_sequence
+from pagecast.sim.replay.set_up import set_up
+from pagecast.sim.replay.tenancy import isolation_price, tenant_figures, without_salts
+from pagecast.sim.replay.windows import bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -98,25 +97,18 @@ def replay(
     """
     if not len(trace):
         raise BadInput(f"{trace.name}: the trace has no requests")
-    share = blocks_per_block(trace, scenario)
-    limits = with_accounts(scenario.limits(share), trace)
     costs = costs or scenario.step_costs()
     with replacing(out) as folder:
         recorder = Recorder(keep_steps=keep_steps, out=folder)
-        speculation = speculate(trace, scenario, costs)
-        rules = scenario.rules(costs, trace.integers("output_tokens").tolist())
         stream = KvEventStream() if kv_events and folder is not None else None
-        scheduler = Scheduler(
-            limits,
-            rules,
-            log=folder is not None,
-            kv_events=stream,
-            drafter=speculation,
+        scheduler, feed, speculation, share = set_up(
+            trace, scenario, costs, log=folder is not None, kv_events=stream
         )
+        limits = scheduler.limits
         recorder.events = scheduler.events
         if stream is not None and folder is not None:
             recorder.kv_events = KvEventFile(folder / "kv_events.jsonl", stream)
-        feed, clients = Feed(trace, limits.block_size, scenario), arrivals(trace)
+        clients = arrivals(trace)
         checker = Checker(scheduler, check_every) if check_every else None
         env = simpy.Environment()
         started = time.perf_counter()

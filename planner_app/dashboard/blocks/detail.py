@@ -12,6 +12,7 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 
 _ENDS = (LogKind.FREED, LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED)
+_ENDS_OF_HYBRID = (LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED)
 _GAINS = (LogKind.ALLOCATED, LogKind.REUSED)
 _LOSSES = (LogKind.ALLOCATED, LogKind.EVICTED, LogKind.WITHDRAWN)
 
@@ -32,7 +33,8 @@ class BlockFacts:
     """A block after frame `frame`. Times in steps and, where a clock ran, seconds.
 
     `writer` filled it (-1: nobody yet), as its block number `position`; `chain` begins at the root. `events`
-    are indices into the log.
+    are indices into the log. With several KV groups `group` describes the block's own, and there is neither
+    position (-1) nor chain: block tables of windows have gaps that the log does not tell.
     """
 
     block: int
@@ -47,6 +49,7 @@ class BlockFacts:
     scope_digest: str
     chain: tuple[Link, ...]
     events: tuple[int, ...]
+    group: str = ""
 
 
 def facts(
@@ -62,11 +65,19 @@ def facts(
         return BlockFacts(block, look, (), NOBODY, -1, 0, None, 0, "", "", (), ())
     last = written[-1]
     writer = int(log.request[last])
-    table, gained = _table(log, writer, last, until)
-    position = int(np.flatnonzero(table == block)[0])
     own = scope(writer)
     times = log.time_s
-    links = () if look is Look.FREE else _links(log, keys(writer), table, gained, position, until)
+    position = -1
+    links: tuple[Link, ...] = ()
+    group = ""
+    if log.group is None or len(log.groups) < 2:
+        table, gained = _table(log, writer, last, until)
+        position = int(np.flatnonzero(table == block)[0])
+        if look is not Look.FREE:
+            links = _links(log, keys(writer), table, gained, position, until)
+    else:
+        number = int(log.group[last])
+        group = f"group {number}: {log.groups[number]}"
     return BlockFacts(
         block,
         look,
@@ -80,6 +91,7 @@ def facts(
         own.digest.hex(),
         links,
         tuple(events),
+        group,
     )
 
 
@@ -96,12 +108,15 @@ def _owners(log: BlockLog, events: list[int], until: int) -> tuple[int, ...]:
         request = int(log.request[index])
         if log.kind[index] in _GAINS and not _ended(log, request, index, until):
             owners[request] = None
+        elif log.kind[index] == LogKind.LEFT:
+            owners.pop(request, None)
     return tuple(owners)
 
 
 def _ended(log: BlockLog, request: int, after: int, until: int) -> bool:
     between = slice(after + 1, until)
-    return bool(np.any((log.request[between] == request) & np.isin(log.kind[between], _ENDS)))
+    ends = _ENDS if len(log.groups) < 2 else _ENDS_OF_HYBRID
+    return bool(np.any((log.request[between] == request) & np.isin(log.kind[between], ends)))
 
 
 def _table(log: BlockLog, request: int, index: int, until: int) -> tuple[Ints, Ints]:

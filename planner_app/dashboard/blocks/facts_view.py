@@ -17,6 +17,7 @@ _WORDS = {
     Look.REQUEST: "one request's",
     Look.TAIL: "a tail, partly full",
     Look.SHARED: "shared",
+    Look.LOADING: "being loaded from host memory",
 }
 _MOST_LINES = 200
 _MOST_NAMES = 8
@@ -47,19 +48,27 @@ def _holders(known: BlockFacts, name: Callable[[int], str]) -> str:
 
 
 def _content(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> str:
-    size = frames.log.block_size
-    first = known.position * size
     verb = "Its content is gone; it was" if known.look is Look.FREE else "It is"
     age = f" ({seconds(known.age_s)})" if known.age_s is not None else ""
+    place = f"written by request {name(known.writer)} in {known.group}"
+    if not known.group:
+        size = frames.log.block_size
+        first = known.position * size
+        place = (
+            f"block {known.position:,} of request {name(known.writer)}'s sequence, tokens {first:,} to "
+            f"{first + size - 1:,}"
+        )
     return (
-        f"{verb} block {known.position:,} of request {name(known.writer)}'s sequence, tokens {first:,} to "
-        f"{first + size - 1:,}. Given out {known.age_steps:,} steps ago{age}; last touched "
+        f"{verb} {place}. Given out {known.age_steps:,} steps ago{age}; last touched "
         f"{known.idle_steps:,} steps ago. Scope: {known.scope} (digest {known.scope_digest[:8]}); no request "
         "of another scope can find it."
     )
 
 
 def _chain(known: BlockFacts) -> None:
+    if known.group:
+        st.caption("With several KV groups no chain of keys is drawn.")
+        return
     if not known.chain:
         st.caption("A free block has no key: nothing leads to it.")
         return

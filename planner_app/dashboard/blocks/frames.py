@@ -27,6 +27,7 @@ class Look(IntEnum):
     REQUEST = 2  # one request's, full
     TAIL = 3  # one request's last, not yet full: the rest of it is wasted for now
     SHARED = 4  # several requests'
+    LOADING = 5  # one request's, being filled from host memory
 
 
 @dataclass(frozen=True)
@@ -74,40 +75,72 @@ class Frames:
 
 
 class _Pool:
-    """Who holds what, brought forward event by event."""
+    """Who holds what, brought forward event by event.
 
-    def __init__(self, num_blocks: int) -> None:
+    `tables` has what each request was given in each group. With several groups a request gives blocks back
+    before it ends (`LEFT`); then `FREED` tells nothing new.
+    """
+
+    def __init__(self, num_blocks: int, *, hybrid: bool) -> None:
+        self.hybrid = hybrid
         self.holders = np.zeros(num_blocks, np.int64)
         self.whose = np.zeros(num_blocks, np.int64)  # sum of the holders' numbers, each plus one
         self.writer = np.full(num_blocks, NOBODY, np.int64)
         self.indexed = np.zeros(num_blocks, bool)
         self.tail = np.zeros(num_blocks, bool)
-        self.tables: dict[int, list[Ints]] = {}
+        self.loading = np.zeros(num_blocks, bool)
+        self.tables: dict[int, dict[int, list[Ints]]] = {}
 
-    def apply(self, kind: int, request: int, blocks: Ints) -> Ints:
+    def apply(self, kind: int, request: int, blocks: Ints, group: int) -> Ints:
         """Takes an event in. Returns the blocks that may look different now."""
         if kind == LogKind.ALLOCATED:
-            return self._allocate(request, blocks)
+            return self._allocate(request, blocks, group)
         if kind == LogKind.STORED:
             self.indexed[blocks] = True
             self.tail[blocks] = False
         elif kind == LogKind.REUSED:
-            self._hold(request, blocks)
+            self._hold(request, blocks, group)
+        elif kind == LogKind.LOADING:
+            self.loading[blocks] = True
+        elif kind == LogKind.LOADED:
+            return self._loaded(request)
+        elif kind == LogKind.LEFT:
+            self._leave(request, blocks, group)
+        elif kind == LogKind.FREED and self.hybrid:
+            return blocks
         elif kind in (LogKind.EVICTED, LogKind.WITHDRAWN):
             self.indexed[blocks] = False
         elif kind in (LogKind.FREED, LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED):
             return self._drop(request)
         return blocks
 
-    def _hold(self, request: int, blocks: Ints) -> None:
+    def _hold(self, request: int, blocks: Ints, group: int) -> None:
         self.holders[blocks] += 1
         self.whose[blocks] += request + 1
-        self.tables.setdefault(request, []).append(blocks)
+        self.tables.setdefault(request, {}).setdefault(group, []).append(blocks)
 
-    def _allocate(self, request: int, blocks: Ints) -> Ints:
-        before = self.tables.get(request)
+    def _leave(self, request: int, blocks: Ints, group: int) -> None:
+        """Takes blocks from a request that goes on."""
+        self.holders[blocks] -= 1
+        self.whose[blocks] -= request + 1
+        self.tail[blocks] = False
+        held = self.tables[request][group]
+        self.tables[request][group] = [part[~np.isin(part, blocks)] for part in held]
+
+    def _loaded(self, request: int) -> Ints:
+        blocks = self._all(request)
+        self.loading[blocks] = False
+        return blocks
+
+    def _all(self, request: int) -> Ints:
+        """Every block of a request, group by group."""
+        parts = [part for held in self.tables.get(request, {}).values() for part in held]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _allocate(self, request: int, blocks: Ints, group: int) -> Ints:
+        before = [part for part in self.tables.get(request, {}).get(group, []) if len(part)]
         touched = blocks if not before else np.append(blocks, before[-1][-1])
-        self._hold(request, blocks)
+        self._hold(request, blocks, group)
         self.tail[touched] = False
         self.tail[blocks[-1]] = True
         self.writer[blocks] = request
@@ -115,26 +148,27 @@ class _Pool:
         return touched
 
     def _drop(self, request: int) -> Ints:
-        held = self.tables.pop(request, None)
-        if held is None:
-            return np.empty(0, np.int64)
-        blocks = np.concatenate(held)
+        blocks = self._all(request)
+        self.tables.pop(request, None)
         self.holders[blocks] -= 1
         self.whose[blocks] -= request + 1
         self.tail[blocks] = False
+        self.loading[blocks] = False
         return blocks
 
     def picture(self, blocks: Ints) -> Ints:
         """What these blocks look like."""
         holders = self.holders[blocks]
-        held = np.where(self.tail[blocks], Look.TAIL, Look.REQUEST) | (self.whose[blocks] - 1) << WHOSE
+        look = np.where(self.tail[blocks], Look.TAIL, Look.REQUEST)
+        look = np.where(self.loading[blocks], Look.LOADING, look)
+        held = look | (self.whose[blocks] - 1) << WHOSE
         idle = np.where(self.indexed[blocks], Look.CACHED | self.writer[blocks] << WHOSE, Look.FREE)
         return np.where(holders == 0, idle, np.where(holders == 1, held, Look.SHARED | holders << WHOSE))
 
 
 def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | None = None) -> Frames:
     """The pictures that a log tells."""
-    pool = _Pool(log.num_blocks)
+    pool = _Pool(log.num_blocks, hybrid=len(log.groups) > 1)
     begins = np.flatnonzero(np.diff(log.step, prepend=-1)) if len(log) else np.empty(0, np.int64)
     first = np.append(begins, len(log))
     shown = np.zeros(log.num_blocks, np.int32)
@@ -142,6 +176,7 @@ def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | Non
     change = np.zeros(len(begins) + 1, np.int64)
     parts, before, until = [0], [shown.copy()], MOST_EVENTS
     kinds, requests = log.kind.tolist(), log.request.tolist()
+    groups = [0] * len(log) if log.group is None else log.group.tolist()
     for frame in range(len(begins)):
         if first[frame + 1] > until and frame > parts[-1]:
             parts.append(frame)
@@ -150,7 +185,9 @@ def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | Non
             if progress is not None:
                 progress((int(first[frame]), len(log), "events drawn"))
         events = range(first[frame], first[frame + 1])
-        touched = [pool.apply(kinds[event], requests[event], log.of(event)) for event in events]
+        touched = [
+            pool.apply(kinds[event], requests[event], log.of(event), groups[event]) for event in events
+        ]
         difference = _changes(pool, shown, np.unique(np.concatenate(touched)))
         changes.append(difference)
         change[frame + 1] = change[frame] + len(difference)

@@ -15,24 +15,24 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 from pagecast.sim.core.events import Event, EventKind, run_length
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
-from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
-from pagecast.sim.replay.speculating import speculate
-from pagecast.sim.replay.windows import blocks_per_block
+from pagecast.sim.replay.set_up import set_up
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 NOBODY = -1
+_COLUMNS = 5  # of a row: step, kind, request, first block, group
 _SHOWN_BLOCKS, _MOST_BLOCKS = 60, 2048  # of a line of the log: characters for block numbers, blocks looked at
 
 
 class LogKind(IntEnum):
-    """The core's kinds of events as numbers, and one more."""
+    """The core's kinds of events as numbers, and withdrawals."""
 
     ALLOCATED = 0
     STORED = 1
@@ -46,6 +46,12 @@ class LogKind(IntEnum):
     CANCELLED = 9
     REJECTED = 10
     WITHDRAWN = 11  # published blocks that a cancellation took back: their content was never computed
+    REVERTED = 12
+    LOADING = 13
+    LOADED = 14
+    STORING = 15
+    OFFLOADED = 16
+    LEFT = 17
 
 
 _NUMBER = {kind: LogKind[kind.name] for kind in EventKind}
@@ -56,6 +62,7 @@ _WORDS = [kind.name.lower() for kind in LogKind]
 class BlockLog:
     """Event `i` came with step `step[i]`, to request number `request[i]`, on `blocks[start[i]:start[i + 1]]`.
 
+    `group` is the KV group whose blocks these are, and `groups` describes each; empty where there is one.
     `kind` holds numbers of `LogKind`; `detail` the words of the few events that have any. `time_s` is when
     each step was planned; None where no clock ran.
     """
@@ -69,6 +76,8 @@ class BlockLog:
     blocks: Ints
     detail: dict[int, str]
     time_s: Floats | None = None
+    group: Ints | None = None
+    groups: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.step)
@@ -84,6 +93,8 @@ class BlockLog:
         words = [str(self.step[index]), _WORDS[self.kind[index]]]
         if request != NOBODY:
             words.append(name(request))
+        if self.group is not None and self.group[index]:
+            words.append(f"group {self.group[index]}")
         if len(blocks):
             words.append(_blocks(blocks))
         if index in self.detail:
@@ -130,16 +141,18 @@ class Collector:
 
     def _note(self, event: Event) -> None:
         request = self.number(event.request) if event.request else NOBODY
-        self._append(event.step, _NUMBER[event.kind], request, event.blocks, event.detail)
+        self._append(event.step, _NUMBER[event.kind], request, event.blocks, event.detail, event.group)
         if event.kind is EventKind.STORED:
             self._stored.update(event.blocks)
         elif event.kind in (EventKind.EVICTED, EventKind.ALLOCATED):
             self._stored.difference_update(event.blocks)
 
-    def _append(self, step: int, kind: int, request: int, blocks: tuple[int, ...], detail: str) -> None:
+    def _append(
+        self, step: int, kind: int, request: int, blocks: tuple[int, ...], detail: str, group: int = 0
+    ) -> None:
         if detail:
-            self._detail[len(self._rows) // 4] = detail
-        self._rows.extend((step, kind, request, len(self._blocks)))
+            self._detail[len(self._rows) // _COLUMNS] = detail
+        self._rows.extend((step, kind, request, len(self._blocks), group))
         self._blocks.extend(blocks)
 
     def _note_withdrawn(self, events: list[Event]) -> None:
@@ -151,7 +164,7 @@ class Collector:
 
     def log(self, time_s: Callable[[Ints], Floats] | None = None) -> BlockLog:
         """All that was taken. `time_s` gives the seconds at which steps were planned."""
-        rows = np.array(self._rows, np.int64).reshape(-1, 4)
+        rows = np.array(self._rows, np.int64).reshape(-1, _COLUMNS)
         limits = self.scheduler.limits
         start = np.append(rows[:, 3], len(self._blocks))
         steps = rows[:, 0].copy()
@@ -165,7 +178,21 @@ class Collector:
             np.array(self._blocks, np.int64),
             dict(self._detail),
             time_s(steps) if time_s else None,
+            rows[:, 4].copy() if limits.groups else None,
+            tuple(_group_words(group) for group in limits.groups),
         )
+
+
+def _group_words(group: GroupSpec) -> str:
+    """A group in words: what it keeps, and its block size."""
+    words = {
+        KvKind.FULL: "full attention",
+        KvKind.LATENT: "latent attention (MLA)",
+        KvKind.WINDOW: f"window of {group.reach:,} tokens",
+        KvKind.CHUNK: f"chunks of {group.reach:,} tokens",
+        KvKind.STATE: "recurrent states",
+    }
+    return f"{words[group.kind]}, blocks of {group.block_size} tokens"
 
 
 def findable(scheduler: Scheduler) -> set[int]:
@@ -180,10 +207,8 @@ def record(
 
     Errors: BadInput for a scenario that can't be used.
     """
-    limits = scenario.limits(blocks_per_block(trace, scenario))
     costs = scenario.step_costs()
-    speculation = speculate(trace, scenario, costs)
-    scheduler = Scheduler(limits, scenario.rules(costs), log=True, drafter=speculation)
+    scheduler, feed, speculation, _ = set_up(trace, scenario, costs, log=True)
     collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
     env = simpy.Environment()
 
@@ -197,7 +222,7 @@ def record(
         scheduler,
         costs,
         Arrivals(trace),
-        Feed(trace, limits.block_size),
+        feed,
         recorder,
         after_step=after_step,
         speculation=speculation,

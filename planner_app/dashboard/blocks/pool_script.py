@@ -51,7 +51,8 @@ canvas { display: block; cursor: pointer; touch-action: manipulation; }
 """
 
 JS = r"""
-const FREE = 0, CACHED = 1, REQUEST = 2, TAIL = 3, SHARED = 4, KEPT = 256, MOST_CELLS = 65536, LINES = 400;
+const FREE = 0, CACHED = 1, REQUEST = 2, TAIL = 3, SHARED = 4, LOADING = 5;
+const KEPT = 256, MOST_CELLS = 65536, LINES = 400;
 
 export default function (component) {
   const root = component.parentElement.querySelector(".pool");
@@ -225,7 +226,7 @@ class View {
   // What a cell shows: its block, or of several blocks what most of them are.
   value(cell) {
     if (this.per === 1) return this.cells[cell];
-    const seen = [0, 0, 0, 0, 0], one = [0, 0, 0, 0, 0];
+    const seen = [0, 0, 0, 0, 0, 0], one = [0, 0, 0, 0, 0, 0];
     const end = Math.min((cell + 1) * this.per, this.data.blocks);
     for (let b = cell * this.per; b < end; b++) {
       const look = this.cells[b] & 7;
@@ -253,7 +254,7 @@ class View {
   color(value) {
     const look = value & 7, colors = this.data.colors;
     if (look === REQUEST || look === TAIL) return colors.requests[(value >> 3) % colors.requests.length];
-    return colors[["free", "cached", "", "", "shared"][look]];
+    return colors[["free", "cached", "", "", "shared", "loading"][look]];
   }
 
   // Told apart by form as well, where a cell has room: cached hollow, tail half full, shared with a bar.
@@ -307,11 +308,12 @@ class View {
     if (look === FREE) return "free";
     if (look === CACHED) return "cached, written by request " + this.name(who);
     if (look === SHARED) return "shared by " + who + " requests";
+    if (look === LOADING) return "request " + this.name(who) + ", being loaded from host memory";
     return "request " + this.name(who) + (look === TAIL ? ", its last block, partly full" : "");
   }
 
   words() {
-    const n = this.count, seen = [0, 0, 0, 0, 0];
+    const n = this.count, seen = [0, 0, 0, 0, 0, 0];
     for (let b = 0; b < this.data.blocks; b++) seen[this.cells[b] & 7]++;
     const step = n ? this.steps[this.frame] : 0;
     const time = this.data.times && n ? this.data.times[this.frame] : null;

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import streamlit as st
 from pagecast.planner_app.dashboard.blocks.frames import WHOSE, Frames, Look
+from pagecast.planner_app.dashboard.blocks.log import LogKind
 from pagecast.planner_app.dashboard.blocks.pool_script import CSS, HTML, JS
 
 # Blues and greens are requests, warm colours what concerns all: apart for colour-blind eyes by lightness.
@@ -19,6 +20,7 @@ COLORS: dict[str, Any] = {
     "cached": "#8A8F98",
     "tail": "#F0E442",
     "shared": "#D55E00",
+    "loading": "#CC79A7",
     "requests": ["#56B4E9", "#009E73", "#3F7FD0", "#8FD3C1", "#6F9FB8", "#B3D4F5"],
 }
 LOOKS = (
@@ -27,6 +29,7 @@ LOOKS = (
     (Look.TAIL, "tail", "a request's last block: what it does not fill is wasted for now"),
     (Look.CACHED, "cached", "held by nobody; its content can still be found, until its space is needed"),
     (Look.FREE, "free", "holds nothing that anybody could find"),
+    (Look.LOADING, "loading", "held by one request, and being filled from host memory"),
 )
 _SPEED = 60
 
@@ -56,6 +59,7 @@ def payload(frames: Frames, part: int, name: Callable[[int], str], *, key: str) 
         "looks": [
             {"value": int(look) | (2 << WHOSE if look is Look.SHARED else 0), "name": label, "help": why}
             for look, label, why in LOOKS
+            if look is not Look.LOADING or np.any(frames.log.kind == LogKind.LOADING)
         ],
     }
 

@@ -128,6 +128,8 @@ class LayerGroup:
         gone = blocks[table.nulls : last][::-1]
         blocks[table.nulls : last] = [self.pool.null] * len(gone)
         table.nulls = last
+        if self.log.events is not None:
+            self.log.add(EventKind.LEFT, request.id, gone, group=self.index)
         self._drop(request, gone)
 
     def release(self, request: Request) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.planner_app.dashboard.blocks.detail import facts
 from pagecast.planner_app.dashboard.blocks.frames import WHOSE, Frames, Look, frames
-from pagecast.planner_app.dashboard.blocks.log import BlockLog, Collector, findable, record
+from pagecast.planner_app.dashboard.blocks.log import BlockLog, Collector, LogKind, findable, record
 from pagecast.planner_app.dashboard.blocks.sandbox import (
     Action,
     Sandbox,
@@ -32,6 +32,7 @@ from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.set_up import set_up
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Spans, Trace, table
 
@@ -39,9 +40,13 @@ from pagecast.traces.schema import Spans, Trace, table
 def held_by(scheduler: Scheduler) -> dict[int, list[int]]:
     """The requests that hold each block, as the core has them."""
     held: dict[int, list[int]] = {}
+    groups = max(len(scheduler.limits.groups), 1)
+    null = scheduler.limits.num_blocks
     for request in scheduler.requests.values():
-        for block in scheduler.memory.blocks(request):
-            held.setdefault(block, []).append(request.index)
+        for group in range(groups):
+            for block in scheduler.memory.blocks(request, group):
+                if block != null:
+                    held.setdefault(block, []).append(request.index)
     return held
 
 
@@ -53,7 +58,7 @@ def assert_picture(cells: np.ndarray, scheduler: Scheduler) -> None:
         if not owners:
             assert look is (Look.CACHED if block in index else Look.FREE), block
         elif len(owners) == 1:
-            assert look in (Look.REQUEST, Look.TAIL) and [whose] == owners, block
+            assert look in (Look.REQUEST, Look.TAIL, Look.LOADING) and [whose] == owners, block
         else:
             assert look is Look.SHARED and whose == len(owners), block
 
@@ -136,7 +141,7 @@ def made(text: str, **setting: object) -> Sandbox:
 
 def looks(sandbox: Sandbox) -> dict[Look, int]:
     shown = frames(sandbox.log())
-    counts = np.bincount(shown.picture(len(shown) - 1) & 7, minlength=5)
+    counts = np.bincount(shown.picture(len(shown) - 1) & 7, minlength=len(Look))
     return {look: int(counts[look]) for look in Look}
 
 
@@ -160,7 +165,14 @@ def test_a_fork_shares_full_blocks_and_copies_the_last():
 def test_cancel_frees_blocks_and_keeps_what_can_be_found():
     sandbox = made("add-72-0-0-64-0_step-1_cancel-0")
     assert sandbox.requests[0].state is State.CANCELLED
-    assert looks(sandbox) == {Look.FREE: 44, Look.CACHED: 4, Look.REQUEST: 0, Look.TAIL: 0, Look.SHARED: 0}
+    assert looks(sandbox) == {
+        Look.FREE: 44,
+        Look.CACHED: 4,
+        Look.REQUEST: 0,
+        Look.TAIL: 0,
+        Look.SHARED: 0,
+        Look.LOADING: 0,
+    }
     assert looks(made("add-72-0-0-64-0_step-1_cancel-0", caching=False))[Look.CACHED] == 0
 
 
@@ -245,7 +257,7 @@ def busy_trace(rows: int = 60) -> Trace:
     return Trace("busy", requests, spans)
 
 
-BUSY = Scenario.make({"num_gpu_blocks": 60, "max_num_batched_tokens": 256, "max_num_seqs": 8})
+BUSY = Scenario.make({"num_gpu_blocks": 50, "max_num_batched_tokens": 256, "max_num_seqs": 8})
 
 
 def cut(log: BlockLog, events: int) -> BlockLog:
@@ -284,6 +296,80 @@ def test_a_replays_pictures_are_the_cores_state_cancellations_and_all(rules):
     log = collector.log()
     kinds = {log.line(index, str).split()[1] for index in range(len(log))}
     assert next(steps) > 100 and {"cancelled", "evicted", "reused", "preempted", "freed"} <= kinds
+
+
+def pictures_equal_the_core(scenario: Scenario, trace: Trace) -> set[str]:
+    """Replays, compares every seventh step's picture with the core, and returns the kinds of events."""
+    scheduler, feed, speculation, _ = set_up(trace, scenario, scenario.step_costs(), log=True)
+    collector, env, steps = Collector(scheduler, int), simpy.Environment(), count()
+
+    def after_step() -> None:
+        collector.take()
+        if not next(steps) % 7:
+            shown = frames(collector.log())
+            assert_picture(shown.picture(len(shown) - 1), scheduler)
+
+    Replica(
+        env,
+        scheduler,
+        scenario.step_costs(),
+        Arrivals(trace),
+        feed,
+        Recorder(),
+        after_step=after_step,
+        speculation=speculation,
+    )
+    env.run()
+    assert next(steps) > 50
+    log = collector.log()
+    return {log.line(index, str).split()[1] for index in range(len(log))}
+
+
+def test_pictures_of_a_model_with_windows_are_the_cores_state():
+    scenario = Scenario.make(
+        {
+            "model": "openai/gpt-oss-20b",
+            "num_gpu_blocks": 90,
+            "max_num_batched_tokens": 256,
+            "max_num_seqs": 8,
+            "costs": "roofline",
+        }
+    )
+    trace = busy_trace()
+    kinds = pictures_equal_the_core(scenario, trace)
+    assert {"left", "freed", "evicted", "reused", "preempted"} <= kinds
+    shown = frames(record(trace, scenario))
+    assert shown.log.groups == (
+        "window of 128 tokens, blocks of 16 tokens",
+        "full attention, blocks of 16 tokens",
+    )
+    written = int(shown.log.of(int(np.flatnonzero(shown.log.kind == LogKind.ALLOCATED)[0]))[0])
+    known = facts(shown, 0, written, lambda row: Feed(trace, 16).request(row, 0).keys, lambda row: Scope())
+    assert known.group.startswith("group 0: window of 128 tokens")
+
+
+def test_blocks_that_are_loaded_from_the_host_are_shown_as_such():
+    events = [
+        (0, LogKind.ALLOCATED, 0),
+        (0, LogKind.LOADING, 2),
+        (3, LogKind.LOADED, 2),
+        (4, LogKind.FREED, 2),
+    ]
+    blocks = np.array([5, 6, 5, 6])
+    log = BlockLog(
+        num_blocks=8,
+        block_size=16,
+        step=np.array([step for step, _, _ in events]),
+        kind=np.array([int(kind) for _, kind, _ in events]),
+        request=np.zeros(4, np.int64),
+        start=np.array([0, 2, 4, 4, 4]),
+        blocks=blocks,
+        detail={},
+    )
+    shown = frames(log)
+    assert [Look(cell & 7) for cell in shown.picture(0)[5:7].tolist()] == [Look.LOADING, Look.LOADING]
+    assert [Look(cell & 7) for cell in shown.picture(1)[5:7].tolist()] == [Look.REQUEST, Look.TAIL]
+    assert not shown.picture(2).any()
 
 
 def test_what_was_planned_but_never_computed_is_withdrawn_with_its_request():
@@ -338,7 +424,7 @@ def test_a_blocks_chain_ages_and_scope_are_its_writers(played):
         return Scope(salt="tenant") if row % 5 == 0 else Scope()
 
     last = len(played) // 2
-    for block in range(60):
+    for block in range(played.log.num_blocks):
         known = facts(played, last, block, keys, scope)
         if known.look is Look.FREE:
             assert not known.chain

@@ -76,7 +76,7 @@ def looks(data: dict[str, Any]) -> dict[Look, int]:
     )
     for at, length, value in changes.reshape(-1, 3).tolist():
         cells[at : at + length] = value
-    counts = np.bincount(cells & 7, minlength=5)
+    counts = np.bincount(cells & 7, minlength=len(Look))
     return {look: int(counts[look]) for look in Look}
 
 

@@ -1,0 +1,48 @@
+"""Set-up of one replica that serves a trace: its limits, scheduler and requests.
+
+A replay and the block view start from the same set-up, so both make the same decisions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pagecast.sim.core.kv_events import KvEventStream
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.speculating import speculate
+from pagecast.sim.replay.tenancy import with_accounts
+from pagecast.sim.replay.windows import blocks_per_block
+from pagecast.sim.scenario import Scenario
+from pagecast.sim.speculation.speculation import Speculation
+from pagecast.traces.schema import Trace
+
+
+class SetUp(NamedTuple):
+    """What a replica is made of. `share`: how many of the engine's blocks one block of a sequence takes."""
+
+    scheduler: Scheduler
+    feed: Feed
+    speculation: Speculation | None
+    share: float
+
+
+def set_up(
+    trace: Trace,
+    scenario: Scenario,
+    costs: StepCosts,
+    *,
+    log: bool = False,
+    kv_events: KvEventStream | None = None,
+) -> SetUp:
+    """The set-up of a replica of `scenario` for `trace`; `log`: keep the scheduler's events.
+
+    Errors: BadInput for a scenario that can't serve the trace.
+    """
+    share = blocks_per_block(trace, scenario)
+    limits = with_accounts(scenario.limits(share), trace)
+    speculation = speculate(trace, scenario, costs)
+    rules = scenario.rules(costs, trace.integers("output_tokens").tolist())
+    scheduler = Scheduler(limits, rules, log=log, kv_events=kv_events, drafter=speculation)
+    return SetUp(scheduler, Feed(trace, limits.block_size, scenario), speculation, share)
