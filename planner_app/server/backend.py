@@ -19,6 +19,18 @@ class ReplicaLoad:
     num_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class HostTier:
+    """What KV offloading has moved so far, and how full the host tier is (`usage`: 0 to 1)."""
+
+    load_bytes: int
+    load_s: float
+    store_bytes: int
+    store_s: float
+    usage: float
+    skipped_stores: int
+
+
 class Observer(Protocol):
     """Is told what happens on a replica, in the order in which it happens."""
 
@@ -58,6 +70,10 @@ class GenerationBackend(Protocol):
 
     def preemptions(self) -> int:
         """How often a request lost its blocks so far."""
+        ...
+
+    def host_tier(self) -> HostTier | None:
+        """KV offloading so far; None where there is no host tier."""
         ...
 
     @property

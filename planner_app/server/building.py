@@ -61,8 +61,8 @@ def simulated_replica(
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
     if scenario.speculation is not None:
         raise BadInput("`serve` simulates no speculative decoding; leave speculative_config out")
-    if scenario.kv_offloading_size is not None:
-        raise BadInput("`serve` simulates no KV offloading; leave kv_offloading_size out")
+    if scenario.kv_offloading_size is not None and options.record is not None:
+        raise BadInput("--record of a server does not take KV offloading; leave one of them out")
     limits = scenario.limits(_blocks_per_block(scenario, simulation))
     longest = max_model_len(scenario)
     answers = Answers(
@@ -77,6 +77,7 @@ def simulated_replica(
         scale=simulation.time_scale,
         most_waiting=options.max_waiting_queue_length,
         log_events=options.kv_events_endpoint is not None,
+        links=scenario.host_links(),
     )
     if options.record is not None:
         folder = options.record if options.replicas == 1 else options.record / f"replica-{number}"

@@ -19,7 +19,7 @@ from pagecast.engine.host_tier import HostTransfer
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.sampling import SEEDS
 from pagecast.engine.sequence import Sequence
-from pagecast.planner_app.server.backend import Observer, ReplicaLoad
+from pagecast.planner_app.server.backend import HostTier, Observer, ReplicaLoad
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
@@ -333,6 +333,10 @@ class EngineBackend:
     def adapters(self) -> tuple[list[str], list[str]]:
         """See `GenerationBackend`: the engine has none."""
         return [], []
+
+    def host_tier(self) -> HostTier | None:
+        """See `GenerationBackend`: the engine's is in its recordings."""
+        return None
 
     def preemptions(self) -> int:
         """See `GenerationBackend`."""

@@ -86,6 +86,7 @@ class Generation:
     hidden: int = 0
     ending: str = "length"
     cached_tokens: int = NEVER
+    external_tokens: int = 0  # of `cached_tokens`, those loaded from host memory
     arrival_ns: int = NEVER
     admitted_ns: int = NEVER
     first_ns: int = NEVER

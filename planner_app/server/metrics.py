@@ -127,6 +127,8 @@ class ServerMetrics(Collector):
         self.cached_tokens = 0
         self.queried_tokens = 0
         self.hit_tokens = 0
+        self.external_tokens = 0
+        self.external_queried_tokens = 0
         self.output_tokens = 0
         self.steps = 0
         self.ended_for = dict.fromkeys(FINISH_REASONS, 0)
@@ -155,7 +157,10 @@ class ServerMetrics(Collector):
             self.prompt_tokens += prompt
             self.cached_tokens += cached
             self.queried_tokens += prompt
-            self.hit_tokens += cached
+            external = generation.external_tokens
+            self.hit_tokens += cached - external
+            self.external_tokens += external
+            self.external_queried_tokens += prompt - (cached - external)
 
     def ended(self, generation: Generation) -> None:
         """See `Observer`."""
@@ -204,6 +209,7 @@ class ServerMetrics(Collector):
             GaugeMetricFamily, "engine_sleep_state", "Engine sleep state.", "sleep_state", sleep
         )
         yield from self._counters()
+        yield from self._offloading()
         for histogram in self._histograms:
             yield histogram.family(self._labels)
         yield self._info(
@@ -227,8 +233,11 @@ class ServerMetrics(Collector):
         counters = {
             "prefix_cache_queries": ("Prefix cache queries, in tokens.", self.queried_tokens),
             "prefix_cache_hits": ("Prefix cache hits, in tokens.", self.hit_tokens),
-            "external_prefix_cache_queries": ("External prefix cache queries, in tokens.", 0),
-            "external_prefix_cache_hits": ("External prefix cache hits, in tokens.", 0),
+            "external_prefix_cache_queries": (
+                "External prefix cache queries, in tokens.",
+                self.external_queried_tokens,
+            ),
+            "external_prefix_cache_hits": ("External prefix cache hits, in tokens.", self.external_tokens),
             "mm_cache_queries": ("Multi-modal cache queries.", 0),
             "mm_cache_hits": ("Multi-modal cache hits.", 0),
             "num_preemptions": ("Cumulative number of preemptions.", self._backend.preemptions()),
@@ -242,8 +251,8 @@ class ServerMetrics(Collector):
             yield family
         sources = {
             "local_compute": self.prompt_tokens - self.cached_tokens,
-            "local_cache_hit": self.cached_tokens,
-            "external_kv_transfer": 0,
+            "local_cache_hit": self.cached_tokens - self.external_tokens,
+            "external_kv_transfer": self.external_tokens,
         }
         about = "Number of prompt tokens by source."
         yield self._labelled(CounterMetricFamily, "prompt_tokens_by_source", about, "source", sources)
@@ -255,6 +264,24 @@ class ServerMetrics(Collector):
             for status, number in sorted(self.rejected.items()):
                 family.add_metric([*self._labels.values(), str(status)], number)
             yield family
+
+    def _offloading(self) -> Iterable[Metric]:
+        """Transfers to and from host memory, where there is a host tier."""
+        tier = self._backend.host_tier()
+        if tier is None:
+            return
+        counters = {
+            "kv_offload_load_bytes": ("Bytes loaded from offload storage.", tier.load_bytes),
+            "kv_offload_load_time": ("Load time from offload storage, in seconds.", tier.load_s),
+            "kv_offload_store_bytes": ("Bytes stored to offload storage.", tier.store_bytes),
+            "kv_offload_store_time": ("Store time to offload storage, in seconds.", tier.store_s),
+            "kv_offload_stores_skipped": ("Stores skipped for want of room.", tier.skipped_stores),
+        }
+        for name, (about, value) in counters.items():
+            family = CounterMetricFamily(f"vllm:{name}", about, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), value)
+            yield family
+        yield self._gauge("kv_offload_cpu_cache_usage_perc", "Usage of the host tier, 0 to 1.", tier.usage)
 
     def _gauge(self, name: str, about: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", about, labels=list(self._labels))

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import simpy
 from pagecast.planner_app.server.answers import Answers
-from pagecast.planner_app.server.backend import Observer, ReplicaLoad
+from pagecast.planner_app.server.backend import HostTier, Observer, ReplicaLoad
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
@@ -31,6 +31,7 @@ from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.machine.host_link import HostLinks
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
@@ -185,6 +186,7 @@ class SimulatedBackend:
         most_waiting: int | None = None,
         observer: Observer | None = None,
         log_events: bool = False,
+        links: HostLinks | None = None,
     ) -> None:
         self.limits = limits
         self.max_model_len = max_model_len
@@ -206,6 +208,7 @@ class SimulatedBackend:
             self._feed,
             LiveRecorder(self),
             fast_forward=False,
+            links=links,
         )
         self._replica.history = self.history
         self._wake: asyncio.Event = asyncio.Event()
@@ -282,6 +285,21 @@ class SimulatedBackend:
             self._end(generation, "abort", self.clock.now(), "the server was stopped")
         self.history.close()
 
+    def host_tier(self) -> HostTier | None:
+        """See `GenerationBackend`."""
+        offloading = self.scheduler.offloading
+        transfers = self._replica.transfers
+        if offloading is None or transfers is None:
+            return None
+        return HostTier(
+            transfers.load.bytes,
+            transfers.load.busy_ns / 1e9,
+            transfers.store.bytes,
+            transfers.store.busy_ns / 1e9,
+            offloading.host.used / offloading.host.room,
+            offloading.host.refused_stores,
+        )
+
     @property
     def alive(self) -> bool:
         """See `GenerationBackend`."""
@@ -356,6 +374,7 @@ class SimulatedBackend:
             if generation.admitted_ns == NEVER:
                 generation.admitted_ns = chunk.request.admitted_ns
                 generation.cached_tokens = chunk.request.cached_tokens
+                generation.external_tokens = chunk.request.external_tokens
             if not chunk.last:
                 continue
             if generation.first_ns == NEVER:

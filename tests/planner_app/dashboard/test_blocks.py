@@ -348,6 +348,14 @@ def test_pictures_of_a_model_with_windows_are_the_cores_state():
     assert known.group.startswith("group 0: window of 128 tokens")
 
 
+def test_a_replay_with_a_host_tier_shows_loads():
+    shown = frames(record(busy_trace(120), BUSY.model_copy(update={"kv_offloading_size": 0.05})))
+    kinds = {shown.log.line(index, str).split()[1] for index in range(len(shown.log))}
+    assert {"storing", "offloaded", "loading", "loaded"} <= kinds
+    assert Look.LOADING in shown.changes[:, 2] & 7
+    assert Look.LOADING not in shown.picture(len(shown) - 1) & 7
+
+
 def test_blocks_that_are_loaded_from_the_host_are_shown_as_such():
     events = [
         (0, LogKind.ALLOCATED, 0),

@@ -97,3 +97,19 @@ def test_buckets_take_values_up_to_their_bound() -> None:
         histogram.observe(number, 2)
     buckets = [sample.value for sample in histogram.family({}).samples if sample.name == "h_bucket"]
     assert buckets == [2, 6, 8]
+
+
+def test_a_host_tier_has_its_metrics_and_its_hits(serve: Any) -> None:
+    one = serve({"num_gpu_blocks": 60, "kv_offloading_size": 0.5, "max_model_len": 600})
+    with one.client() as http:
+        for number in [*range(8), 0, 0]:
+            body = {"prompt": f"{number} " + " words to share" * 120, "max_tokens": 4}
+            assert http.post("/v1/completions", json=body).status_code == 200
+    families = scraped(one)
+    assert value(families, "vllm:kv_offload_store_bytes_total") > 0
+    assert value(families, "vllm:kv_offload_load_bytes_total") > 0
+    assert 0 < value(families, "vllm:kv_offload_cpu_cache_usage_perc") <= 1
+    hits = value(families, "vllm:external_prefix_cache_hits_total")
+    assert 0 < hits < value(families, "vllm:external_prefix_cache_queries_total")
+    assert value(families, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == hits
+    assert "vllm:kv_offload_load_bytes" not in scraped(serve())
