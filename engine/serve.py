@@ -20,6 +20,7 @@ from pagecast.engine.engine import Engine
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import NS, Recording, recorded_run
 from pagecast.engine.sequence import Sequence
+from pagecast.sim.core.events import Event
 from pagecast.sim.core.identity.content import own_output, own_prompt, token_ids, tokens
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
@@ -77,7 +78,9 @@ class TraceServer:
         finally:
             loop.log = None
             engine.on_end = None
-        events = loop.scheduler.events or []
+        return self._recorded(recording, loop.scheduler.events or [])
+
+    def _recorded(self, recording: Recording, events: list[Event]) -> RecordedRun:
         return recorded_run(self.trace, recording, self._sequences, self._submitted_ns, events, self._meta())
 
     def _take_in(self) -> None:

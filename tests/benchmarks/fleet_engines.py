@@ -1,0 +1,344 @@
+"""Engines of our own behind a router of our own, in wall time; and the same fleet forecast.
+
+    python tests/benchmarks/fleet_engines.py record OUT --model Qwen/Qwen3-8B --random-weights   # two GPUs
+    python tests/benchmarks/fleet_engines.py forecast OUT --costs CALIBRATION                    # anywhere
+
+`record` starts an engine per GPU, each a process of its own. The router gets the trace's requests at their
+times and counts what it sent and what has ended, as in a fleet's replay. OUT gets a recorded run per engine
+(for `pagecast validate` and `calibrate`), `fleet.json`, and `requests.csv` with each request's replica.
+`forecast` replays the same requests on a simulated fleet and prints TPOT, E2E and TTFT beside the measured
+ones; it exits with 1 where TPOT or E2E is off by more than 10% in the mean. Calibrate from other runs than
+these: a forecast is none where its costs were fitted to what it is compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import deque
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pagecast.sim.core.errors import PagecastError
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
+from pagecast.sim.costs.calibration.choose import choose
+from pagecast.sim.costs.calibration.file import load
+from pagecast.sim.costs.calibration.shape import CPU
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.fleet.gauges import NOTHING
+from pagecast.sim.fleet.query import Prompts, Query
+from pagecast.sim.fleet.routers.registry import make
+from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
+from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.fleet.view import View
+from pagecast.sim.replay.clients import NEVER_NS, NS, Arrivals
+from pagecast.sim.runs.forecast import scenario_of
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import scale, select
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+
+BOUND = 0.10  # relative error of mean TPOT and E2E
+_ROUTERS = (
+    *("round-robin", "random", "least-loaded", "power-of-two", "session"),
+    *("prefix-affinity", "sglang", "aibrix", "production-stack"),
+)  # those that need nothing but what this script's router sees
+_POLL_NS = 300_000
+
+
+# ---- an engine's process
+
+
+class Inlet:
+    """Arrivals that come through a pipe, as `(row, arrival)`; None ends them. Times of `perf_counter_ns`.
+
+    Stands for `Arrivals` in a `TraceServer`, with the engine's clock.
+    """
+
+    def __init__(self, pipe: Any, clock: Any) -> None:
+        self._pipe = pipe
+        self._clock = clock
+        self._entries: deque[tuple[int, int]] = deque()
+        self._open = True
+
+    @property
+    def base_ns(self) -> int:
+        """When the engine's clock was 0."""
+        return time.perf_counter_ns() - int(self._clock().now())
+
+    @property
+    def next_ns(self) -> int:
+        """When to look again; never, once the router has sent its last."""
+        if self._open or self._entries:
+            return int(self._clock().now()) + _POLL_NS
+        return NEVER_NS
+
+    def take(self, now: int) -> tuple[int, int | None] | None:
+        """The next request that has come."""
+        while self._open and self._pipe.poll():
+            entry = self._pipe.recv()
+            if entry is None:
+                self._open = False
+            else:
+                self._entries.append(entry)
+        if not self._entries:
+            return None
+        row, sent_ns = self._entries.popleft()
+        return row, min(max(sent_ns - self.base_ns, 0), now)
+
+    def ended(self, row: int, now: int) -> None:
+        """Tells the router."""
+        self._pipe.send(row)
+
+
+def run_engine(pipe: Any, number: int, model: str, options: dict[str, Any], trace: Trace, out: Path) -> None:
+    """Serves what comes through the pipe, and writes the recorded run."""
+    if options.get("device") != "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+    from pagecast.engine.described import described
+    from pagecast.engine.engine import Engine
+    from pagecast.engine.recording import recorded_run
+    from pagecast.engine.serve import TraceServer
+
+    class LiveServer(TraceServer):
+        """A trace's requests, as a router sends them."""
+
+        def _recorded(self, recording: Any, events: Any) -> RecordedRun:
+            rows = sorted(self._sequences)
+            place = {str(row): str(position) for position, row in enumerate(rows)}
+            mine = select(self.trace, np.array(rows, np.int64))
+            sequences, submitted = {}, {}
+            for position, row in enumerate(rows):
+                self._sequences[row].request.index = position
+                sequences[position] = self._sequences[row]
+                submitted[position] = self._submitted_ns[row]
+            named = [event._replace(request=place.get(event.request, event.request)) for event in events]
+            run = recorded_run(mine, recording, sequences, submitted, named, self._meta())
+            return replace(run, requests=run.requests.assign(trace_row=rows))
+
+    with Engine(model, log_events=True, **options) as engine:
+        engine.warm_up()
+        described(engine)
+        server = LiveServer(engine, trace)
+        server._arrivals = Inlet(pipe, lambda: engine.loop.clock)  # type: ignore[assignment]
+        limits = engine.limits
+        pipe.send((limits.num_blocks, limits.block_size, limits.max_num_seqs))
+        pipe.recv()  # the others are ready too
+        run = server.run()
+        run.write(out)
+    pipe.send("written")
+
+
+# ---- the router's process
+
+
+class LiveRouter:
+    """Sends a trace's requests to engines at their times."""
+
+    def __init__(self, trace: Trace, settings: RouterSettings, pipes: list[Any], seed: int) -> None:
+        ready = [pipe.recv() for pipe in pipes]
+        self.pipes = pipes
+        self.prompts = Prompts(trace)
+        self.router, _ = make(settings, seed, ready[0][1])
+        self.arrivals = Arrivals(trace)
+        self.views = [
+            View(
+                number,
+                f"replica-{number}",
+                num_blocks=blocks,
+                block_size=size,
+                max_num_seqs=most,
+                gauges=lambda now: NOTHING,
+            )
+            for number, (blocks, size, most) in enumerate(ready)
+        ]
+        self.place: dict[int, View] = {}
+        self.sent: list[tuple[int, int, float]] = []
+
+    def run(self) -> None:
+        """Serves the whole trace; returns when the last request has ended."""
+        for pipe in self.pipes:
+            pipe.send("begin")
+        begun = time.perf_counter_ns()
+        left = len(self.prompts.input_tokens)
+        while left:
+            now = time.perf_counter_ns() - begun
+            while (due := self.arrivals.take(now)) is not None:
+                row, arrival_ns = due
+                if arrival_ns is not None:
+                    self._send(row, now, begun + arrival_ns)
+            rest_s = min(max(self.arrivals.next_ns - (time.perf_counter_ns() - begun), 0) / NS, 0.05)
+            for pipe in wait(self.pipes, timeout=rest_s):
+                row = pipe.recv()
+                self._ended(row, time.perf_counter_ns() - begun)
+                left -= 1
+        for pipe in self.pipes:
+            pipe.send(None)
+        for pipe in self.pipes:
+            pipe.recv()
+
+    def _send(self, row: int, now: int, arrival_ns: int) -> None:
+        query = Query(self.prompts, row, now)
+        view, _ = self.router.choose(query, self.views)
+        view.add(row, query.prompt_tokens)
+        self.router.sent(query, view)
+        self.place[row] = view
+        self.sent.append((row, view.number, now / NS))
+        self.pipes[view.number].send((row, arrival_ns))
+
+    def _ended(self, row: int, now: int) -> None:
+        view = self.place.pop(row)
+        view.remove(row)
+        self.router.ended(row, view, now, self.prompts.output_tokens[row])
+        self.arrivals.ended(row, now)
+
+
+def record(options: argparse.Namespace) -> int:
+    """Starts engines and router, and writes the folder. 0 where that was done."""
+    out = Path(options.out)
+    if out.exists() and any(out.iterdir()):
+        sys.exit(f"{out} is not empty; give a new folder")
+    trace = read(options.trace, limit=options.requests)
+    if options.rate != 1:
+        trace = scale(trace, options.rate)
+    if "cancel_after_s" in trace.requests:
+        trace = Trace(trace.name, trace.requests.drop(columns="cancel_after_s"), trace.spans, trace.token_ids)
+    engine = {"random_weights": options.random_weights, "device": options.device}
+    if options.num_blocks is not None:
+        engine["num_blocks"] = options.num_blocks
+    engine["max_model_len"] = options.max_model_len
+    if options.no_async_scheduling:
+        engine["pipeline_depth"] = 0
+    context = get_context("spawn")
+    pipes, processes = [], []
+    for number in range(options.engines):
+        ours, theirs = context.Pipe()
+        arguments = (theirs, number, options.model, engine, trace, out / f"engine-{number}")
+        process = context.Process(target=run_engine, args=arguments, daemon=True)
+        process.start()
+        theirs.close()  # so that an engine that dies ends the wait for it
+        pipes.append(ours)
+        processes.append(process)
+    settings = RouterSettings(policy=options.router)
+    router = LiveRouter(trace, settings, pipes, options.seed)
+    router.run()
+    for process in processes:
+        process.join()
+    out.mkdir(parents=True, exist_ok=True)
+    table = pd.DataFrame(router.sent, columns=["row", "replica", "sent_s"])
+    table.to_csv(out / "requests.csv", index=False)
+    about = {"trace": options.trace, "requests": len(trace), "rate": options.rate, "seed": options.seed}
+    about |= {"router": options.router, "engines": options.engines, "model": options.model}
+    (out / "fleet.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    shares = table["replica"].value_counts().sort_index().tolist()
+    print(f"{out}: {len(table):,} requests behind {options.router}: {shares} per engine")
+    return 0
+
+
+# ---- the forecast
+
+
+def measured(out: Path, engines: int) -> tuple[pd.DataFrame, list[RecordedRun]]:
+    """Latencies of all requests, by row of the trace, and each engine's run."""
+    runs = [RecordedRun.load(out / f"engine-{number}") for number in range(engines)]
+    table = pd.concat([run.requests.assign(replica=number) for number, run in enumerate(runs)])
+    table["trace_row"] = table["trace_row"].astype(int)
+    table = table.set_index("trace_row").sort_index()
+    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
+    table["e2e_s"] = table["finish_s"] - table["arrival_s"]
+    later = (table["output_tokens"] - 1).where(table["output_tokens"] > 1)
+    table["tpot_s"] = (table["finish_s"] - table["first_token_s"]) / later
+    return table, runs
+
+
+def costs_for(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts]:
+    """The scenario and its costs. A run without a GPU needs a calibration's file; its GPU is then made up."""
+    if run.meta["gpu"] != CPU:
+        target = replace(scenario.target(), engine=run.meta["engine"])
+        return scenario, choose(scenario.costs, target, transfer=scenario.transfer_costs)
+    costs = CalibratedCosts(load(scenario.costs), pipeline_depth=run.pipeline_depth)
+    return scenario.model_copy(update={"gpu": "L4"}), costs
+
+
+def forecast(options: argparse.Namespace) -> int:
+    """Prints the comparison. 1 where mean TPOT or E2E is off by more than `BOUND`."""
+    out = Path(options.out)
+    about = json.loads((out / "fleet.json").read_text())
+    table, runs = measured(out, about["engines"])
+    trace = read(about["trace"], limit=about["requests"])
+    if about["rate"] != 1:
+        trace = scale(trace, about["rate"])
+    if "cancel_after_s" in trace.requests:
+        trace = Trace(trace.name, trace.requests.drop(columns="cancel_after_s"), trace.spans, trace.token_ids)
+    scenario = scenario_of(runs[0], options.costs, transfer=options.transfer)
+    if Path(about["model"]).is_dir():
+        scenario = Scenario.make({**scenario.model_dump(), "model": about["model"]}, "fleet.json")
+    scenario, costs = costs_for(runs[0], scenario)
+    fleet = FleetSettings(
+        groups=(ReplicaGroup(replicas=about["engines"]),), router=RouterSettings(policy=about["router"])
+    )
+    result = replay_fleet(trace, scenario, fleet, costs=costs, keep_steps=False)
+    made = result.requests.set_index("row").sort_index()
+    print(f"{len(table):,} requests on {about['engines']} engines behind {about['router']}")
+    print(f"costs: {result.summary['costs']}")
+    shares = [table["replica"].eq(number).mean() for number in range(about["engines"])]
+    predicted = [made["replica"].eq(f"replica-{number}").mean() for number in range(about["engines"])]
+    print(f"share of each engine: {_percents(shares)} measured, {_percents(predicted)} forecast")
+    worst = 0.0
+    for name in ("tpot_s", "e2e_s", "ttft_s"):
+        for statistic, of in (("mean", np.nanmean), ("p90", lambda values: np.nanpercentile(values, 90))):
+            real = float(of(table[name].to_numpy(np.float64)))
+            ours = float(of(made[name].to_numpy(np.float64)))
+            error = ours / real - 1
+            print(f"{name:7}{statistic:5} measured {real:9.5f}  forecast {ours:9.5f}  {error:+7.1%}")
+            if statistic == "mean" and name != "ttft_s":
+                worst = max(worst, abs(error))
+    print(f"mean TPOT and E2E are within {worst:.1%}; the bound is {BOUND:.0%}")
+    return int(worst > BOUND)
+
+
+def _percents(shares: list[float]) -> str:
+    return " ".join(f"{share:.1%}" for share in shares)
+
+
+def main() -> None:
+    """Records a fleet, or forecasts a recorded one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    tasks = parser.add_subparsers(dest="task", required=True)
+    recording = tasks.add_parser("record")
+    recording.add_argument("out")
+    recording.add_argument("--model", required=True)
+    recording.add_argument("--random-weights", action="store_true")
+    recording.add_argument("--trace", default="chat")
+    recording.add_argument("--requests", type=int, default=2000)
+    recording.add_argument("--rate", type=float, default=1.0, help="times as fast as the trace")
+    recording.add_argument("--engines", type=int, default=2)
+    recording.add_argument("--router", choices=_ROUTERS, default="least-loaded")
+    recording.add_argument("--num-blocks", type=int)
+    recording.add_argument("--no-async-scheduling", action="store_true", help="as a calibration needs it")
+    recording.add_argument("--max-model-len", type=int)
+    recording.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    recording.add_argument("--seed", type=int, default=0)
+    comparing = tasks.add_parser("forecast")
+    comparing.add_argument("out")
+    comparing.add_argument("--costs", default="auto", help="a calibration's file or name, auto, roofline")
+    comparing.add_argument("--transfer", action="store_true", help="allow another GPU's calibration, scaled")
+    options = parser.parse_args()
+    try:
+        code = record(options) if options.task == "record" else forecast(options)
+    except PagecastError as error:
+        sys.exit(f"fleet_engines: {error}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
