@@ -185,6 +185,11 @@ def _speculation(f: Mapping[str, Any]) -> str:
         "Steps that verify guesses are timed as decode steps with more rows, and drafting by the weights "
         "that it reads: neither was compared with a measured run."
     )
+    if f["lookup"]:
+        text = (
+            "Steps that verify n-grams are timed as steps with short prompts: mean TPOT of recorded runs was "
+            "off by -12 to +19%."
+        )
     if f["drafter_memory"]:
         text += (
             " The memory budget has no room for the drafter's weights and KV: give --num-gpu-blocks where "

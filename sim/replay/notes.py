@@ -57,7 +57,8 @@ def _speculation(scenario: Scenario) -> Note | None:
     if config is None:
         return None
     with_weights = config.method not in ("ngram", "ngram_gpu")
-    return Note("speculation", drafter_memory=with_weights and scenario.num_gpu_blocks is None)
+    memory = with_weights and scenario.num_gpu_blocks is None
+    return Note("speculation", lookup=config.method == "ngram", drafter_memory=memory)
 
 
 def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:

@@ -1,9 +1,13 @@
 """Time of a step that verifies guesses, and of making the next ones.
 
-Verifying is decoding with several query tokens: a step of n requests that compute r rows together takes what
-a decode step of n requests over their context takes, and for the other r - n rows what a step of so many
-more requests takes longer without any context. The weights' share grows with the rows; the KV cache is read
-once per request.
+Where every request verifies K guesses (EAGLE, MTP, draft models), verifying is decoding with several query
+tokens: a step of n requests that compute r rows together takes what a decode step of n requests over their
+context takes, and for the other r - n rows what a step of so many more requests takes longer without any
+context. The weights' share grows with the rows; the KV cache is read once per request.
+
+N-grams find more for one request than for another. Engines run such a step as one with prompts, whose chunks
+are short: outside of the graphs for decode steps, with the attention of prompts (vLLM: piecewise graphs; this
+engine: graphs for prompts). So it is timed as that.
 
 Drafting is a term of its own. Its first pass covers all rows of the step, each further one a row per request;
 a pass takes `share` of what the model itself takes for the same rows.
@@ -24,7 +28,8 @@ class DraftShape(NamedTuple):
     """What a step of requests that speculate computes.
 
     `requests` generate: they compute `rows` tokens together over `context` tokens, the longest has `longest`.
-    `prompts` are all other chunks, as in `Batch`. `yielding` requests get tokens of the step.
+    `verifying` are the chunks of those that verify guesses, `prompts` all other chunks, as in `Batch`.
+    `yielding` requests get tokens of the step.
     """
 
     requests: int
@@ -33,12 +38,21 @@ class DraftShape(NamedTuple):
     longest: int
     prompts: tuple[tuple[int, int], ...]
     yielding: int
+    verifying: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def batch(self) -> Batch:
+        """The step with guesses that are verified as short prompts."""
+        alone = self.requests - len(self.verifying)
+        context = self.context - sum([there for _, there in self.verifying])
+        return Batch(alone, context, self.longest if alone else 0, self.prompts + self.verifying)
 
 
 def shape_of(plan: StepPlan) -> DraftShape:
     """The shape of a plan; a chunk of one token counts as a decode."""
     requests = rows = context = longest = yielding = 0
-    prompts = []
+    prompts: list[tuple[int, int]] = []
+    verifying: list[tuple[int, int]] = []
     for chunk in plan.chunks:
         yielding += chunk.last
         if chunk.drafts or counts_as_decode(chunk.tokens):
@@ -46,29 +60,41 @@ def shape_of(plan: StepPlan) -> DraftShape:
             rows += chunk.tokens
             context += chunk.start
             longest = max(longest, chunk.start)
+            if chunk.drafts:
+                verifying.append((chunk.tokens, chunk.start))
         else:
             prompts.append((chunk.tokens, chunk.start))
-    return DraftShape(requests, rows, context, longest, tuple(prompts), yielding)
+    return DraftShape(requests, rows, context, longest, tuple(prompts), yielding, tuple(verifying))
 
 
 class SpeculationCosts:
-    """Device times by a model's `costs`. `share`: of a drafting pass, of what the model takes."""
+    """Times by a model's `costs`.
 
-    def __init__(self, costs: StepCosts, config: SpeculativeConfig, share: float) -> None:
+    `share`: of a drafting pass, of what the model takes. `request_ns`: what the host takes for each request
+    to look up guesses, while the device rests.
+    """
+
+    def __init__(
+        self, costs: StepCosts, config: SpeculativeConfig, share: float, request_ns: int = 0
+    ) -> None:
         self.share = share
+        self.request_ns = request_ns
         self._costs = costs
         self._config = config
+        self._as_prompts = config.method == "ngram"
 
     def device_ns(self, shape: DraftShape, after: int = 0) -> int:
         """Time of a step: verifying, its prompts, and drafting. `after`: see `Batch`."""
-        time = self.computing_ns(shape, after)
+        time = self.computing_ns(shape, after) + self.request_ns * shape.requests
         if self.share and shape.yielding:
             time += self.drafting_ns(shape, time)
         return time
 
     def computing_ns(self, shape: DraftShape, after: int = 0) -> int:
         """Time of a step without drafting."""
-        n, rows, context, longest, prompts, _ = shape
+        if self._as_prompts and shape.verifying:
+            return self._costs.device_ns(shape.batch._replace(after=after))
+        n, rows, context, longest, prompts, _, _ = shape
         if prompts:
             # The rows of guesses go through the weights beside those of the prompts.
             guesses = ((rows - n, 0),) if rows > n else ()

@@ -58,6 +58,8 @@ def checked(host: HostTier, kv: torch.Tensor) -> dict[int, int]:
     def checking(kind: str, step: int, transfers: Any) -> None:
         transfers = list(transfers)
         start(kind, step, transfers)
+        if kv.is_cuda:
+            torch.cuda.synchronize()
         for transfer in transfers:
             seen[kind] += 1
             for block, place in zip(transfer.blocks, transfer.places, strict=True):

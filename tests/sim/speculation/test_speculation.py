@@ -5,6 +5,7 @@ import json
 import pytest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.roofline import Roofline
+from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.gpus import gpu
 from pagecast.sim.machine.models import model
 from pagecast.sim.replay.simulation import replay
@@ -207,3 +208,12 @@ def test_the_share_of_a_drafting_pass_follows_the_weights():
     with pytest.raises(BadInput, match="needs `model`, or `draft_cost`"):
         drafting_share(config, QWEN, None)
     assert drafting_share(SpeculativeConfig.parse("ngram:3:0.5"), QWEN, None) == 0
+
+
+def test_ngrams_are_verified_as_short_prompts():
+    ngram = SpeculationCosts(Roofline(QWEN, gpu("H200")), SpeculativeConfig.parse("ngram:3:0.5"), 0.0)
+    shape = DraftShape(3, 6, 4000, 2000, (), 3, ((4, 1500),))
+    assert shape.batch == Batch(2, 2500, 2000, ((4, 1500),))
+    assert ngram.computing_ns(shape) == Roofline(QWEN, gpu("H200")).device_ns(shape.batch)
+    alone = DraftShape(2, 2, 2500, 2000, (), 2)
+    assert ngram.computing_ns(alone) == Roofline(QWEN, gpu("H200")).decode_line(2).ns(2500, 2000)
