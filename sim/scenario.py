@@ -143,6 +143,17 @@ class Scenario(BaseModel):
     preemption_victim: Literal["newest", "least-progress", "lowest-priority"] | None = Field(
         None, description="who is preempted when blocks run out (default: the profile's; vLLM: newest)"
     )
+    preemption: Literal["recompute", "swap"] = Field(
+        "recompute",
+        description="what becomes of preempted KV: computed again, or swapped to host memory",
+    )
+    swap_space_gib: float = Field(4.0, gt=0, description="with swap, host memory per GPU in GiB")
+    swap_gb_per_s: float = Field(25.0, gt=0, description="with swap, rate of each GPU's link in GB/s")
+    partial_reuse: Literal["off", "copy", "take"] = Field(
+        "off",
+        description="cached blocks that match a prompt partly: not used (vLLM), copied or taken over where "
+        "nobody uses them (copy; TensorRT-LLM), or only taken over (take)",
+    )
     tenants: str | None = Field(
         None,
         description="shares of tenants, as NAME:weight=W,blocks=B with spaces between (*: all others): "
@@ -313,6 +324,8 @@ class Scenario(BaseModel):
             tenants=None if self.tenants is None else Tenants.parse(self.tenants),
             sglang=self._sglang(),
             host=self.host_tier(),
+            swap_blocks=int(self.swap_space_gib * 2**30 / layout.block_bytes) if self.swaps else 0,
+            partial_reuse="" if self.partial_reuse == "off" else self.partial_reuse,
         )
         limits.check()
         return limits
@@ -375,6 +388,15 @@ class Scenario(BaseModel):
 
         load, store = link(self.host_load_gb_per_s), link(self.host_store_gb_per_s)
         return HostLinks(self.layout().block_bytes, load, store, self.seed)
+
+    @property
+    def swaps(self) -> bool:
+        """Whether preempted requests go to host memory."""
+        return self.preemption == "swap"
+
+    def swap_ns_per_token(self) -> float:
+        """The time that a token's KV takes from or to host memory, on all GPUs at once."""
+        return self.layout().block_bytes / self.block_size / self.swap_gb_per_s
 
     @property
     def _serves_groups(self) -> bool:

@@ -91,6 +91,14 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
     )
     table.add_row("steps", f"{s['steps']:,}")
+    if partial := s.get("partial_reuse"):
+        table.add_row(
+            "partial hits",
+            f"{partial['tokens']:,} tokens, {partial['copied_blocks']:,} blocks copied, "
+            f"{partial['taken_blocks']:,} taken over",
+        )
+    if swap := s.get("swap"):
+        table.add_row("swapped", f"{swap['out_tokens']:,} tokens out, {swap['in_tokens']:,} back")
     if price := s.get("isolation"):
         table.add_row(
             "isolation",

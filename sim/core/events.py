@@ -26,6 +26,8 @@ class EventKind(Enum):
     LEFT = "left"  # blocks that a request gives back because no layer of their group reads them any more
     ADMITTED = "admitted"
     PREEMPTED = "preempted"
+    SWAPPED_OUT = "swapped out"  # the KV of a preempted request goes to host memory
+    SWAPPED_IN = "swapped in"
     LOADING = "loading"  # blocks to be filled from host memory by the job in `detail`
     LOADED = "loaded"  # that job has ended
     STORING = "storing"  # blocks to be copied to host memory by the job in `detail`

@@ -9,11 +9,13 @@ from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.plan import Chunk, Outcome, StepPlan, Transfer
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import NEVER, Request, State
 from pagecast.sim.core.running import Running
+from pagecast.sim.core.swap_space import SwapSpace
 from pagecast.sim.core.tiers.offloading import Offloading
 
 
@@ -58,6 +60,7 @@ class Lifecycle:
         self.preemptions = 0
         self.drafter = drafter
         self.intake = intake
+        self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
         self._admissions = 0
 
@@ -171,13 +174,17 @@ class Lifecycle:
 
     # ---- computing
 
-    def compute(self, request: Request, tokens: int, *, forked: int = 0, drafts: int = 0) -> Chunk:
+    def compute(
+        self, request: Request, tokens: int, beyond: HeadStart = NO_START, *, drafts: int = 0
+    ) -> Chunk:
         """Plans a chunk of a request's next tokens; its blocks are allocated already.
 
-        `forked`: it begins that far into a block which is to be copied from the request's parent.
+        `beyond`: what it has beyond its prefix hit, where this is its first chunk.
         """
         start = request.computed
-        copied = self._copied(request, start) if forked else None
+        copied = self._begin(request, start, beyond) if beyond.tokens else None
+        if request.swapped_tokens and self.swap is not None:
+            self.swap.drop(request)  # all of it was still cached
         request.computed = reached = start + tokens
         if not self.running.at_commit:
             self.memory.publish(request, min(reached, request.known))
@@ -190,12 +197,39 @@ class Lifecycle:
                 self.running.chunked[request] = None
         return Chunk(request, start, tokens, last, copied, drafts)
 
-    def _copied(self, request: Request, start: int) -> int:
-        assert request.parent is not None
+    def _begin(self, request: Request, start: int, beyond: HeadStart) -> int | None:
+        """Takes up a head start. Returns the block to be copied over the one in which the chunk begins."""
+        if beyond.kind is StartKind.SWAP:
+            assert self.swap is not None
+            self.swap.bring_back(request, beyond.tokens)
+            self.log.add(EventKind.SWAPPED_IN, request.id, detail=f"tokens={beyond.tokens}")
+            return None
         number = start // self.limits.block_size
-        copied = self.memory.blocks(request.parent)[number]
-        self.log.add(EventKind.COPIED, request.id, [copied, self.memory.blocks(request)[number]])
-        return copied
+        own = self.memory.blocks(request)[number]
+        if beyond.kind is StartKind.FORK:
+            assert request.parent is not None
+            copied = self.memory.blocks(request.parent)[number]
+            self.log.add(EventKind.COPIED, request.id, [copied, own])
+            return copied
+        return self._begin_partly(request, own, beyond)
+
+    def _begin_partly(self, request: Request, own: int, beyond: HeadStart) -> int | None:
+        """Goes on in a block that matches partly: a copy of it, or the block itself."""
+        partial = self.memory.partial_reuse
+        assert partial is not None
+        partial.tokens += beyond.tokens
+        if request.preemptions == 0:
+            request.partial_tokens = beyond.tokens
+        detail = f"partial={beyond.tokens}"
+        if beyond.source == own:
+            # Taken over, or evicted for the request itself.
+            partial.taken_blocks += 1
+            self.log.add(EventKind.REUSED, request.id, [own], detail)
+            return None
+        # Even if the block was evicted meanwhile: it is copied before anybody writes to it.
+        partial.copied_blocks += 1
+        self.log.add(EventKind.COPIED, request.id, [beyond.source, own], detail)
+        return beyond.source
 
     def begin_decode(self, request: Request) -> None:
         """Moves a request on to decode: the plan just made computes the last of its prompt.
@@ -271,6 +305,7 @@ class Lifecycle:
         request.preemptions += 1
         running = self.running
         computed = running.planned(request)
+        kept = 0 if self.swap is None else running.committed(request)
         if self.drafter is not None:
             computed = min(computed, request.known)
             request.drafts = 0
@@ -288,6 +323,10 @@ class Lifecycle:
             request.known = request.total_tokens
         request.lost_tokens = computed
         request.computed = 0
+        if self.swap is not None and request.state is not State.DRAINING:
+            self.swap.put(request, kept)
+            if request.swapped_tokens:
+                self.log.add(EventKind.SWAPPED_OUT, request.id, detail=f"tokens={kept}")
         if self.offloading is not None:
             self.offloading.preempted(request)
         self.log.add(EventKind.PREEMPTED, request.id)
@@ -436,6 +475,8 @@ class Lifecycle:
 
     def _end(self, request: Request, state: State, kind: EventKind, now: int) -> None:
         request.finished_ns = now
+        if request.swapped_tokens and self.swap is not None:
+            self.swap.drop(request)
         if self.offloading is None or self.offloading.ended(request):
             self._give_back(request)
         request.state = state

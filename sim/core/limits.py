@@ -23,7 +23,10 @@ class Limits:
     `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
     the number of tokens per block key: their block sizes are multiples of it. `max_loras`: how many LoRA
     adapters a step computes with at most; None: any number. `host`: the host tier; None: there is none.
-    `tenants`: their shares; None: nobody tells them apart. `sglang`: what only that profile asks for.
+    `sglang`: what only that profile asks for.
+    `swap_blocks`: blocks of host memory for the KV of preempted requests; 0: it is computed again.
+    `partial_reuse`: whether blocks that match partly are copied, only taken over, or not used ("").
+    `tenants`: their shares; None: nobody tells them apart.
     """
 
     num_blocks: int
@@ -39,6 +42,8 @@ class Limits:
     host: HostTierSpec | None = None
     tenants: Tenants | None = None
     sglang: SglangSettings | None = None
+    swap_blocks: int = 0
+    partial_reuse: str = ""
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -64,6 +69,13 @@ class Limits:
             self.host.check()
         if self.tenants is not None and self.tenants.fair and self.policy == "priority":
             raise BadInput("tenants take turns by weight or requests by priority; leave one out")
+        if self.partial_reuse not in ("", "copy", "take"):
+            raise BadInput(f"partial reuse {self.partial_reuse!r} is not known; choose copy or take")
+        if (self.swap_blocks or self.partial_reuse) and (self.groups or self.host is not None):
+            raise BadInput(
+                "swapping and partial reuse are for models whose layers all keep every token, and without a "
+                "host tier"
+            )
         if self.tenants is not None and self.groups:
             raise BadInput("tenants are told apart for models whose layers all keep every token")
         if self.groups:

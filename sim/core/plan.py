@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.swap_space import Swap
 
 DECODE_TOKENS = 1
 
@@ -67,6 +68,8 @@ class StepPlan(NamedTuple):
     all of the stores in `flushed` must be done: their blocks are given to others. A plan may consist of these
     alone (`computes`). `Outcome.transferred` reports which jobs have ended, whatever plan they came with.
 
+    `swaps`: KV of preempted requests that moves before the step.
+
     `running`, `waiting` and `used_blocks` are counted after scheduling (of a stretch, after its last step;
     the requests that end with it are still counted).
     """
@@ -87,6 +90,7 @@ class StepPlan(NamedTuple):
     loads: tuple[Transfer, ...] = ()
     stores: tuple[Transfer, ...] = ()
     flushed: tuple[int, ...] = ()
+    swaps: tuple[Swap, ...] = ()
 
     @property
     def computes(self) -> bool:

@@ -60,6 +60,7 @@ class Request:
         "order",
         "output_tokens",
         "parent",
+        "partial_tokens",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -69,6 +70,7 @@ class Request:
         "retention",
         "reused_tokens",
         "state",
+        "swapped_tokens",
         "tenant",
     )
 
@@ -105,6 +107,8 @@ class Request:
         self.last_tick = NEVER
         self.order = 0  # number of its latest admission
         self.cached_tokens = NEVER  # prefix hit at first admission
+        self.partial_tokens = 0  # of `cached_tokens`, those of a block that matched partly
+        self.swapped_tokens = 0  # computed tokens in host memory since its latest preemption
         self.reused_tokens = 0  # prefix hits of all admissions
         self.found_tokens = 0  # prefix hit at its latest admission before its first token
         self.external_tokens = 0  # of `cached_tokens`, those loaded from a lower tier

@@ -29,6 +29,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
@@ -108,6 +109,9 @@ class Scheduler:
         ledger = None if limits.tenants is None else TenantLedger()
         if isinstance(eviction, FairEviction):
             ledger = eviction.ledger
+        partial = None
+        if limits.partial_reuse and limits.caching:
+            partial = PartialReuse(limits.block_size, copies=limits.partial_reuse == "copy")
         return KvMemory(
             limits.num_blocks,
             limits.block_size,
@@ -116,6 +120,7 @@ class Scheduler:
             caching=limits.caching,
             eviction=eviction,
             ledger=ledger,
+            partial_reuse=partial,
             groups=profile.groups,
         )
 

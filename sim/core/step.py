@@ -10,6 +10,7 @@ from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.plan import Chunk, StepPlan, Transfer, counts_as_decode
 from pagecast.sim.core.queue import Queue
@@ -107,16 +108,28 @@ class Step:
         longest = self.limits.max_model_len
         return tokens + self._lookahead if longest is None else min(tokens + self._lookahead, longest)
 
-    def compute(self, request: Request, tokens: int, forked: int = 0) -> None:
-        """Lets a request compute its next `tokens` tokens; the caller checked that their blocks are free."""
+    def head_start(self, request: Request, hit: Hit) -> HeadStart:
+        """What a waiting request has beyond its prefix hit, without computing it."""
+        if request.parent is None and not request.swapped_tokens and self._memory.partial_reuse is None:
+            return NO_START
+        return self._memory.head_start(request, hit)
+
+    def compute(self, request: Request, tokens: int, start: HeadStart = NO_START) -> None:
+        """Lets a request compute its next `tokens` tokens; the caller checked that their blocks are free.
+
+        `start`: what it has beyond its prefix hit, in the step that admits it.
+        """
         reached = request.computed + tokens
+        if start.kind is StartKind.TAKE:
+            assert start.run is not None
+            self._memory.take_over(request, start.run)
         self._memory.grow(request, self.reach(reached))
         drafts = 0
         if self._drafter is not None:
             drafts = max(reached - request.known - request.flying, 0)
             request.drafts = 0
         self._computing += tokens
-        self.chunks.append(self.lifecycle.compute(request, tokens, forked=forked, drafts=drafts))
+        self.chunks.append(self.lifecycle.compute(request, tokens, start, drafts=drafts))
 
     def computes(self, request: Request) -> bool:
         """Whether a request has a chunk in this step."""
@@ -312,6 +325,7 @@ class Step:
             tuple(self.loads),
             tuple(self.stores),
             self.flushed,
+            () if lifecycle.swap is None else lifecycle.swap.take_moved(),
         )
         if self.left_out or running.left_out:
             left_out = [request for request in self.left_out if request.state is State.DECODE]

@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+TIERS = ("host", "disk")
 _NS = 1e-9
 
 
@@ -68,6 +69,7 @@ def request_table(
         "output_tokens",
         "cached_tokens",
         "external_tokens",
+        "partial_tokens",
         "reused_tokens",
         "recomputed_tokens",
         "preemptions",
@@ -90,6 +92,19 @@ def request_table(
     table["tpot_s"] = np.where(gaps > 0, table["decode_s"] / np.maximum(gaps, 1), np.nan)
     table["reason"] = [reasons.get(row, "") for row in table["row"].tolist()] if reasons else ""
     return table
+
+
+def prompt_sources(admitted: pd.DataFrame) -> dict[str, int]:
+    """Where the tokens of admitted prompts came from at the first admission; `missed` were computed."""
+    cached = int(admitted["cached_tokens"].sum())
+    partial = int(admitted["partial_tokens"].sum())
+    lower = {name: int(admitted[f"{name}_tokens"].sum()) for name in TIERS if f"{name}_tokens" in admitted}
+    return {
+        "exact": cached - partial - sum(lower.values()),
+        "partial": partial,
+        **lower,
+        "missed": int(admitted["input_tokens"].sum()) - cached,
+    }
 
 
 def latency_summary(table: pd.DataFrame) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Replica:
     `fast_forward=False` makes every step a flight of its own; the outcome is the same to the nanosecond.
     `after_step` is called between steps, for checks. `speculation`: the drafter of the scheduler, if any.
     `links`: what its host tier is reached by, if it has one.
+    `swap_ns_per_token`: the time that a token of a preempted request takes to host memory, or back.
 
     Where `arrivals.open` is true, somebody adds requests while the replica runs, at the environment's time,
     and calls `wake` after each; the replica waits where it has nothing to do. `clock` is the time of its
@@ -66,7 +67,9 @@ class Replica:
         after_step: Callable[[], None] | None = None,
         speculation: Speculation | None = None,
         links: HostLinks | None = None,
+        swap_ns_per_token: float = 0.0,
     ) -> None:
+        self.swap_ns_per_token = swap_ns_per_token
         self.env = env
         self.scheduler = scheduler
         self.costs = costs
@@ -330,6 +333,9 @@ class Replica:
         return begin
 
     def _fly(self, plan: StepPlan, now: int, host: int, launched: int, duration: int) -> int:
+        if plan.swaps:
+            # The step waits for them: its blocks are those that are moved out.
+            duration += round(sum([swap.tokens for swap in plan.swaps]) * self.swap_ns_per_token)
         free = self._device_free
         end = (free if free > host else host) + duration
         self._device_free = end = end if end > launched else launched

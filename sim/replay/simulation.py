@@ -38,6 +38,7 @@ from pagecast.sim.replay.metrics import (
     cached_and_uncached,
     latency_summary,
     prefill_avoided_s,
+    prompt_sources,
     request_table,
     statistics,
 )
@@ -123,6 +124,7 @@ def replay(
             after_step=checker.after_step if checker else None,
             speculation=speculation,
             links=scenario.host_links(),
+            swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
         )
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
@@ -135,6 +137,10 @@ def replay(
         if "tenant" in trace.requests:
             table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]
             summary["tenants"] = tenant_figures(table, scheduler.memory.ledger, limits.block_size)
+        if (partial := scheduler.memory.partial_reuse) is not None:
+            summary["partial_reuse"] = partial.figures()
+        if (swap := scheduler.lifecycle.swap) is not None:
+            summary["swap"] = {"out_tokens": swap.out_tokens, "in_tokens": swap.in_tokens}
         if figures := scheduler.memory.eviction_figures():
             summary["eviction"] = figures
         if speculation is not None:
@@ -210,7 +216,7 @@ def summarise(
     size = counted.limits.block_size
     admitted = table[table["admitted_s"].notna()]
     eligible = int(((admitted["input_tokens"] - 1) // size * size).sum())
-    reused = int(admitted["cached_tokens"].sum())
+    reused = int((admitted["cached_tokens"] - admitted["partial_tokens"]).sum())
     held = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
     cached, uncached = cached_and_uncached(table)
     refused = table[table["state"] == "rejected"]["reason"].map(_kind).value_counts()
@@ -232,6 +238,7 @@ def summarise(
         "bytes_per_sequence": bytes_per_sequence(held, scenario),
         "eligible_prefix_tokens": eligible,
         "reused_prefix_tokens": reused,
+        "prompt_tokens_by_source": prompt_sources(admitted),
         "token_hit_rate": reused / eligible if eligible else 0.0,
         "num_gpu_blocks": scenario.blocks(),
         "peak_kv_usage": counted.peak_used_blocks / counted.limits.num_blocks,

@@ -27,7 +27,7 @@ def tenant_figures(table: pd.DataFrame, ledger: TenantLedger | None, block_size:
         states = rows["state"].value_counts()
         admitted = rows[rows["admitted_s"].notna()]
         eligible = int(((admitted["input_tokens"] - 1) // block_size * block_size).sum())
-        reused = int(admitted["cached_tokens"].sum())
+        reused = int((admitted["cached_tokens"] - admitted["partial_tokens"]).sum())
         ttft = rows["ttft_s"].to_numpy(np.float64)
         ttft = ttft[~np.isnan(ttft)]
         figures[str(tenant)] = {

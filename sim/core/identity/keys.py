@@ -15,7 +15,7 @@ have one segment per block, whose digest extends the one before it by the ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -45,13 +45,28 @@ class BlockKeys:
     is a span, the last segment is open: it covers every block the request may ever fill.
     """
 
-    __slots__ = ("_chain", "_origin", "_tail", "block_size", "digests", "ends", "explicit", "public_blocks")
+    __slots__ = (
+        "_chain",
+        "_origin",
+        "_tail",
+        "block_size",
+        "digests",
+        "ends",
+        "explicit",
+        "output",
+        "public_blocks",
+        "scope",
+        "spans",
+    )
 
     def __init__(self, block_size: int, chain: bytes) -> None:
         self.block_size = block_size
         self.digests: list[bytes] = []
         self.ends: list[int] = []
         self.explicit = False  # token ids: one segment per block, appended as tokens become known
+        self.scope = chain
+        self.spans: Sequence[tuple[int, int, int]] = ()  # of the prompt, merged
+        self.output = (0, 0)  # the text generated, and where in it
         self.public_blocks = 0  # its first blocks that lie in a namespace shared by all
         self._chain = chain
         self._tail = b""
@@ -81,7 +96,9 @@ class BlockKeys:
         position = done = 0
         follows = -1
         content = 0
-        for content, offset, length in spans if merged else merge(spans):
+        keys.spans = spans = spans if merged else merge(spans)
+        keys.output = output
+        for content, offset, length in spans:
             chain = _digest(chain + _SPAN(position, content, offset))
             position += length
             end = position // block_size
@@ -111,8 +128,11 @@ class BlockKeys:
         public: Public,
     ) -> BlockKeys:
         """Keys whose chain leaves the public scope for the request's own after so many tokens."""
-        head, tail = split_spans(merge(spans), public.tokens)
+        whole = merge(spans)
+        head, tail = split_spans(whole, public.tokens)
         keys = cls.of_spans(block_size, head, (0, 0), public.scope, merged=True)
+        keys.scope = scope.digest
+        keys.spans, keys.output = whole, output
         # The last segment is the open one, of an output that does not follow here.
         del keys.digests[-1], keys.ends[-1]
         keys._origin = None
@@ -193,3 +213,27 @@ class BlockKeys:
             return self.digests[block]
         segment = next(i for i, end in enumerate(self.ends) if block < end)
         return _digest(self.digests[segment] + _SPAN(block, 0, 0))
+
+
+def common_tokens(one: BlockKeys, other: BlockKeys, start: int, most: int) -> int:
+    """How many tokens two sequences given as spans share from token `start` on, `most` at most."""
+    total = 0
+    first, second = _texts(one, start), _texts(other, start)
+    a, b = next(first), next(second)
+    while a[:2] == b[:2] and total < most:
+        length = min(a[2], b[2])
+        total += length
+        if total >= most:
+            break
+        a = (a[0], a[1] + length, a[2] - length) if a[2] > length else next(first)
+        b = (b[0], b[1] + length, b[2] - length) if b[2] > length else next(second)
+    return min(total, most)
+
+
+def _texts(keys: BlockKeys, start: int) -> Iterator[tuple[int, int, int]]:
+    """The spans of prompt and output from token `start` on."""
+    for content, offset, length in keys.spans:
+        if start < length:
+            yield content, offset + start, length - start
+        start = max(start - length, 0)
+    yield keys.output[0], keys.output[1] + start, OPEN

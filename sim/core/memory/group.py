@@ -99,7 +99,8 @@ class FullGroup:
         self.index = index
         self._mark = bytes([index]) if index else b""
         self._spec = GroupSpec(KvKind.FULL, block_size)
-        self._rooted = not pool.eviction.leaves_first  # whether the eviction order needs the tree
+        # Whether the tree is kept: eviction orders need it, and partial reuse.
+        self._rooted = not pool.eviction.leaves_first or pool.partial_reuse
 
     def _run(self, key: bytes | None, position: int, blocks: list[int], holding: Holding) -> Run:
         """A new run that a holding writes: in the tree behind its last one, where the tree is kept."""
@@ -109,6 +110,7 @@ class FullGroup:
                 run.tenant = holding.tenant
             return run
         run = Run(key, position, blocks, holding, holding.last_run)
+        run.keys = holding.keys if self.pool.partial_reuse else None
         if position >= holding.keys.public_blocks:
             run.tenant = holding.tenant
         self.pool.births += 1
@@ -210,6 +212,16 @@ class FullGroup:
             self.log.add(EventKind.ALLOCATED, request.id, taken)
         self._place(holding, held, taken)
         return taken
+
+    def take_over(self, request: Request, run: Run) -> None:
+        """Gives a request the last block of a cached run, which nobody holds, as its next one."""
+        holding = self.holdings[request]
+        while run.rest is not None and holding.end >= run.end:
+            run = run.rest  # split while the prefix was claimed
+        taken = self.pool.take_last(run)
+        if self.log.events is not None:
+            self.log.add(EventKind.ALLOCATED, request.id, taken)
+        self._place(holding, holding.end, taken)
 
     def _open(self, request: Request) -> Holding:
         """A holding for a request that has none."""

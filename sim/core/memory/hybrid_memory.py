@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
 from pagecast.sim.core.memory.layer_group import LayerGroup, Lookup
 from pagecast.sim.core.memory.numbered_pool import NumberedPool
@@ -210,6 +211,10 @@ class HybridMemory(KvMemory):
     def fork_tokens(self, request: Request, hit: Hit) -> int:
         """None: a parent's blocks are not copied."""
         return 0
+
+    def head_start(self, request: Request, hit: Hit) -> HeadStart:
+        """None."""
+        return NO_START
 
     # ---- claiming and growing
 

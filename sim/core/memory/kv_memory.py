@@ -14,9 +14,12 @@ from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, GroupHit, Progress
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
+from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
+from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.retention import FOREVER
@@ -59,6 +62,8 @@ class KvMemory:
     many tokens of a generating request may be published by now.
     """
 
+    partial_reuse: PartialReuse | None = None
+
     def __init__(
         self,
         num_blocks: int,
@@ -70,12 +75,20 @@ class KvMemory:
         eviction: Eviction | None = None,
         ledger: TenantLedger | None = None,
         groups: MakeGroups = one_full_group,
+        partial_reuse: PartialReuse | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.caching = caching
         self.log = log
-        self.pool = BlockPool(num_blocks, eviction or LeastRecentlyUsed(blanks_first=caching), log, ledger)
+        self.pool = BlockPool(
+            num_blocks,
+            eviction or LeastRecentlyUsed(blanks_first=caching),
+            log,
+            ledger,
+            partial_reuse=partial_reuse is not None,
+        )
+        self.partial_reuse = partial_reuse
         self.groups: tuple[Group, ...] = tuple(groups(self.pool, block_size, caching, progress))
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
@@ -167,7 +180,24 @@ class KvMemory:
         tokens = min(request.prompt_tokens, request.known - 1) - hit.tokens
         return tokens if 0 < tokens < self.block_size else 0
 
+    def head_start(self, request: Request, hit: Hit) -> HeadStart:
+        """What a waiting request has beyond its hit: of its parent, put aside, or partly cached."""
+        if request.parent is not None and (tokens := self.fork_tokens(request, hit)):
+            return HeadStart(tokens, StartKind.FORK)
+        tokens = min(request.swapped_tokens, request.known - 1) - hit.tokens
+        if tokens > 0 and request.swapped_tokens:
+            return HeadStart(tokens, StartKind.SWAP)
+        if self.partial_reuse is None or not self._single:
+            return NO_START
+        return self.partial_reuse.find(request.keys, hit.groups[0], request.known)
+
     # ---- claiming and growing
+
+    def take_over(self, request: Request, run: Run) -> None:
+        """Gives a request the last block of a cached run that nobody holds."""
+        group = self._first
+        assert isinstance(group, FullGroup)
+        group.take_over(request, run)
 
     def claim(self, request: Request, hit: Hit) -> None:
         """Gives a request, which holds nothing, the prefix found for it in the same step.

@@ -31,8 +31,15 @@ class BlockPool:
     """`num_blocks` blocks, numbered from 0, and the index of the content that free and held blocks have."""
 
     def __init__(
-        self, num_blocks: int, eviction: Eviction, log: EventLog, ledger: TenantLedger | None = None
+        self,
+        num_blocks: int,
+        eviction: Eviction,
+        log: EventLog,
+        ledger: TenantLedger | None = None,
+        *,
+        partial_reuse: bool = False,
     ) -> None:
+        self.partial_reuse = partial_reuse
         self.ledger = ledger
         self.num_blocks = num_blocks
         self.free_blocks = 0
@@ -84,6 +91,17 @@ class BlockPool:
         if self.taken is not None:
             self.taken += taken
         return taken
+
+    def take_last(self, run: Run) -> list[int]:
+        """Takes the last block of a run, which is free, with its content: that can't be found any more."""
+        assert run.free is not None
+        piece = run.free[0]
+        piece.high -= 1
+        self.free_blocks -= 1
+        if piece.high == piece.low:
+            self.eviction.remove(piece)
+            run.free.remove(piece)
+        return self._cut_off(run, len(run.blocks) - 1)
 
     def _cut_off(self, run: Run, length: int) -> list[int]:
         """Takes a run's blocks after the first `length`, the last first, and evicts their content.
@@ -260,6 +278,7 @@ class BlockPool:
         rest.born = run.born
         rest.keep = run.keep
         rest.tenant = run.tenant
+        rest.keys = run.keys
         rest.rest, run.rest = run.rest, rest
         rest.indexed, rest.next, run.next = run.indexed, run.next, rest
         run.move_children(rest)

@@ -20,6 +20,7 @@ different depths, because prompts part from each other anywhere:
 
 from __future__ import annotations
 
+from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.retention import Keep
 
 
@@ -31,7 +32,8 @@ class Run:
     `rest` is the part that `BlockPool.split` cut off this run's end: readers that hold more than this
     run's length hold blocks of the rest as well. `uses` counts the readers there ever were, and `born` the
     runs before it; that is kept for eviction orders that need the tree (see `Eviction.leaves_first`). `keep`
-    is the retention asked for its blocks, `tenant` who computed them.
+    is the retention asked for its blocks, `tenant` who computed them, and `keys` what its tokens are (where
+    partial reuse needs to know).
     """
 
     __slots__ = (
@@ -43,6 +45,7 @@ class Run:
         "indexed",
         "keep",
         "key",
+        "keys",
         "next",
         "parent",
         "published",
@@ -72,6 +75,7 @@ class Run:
         self.uses = 0
         self.born = 0
         self.tenant = ""
+        self.keys: BlockKeys | None = None
         self.keep: Keep | None = None
         self.next: Run | None = None
         self.rest: Run | None = None

@@ -8,6 +8,7 @@ Source: nano-vLLM, nanovllm/engine/scheduler.py and block_manager.py (bb823b3).
 
 from __future__ import annotations
 
+from pagecast.sim.core.memory.head_start import HeadStart, StartKind
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.rules.rules import Admission, Victim
@@ -64,4 +65,4 @@ class NanoVllmMix:
             left -= tokens
             if tokens == missing:
                 step.run(request)
-            step.compute(request, tokens, forked)
+            step.compute(request, tokens, HeadStart(forked, StartKind.FORK))

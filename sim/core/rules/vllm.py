@@ -129,15 +129,17 @@ class VllmMix:
             if not self.admission.admits(step, memory, queue, request, hit):
                 step.refuse(request, hit)
                 return
-            forked = memory.fork_tokens(request, hit) if request.parent is not None else 0
-            tokens = min(request.known - hit.tokens - forked, budget)
-            if step.drafting and not memory.fits(request, hit, step.reach(hit.tokens + forked + tokens)):
+            start = step.head_start(request, hit)
+            tokens = min(request.known - hit.tokens - start.tokens, budget)
+            if step.drafting and not memory.fits(
+                request, hit, step.reach(hit.tokens + start.tokens + tokens)
+            ):
                 step.refuse(request, hit)
                 return
             budget -= tokens
-            step.admit(request, hit, forked)
+            step.admit(request, hit, start.tokens)
             step.run(request)
-            step.compute(request, tokens, forked)
+            step.compute(request, tokens, start)
 
 
 def candidates(step: Step, queue: Queue) -> Candidates | None:

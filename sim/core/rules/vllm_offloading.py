@@ -9,6 +9,7 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
 
 from __future__ import annotations
 
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.queue import Queue
@@ -117,12 +118,12 @@ class WaitingPass:
         step = self.step
         if not self.admission.admits(step, self.memory, self.queue, request, hit):
             return self._refuse(request, hit)
-        forked = self.memory.fork_tokens(request, hit) if request.parent is not None else 0
-        tokens = min(request.known - hit.tokens - forked, self.budget)
-        if not self.memory.fits_now(request, hit, step.reach(hit.tokens + forked + tokens)):
+        start = step.head_start(request, hit)
+        tokens = min(request.known - hit.tokens - start.tokens, self.budget)
+        if not self.memory.fits_now(request, hit, step.reach(hit.tokens + start.tokens + tokens)):
             return self._refuse(request, hit)
-        step.admit(request, hit, forked)
-        self._run(request, tokens, forked)
+        step.admit(request, hit, start.tokens)
+        self._run(request, tokens, start)
         return True
 
     def _go_on(self, request: Request) -> bool:
@@ -138,7 +139,7 @@ class WaitingPass:
         if memory.missing(request, step.reach(request.computed + tokens)) > memory.free_blocks:
             return self._wait()
         step.admit_loaded(request)
-        self._run(request, tokens, 0)
+        self._run(request, tokens, NO_START)
         return True
 
     def _wait(self) -> bool:
@@ -147,9 +148,9 @@ class WaitingPass:
         self.queue.passed_over = True
         return False
 
-    def _run(self, request: Request, tokens: int, forked: int) -> None:
+    def _run(self, request: Request, tokens: int, start: HeadStart) -> None:
         self.budget -= tokens
         self.step.run(request)
         if request.adapter:
             self._adapters.add(request.adapter)
-        self.step.compute(request, tokens, forked)
+        self.step.compute(request, tokens, start)

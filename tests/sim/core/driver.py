@@ -83,9 +83,11 @@ class Life:
         policy: CachePolicy | None = None,
         log: bool = False,
         tenants: str | None = None,
+        more: dict[str, object] | None = None,
     ) -> None:
         self.draw = draw
         self.limits = limits_from(draw, profile)
+        self.limits = replace(self.limits, **(more or {}))
         if tenants is not None:
             self.limits = replace(self.limits, policy="fcfs", tenants=Tenants.parse(tenants))
         self.retains = policy is not None and policy.eviction == "priority"

@@ -138,6 +138,9 @@ def test_every_part_of_the_scope_keeps_prefixes_apart(column: str) -> None:
         {"admission": "maximum", "max_output_tokens": 300, "preemption_victim": "least-progress"},
         {"watermarks": "0.5:0.8"},
         {"shed_ttft_s": 0.5},
+        {"preemption": "swap"},
+        {"partial_reuse": "copy"},
+        {"partial_reuse": "take", "eviction": "cost"},
     ],
     ids=str,
 )
