@@ -166,6 +166,12 @@ class Scenario(BaseModel):
     public_namespaces: str | None = Field(
         None, description="namespaces whose tokens all tenants share, with spaces between (default: none)"
     )
+    scrub_private_blocks: bool = Field(
+        False, description="overwrite evicted blocks of tenants before others use them, at the rate of HBM"
+    )
+    rollout_at_s: float | None = Field(
+        None, ge=0, description="when a new model revision replaces the old one, which no request hits then"
+    )
     isolation_price: bool = Field(
         False, description="replay again without salts and tenants' isolation, and report the hits it costs"
     )
@@ -397,6 +403,10 @@ class Scenario(BaseModel):
     def swap_ns_per_token(self) -> float:
         """The time that a token's KV takes from or to host memory, on all GPUs at once."""
         return self.layout().block_bytes / self.block_size / self.swap_gb_per_s
+
+    def scrub_ns_per_block(self) -> float:
+        """The time to overwrite a block, on all GPUs at once."""
+        return self.layout().block_bytes / find_gpu(self.gpu).hbm_bytes_per_s * 1e9
 
     @property
     def _serves_groups(self) -> bool:

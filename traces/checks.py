@@ -54,6 +54,7 @@ def find_problem(trace: Trace) -> Problem | None:
         or _range(trace, "output_content", -1)
         or _range(trace, "output_offset", 0)
         or _range(trace, "public_tokens", 0)
+        or _range(trace, "retry", 0, 1)
         or _links(trace)
         or _seconds(trace)
         or (None if trace.spans is None else _spans(trace, trace.spans))
@@ -82,6 +83,7 @@ def _links(trace: Trace) -> Problem | None:
     own = np.arange(len(trace))
     return (
         _first((after < -1) | (after >= own), "after", "must be -1 or the number of an earlier row (from 0)")
+        or _first((trace.integers("retry") > 0) & ~follows, "retry", "needs `after`: the request it repeats")
         or _first(np.isnan(arrival) & ~follows, "arrival_s", "missing; every row needs it, or `after`")
         or _first(~np.isnan(arrival) & follows, "arrival_s", "stands beside `after`: drop one")
     )

@@ -99,6 +99,22 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         )
     if swap := s.get("swap"):
         table.add_row("swapped", f"{swap['out_tokens']:,} tokens out, {swap['in_tokens']:,} back")
+    if rollout := s.get("rollout"):
+        gone = rollout["old_blocks_gone_after_s"]
+        stay = "some are there at the end" if gone is None else f"gone after {console.seconds(gone)}"
+        table.add_row(
+            "rollout",
+            f"{rollout['forced_miss_tokens']:,} hit tokens lost; "
+            f"{rollout['old_blocks_at_rollout'] or 0:,} old blocks, {stay}",
+        )
+    if peak := s.get("peak"):
+        table.add_row(
+            "at peak",
+            f"{peak['uncached_tokens_per_s_at_peak']:,.0f} uncached tokens/s can be admitted, "
+            f"{peak['uncached_tokens_per_s_asked']:,.0f} were asked for",
+        )
+    if scrubbing := s.get("scrubbing"):
+        table.add_row("scrubbing", f"{scrubbing['blocks']:,} blocks, {console.seconds(scrubbing['seconds'])}")
     if price := s.get("isolation"):
         table.add_row(
             "isolation",

@@ -116,6 +116,8 @@ class _Built:
         keep_steps: bool,
         fast_forward: bool,
     ) -> None:
+        if "retry" in trace.requests:
+            raise BadInput(f"{trace.name}: a fleet retries by itself (`retries`); drop the column retry")
         self.trace = trace
         self.scenario = scenario
         self.settings = settings

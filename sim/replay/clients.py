@@ -26,6 +26,7 @@ class Arrivals:
     """
 
     open = False  # whether others may add requests while the replica runs
+    _retries: list[int] | None = None  # which rows are sent only where the one before was not served
 
     def __init__(self, trace: Trace) -> None:
         table = trace.requests
@@ -47,6 +48,9 @@ class Arrivals:
             self._followers.setdefault(int(after[row]), []).append(row)
         gap = table["gap_s"].to_numpy(np.float64) if "gap_s" in table else np.zeros(len(table))
         self._gap_ns: list[int] = np.rint(np.nan_to_num(gap) * NS).astype(np.int64).tolist()
+        if "retry" in table:
+            self._retries = table["retry"].to_numpy(np.int64).tolist()
+        self._unserved: set[int] = set()
         patience = table["cancel_after_s"].to_numpy(np.float64) if "cancel_after_s" in table else None
         self._patience: list[float] | None = None if patience is None else patience.tolist()
         self.next_ns = NEVER_NS  # when the next arrival or cancellation is due
@@ -97,13 +101,24 @@ class Arrivals:
             return row
         return None
 
+    def failed(self, row: int) -> None:
+        """A request is about to end that was cancelled or rejected: its retry is sent."""
+        if self._retries is not None:
+            self._unserved.add(row)
+
     def ended(self, row: int, now: int) -> None:
-        """A request has ended: whoever follows it arrives after a think time."""
+        """A request has ended: whoever follows it arrives after a think time.
+
+        A retry follows only where it is needed; otherwise it counts as ended, too.
+        """
         if not self._followers and not self._cancels:
             return
         followers = self._followers.pop(row, None)
         if followers:
             for follower in followers:
+                if self._retries is not None and self._retries[follower] and row not in self._unserved:
+                    self.ended(follower, now)
+                    continue
                 heapq.heappush(self._later, (now + self._gap_ns[follower], follower))
         if self._patience is not None and self._cancels and self._patience[row] >= 0:
             # A finished request's cancellation must not cut fast-forward short.

@@ -13,6 +13,7 @@ from pagecast.sim.core.identity.keys import BlockKeys, Public
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import Retention
+from pagecast.sim.replay.clients import NS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -44,6 +45,9 @@ class Feed:
         self._public = None if scenario is None else _public(trace, scenario.public_namespaces)
         self._adapters = _texts(trace, "adapter")
         self._items = _texts(trace, "multimodal")
+        rollout = None if scenario is None else scenario.rollout_at_s
+        self._rollout_ns = None if rollout is None else round(rollout * NS)
+        self.new_keys: set[bytes] = set()  # of requests of the new revision, where there is a rollout
         self._retention = _retention(trace, None if scenario is None else scenario.retention)
 
     def request(self, row: int, arrival_ns: int) -> Request:
@@ -51,7 +55,7 @@ class Feed:
         prompt, output = self.input_tokens[row], self.output_tokens[row]
         request = Request(
             str(row),
-            self.keys(row),
+            self._revised_keys(row) if self._is_new(arrival_ns) else self.keys(row),
             prompt,
             output,
             arrival_ns=arrival_ns,
@@ -69,8 +73,20 @@ class Feed:
 
     def keys(self, row: int) -> BlockKeys:
         """The keys of a row's blocks."""
-        prompt, output = self.input_tokens[row], self.output_tokens[row]
+        return self._keys_in(row, DEFAULT_SCOPE if self._scopes is None else self._scopes[row])
+
+    def _is_new(self, arrival_ns: int) -> bool:
+        return self._rollout_ns is not None and arrival_ns >= self._rollout_ns
+
+    def _revised_keys(self, row: int) -> BlockKeys:
+        """The keys of a row's blocks for the new revision of its model."""
         scope = DEFAULT_SCOPE if self._scopes is None else self._scopes[row]
+        keys = self._keys_in(row, replace(scope, model=f"{scope.model} (new revision)"))
+        self.new_keys.update(keys.digests)
+        return keys
+
+    def _keys_in(self, row: int, scope: Scope) -> BlockKeys:
+        prompt, output = self.input_tokens[row], self.output_tokens[row]
         generated = (own_output(row), 0)
         if self._output_content is not None and self._output_content[row] >= 0:
             offset = self._output_offset[row] if self._output_offset is not None else 0

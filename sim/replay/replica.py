@@ -21,7 +21,7 @@ import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import DONE, StepPlan
-from pagecast.sim.core.request import Request
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.stride import Stride
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
@@ -48,6 +48,7 @@ class Replica:
     `after_step` is called between steps, for checks. `speculation`: the drafter of the scheduler, if any.
     `links`: what its host tier is reached by, if it has one.
     `swap_ns_per_token`: the time that a token of a preempted request takes to host memory, or back.
+    `scrub_ns_per_block`: the time to overwrite an evicted block of a tenant; then there are no stretches.
 
     Where `arrivals.open` is true, somebody adds requests while the replica runs, at the environment's time,
     and calls `wake` after each; the replica waits where it has nothing to do. `clock` is the time of its
@@ -68,7 +69,9 @@ class Replica:
         speculation: Speculation | None = None,
         links: HostLinks | None = None,
         swap_ns_per_token: float = 0.0,
+        scrub_ns_per_block: float = 0.0,
     ) -> None:
+        self.scrub_ns_per_block = scrub_ns_per_block
         self.swap_ns_per_token = swap_ns_per_token
         self.env = env
         self.scheduler = scheduler
@@ -284,7 +287,7 @@ class Replica:
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
         if self.scheduler.memory.timed is not None:
             self.scheduler.refresh(now)
-        if self.fast_forward and not warm:
+        if self.fast_forward and not warm and not self.scrub_ns_per_block:
             quiet = stride.quiet()
             if quiet:
                 return self._plan_stretch(stride, now, quiet)
@@ -333,6 +336,8 @@ class Replica:
         return begin
 
     def _fly(self, plan: StepPlan, now: int, host: int, launched: int, duration: int) -> int:
+        if self.scrub_ns_per_block and (ledger := self.scheduler.memory.ledger) is not None:
+            duration += round(ledger.to_scrub() * self.scrub_ns_per_block)
         if plan.swaps:
             # The step waits for them: its blocks are those that are moved out.
             duration += round(sum([swap.tokens for swap in plan.swaps]) * self.swap_ns_per_token)
@@ -420,6 +425,8 @@ class Replica:
     def _ended(self, request: Request, now: int) -> None:
         if self.speculation is not None:
             self.speculation.ended(request)
+        if request.state is not State.FINISHED:
+            self.arrivals.failed(request.index)
         self.arrivals.ended(request.index, now)
         self.recorder.request(request)
 

@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.rollout import peak_admission, rollout_figures, watch_revision
 from pagecast.sim.replay.set_up import set_up
 from pagecast.sim.replay.tenancy import isolation_price, tenant_figures, without_salts
 from pagecast.sim.replay.windows import bytes_per_sequence
@@ -125,7 +127,9 @@ def replay(
             speculation=speculation,
             links=scenario.host_links(),
             swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
+            scrub_ns_per_block=scenario.scrub_ns_per_block() if scenario.scrub_private_blocks else 0.0,
         )
+        watch = watch_revision(scenario, scheduler, feed.new_keys, partial(getattr, replica, "clock"))
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
         recorder.close()
@@ -137,8 +141,14 @@ def replay(
         if "tenant" in trace.requests:
             table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]
             summary["tenants"] = tenant_figures(table, scheduler.memory.ledger, limits.block_size)
-        if (partial := scheduler.memory.partial_reuse) is not None:
-            summary["partial_reuse"] = partial.figures()
+        if (reuse := scheduler.memory.partial_reuse) is not None:
+            summary["partial_reuse"] = reuse.figures()
+        ledger = scheduler.memory.ledger
+        if scenario.scrub_private_blocks and ledger is not None:
+            seconds = ledger.private_blocks * scenario.scrub_ns_per_block() * 1e-9
+            summary["scrubbing"] = {"blocks": ledger.private_blocks, "seconds": seconds}
+        if watch is not None:
+            summary["peak"] = peak_admission(table, limits, costs, recorder.most_requests)
         if (swap := scheduler.lifecycle.swap) is not None:
             summary["swap"] = {"out_tokens": swap.out_tokens, "in_tokens": swap.in_tokens}
         if figures := scheduler.memory.eviction_figures():
@@ -154,12 +164,16 @@ def replay(
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:
             save(folder, trace, scenario, costs, summary, table)
+    again = partial(replay, costs=costs, arrivals=arrivals, keep_steps=False)
+    if watch is not None:
+        before = again(trace, scenario.model_copy(update={"rollout_at_s": None, "isolation_price": False}))
+        result.summary["rollout"] = rollout_figures(watch, table, before.summary, result.summary)
     if scenario.isolation_price:
         shared = scenario.model_copy(update={"isolation": "salt", "isolation_price": False})
-        other = replay(without_salts(trace), shared, costs=costs, arrivals=arrivals, keep_steps=False)
+        other = again(without_salts(trace), shared)
         result.summary["isolation"] = isolation_price(result.summary, other.summary)
-        if out is not None:
-            save_summary(Path(out), result.summary)
+    if out is not None and (watch is not None or scenario.isolation_price):
+        save_summary(Path(out), result.summary)
     return result
 
 

@@ -40,7 +40,7 @@ from pagecast.traces.schema import (
 from pagecast.traces.source import Source
 
 FORMS = ("spans", "block_ids", "token_ids")
-_LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0, "public_tokens": 0}
+_LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0, "public_tokens": 0, "retry": 0}
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:

@@ -17,9 +17,19 @@ class TenantLedger:
         self.evicted: Counter[str] = Counter()
         self.evicted_for: Counter[tuple[str, str]] = Counter()
         self.taker = ""
+        self.private_blocks = 0  # of those evicted, what some tenant had to itself
+        self._scrubbed = 0
 
     def evict(self, tenant: str, blocks: int) -> None:
         """Takes note of content that is lost."""
         self.cached[tenant] -= blocks
         self.evicted[tenant] += blocks
         self.evicted_for[self.taker, tenant] += blocks
+        if tenant:
+            self.private_blocks += blocks
+
+    def to_scrub(self) -> int:
+        """Private blocks evicted since this was last asked: to be overwritten before others get them."""
+        blocks = self.private_blocks - self._scrubbed
+        self._scrubbed = self.private_blocks
+        return blocks

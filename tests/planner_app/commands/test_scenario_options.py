@@ -55,6 +55,8 @@ GIVEN: dict[str, Any] = {
     "isolation": "tenant",
     "public_namespaces": "docs",
     "isolation_price": True,
+    "scrub_private_blocks": True,
+    "rollout_at_s": 12.5,
     "max_loras": 4,
     "speculative_config": "ngram:3:0.5",
     "enable_chunked_prefill": False,

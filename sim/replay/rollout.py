@@ -1,0 +1,115 @@
+"""Rollout of a model revision in the middle of a trace: forced misses, and how long old blocks stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.replay.clients import NS
+from pagecast.sim.scenario import Scenario
+
+_WINDOW_S = 10.0
+_NS = 1e-9
+
+
+class RevisionWatch:
+    """Counts the cached blocks of the old revision (a `Watcher` of the pool).
+
+    `new_keys`: the keys of the new one. `clock`: the time of the replica. `gone_ns`: when the last old block
+    was evicted, once the rollout had begun; None while there are some. Times are exact to a step, or to a
+    stretch of decode steps.
+    """
+
+    def __init__(self, at_ns: int, new_keys: Container[bytes], clock: Callable[[], int]) -> None:
+        self.old_blocks = 0
+        self.blocks_at_rollout: int | None = None
+        self.gone_ns: int | None = None
+        self.at_ns = at_ns
+        self._new_keys = new_keys
+        self._clock = clock
+
+    def stored(self, key: bytes, begin: int, end: int) -> None:
+        """These blocks can be found from now on."""
+        if key not in self._new_keys:
+            self._look()
+            self.old_blocks += end - begin
+            self.gone_ns = None
+
+    def removed(self, key: bytes, begin: int, end: int) -> None:
+        """These blocks can no longer be found."""
+        if key not in self._new_keys:
+            self._look()
+            self.old_blocks -= end - begin
+            if not self.old_blocks and self.blocks_at_rollout is not None:
+                self.gone_ns = self._clock()
+
+    def _look(self) -> None:
+        if self.blocks_at_rollout is None and self._clock() >= self.at_ns:
+            self.blocks_at_rollout = self.old_blocks
+
+
+def watch_revision(
+    scenario: Scenario, scheduler: Scheduler, new_keys: Container[bytes], clock: Callable[[], int]
+) -> RevisionWatch | None:
+    """A watch on the pool where the scenario has a rollout; None where it has none.
+
+    Errors: BadInput for memories whose pool tells nobody what it evicts.
+    """
+    if scenario.rollout_at_s is None:
+        return None
+    if type(scheduler.memory) is not KvMemory:
+        raise BadInput("rollout_at_s is for models whose layers all keep every token, and not for sglang")
+    watch = RevisionWatch(round(scenario.rollout_at_s * NS), new_keys, clock)
+    scheduler.memory.pool.watcher = watch
+    return watch
+
+
+def rollout_figures(
+    watch: RevisionWatch, table: pd.DataFrame, before: dict[str, Any], summary: dict[str, Any]
+) -> dict[str, Any]:
+    """What a rollout costs, against a replay without it (`before`)."""
+    at_ns = watch.at_ns
+    arrived = table["arrival_s"] >= at_ns * _NS
+    return {
+        "at_s": at_ns * _NS,
+        "requests_after": int(arrived.sum()),
+        "forced_miss_tokens": before["reused_prefix_tokens"] - summary["reused_prefix_tokens"],
+        "ttft_p99_s": summary["ttft_s"]["p99"],
+        "ttft_p99_without_s": before["ttft_s"]["p99"],
+        "old_blocks_at_rollout": watch.blocks_at_rollout,
+        "old_blocks_at_end": watch.old_blocks,
+        "old_blocks_gone_after_s": None if watch.gone_ns is None else (watch.gone_ns - at_ns) * _NS,
+    }
+
+
+def peak_admission(
+    table: pd.DataFrame, limits: Limits, costs: StepCosts, most_requests: int
+) -> dict[str, float]:
+    """Uncached prompt tokens per second: what a replica can admit at its peak, and what was asked of it.
+
+    It can compute what the token budget leaves in a step beside as many decoding requests as ran at most,
+    with a mean context. Asked for: the uncached tokens that arrived in the busiest ten seconds.
+    """
+    served = table[table["admitted_s"].notna()]
+    if not len(served):
+        return {"uncached_tokens_per_s_at_peak": 0.0, "uncached_tokens_per_s_asked": 0.0}
+    context = int((served["input_tokens"] + served["output_tokens"] / 2).mean())
+    requests = min(most_requests, limits.max_num_batched_tokens - 1)
+    room = limits.max_num_batched_tokens - requests
+    step_ns = costs.device_ns(Batch(requests, requests * context, context, ((room, 0),))) + costs.host_ns(
+        requests + 1
+    )
+    uncached = (served["input_tokens"] - served["cached_tokens"]).to_numpy(np.float64)
+    windows = (served["arrival_s"].to_numpy(np.float64) // _WINDOW_S).astype(np.int64)
+    asked = np.bincount(windows - windows.min(), weights=uncached)
+    return {
+        "uncached_tokens_per_s_at_peak": room / (step_ns * _NS),
+        "uncached_tokens_per_s_asked": float(asked.max()) / _WINDOW_S,
+    }
