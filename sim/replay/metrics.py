@@ -23,7 +23,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
-TIERS = ("host", "disk")
 _NS = 1e-9
 
 
@@ -98,11 +97,11 @@ def prompt_sources(admitted: pd.DataFrame) -> dict[str, int]:
     """Where the tokens of admitted prompts came from at the first admission; `missed` were computed."""
     cached = int(admitted["cached_tokens"].sum())
     partial = int(admitted["partial_tokens"].sum())
-    lower = {name: int(admitted[f"{name}_tokens"].sum()) for name in TIERS if f"{name}_tokens" in admitted}
+    host = int(admitted["external_tokens"].sum())
     return {
-        "exact": cached - partial - sum(lower.values()),
+        "exact": cached - partial - host,
         "partial": partial,
-        **lower,
+        "host": host,
         "missed": int(admitted["input_tokens"].sum()) - cached,
     }
 
