@@ -4,8 +4,9 @@ A step that is planned while the one before it runs begins on the device when th
 the next is then what the device takes for it, and nothing of the host's: two recordings of one sweep agree in
 these times to 0.1%, where those of synchronous steps lie up to 3% apart (H200, Qwen3-8B).
 
-Only launching kernels one by one keeps the host from hearing of an end. What ends meanwhile is heard of when
-the next step is launched; such steps make a group, whose time is known, and of which each one's is not.
+While the host launches kernels one by one, it does not see the end of the step before. It sees that end only
+after the launch, so the ends of these steps are recorded late. Such steps form a group: the time of the group
+is known, the time of each step in it is not.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pagecast.sim.runs.recorded import RecordedRun
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_SHORTEST = 5.0  # percentile of the times in which the host was deaf: launching takes as long
-_DEAF = 1.5  # launches within which an end may have been heard of late
-_FEW = 10
-_CLEARLY = 1.2  # times as long as a light step takes, and launching shows
+_SHORTEST = 5.0  # percentile of the waits for an end during a launch: taken as the time of a launch
+_DEAF = 1.5  # times the launch: an end seen within this may have been recorded late
+_FEW = 10  # steps, fewer of which do not show a launch
+_CLEARLY = 1.2  # times the wait of other light steps: a launch must take longer than that to be seen
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class AheadSteps:
 
     def most(self, values: Ints) -> Ints:
         """The greatest of whole numbers, one per step, in each group."""
-        found = np.zeros(len(self.ns), np.int64)
-        np.maximum.at(found, self.group, values)
-        return found
+        greatest = np.zeros(len(self.ns), np.int64)
+        np.maximum.at(greatest, self.group, values)
+        return greatest
 
     def without(self, load: str) -> AheadSteps:
         """The groups of all segments but those of this load (see `load_of`)."""
@@ -77,22 +78,22 @@ def load_of(segment: str) -> str:
 def ahead_of(run: RecordedRun, table: StepTable, shape: TileShape, recording: int) -> AheadSteps:
     """The groups of an asynchronous run's steps whose times are known."""
     steps, size = run.steps, len(run.steps)
-    known = np.zeros(size, bool)
-    known[table.index] = True
+    in_table = np.zeros(size, bool)
+    in_table[table.index] = True
     singly = np.zeros(size, bool)
     singly[table.index] = launched_singly(table, shape)
     early = steps.start_ns[1:] < steps.end_ns[:-1]
     ahead = np.append(False, early & (steps.section[1:] == steps.section[:-1]))
-    light = ahead[1:] & known[:-1] & ~singly[:-1]
+    light = ahead[1:] & in_table[:-1] & ~singly[:-1]
     launch_ns, late = _late(steps.end_ns[:-1] - steps.start_ns[1:], singly[1:] & ahead[1:], light)
     begins = np.append(True, ~late)
     first = np.flatnonzero(begins)
     last = np.append(first[1:] - 1, size - 1)
-    sound = np.logical_and.reduceat(known & ahead, first) & (first > 0)
+    sound = np.logical_and.reduceat(in_table & ahead, first) & (first > 0)
     ns = (steps.end_ns[last] - steps.end_ns[np.maximum(first - 1, 0)]).astype(np.float64)
     # A step with prompts that is not known may have kept the host from hearing of the end before it.
     prompts = np.diff(steps.prefill_start) > 0
-    sound &= (ns > 0) & ~np.append((ahead & prompts & ~known)[1:], False)[last]
+    sound &= (ns > 0) & ~np.append((ahead & prompts & ~in_table)[1:], False)[last]
     whole = AheadSteps(recording, table, (np.cumsum(begins) - 1)[table.index], ns, launch_ns)
     return whole._of(sound)
 
@@ -100,10 +101,11 @@ def ahead_of(run: RecordedRun, table: StepTable, shape: TileShape, recording: in
 def _late(
     waited_ns: Ints, launching: npt.NDArray[np.bool_], light: npt.NDArray[np.bool_]
 ) -> tuple[float, npt.NDArray[np.bool_]]:
-    """What launching takes (0: too few show it), and of which steps the end was heard of late for it.
+    """Nanoseconds of a launch (0: too few steps show it), and which steps' ends it made the host record late.
 
-    `waited_ns`: from when the next step began, `launching` kernel by kernel or not, to a step's end. Of
-    `light` steps, which take less than a launch does, it is the launch; else what the device takes.
+    `waited_ns`: from the start of the next step to the recorded end of a step. `launching`: the next step was
+    launched kernel by kernel. `light` steps take less device time than a launch, so that their wait is the
+    launch; the wait of other steps is device time.
     """
     shown, plain = launching & light, light & ~launching
     if shown.sum() < _FEW or plain.sum() < _FEW:

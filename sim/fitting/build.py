@@ -1,4 +1,4 @@
-"""From recorded runs to a calibration: fit, noise, cross-validation, bootstrap and provenance."""
+"""Construction of a calibration from recorded runs: fit, bootstrap, noise, cross-validation, provenance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from pagecast.sim.fitting.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
 
 REPLICATES = 32
-MOST_SPREAD = 0.30  # of a coefficient between resampled fits, as a share of its mean: less certain terms go
+MOST_SPREAD = (
+    0.30  # greatest sd of a coefficient between resampled fits over its mean; terms above are dropped
+)
 _BLOCK = 64  # consecutive steps that a resampled block keeps together
 _REPLICATE_ROUNDS = 3
 
@@ -35,7 +37,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A recorded run to learn from, or its first part `upto` (a share of its steps)."""
+    """A recorded run to fit, or the first part of it: `upto` is a share of its steps, above 0 up to 1."""
 
     run: RecordedRun
     upto: float = 1.0
@@ -56,7 +58,7 @@ class CalibrationRun:
 
     @classmethod
     def all(cls, text: str) -> list[CalibrationRun]:
-        """What `text` names: a run (see `parse`), or the folder of a sweep, whose runs these are."""
+        """The runs that `text` names: one (see `parse`), or those of a sweep's folder. Errors: BadInput."""
         folder = Path(text)
         return [cls(run) for run in load_sweep(folder)] if is_sweep(folder) else [cls.parse(text)]
 
@@ -71,9 +73,12 @@ def calibrate(
 ) -> Calibration:
     """Fits step costs to recorded runs of one engine, model and GPU.
 
-    Synchronous runs give the costs; asynchronous ones, where there are any, what of them is hidden when
-    steps are planned ahead, and of our own engine what the device takes. Errors: BadInput where there is no
-    synchronous run, where runs differ in set-up, or for too few steps.
+    Synchronous runs give the costs of a step. Asynchronous runs, if there are any, give the host time that is
+    hidden when steps are planned ahead. If the kernel family records the end of each step on the device
+    (`KernelFamily.records_ends`), they also give device times.
+
+    `replicates` is the number of bootstrap copies, drawn with `seed`. `progress` gets the name of each stage.
+    Errors: BadInput where there is no synchronous run, where runs differ in set-up, or for too few steps.
     """
     tell = progress or (lambda _: None)
     plain = [source for source in sources if not source.run.pipeline_depth]
@@ -89,27 +94,27 @@ def calibrate(
     ahead_tables = [step_table(source.run, shape, source.upto) for source in ahead]
     ahead_steps = _ahead_steps(plain, ahead, ahead_tables, shape)
     try:
-        found, copies, hosts = _certain(tables, ahead_steps, shape, replicates, seed)
+        best_fit, copies, hosts = _fit_certain_terms(tables, ahead_steps, shape, replicates, seed)
     except BadInput as error:
         raise BadInput(f"{', '.join(str(source.run.folder) for source in plain)}: {error}") from None
-    host = found.host or _host(ahead_tables, tables, found, shape)
+    host = best_fit.host or _host(ahead_tables, tables, best_fit, shape)
     tell("cross-validating")
     cross = left_out(tables, shape, ahead_steps)
     return Calibration(
         name=name,
         made_for=_made_for(plain[0].run),
         shape=shape,
-        knots=found.knots,
-        curve_ns=tuple(round(value, 1) for value in found.curve.tolist()),
-        terms_ns={key: float(f"{value:.6g}") for key, value in found.terms.items()},
+        knots=best_fit.knots,
+        curve_ns=tuple(round(value, 1) for value in best_fit.curve.tolist()),
+        terms_ns={key: float(f"{value:.6g}") for key, value in best_fit.terms.items()},
         host=host,
-        noise=noise_of(tables, found, shape, cross, plain[0].run.meta.get("engine"), _gpus(plain)),
-        provenance=_provenance(plain + ahead, tables + ahead_tables, found),
-        regions=region_errors(tables, found, shape),
+        noise=noise_of(tables, best_fit, shape, cross, plain[0].run.meta.get("engine"), _gpus(plain)),
+        provenance=_provenance(plain + ahead, tables + ahead_tables, best_fit),
+        regions=region_errors(tables, best_fit, shape),
         cross_validation=[row for part in cross for row in part.rows()],
-        fitted=_most_seen(tables),
+        fitted=_fitted_range(tables),
         replicates=copies,
-        hosts=hosts or _hosts(ahead_tables, found, copies, shape),
+        hosts=hosts or _hosts(ahead_tables, best_fit, copies, shape),
     )
 
 
@@ -147,7 +152,7 @@ def _timed(source: CalibrationRun, shape: TileShape) -> StepTable:
 
 
 def _gpus(sources: list[CalibrationRun]) -> int:
-    """How many GPUs the runs are of; those that do not tell are of one."""
+    """The number of different GPUs that the runs name in `gpu_id`; at least 1."""
     return max(1, len({source.run.meta.get("gpu_id") for source in sources} - {None}))
 
 
@@ -167,10 +172,10 @@ def _made_for(run: RecordedRun) -> dict[str, Any]:
     }
 
 
-def _provenance(sources: list[CalibrationRun], tables: list[StepTable], found: Fit) -> dict[str, Any]:
+def _provenance(sources: list[CalibrationRun], tables: list[StepTable], best_fit: Fit) -> dict[str, Any]:
     runs = []
     plain = [source for source in sources if not source.run.pipeline_depth]
-    scales = [*found.scales[: len(plain)], *[None] * (len(tables) - len(plain))]
+    scales = [*best_fit.scales[: len(plain)], *[None] * (len(tables) - len(plain))]
     for source, name, table, scale in zip(sources, names_of(tables), tables, scales, strict=True):
         meta = source.run.meta
         runs.append(
@@ -191,14 +196,14 @@ def _provenance(sources: list[CalibrationRun], tables: list[StepTable], found: F
     return {
         "pagecast": version("pagecast"),
         "runs": runs,
-        "step_sd": round(found.sd, 5),
-        "dropped_terms": list(found.dropped),
-        "absent_terms": list(found.absent),
+        "step_sd": round(best_fit.sd, 5),
+        "dropped_terms": list(best_fit.dropped),
+        "absent_terms": list(best_fit.absent),
     }
 
 
-def _most_seen(tables: list[StepTable]) -> dict[str, int]:
-    """How far the fitted steps reach; beyond it the terms are continued straight on."""
+def _fitted_range(tables: list[StepTable]) -> dict[str, int]:
+    """The most tokens, requests and context that a fitted step had. Beyond them costs are extrapolated."""
 
     def most(column: str) -> int:
         return max(int(getattr(table, column).max(initial=0)) for table in tables)
@@ -214,75 +219,78 @@ def _most_seen(tables: list[StepTable]) -> dict[str, int]:
 def _ahead_steps(
     plain: list[CalibrationRun], ahead: list[CalibrationRun], ahead_tables: list[StepTable], shape: TileShape
 ) -> list[AheadSteps]:
-    """What asynchronous runs of engines tell whose prompts run in graphs of their own: the device's times.
+    """Device times from asynchronous runs; none where the kernel family does not record them.
 
-    Runs of one folder, as those of a sweep, are one recording.
+    Runs of one folder, such as those of a sweep, count as one recording.
     """
     if not family(shape.family).records_ends:
         return []
     folders = [source.run.folder for source in plain]
-    found = []
+    groups = []
     for source, table in zip(ahead, ahead_tables, strict=True):
         if source.run.folder not in folders:
             folders.append(source.run.folder)
-        found.append(ahead_of(source.run, table, shape, folders.index(source.run.folder)))
-    return found
+        groups.append(ahead_of(source.run, table, shape, folders.index(source.run.folder)))
+    return groups
 
 
-def _host(ahead_tables: list[StepTable], tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
-    """What planning ahead hides, where the fit itself doesn't tell."""
+def _host(ahead_tables: list[StepTable], tables: list[StepTable], best_fit: Fit, shape: TileShape) -> Host:
+    """The host time that planning ahead hides, where the fit itself does not give it."""
     if ahead_tables and not family(shape.family).records_ends:
-        return fitted_host(ahead_tables, found, shape)
+        return fitted_host(ahead_tables, best_fit, shape)
     return measured_host(tables)
 
 
-def _certain(
+def _fit_certain_terms(
     tables: list[StepTable], ahead_steps: list[AheadSteps], shape: TileShape, replicates: int, seed: int
 ) -> tuple[Fit, tuple[tuple[float, ...], ...], tuple[Host, ...]]:
-    """A fit whose coefficients hardly change from copy to copy, with its copies: see `_bootstrap`.
+    """Fits, drops the term of the greatest spread between bootstrap copies, and fits again.
 
-    The least certain term is dropped until all spreads are below `MOST_SPREAD`.
+    Ends when no spread is above `MOST_SPREAD`; terms that are `needed` stay. Returns the fit and its copies,
+    as `_bootstrap` gives them.
     """
     dropped: tuple[str, ...] = ()
     needed = {term.name for term in family(shape.family).terms if term.needed}
     while True:
-        found = fit(tables, shape, ahead_steps, without=dropped)
-        copies, hosts = _bootstrap(tables, ahead_steps, found, shape, replicates, seed)
-        spreads = _spreads(found, copies)
+        best_fit = fit(tables, shape, ahead_steps, without=dropped)
+        copies, hosts = _bootstrap(tables, ahead_steps, best_fit, shape, replicates, seed)
+        spreads = _spreads(best_fit, copies)
         uncertain = {name: sd for name, sd in spreads.items() if sd > MOST_SPREAD and name not in needed}
         if not uncertain:
-            return found, copies, hosts
+            return best_fit, copies, hosts
         dropped = (*dropped, max(uncertain, key=uncertain.__getitem__))
 
 
-def _spreads(found: Fit, copies: tuple[tuple[float, ...], ...]) -> dict[str, float]:
+def _spreads(best_fit: Fit, copies: tuple[tuple[float, ...], ...]) -> dict[str, float]:
     """The standard deviation of each term's coefficient between copies, as a share of its mean."""
     if len(copies) < 2:
         return {}
-    rows = np.array(copies)[:, len(found.knots) :]
+    rows = np.array(copies)[:, len(best_fit.knots) :]
     share = rows.std(axis=0) / np.maximum(rows.mean(axis=0), 1e-12)
-    return dict(zip(found.terms, share.tolist(), strict=True))
+    return dict(zip(best_fit.terms, share.tolist(), strict=True))
 
 
 def _bootstrap(
     tables: list[StepTable],
     ahead_steps: list[AheadSteps],
-    found: Fit,
+    best_fit: Fit,
     shape: TileShape,
     count: int,
     seed: int,
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[Host, ...]]:
-    """Coefficients fitted to runs resampled by blocks of consecutive steps, and the host's share with each
-    where the fit tells it."""
+    """Bootstrap copies: coefficients fitted to runs that are resampled by blocks of consecutive steps.
+
+    The second tuple has the host's share of each copy; it is empty where the fit does not give one.
+    """
     if count < 1:
         return (), ()
     full, _ = design(tables, shape, ahead_steps)
-    base = full.keeping(tuple(found.terms))
+    base = full.keeping(tuple(best_fit.terms))
     random = np.random.default_rng(seed)
     copies, hosts = [], []
     for _ in range(count):
         rows = np.concatenate([_blocks(rows, random) for rows in base.blocks()])
-        values, _, _ = solve(base.take(rows), found.solution, _REPLICATE_ROUNDS)
+        values, _, _ = solve(base.take(rows), best_fit.solution, _REPLICATE_ROUNDS)
         curve, terms, host = base.parted(values)
         copies.append((*curve.tolist(), *terms.values()))
         hosts += [host] if host else []
@@ -290,17 +298,17 @@ def _bootstrap(
 
 
 def _hosts(
-    ahead_tables: list[StepTable], found: Fit, copies: tuple[tuple[float, ...], ...], shape: TileShape
+    ahead_tables: list[StepTable], best_fit: Fit, copies: tuple[tuple[float, ...], ...], shape: TileShape
 ) -> tuple[Host, ...]:
-    """What planning ahead hides, fitted to asynchronous runs with each copy of the coefficients.
+    """The host time that planning ahead hides, fitted with each bootstrap copy of the coefficients.
 
-    Asynchronous runs are not resampled: a copy whose steps take longer has more to hide.
+    Asynchronous runs are not resampled. A copy with longer steps has more host time to hide.
     """
-    size = len(found.knots)
+    size = len(best_fit.knots)
 
     def copy_of(values: tuple[float, ...]) -> Fit:
-        terms = dict(zip(found.terms, values[size:], strict=True))
-        return replace(found, curve=np.array(values[:size]), terms=terms)
+        terms = dict(zip(best_fit.terms, values[size:], strict=True))
+        return replace(best_fit, curve=np.array(values[:size]), terms=terms)
 
     fits = (
         [copy_of(values) for values in copies]
@@ -311,7 +319,7 @@ def _hosts(
 
 
 def _blocks(rows: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """As many rows again, drawn in blocks of neighbours that wrap around the end."""
+    """As many rows as before, drawn with replacement in blocks of neighbours that wrap around the end."""
     starts = random.integers(0, len(rows), size=-(-len(rows) // _BLOCK))
     offsets = (starts[:, None] + np.arange(_BLOCK)[None, :]) % len(rows)
     return np.asarray(rows[offsets.ravel()[: len(rows)]], np.int64)

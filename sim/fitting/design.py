@@ -1,8 +1,8 @@
-"""The matrix that costs are fitted with: a row for each recorded step, a column for each coefficient.
+"""Design matrix of a fit: a row for each recorded step, a column for each coefficient.
 
-Beside the curve's knots and the terms there are, where steps planned ahead are fitted too, a column for what
-is hidden of their launches, and one for each synchronous segment, of what the host adds to its steps: a host
-may be slow for a while, where a GPU is not.
+The columns are the curve's knots and the terms. Where steps planned ahead are fitted too, there are more: one
+for the launch time that is hidden in them, and one for each synchronous segment, the host's constant in its
+steps. A host may be slow for a while; a GPU is not.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Design:
     def keeping(self, terms: tuple[str, ...]) -> Design:
         """The design with these terms only."""
         first = len(self.knots)
-        kept = [i for i, name in enumerate(self.names) if name in terms]
+        places = [i for i, name in enumerate(self.names) if name in terms]
         rest = range(first + len(self.names), self.matrix.shape[1])
-        columns = [*range(first), *(first + i for i in kept), *rest]
-        return replace(self, names=tuple(self.names[i] for i in kept), matrix=self.matrix[:, columns])
+        columns = [*range(first), *(first + i for i in places), *rest]
+        return replace(self, names=tuple(self.names[i] for i in places), matrix=self.matrix[:, columns])
 
     def take(self, rows: Ints) -> Design:
         """The design of the given rows; rows may repeat."""
@@ -216,16 +216,16 @@ def _loads(tables: list[StepTable], early: list[AheadSteps]) -> Ints:
     for table in (*tables, *(groups.table for groups in early)):
         of_segment = [names.setdefault(load_of(name), len(names)) for name in table.segments]
         numbers.append(np.array(of_segment, np.int64)[table.segment])
-    found = numbers[: len(tables)]
-    found += [groups.most(mine) for groups, mine in zip(early, numbers[len(tables) :], strict=True)]
-    return np.concatenate(found)
+    loads = numbers[: len(tables)]
+    loads += [groups.most(mine) for groups, mine in zip(early, numbers[len(tables) :], strict=True)]
+    return np.concatenate(loads)
 
 
 def _ahead_units(table: StepTable, kernels: KernelFamily) -> Floats:
-    """The units of steps planned ahead, which hide the host's requests, arrivals and launches.
+    """The units of steps planned ahead, which hide the host's time for requests, arrivals and launches.
 
-    Steps launched kernel by kernel count no request even where they are synchronous: its host time is in
-    their other terms. So here their column is negative, which takes it off.
+    A synchronous step that is launched kernel by kernel has no request units: that host time is in its other
+    terms. Planned ahead it is hidden, so here its request units are negative and take it off.
     """
     units = table.units.copy()
     units[:, kernels.names.index(REQUEST)] -= table.n + table.chunks

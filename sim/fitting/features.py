@@ -149,13 +149,13 @@ def step_table(run: RecordedRun, shape: TileShape, upto: float = 1.0) -> StepTab
         "arrivals": arrivals,
         "arrived_tokens": arrived,
     }
-    kept = {key: value[keep] for key, value in columns.items()}
+    rows = {key: value[keep] for key, value in columns.items()}
     return StepTable(
         run=run.name,
         segments=steps.sections if swept else (run.name,),
         terms=kernels.names,
         units=matrix,
-        **kept,
+        **rows,
     )
 
 
@@ -176,10 +176,10 @@ def _described(
         steps.prefill_start,
         list(zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)),
     )
-    found = []
+    computed_steps = []
     for i in keep.tolist():
         prefill = tuple(chunks[begin[i] : begin[i + 1]])
-        found.append(
+        computed_steps.append(
             ComputedStep(
                 n=int(steps.decode_n[i]),
                 ctx=int(steps.decode_ctx[i]),
@@ -195,7 +195,7 @@ def _described(
                 arrived_tokens=float(arrived[i]),
             )
         )
-    return found
+    return computed_steps
 
 
 def _after_prompts(steps: Steps, tokens: Ints) -> tuple[Ints, Ints]:
@@ -204,9 +204,9 @@ def _after_prompts(steps: Steps, tokens: Ints) -> tuple[Ints, Ints]:
     number = np.arange(len(steps))
     mixed = np.diff(steps.prefill_start) > 0
     last = np.maximum.accumulate(np.where(mixed, number, -1))
-    known = (last >= 0) & ~mixed
-    known &= steps.section[last] == steps.section
-    return np.where(known, number - last, 0), np.where(known, tokens[last], 0)
+    follows = (last >= 0) & ~mixed
+    follows &= steps.section[last] == steps.section
+    return np.where(follows, number - last, 0), np.where(follows, tokens[last], 0)
 
 
 def _shared(run: RecordedRun, shape: TileShape) -> Floats:
@@ -214,15 +214,15 @@ def _shared(run: RecordedRun, shape: TileShape) -> Floats:
     decisions; 0 where it has no requests, or the family no term for them."""
     if run.parts:
         return np.concatenate([_shared(part, shape) for part in run.parts])
-    found = np.zeros(len(run.steps))
+    shared = np.zeros(len(run.steps))
     if not family(shape.family).named(Place.SHARING) or not len(run.requests) or run.spans is None:
-        return found
+        return shared
     replay = DecisionReplay(run)
     memory = replay.scheduler.memory
     for number in range(len(run.steps)):
         replay.step(number)
-        found[number] = memory.shared_tokens()
-    return np.minimum(found, run.steps.decode_ctx)
+        shared[number] = memory.shared_tokens()
+    return np.minimum(shared, run.steps.decode_ctx)
 
 
 def single_tokens_decoding(steps: Steps) -> Steps:

@@ -1,12 +1,13 @@
-"""Fits the terms of `features` to recorded steps: non-negative, weighted by relative error, by run.
+"""Non-negative least squares fit of a kernel family's terms to recorded steps.
 
-Runs of the same set-up differ by a percent or so as a whole (clocks, host). Each run therefore has a scale
-of its own, drawn towards 1; the result is the middle run. Rare long pauses (garbage collection, the
-operating system) are cut while fitting and given back as a cost of each request handled.
+Rows are weighted by relative error. Runs of one set-up differ by a percent or so as a whole (clocks, host),
+so each run has a scale factor with a prior around 1; the coefficients are those of a run with factor 1. Rare
+long pauses (garbage collection, the operating system) are cut while fitting, and their time is added back as
+a cost of each request.
 
-Where steps planned ahead tell what the device takes (`ahead`), they are fitted together with synchronous
-ones, of which the host adds a constant of its own to each segment, and to each request. Steps then weigh by
-how far those of their kind stray, for the device's times stray least; pauses are given back to the host.
+Where asynchronous runs give device times (`ahead.py`), their steps are fitted together with synchronous ones.
+In a synchronous step the host adds a constant, one for each segment, and a time per request. Each kind of
+step is then weighted by its own spread, since device times vary least.
 """
 
 from __future__ import annotations
@@ -30,24 +31,25 @@ from pagecast.sim.fitting.selection import Weighted, select
 
 Floats = npt.NDArray[np.float64]
 
-# Prior of a run's scale, one standard deviation: three recordings of one load, step for step at the same
-# shapes, lay 1.3% apart from lowest to highest.
+# Standard deviation of a run's scale, the prior: three recordings of one load with equal batches in every
+# step were 1.3% apart from lowest to highest.
 RUN_SD = 0.007
 _OUTLIER = 6.0  # standard deviations beyond which a step counts as a pause
-_CORRELATED = 20  # steps that move together: fewer of them are independent
-_SMOOTH = 1.0  # weight of the curve's bending against one step of data
+_CORRELATED = 20  # consecutive steps whose errors are correlated, and that count as one
+_SMOOTH = 1.0  # weight of a bend in the curve; a step of data has 1
 _ROUNDS = 15
 _SELECTION_ROUNDS = 5
-_LEAST_SD = 0.004  # of a kind of step: less would make it decide alone
+_LEAST_SD = 0.004  # the least spread of a kind of step, so that none decides the fit alone
 
 
 @dataclass(frozen=True)
 class Fit:
     """Coefficients in nanoseconds: the curve's value at each knot, and one for each term that was kept.
 
-    `dropped` names terms without which data left out are forecast as well, `absent` those that never occur.
-    `scales` are the runs' own factors, `sd` a step's relative spread around the fit. `host` is what planning
-    ahead hides, where the fit tells; `solution` are all of the design's coefficients.
+    `dropped` names terms that did not lower the error on data left out, or that resampling left uncertain;
+    `absent` those whose units are 0 in all steps. `scales` are the runs' scale factors, `sd` is a step's
+    relative spread around the fit. `host` is the host time that planning ahead hides, None where the fit does
+    not give it; `solution` has all coefficients of the design.
     """
 
     knots: tuple[int, ...]
@@ -61,10 +63,18 @@ class Fit:
     solution: Floats | None = None
 
     @classmethod
-    def of(cls, made: Calibration) -> Fit:
+    def of(cls, calibration: Calibration) -> Fit:
         """The fit that a calibration keeps; its runs' scales are in the provenance."""
-        curve = np.array(made.curve_ns)
-        return cls(made.knots, curve, made.terms_ns, (), (), (), float(made.provenance.get("step_sd", 0.0)))
+        curve = np.array(calibration.curve_ns)
+        return cls(
+            calibration.knots,
+            curve,
+            calibration.terms_ns,
+            (),
+            (),
+            (),
+            float(calibration.provenance.get("step_sd", 0.0)),
+        )
 
     def predict(self, table: StepTable, shape: TileShape) -> Floats:
         """Nanoseconds of each step, from start to start."""
@@ -72,7 +82,7 @@ class Fit:
         return host + np.maximum(device, launching)
 
     def sides(self, table: StepTable, shape: TileShape) -> tuple[Floats, Floats, Floats]:
-        """Of each step: what the host adds, what the device takes, and what launching takes at least."""
+        """Nanoseconds of each step: host, device, and kernel launches, which overlap with the device."""
         kernels = family(shape.family)
         device = curve_weights(computed_rows(table, shape), self.knots) @ self.curve
         host, launching = np.zeros(len(table)), np.zeros(len(table))
@@ -96,30 +106,30 @@ def fit(
 ) -> Fit:
     """Fits steps of several runs: `tables` of synchronous ones, `ahead` of asynchronous ones.
 
-    Of the terms that occur, but for those of `without`, it keeps those that lower the error on data left out
-    (`selection`). Errors: BadInput for too few steps.
+    Considers the terms that occur in the data and are not in `without`, and keeps those that lower the error
+    on data left out (`selection`). Errors: BadInput for too few steps.
     """
     full, absent = design(tables, shape, ahead)
     full = full.keeping(tuple(name for name in full.names if name not in without))
     names = select(full, _weighted(full))
-    kept = full.keeping(names)
-    coefficients, scales, sd = solve(kept)
-    curve, terms, host = kept.parted(coefficients)
+    final = full.keeping(names)
+    coefficients, scales, sd = solve(final)
+    curve, terms, host = final.parted(coefficients)
     dropped = tuple(name for name in (*full.names, *without) if name not in names)
-    return Fit(kept.knots, curve, terms, dropped, absent, tuple(scales.tolist()), sd, host, coefficients)
+    return Fit(final.knots, curve, terms, dropped, absent, tuple(scales.tolist()), sd, host, coefficients)
 
 
 def _weighted(full: Design) -> Weighted:
-    """The rows of a fit of all terms, as its last round weighs them."""
+    """The rows of a fit of all terms, with the weights of its last round."""
     coefficients, scales, _ = solve(full, rounds=_SELECTION_ROUNDS)
     return _round(full, coefficients, scales)[0]
 
 
 def solve(d: Design, start: Floats | None = None, rounds: int = _ROUNDS) -> tuple[Floats, Floats, float]:
-    """Coefficients, run scales and the relative spread. Starts from `start` where given.
+    """Coefficients, run scales and the relative spread, by iterated weighted least squares.
 
-    Rows are weighted by the reciprocal of what the last round predicted (not of what was measured, which
-    would draw the fit below the mean), and of how far their kind strays.
+    `start`: coefficients to begin with. A row's weight is the reciprocal of the last round's prediction, and
+    of the spread of its kind. The reciprocal of the measured time would bias the fit below the mean.
     """
     scales = np.ones(d.runs)
     bend = _bending(d)
@@ -172,19 +182,22 @@ def _first(d: Design) -> Floats:
 
 
 def _first_launches(d: Design, launch: int) -> Floats:
-    """The best of guesses at which steps are as long as their launches."""
+    """Coefficients to start from where it is not known which steps last as long as their launches.
+
+    Tries several shares of the shortest steps launched kernel by kernel, and takes the best fit.
+    """
     eager = d.matrix[:, launch] > 0
-    found: list[tuple[float, Floats]] = []
+    guesses: list[tuple[float, Floats]] = []
     for share in (0.0, 0.2, 0.4, 0.6, 0.8):
         launching = eager & (d.ns < np.quantile(d.ns[eager], share))
         guess = nonnegative(d.sided(launching) / d.ns[:, None], np.ones(len(d.ns)), len(d.knots))
         stray = np.abs(d.bounded(guess) @ guess / d.ns - 1)
-        found.append((float(np.minimum(stray, 0.5).mean()), guess))
-    return min(found, key=lambda pair: pair[0])[1]
+        guesses.append((float(np.minimum(stray, 0.5).mean()), guess))
+    return min(guesses, key=lambda pair: pair[0])[1]
 
 
 def _bending(d: Design) -> Floats:
-    """Rows that ask each knot of the curve to lie on the line between its neighbours."""
+    """Rows that pull each knot of the curve towards the line between its neighbours."""
     x = np.array(d.knots, np.float64)
     rows = np.zeros((max(len(x) - 2, 0), len(x)))
     for i in range(1, len(x) - 1):
@@ -194,21 +207,21 @@ def _bending(d: Design) -> Floats:
 
 
 def _run_scales(d: Design, ratio: Floats, sd: Floats) -> Floats:
-    """Each run's factor: its mean ratio drawn towards 1 by the prior, all of them centred on 1.
+    """Each run's scale factor: its mean ratio shrunk towards 1 by the prior, with a geometric mean of 1.
 
-    Of a run with steps planned ahead only these count: a host that is slow for a while is no slow GPU.
+    In a run with steps planned ahead only those count: the others also show a host that is slow for a while.
     """
-    found = np.ones(d.runs)
+    scales = np.ones(d.runs)
     if d.runs == 1:
-        return found
+        return scales
     weights = 1 / np.maximum(sd, 1e-6) ** 2 / _CORRELATED
     for i in range(d.runs):
         mine = d.run == i
         if (mine & d.ahead).any():
             mine &= d.ahead
         weight = weights[mine]
-        found[i] = (weight @ ratio[mine] + 1 / RUN_SD**2) / (weight.sum() + 1 / RUN_SD**2)
-    return np.asarray(found / np.exp(np.mean(np.log(found))), np.float64)
+        scales[i] = (weight @ ratio[mine] + 1 / RUN_SD**2) / (weight.sum() + 1 / RUN_SD**2)
+    return np.asarray(scales / np.exp(np.mean(np.log(scales))), np.float64)
 
 
 def _give_back(d: Design, coefficients: Floats, pauses_ns: Floats) -> Floats:

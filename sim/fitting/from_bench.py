@@ -60,7 +60,7 @@ def fit_corrections(
     counted = _Counter(progress)
 
     def misses(x: Floats) -> Floats:
-        costs = base.corrected(_made(x, name))
+        costs = base.corrected(_corrections(x, name))
         return np.concatenate([counted(each, scenario, costs) for each in targets])
 
     x, prior = np.zeros(3), 1.0 / np.array(PRIOR_SD)
@@ -77,7 +77,7 @@ def fit_corrections(
     precision = jacobian.T @ jacobian + np.diag(prior**2)
     covariance = np.asarray(np.linalg.inv(precision), np.float64)
     sources = _sources(targets, start, here)
-    return _made(x, name, covariance, scenario.target().identity, sources)
+    return _corrections(x, name, covariance, scenario.target().identity, sources)
 
 
 class _Counter:
@@ -87,8 +87,8 @@ class _Counter:
         self._progress, self._done = progress, 0
 
     def __call__(self, target: _Target, scenario: Scenario, costs: MeasuredCosts) -> Floats:
-        made = replay(target.results.trace, scenario, costs=costs, keep_steps=False).requests
-        figures = _figures(*(made[key].to_numpy(np.float64) for key in ("tpot_s", "e2e_s", "ttft_s")))
+        requests = replay(target.results.trace, scenario, costs=costs, keep_steps=False).requests
+        figures = _figures(*(requests[key].to_numpy(np.float64) for key in ("tpot_s", "e2e_s", "ttft_s")))
         self._done += 1
         if self._progress is not None:
             self._progress(self._done)
@@ -116,14 +116,14 @@ def _target(results: BenchResults) -> _Target:
 
 def _figures(*columns: Floats) -> Floats:
     """Logarithms of the mean and of quantiles of each latency."""
-    found: list[float] = []
+    logarithms: list[float] = []
     for values in columns:
-        known = values[np.isfinite(values)]
-        found += [math.log(float(known.mean())), *np.log(np.quantile(known, _QUANTILES)).tolist()]
-    return np.array(found)
+        finite = values[np.isfinite(values)]
+        logarithms += [math.log(float(finite.mean())), *np.log(np.quantile(finite, _QUANTILES)).tolist()]
+    return np.array(logarithms)
 
 
-def _made(
+def _corrections(
     x: Floats,
     name: str,
     covariance: Floats | None = None,
@@ -137,7 +137,7 @@ def _made(
 
 def _sources(targets: list[_Target], start: Floats, end: Floats) -> tuple[dict[str, Any], ...]:
     """Errors in the mean of each latency, in percent, before and after."""
-    found = []
+    rows = []
     width = len(_MISFIT) * (len(_QUANTILES) + 1)
     for at, target in enumerate(targets):
         row: dict[str, Any] = {"name": target.results.name, "requests": len(target.results.trace)}
@@ -146,5 +146,5 @@ def _sources(targets: list[_Target], start: Floats, end: Floats) -> tuple[dict[s
             for when, misses in (("before", start), ("after", end)):
                 off = misses[at * width + place] * target.sd[place]
                 row[f"{key}_percent_{when}"] = 100 * math.expm1(off)
-        found.append(row)
-    return tuple(found)
+        rows.append(row)
+    return tuple(rows)

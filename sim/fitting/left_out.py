@@ -1,8 +1,9 @@
 """Errors of the fit on data left out of it: one recording, or one segment of sweeps, at a time.
 
-Segments of one name are the same shapes recorded again: a fit that holds the second recording has seen the
-first, so they are left out together. Recordings are told apart by their place, not by their names, which may
-be equal.
+Segments of one name are the same batches recorded again. A fit with the second recording would know the
+first, so they are left out together. Recordings are identified by their number, since names may be equal.
+Each fit selects its terms anew; it does not drop the uncertain ones, as `build.py` does for the calibration
+itself.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class LeftOut:
 
     def rows(self) -> list[dict[str, Any]]:
         """Its errors in percent, of all its steps and of each kind."""
-        table, found = self.table, list[dict[str, Any]]()
+        table, rows = self.table, list[dict[str, Any]]()
         every = np.ones(len(table), bool)
         for kind, pick in (("all", every), ("pure decode", ~table.mixed), ("with prompts", table.mixed)):
             if pick.any():
                 errors = error_summary(self.expected[pick], table.ns[pick], float(table.ns.sum()))
-                found.append({"run": self.name, "left out": self.what, "steps of": kind, **errors})
-        return found
+                rows.append({"run": self.name, "left out": self.what, "steps of": kind, **errors})
+        return rows
 
 
 def names_of(tables: list[StepTable]) -> list[str]:
@@ -63,7 +64,7 @@ def left_out(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSte
 
 
 def _recordings(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps]) -> list[LeftOut]:
-    found = []
+    parts = []
     for i, (name, table) in enumerate(zip(names_of(tables), tables, strict=True)):
         early = [
             replace(groups, recording=groups.recording - (groups.recording > i))
@@ -72,15 +73,15 @@ def _recordings(tables: list[StepTable], shape: TileShape, ahead: Sequence[Ahead
         ]
         rest = _fitted([*tables[:i], *tables[i + 1 :]], shape, early)
         if rest is not None:
-            found.append(LeftOut(name, RECORDING, i, "", table, rest.predict(table, shape)))
-    return found
+            parts.append(LeftOut(name, RECORDING, i, "", table, rest.predict(table, shape)))
+    return parts
 
 
 def _segments(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps]) -> list[LeftOut]:
     parts = [{table.segments[int(part.segment[0])]: part for part in table.parts()} for table in tables]
     if all(len(mine) < 2 for mine in parts):
         return []
-    names, found = names_of(tables), []
+    names, left_out_parts = names_of(tables), []
     for segment in dict.fromkeys(name for mine in parts for name in mine):
         others = [[part for name, part in mine.items() if name != segment] for mine in parts]
         early = [groups.without(load_of(segment)) for groups in ahead] if all(others) else []
@@ -91,8 +92,8 @@ def _segments(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSt
             if segment in mine and len(mine) > 1:
                 name = f"{segment} of {names[i]}" if len(tables) > 1 else segment
                 expected = rest.predict(mine[segment], shape)
-                found.append(LeftOut(name, SEGMENT, i, segment, mine[segment], expected))
-    return found
+                left_out_parts.append(LeftOut(name, SEGMENT, i, segment, mine[segment], expected))
+    return left_out_parts
 
 
 def _fitted(tables: list[StepTable], shape: TileShape, ahead: Sequence[AheadSteps]) -> Fit | None:

@@ -57,7 +57,7 @@ class _Stray:
 
 def noise_of(
     tables: list[StepTable],
-    found: Fit,
+    best_fit: Fit,
     shape: TileShape,
     parts: list[LeftOut],
     engine: str | None = None,
@@ -67,12 +67,12 @@ def noise_of(
 
     They are of `gpus` different GPUs of one type.
     """
-    expected = [found.predict(table, shape) for table in tables]
+    expected = [best_fit.predict(table, shape) for table in tables]
     spread = [np.log(table.ns / ns) for table, ns in zip(tables, expected, strict=True)]
     mixed = np.concatenate([table.mixed for table in tables])
     flat = np.concatenate([values - np.median(values) for values in spread])
     prior = _REPEATED_FREEDOM / (1 if engine == _REPEATED_ENGINE else 2)
-    recordings, loads = _strays(parts, found, shape)
+    recordings, loads = _strays(parts, best_fit, shape)
     run, runs_freedom = _variance(recordings, max(len(tables) - 1, 0) / len(tables))
     freedom = prior + runs_freedom
     run = (prior * _REPEATED_SD**2 + runs_freedom * run) / freedom
@@ -96,26 +96,26 @@ def noise_of(
     )
 
 
-def _strays(parts: list[LeftOut], found: Fit, shape: TileShape) -> tuple[list[_Stray], list[_Stray]]:
+def _strays(parts: list[LeftOut], best_fit: Fit, shape: TileShape) -> tuple[list[_Stray], list[_Stray]]:
     """Those of recordings, and those of segments beyond what their recording strays by."""
-    recordings = [stray for part in parts if part.what == RECORDING for stray in _of(part, found, shape)]
+    recordings = [stray for part in parts if part.what == RECORDING for stray in _of(part, best_fit, shape)]
     level: dict[int, list[StepTable]] = {}
     for part in parts:
         if part.what == SEGMENT:
             level.setdefault(part.recording, []).append(part.table)
     whole = {number: StepTable.joined(mine) for number, mine in level.items()}
-    common = {number: _errors(table, found.predict(table, shape)) for number, table in whole.items()}
+    common = {number: _errors(table, best_fit.predict(table, shape)) for number, table in whole.items()}
     loads = []
     for part in parts:
         if part.what == SEGMENT:
-            for stray, shared in zip(_of(part, found, shape), common[part.recording], strict=False):
+            for stray, shared in zip(_of(part, best_fit, shape), common[part.recording], strict=False):
                 loads.append(_Stray(stray.from_fit - shared, stray.left_out - shared, stray.own))
     return recordings, loads
 
 
-def _of(part: LeftOut, found: Fit, shape: TileShape) -> list[_Stray]:
+def _of(part: LeftOut, best_fit: Fit, shape: TileShape) -> list[_Stray]:
     """How a part's total strays, and, where it has both, its prompt steps against its decode steps."""
-    near = found.predict(part.table, shape)
+    near = best_fit.predict(part.table, shape)
     pairs = zip(_errors(part.table, near), _errors(part.table, part.expected), strict=True)
     return [_Stray(*pair, own) for pair, own in zip(pairs, _own(part.table, near), strict=True)]
 
@@ -186,11 +186,11 @@ def _robust_sd(values: Floats) -> float:
 
 
 def region_errors(
-    tables: list[StepTable], found: Fit, shape: TileShape
+    tables: list[StepTable], best_fit: Fit, shape: TileShape
 ) -> list[dict[str, float | str | int]]:
     """The fit's error by region of batch shape: steps, share of the time, signed total, spread (percent)."""
     ns = np.concatenate([table.ns for table in tables])
-    expected = np.concatenate([found.predict(table, shape) for table in tables])
+    expected = np.concatenate([best_fit.predict(table, shape) for table in tables])
     n = np.concatenate([table.n for table in tables])
     tokens = np.concatenate([table.tokens for table in tables])
     mixed = np.concatenate([table.mixed for table in tables])

@@ -1,8 +1,8 @@
-"""Effect of asynchronous scheduling on step times: the device hides the host's part of a step.
+"""Effect of asynchronous scheduling on step times, for recordings without device times.
 
-So does launching the kernels of a step with prompts; but a device that never rests runs its matrix work at
-lower clocks. This is for engines whose asynchronous steps don't tell what the device takes for each: where
-they do, they are fitted with the others (`ahead`).
+The device hides the host's part of a step, and the kernel launches of a step with prompts. On the other hand,
+a device that never rests runs its matrix work at lower clocks. Recordings with device times are fitted
+together with the synchronous ones instead (`ahead.py`).
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
 
-_WINDOW = 64  # steps summed, since a step planned ahead gives its time to its neighbours
-_OUTLIER = 0.02
+_WINDOW = 64  # steps summed: the time of a single step planned ahead overlaps with its neighbours'
+_OUTLIER = 0.02  # of a window's time: beyond it a window weighs less
 
 
 def measured_host(tables: list[StepTable]) -> Host:
-    """The host's share as synchronous runs show it: scheduling, and from a step's end to the next start."""
+    """The host's share in synchronous runs: scheduling, and the time from a step's end to the next start.
+
+    A lower bound: recorded host times leave out what overlaps with the device.
+    """
     quiet = [table.take(np.flatnonzero(table.arrivals == 0)) for table in tables]
     host = np.concatenate([table.sched_ns + np.maximum(table.gap_ns, 0.0) for table in quiet])
     rows = np.concatenate([table.n + table.chunks for table in quiet])
     if not len(host):
         return Host(0.0, 0.0, 0.0, 0.0, MEASURED)
-    found = _robust(np.stack([np.ones(len(host)), rows], axis=1), host, np.maximum(host, 1e3))
-    return Host(float(found[0]), float(found[1]), 0.0, 0.0, MEASURED)
+    solution = _robust(np.stack([np.ones(len(host)), rows], axis=1), host, np.maximum(host, 1e3))
+    return Host(float(solution[0]), float(solution[1]), 0.0, 0.0, MEASURED)
 
 
-def fitted_host(tables: list[StepTable], found: Fit, shape: TileShape) -> Host:
-    """What asynchronous runs save against `found`, the costs of synchronous ones, over windows of steps."""
+def fitted_host(tables: list[StepTable], synchronous: Fit, shape: TileShape) -> Host:
+    """The host time that asynchronous runs save against `synchronous`, the fit of synchronous ones."""
     parts: list[Floats] = []
     for table in tables:
         window = np.arange(len(table)) // _WINDOW
-        arriving = found.terms.get("arrival", 0.0) * table.arrivals
-        arriving = arriving + found.terms.get("arriving_token", 0.0) * table.arrived_tokens
-        expected = found.predict(table, shape) - arriving
+        arriving = synchronous.terms.get("arrival", 0.0) * table.arrivals
+        arriving = arriving + synchronous.terms.get("arriving_token", 0.0) * table.arrived_tokens
+        expected = synchronous.predict(table, shape) - arriving
         mixed = table.mixed.astype(np.float64)
         columns = (np.ones(len(table)), table.n + table.chunks, mixed, -expected * mixed)
         sums = (*columns, expected - table.ns, expected)

@@ -1,9 +1,8 @@
 """Choice of terms by the error on data left out of the fit.
 
-A term is kept where the fit without it is worse on steps that it has not seen: those of each recording and of
-each load of a sweep in turn, and of each of five parts of all recordings, for a term may occur in one of them
-alone. Rows keep the weights of a fit of all terms, so that every trial is a small problem in the products of
-its columns.
+A term stays where the fit without it is worse on steps left out. Left out in turn are each recording, each
+load of a sweep, and each fifth of all recordings: the last, because a term may occur in one recording alone.
+Rows keep the weights of a fit of all terms, so each trial only solves the normal equations of its columns.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _RIDGE = 1e-9  # of each column's own product, so that equal columns can be solv
 
 @dataclass(frozen=True)
 class Weighted:
-    """A fit's rows as its last round weighs them; `each` is the weight of a nanosecond of each row."""
+    """A fit's rows, weighted as in its last round; `each` is the weight of a nanosecond in each row."""
 
     matrix: Floats
     target: Floats
@@ -37,7 +36,7 @@ class Weighted:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part that is left out: the products of all other rows, and the sums of its own windows of steps."""
+    """A part left out: normal equations of all other rows, and sums over its own windows of steps."""
 
     products: Floats
     targets: Floats
@@ -47,33 +46,37 @@ class _Part:
 
 
 def select(full: Design, rows: Weighted) -> tuple[str, ...]:
-    """The terms to keep, in the design's order: of those that can go, the last of its family goes first."""
+    """The terms to keep, in the design's order.
+
+    Backward elimination: of the terms that can be dropped without a worse error, the last in the family's
+    list goes first.
+    """
     parts = _parts(full, rows)
-    kept = list(full.names)
+    names = list(full.names)
     fixed = {term.name for term in full.kernels.terms if term.needed}
-    best = _error(full, parts, kept)
+    best = _error(full, parts, names)
     while True:
-        trials = [name for name in reversed(kept) if name not in fixed]
-        errors = ((name, _error(full, parts, [other for other in kept if other != name])) for name in trials)
+        trials = [name for name in reversed(names) if name not in fixed]
+        errors = ((name, _error(full, parts, [other for other in names if other != name])) for name in trials)
         victim, error = next((pair for pair in errors if pair[1] <= best * (1 + _WORSE)), (None, best))
         if victim is None:
             break
-        kept.remove(victim)
+        names.remove(victim)
         best = min(best, error)
-    return tuple(kept)
+    return tuple(names)
 
 
 def _parts(full: Design, rows: Weighted) -> list[_Part]:
     matrix = increments(rows.matrix, len(full.knots))
     plain = matrix / rows.each[:, None]
     measured = rows.target / rows.each
-    found = []
+    left_out = []
     for parts in _partitions(full):
         for chosen in parts:
             others, mine = matrix[~chosen], np.flatnonzero(chosen)
             order = mine[np.argsort(full.kind[mine], kind="stable")]
             starts = np.arange(0, len(order), _WINDOW)
-            found.append(
+            left_out.append(
                 _Part(
                     others.T @ others,
                     others.T @ rows.target[~chosen],
@@ -82,28 +85,28 @@ def _parts(full: Design, rows: Weighted) -> list[_Part]:
                     1 / len(parts),
                 )
             )
-    return found
+    return left_out
 
 
 def _partitions(full: Design) -> list[list[npt.NDArray[np.bool_]]]:
-    """Ways to part the rows: by recording and by load where there are several, and each recording in time."""
-    found = []
+    """Partitions of the rows: by recording, by load, and by time within each recording."""
+    partitions = []
     for numbers in (full.run, full.load):
         unique = np.unique(numbers)
         if len(unique) > 1:
-            found.append([numbers == number for number in unique])
+            partitions.append([numbers == number for number in unique])
     block = np.zeros(len(full.ns), np.int64)
     for rows in full.blocks():
         block[rows] = np.arange(len(rows)) * _PARTS // len(rows)
-    return [*found, [block == number for number in range(_PARTS)]]
+    return [*partitions, [block == number for number in range(_PARTS)]]
 
 
-def _error(full: Design, parts: list[_Part], kept: list[str]) -> float:
-    """Sum over the ways to part of the mean error in the time of windows."""
+def _error(full: Design, parts: list[_Part], names: list[str]) -> float:
+    """The mean error in the time of a window left out, summed over the partitions."""
     first, terms = len(full.knots), len(full.names)
     columns = [
         *range(first),
-        *(first + i for i, name in enumerate(full.names) if name in kept),
+        *(first + i for i, name in enumerate(full.names) if name in names),
         *range(first + terms, full.matrix.shape[1]),
     ]
     errors = [part.weight * _error_of(part, np.array(columns)) for part in parts]

@@ -1,7 +1,7 @@
-"""A recorded sweep as runs to learn from: its segments, one after another on one clock.
+"""Recorded sweep as runs to fit: its segments, joined one after another on one clock.
 
-A sweep is a folder of recorded runs, each of one segment. Recorded within minutes by one process, they are
-parts of one run: joined, they share that run's scale, and a segment left out is forecast by the others.
+A sweep is a folder of recorded runs, one per segment. One process recorded them within minutes, so they are
+parts of one run: they share its scale factor, and a segment left out is predicted from the others.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def load_sweep(folder: Path) -> list[RecordedRun]:
 
     Errors: BadInput where a segment can't be read, or was made by another engine, model or GPU.
     """
-    found = [RecordedRun.load(path) for path in _segments(folder)]
-    for run in found[1:]:
+    runs = [RecordedRun.load(path) for path in _segments(folder)]
+    for run in runs[1:]:
         for key in ("engine", "engine_version", "gpu", "driver", "torch", "model"):
-            if run.meta.get(key) != found[0].meta.get(key):
-                raise BadInput(f"{run.folder}/meta.json: {key} differs from {found[0].folder}'s")
+            if run.meta.get(key) != runs[0].meta.get(key):
+                raise BadInput(f"{run.folder}/meta.json: {key} differs from {runs[0].folder}'s")
     return [
-        joined([run for run in found if run.pipeline_depth == depth], folder, name)
+        joined([run for run in runs if run.pipeline_depth == depth], folder, name)
         for depth, name in ((0, "sweep"), (1, "sweep, asynchronous"))
-        if any(run.pipeline_depth == depth for run in found)
+        if any(run.pipeline_depth == depth for run in runs)
     ]
 
 
