@@ -120,8 +120,8 @@ class Goodput:
         good = requests["state"].to_numpy() == "completed"
         for latency, bound_s, inclusive in self.bounds:
             values = requests[f"{latency}_s"].to_numpy(np.float64)
-            kept = values <= bound_s if inclusive else values < bound_s
-            good &= kept | np.isnan(values)
+            below = values <= bound_s if inclusive else values < bound_s
+            good &= below | np.isnan(values)
         return np.asarray(good, dtype=np.bool_)
 
 

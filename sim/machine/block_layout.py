@@ -49,10 +49,10 @@ class BlockLayout:
 
         A windowed group keeps the newest `reach` tokens, which may begin inside a block.
         """
-        return sum(_held(spec, tokens) for spec in self.specs)
+        return sum(_blocks_of_group(spec, tokens) for spec in self.specs)
 
 
-def _held(spec: GroupSpec, tokens: int) -> int:
+def _blocks_of_group(spec: GroupSpec, tokens: int) -> int:
     blocks = spec.blocks_of(tokens)
     return min(blocks, -(-spec.reach // spec.block_size) + 1) if spec.reach else blocks
 
@@ -92,8 +92,8 @@ def _with_states(
     counts = [recurrent.layers, groups[0].layers]
     layers = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     states = [GroupSpec(KvKind.STATE, size)] * -(-recurrent.layers // layers)
-    kept = [GroupSpec(groups[0].kind, size)] * -(-groups[0].layers // layers)
-    specs = (*states, *kept) if recurrent.leads else (*kept, *states)
+    attention = [GroupSpec(groups[0].kind, size)] * -(-groups[0].layers // layers)
+    specs = (*states, *attention) if recurrent.leads else (*attention, *states)
     return BlockLayout(specs, layers, size, layers * size * token)
 
 

@@ -221,8 +221,8 @@ def _budget(
         if spec.kind is KvKind.STATE:
             blocks_each += 1
             continue
-        held = min(spec.reach, sequence_tokens) if spec.reach else sequence_tokens
-        blocks_each += (held + (spec.block_size - 1) / 2) / spec.block_size
+        window_tokens = min(spec.reach, sequence_tokens) if spec.reach else sequence_tokens
+        blocks_each += (window_tokens + (spec.block_size - 1) / 2) / spec.block_size
     whole = int(usable / blocks_each) * sequence_tokens
     return HbmBudget(
         model=model.name,
@@ -252,11 +252,11 @@ def _tokens(blocks: int, layout: BlockLayout, max_num_batched_tokens: int, max_m
     """
     if layout.plain:
         return blocks * layout.block_size
-    held = 0
+    blocks_each = 0
     for spec in layout.specs:
         windowed = spec.most_blocks(max_num_batched_tokens, max_model_len)
-        held += windowed if spec.reach else spec.blocks_of(max_model_len)
-    return blocks * max_model_len // held
+        blocks_each += windowed if spec.reach else spec.blocks_of(max_model_len)
+    return blocks * max_model_len // blocks_each
 
 
 def _limits(
@@ -275,8 +275,8 @@ def _limits(
     if utilization is None and fraction is None and kv_tokens is None:
         utilization = DEFAULT_GPU_MEMORY_UTILIZATION
     if utilization is not None:
-        asked = ceil(gpu.hbm_bytes * utilization)
-        limits[f"gpu_memory_utilization {utilization:g}"] = asked - counted
+        budget = ceil(gpu.hbm_bytes * utilization)
+        limits[f"gpu_memory_utilization {utilization:g}"] = budget - counted
         del limits["free memory"]  # vLLM counts only what lies inside its fraction
     if fraction is not None:
         # TensorRT-LLM takes its fraction of what is free before graphs are captured.

@@ -183,7 +183,7 @@ class _Reader:
         types = self.config.get("layer_types")
         if not types:
             return ()
-        if not isinstance(types, list) or not all(isinstance(kept, str) for kept in types):
+        if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
             raise self.wrong("layer_types", "a list of names")
         if len(types) != self.layers:
             raise BadInput(f"{self.where}: layer_types has {len(types)} entries for {self.layers} layers")
@@ -253,7 +253,7 @@ def _delta_rule_layers(read: _Reader) -> list[bool]:
     """For each layer whether it is recurrent: all but every fourth where the file does not say."""
     types = read.layer_types()
     if types:
-        return [kept == "linear_attention" for kept in types]
+        return [kind == "linear_attention" for kind in types]
     period = read.integer("full_attention_interval", default=4)
     return [(i + 1) % period > 0 for i in range(read.layers)]
 
@@ -271,7 +271,7 @@ def _windows(read: _Reader, kind: str) -> tuple[int, ...]:
         return (0,) * layers
     types = read.layer_types()
     if types:
-        return tuple(window if kept in ("sliding_attention", "local") else 0 for kept in types)
+        return tuple(window if layer_kind in ("sliding_attention", "local") else 0 for layer_kind in types)
     if kind == "gemma2" or kind == "gpt_oss":
         return tuple(window if i % 2 == 0 else 0 for i in range(layers))
     period = {"gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(kind, 0)

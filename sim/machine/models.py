@@ -84,15 +84,15 @@ def known_models() -> tuple[str, ...]:
 
 def _lookup(name: str) -> ModelFacts | None:
     for key in (_key(name), _key(_untuned(name))):
-        known = _keys().get(key)
-        if known is not None:
-            return _facts(known)
+        listed_name = _keys().get(key)
+        if listed_name is not None:
+            return _facts(listed_name)
     return None
 
 
 @cache
-def _facts(known: str) -> ModelFacts:
-    return model_from_config(_table()[known], known, f"table of models, {known}")
+def _facts(name: str) -> ModelFacts:
+    return model_from_config(_table()[name], name, f"table of models, {name}")
 
 
 @cache

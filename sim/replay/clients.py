@@ -179,17 +179,17 @@ class ClosedLoop(Arrivals):
             drawn = np.random.default_rng(seed).exponential(think_s, len(trace))
             pause_s = np.where(trace.integers("after") >= 0, trace.seconds("gap_s"), drawn)
         self._gap_ns = np.rint(pause_s * NS).astype(np.int64).tolist()
-        self._taken = min(users, len(self._chain_starts))
-        starts = sorted((self._gap_ns[row], row) for row in self._chain_starts[: self._taken])
+        self._next_chain = min(users, len(self._chain_starts))
+        starts = sorted((self._gap_ns[row], row) for row in self._chain_starts[: self._next_chain])
         self._times, self._rows = [time for time, _ in starts], [row for _, row in starts]
         self._look_ahead()
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended: its user goes on with the chain, or takes the next one."""
         follower = self._follower[row]
-        if follower < 0 and self._taken < len(self._chain_starts):
-            follower = self._chain_starts[self._taken]
-            self._taken += 1
+        if follower < 0 and self._next_chain < len(self._chain_starts):
+            follower = self._chain_starts[self._next_chain]
+            self._next_chain += 1
         if follower >= 0:
             heapq.heappush(self._later, (now + self._gap_ns[follower], follower))
         super().ended(row, now)

@@ -133,10 +133,10 @@ def items_of(text: str, tokens: int, row: int) -> list[tuple[str, int, int]]:
 
 def _ids_with(ids: npt.NDArray[np.int64], items: list[tuple[str, int, int]]) -> npt.NDArray[np.int64]:
     """Token ids with those of multimodal items in the place of their placeholders."""
-    made = np.array(ids, dtype=np.int64)
+    changed_ids = np.array(ids, dtype=np.int64)
     for name, offset, length in items:
-        made[offset : offset + length] = tokens(item(name), 0, length).view(np.int64)
-    return made
+        changed_ids[offset : offset + length] = tokens(item(name), 0, length).view(np.int64)
+    return changed_ids
 
 
 def _texts(trace: Trace, name: str) -> list[str] | None:
@@ -161,14 +161,14 @@ def _retention(trace: Trace, default: str | None) -> list[Retention | None] | No
     texts = _texts(trace, "retention")
     if texts is None:
         return None if default is None else [Retention.parse(default)] * len(trace)
-    made: dict[str, Retention | None] = {"": None if default is None else Retention.parse(default)}
+    by_text: dict[str, Retention | None] = {"": None if default is None else Retention.parse(default)}
     for row, text in enumerate(texts):
-        if text not in made:
+        if text not in by_text:
             try:
-                made[text] = Retention.parse(text)
+                by_text[text] = Retention.parse(text)
             except BadInput as error:
                 raise BadInput(f"{trace.name}: row {row}: {error}") from None
-    return [made[text] for text in texts]
+    return [by_text[text] for text in texts]
 
 
 _SCOPE = ("model", "tokenizer", "adapter", "positional", "salt")
@@ -185,7 +185,7 @@ def _public(trace: Trace, namespaces: str | None) -> list[Public | None] | None:
         return None
     declared = set(namespaces.split())
     scopes = _scopes(trace, isolated=False) or [DEFAULT_SCOPE] * len(trace)
-    made: dict[tuple[Scope, str], Scope] = {}
+    public_scopes: dict[tuple[Scope, str], Scope] = {}
     public: list[Public | None] = []
     for row, (name, count, scope, prompt) in enumerate(
         zip(names, tokens, scopes, trace.integers("input_tokens").tolist(), strict=True)
@@ -195,9 +195,9 @@ def _public(trace: Trace, namespaces: str | None) -> list[Public | None] | None:
         if name not in declared or not count:
             public.append(None)
             continue
-        if (scope, name) not in made:
-            made[scope, name] = replace(scope, salt=f"public/{name}")
-        public.append(Public(count, made[scope, name]))
+        if (scope, name) not in public_scopes:
+            public_scopes[scope, name] = replace(scope, salt=f"public/{name}")
+        public.append(Public(count, public_scopes[scope, name]))
     return public
 
 
@@ -208,26 +208,26 @@ def _scopes(trace: Trace, *, isolated: bool) -> list[Scope] | None:
         return _isolated(trace, names)
     if not names:
         return None
-    made: dict[tuple[Any, ...], Scope] = {}
+    by_values: dict[tuple[Any, ...], Scope] = {}
     columns = [trace.requests[name].fillna("").astype(str).tolist() for name in names]
     scopes = []
     for values in zip(*columns, strict=True):
-        if values not in made:
-            made[values] = Scope(**dict(zip(names, values, strict=True)))
-        scopes.append(made[values])
+        if values not in by_values:
+            by_values[values] = Scope(**dict(zip(names, values, strict=True)))
+        scopes.append(by_values[values])
     return scopes
 
 
 def _isolated(trace: Trace, names: list[str]) -> list[Scope]:
     """Scopes with the tenant in the salt. A request of no tenant has its scope as it is."""
-    made: dict[tuple[str, ...], Scope] = {}
+    by_values: dict[tuple[str, ...], Scope] = {}
     columns = [_texts(trace, name) or [] for name in [*names, "tenant"]]
     scopes = []
     for values in zip(*columns, strict=True):
-        if values not in made:
+        if values not in by_values:
             fields = dict(zip(names, values[:-1], strict=True))
             if values[-1]:
                 fields["salt"] = f"tenant/{values[-1]}/{fields.get('salt', '')}"
-            made[values] = Scope(**fields)
-        scopes.append(made[values])
+            by_values[values] = Scope(**fields)
+        scopes.append(by_values[values])
     return scopes

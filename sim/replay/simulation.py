@@ -231,7 +231,7 @@ def summarise(
     admitted = table[table["admitted_s"].notna()]
     eligible = int(((admitted["input_tokens"] - 1) // size * size).sum())
     reused = int((admitted["cached_tokens"] - admitted["partial_tokens"]).sum())
-    held = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
+    sequence_tokens = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
     cached, uncached = cached_and_uncached(table)
     refused = table[table["state"] == "rejected"]["reason"].map(_kind).value_counts()
     return {
@@ -249,7 +249,7 @@ def summarise(
         "prefill_avoided_s": prefill_avoided_s(admitted, costs),
         "ttft_cached_s": cached,
         "ttft_uncached_s": uncached,
-        "bytes_per_sequence": bytes_per_sequence(held, scenario),
+        "bytes_per_sequence": bytes_per_sequence(sequence_tokens, scenario),
         "eligible_prefix_tokens": eligible,
         "reused_prefix_tokens": reused,
         "prompt_tokens_by_source": prompt_sources(admitted),

@@ -20,9 +20,9 @@ def blocks_per_block(trace: Trace, scenario: Scenario) -> float:
         return 1.0
     lengths = (trace.requests["input_tokens"] + trace.requests["output_tokens"] - 1).to_numpy(np.int64)
     unique, counts = np.unique(lengths, return_counts=True)
-    taken = sum(layout.blocks_of(int(n)) * int(k) for n, k in zip(unique, counts, strict=True))
+    total_blocks = sum(layout.blocks_of(int(n)) * int(k) for n, k in zip(unique, counts, strict=True))
     whole = int((-(-unique // scenario.block_size) * counts).sum())
-    return taken / whole
+    return total_blocks / whole
 
 
 def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:

@@ -46,10 +46,10 @@ def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats,
         return np.zeros(size), np.zeros(size), np.ones(size, dtype=bool)
     submitted = run.submitted_ns
     during = np.searchsorted(steps.start_ns, submitted, side="right") - 1
-    known = during >= 0
+    within = during >= 0
     tokens = run.requests["input_tokens"].to_numpy(np.float64)
-    arrivals = np.bincount(during[known], minlength=size).astype(np.float64)
-    arrived = np.bincount(during[known], weights=tokens[known], minlength=size).astype(np.float64)
+    arrivals = np.bincount(during[within], minlength=size).astype(np.float64)
+    arrived = np.bincount(during[within], weights=tokens[within], minlength=size).astype(np.float64)
     finished = np.sort(run.requests["finish_s"].to_numpy(np.float64) * 1e9)
     live = np.searchsorted(np.sort(submitted), steps.end_ns) - np.searchsorted(finished, following)
     return arrivals, arrived, live > 0

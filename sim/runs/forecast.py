@@ -129,12 +129,21 @@ class Forecast:
 
     def coverage(self) -> dict[str, float | int | None]:
         """Figures with an interval, how many and what share hold the measurement, median half-width (%)."""
-        held = [row for row in self.rows if row.covered is not None]
-        widths = [50 * ((row.high or 0.0) - (row.low or 0.0)) / row.measured for row in held if row.measured]
+        with_interval = [row for row in self.rows if row.covered is not None]
+        widths = [
+            50 * ((row.high or 0.0) - (row.low or 0.0)) / row.measured
+            for row in with_interval
+            if row.measured
+        ]
         middle = median(widths) if widths else None
-        inside = sum(bool(row.covered) for row in held)
-        share = inside / len(held) if held else None
-        return {"figures": len(held), "inside": inside, "covered": share, "median_half_width_percent": middle}
+        inside = sum(bool(row.covered) for row in with_interval)
+        share = inside / len(with_interval) if with_interval else None
+        return {
+            "figures": len(with_interval),
+            "inside": inside,
+            "covered": share,
+            "median_half_width_percent": middle,
+        }
 
 
 def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) -> Scenario:
@@ -184,16 +193,16 @@ def forecast(
     scenario, model = _costs_of(run, scenario_of(run, costs, transfer=transfer))
     trace = run.trace("arrival")
     result = replay(trace, scenario, costs=model)
-    made = simulated(result)
+    simulation = simulated(result)
     study = Study(trace, scenario, seed, figures=figures_of)
-    figures, actual = made.figures(), real.figures()
+    figures, actual = simulation.figures(), real.figures()
     spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
     spread = spread.around(figures)
     rows = _rows(figures, actual, spread)
     own = in_sample(model.calibration, run) if isinstance(model, CalibratedCosts) else None
     remarks = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
     notes = tuple(note for note in remarks if note)
-    return Forecast(run.name, model.name, notes, own is not None, rows, made, real, block_count(run))
+    return Forecast(run.name, model.name, notes, own is not None, rows, simulation, real, block_count(run))
 
 
 def forecast_results(
@@ -209,14 +218,14 @@ def forecast_results(
     costs = scenario.step_costs()
     result = replay(results.trace, scenario, costs=costs)
     real = latency_figures(results.ttft_s, results.tpot_s, results.e2e_s)
-    made = simulated(result)
+    simulation = simulated(result)
     study = Study(results.trace, scenario, seed, figures=figures_of)
-    figures = {name: value for name, value in made.figures().items() if name in real.figures()}
-    spread = study.spread(replicates, point=made.figures(), workers=workers, progress=progress)
-    rows = _rows(figures, real.figures(), spread.around(made.figures()))
+    figures = {name: value for name, value in simulation.figures().items() if name in real.figures()}
+    spread = study.spread(replicates, point=simulation.figures(), workers=workers, progress=progress)
+    rows = _rows(figures, real.figures(), spread.around(simulation.figures()))
     candidates = (*_notes(result, results.trace), few_draws(replicates))
     notes = tuple(note for note in candidates if note)
-    return Forecast(results.name, costs.name, notes, False, rows, made, real)
+    return Forecast(results.name, costs.name, notes, False, rows, simulation, real)
 
 
 def _rows(figures: dict[str, float], actual: dict[str, float], spread: Spread) -> tuple[ForecastRow, ...]:

@@ -178,7 +178,7 @@ class _RunBuilder:
 
     def __init__(self) -> None:
         self.steps: list[list[Any]] = []
-        self._asked: list[list[Any]] = []
+        self._submissions: list[list[Any]] = []
         self._ended: dict[int, list[Any]] = {}
         self._cached: dict[int, int] = {}
         self._idle: list[int] = []
@@ -187,7 +187,7 @@ class _RunBuilder:
         """Takes one line of the journal."""
         kind, *values = line
         if kind == "s":
-            self._asked.append(values)
+            self._submissions.append(values)
         elif kind == "t":
             self.steps.append(values)
             for row, cached in values[9]:
@@ -215,11 +215,11 @@ class _RunBuilder:
         with _zipped(place / "requests.csv.gz") as out:
             table = csv.writer(out, lineterminator="\n")
             table.writerow(_COLUMNS)
-            for row in range(len(self._asked)):
+            for row in range(len(self._submissions)):
                 table.writerow(self._request(row))
 
     def _request(self, row: int) -> list[Any]:
-        arrival, at, prompt, output = self._asked[row][:4]
+        arrival, at, prompt, output = self._submissions[row][:4]
         end = self._ended.get(row)
         first = finish = cancelled = None
         out = 0
@@ -242,7 +242,7 @@ class _RunBuilder:
         first: dict[int, int] = {}  # the row in which a block was named
         whole: dict[tuple[int, int], int] = {}  # the row in which a prompt was
         for row, (arrival, _, prompt, output, priority, adapter, salt, blocks, tail) in enumerate(
-            self._asked
+            self._submissions
         ):
             end = self._ended.get(row)
             every = end[6] if end is not None and end[6] else blocks
@@ -292,13 +292,13 @@ def _named(
 
 def _cut(spans: list[tuple[int, int, int]], length: int) -> list[tuple[int, int, int]]:
     """The first `length` tokens of a text."""
-    kept = []
+    parts = []
     for content, offset, size in spans:
         if length <= 0:
             break
-        kept.append((content, offset, min(size, length)))
+        parts.append((content, offset, min(size, length)))
         length -= size
-    return kept
+    return parts
 
 
 def _cut_from(spans: list[tuple[int, int, int]], start: int) -> tuple[int, int, int]:

@@ -74,10 +74,10 @@ def measured(run: RecordedRun) -> RunFigures:
     tpot = np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan)
     return RunFigures(
         latencies={
-            "ttft_s": _known(first - arrival),
-            "tpot_s": _known(tpot),
-            "e2e_s": _known(last - arrival),
-            "queue_s": _known(queue),
+            "ttft_s": _finite(first - arrival),
+            "tpot_s": _finite(tpot),
+            "e2e_s": _finite(last - arrival),
+            "queue_s": _finite(queue),
         },
         scalars={
             "makespan_s": makespan,
@@ -93,18 +93,18 @@ def measured(run: RecordedRun) -> RunFigures:
 def latency_figures(ttft_s: Floats, tpot_s: Floats, e2e_s: Floats) -> RunFigures:
     """The figures of requests of which only latencies are known."""
     empty = np.zeros(0)
-    latencies = {"ttft_s": _known(ttft_s), "tpot_s": _known(tpot_s), "e2e_s": _known(e2e_s)}
+    latencies = {"ttft_s": _finite(ttft_s), "tpot_s": _finite(tpot_s), "e2e_s": _finite(e2e_s)}
     return RunFigures(latencies, {}, Timeline(empty, empty, empty))
 
 
 def simulated(result: Result) -> RunFigures:
     """A replay's figures."""
     table, summary = result.requests, result.summary
-    latencies = {name: _known(table[name].to_numpy(np.float64)) for name in ("ttft_s", "tpot_s", "e2e_s")}
+    latencies = {name: _finite(table[name].to_numpy(np.float64)) for name in ("ttft_s", "tpot_s", "e2e_s")}
     queue = table["admitted_s"].to_numpy(np.float64) - table["arrival_s"].to_numpy(np.float64)
     steps = result.steps
     return RunFigures(
-        {**latencies, "queue_s": _known(queue)},
+        {**latencies, "queue_s": _finite(queue)},
         {name: float(summary[name]) for name in SCALARS},
         _timeline(*(steps[name].to_numpy() for name in ("start_ns", "running", "waiting"))),
     )
@@ -114,5 +114,5 @@ def _timeline(start_ns: npt.NDArray[np.int64], running: Any, waiting: Any) -> Ti
     return Timeline(start_ns / 1e9, np.asarray(running, np.float64), np.asarray(waiting, np.float64))
 
 
-def _known(values: Floats) -> Floats:
+def _finite(values: Floats) -> Floats:
     return np.asarray(values[np.isfinite(values)], np.float64)

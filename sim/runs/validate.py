@@ -133,13 +133,13 @@ class DecisionReplay:
         steps, s = self.run.steps, self.scheduler
         start = int(steps.start_ns[number])
         self._advance(start)
-        made = s.plan(start, once=self.run.idle is not None)
-        if made is not None and not made.computes:
-            self.transfer_plans.append(made)
+        plan = s.plan(start, once=self.run.idle is not None)
+        if plan is not None and not plan.computes:
+            self.transfer_plans.append(plan)
             return None
-        if made is not None:
-            self._pipeline.add(made, int(steps.end_ns[number]))
-        return made
+        if plan is not None:
+            self._pipeline.add(plan, int(steps.end_ns[number]))
+        return plan
 
     def finish(self) -> None:
         """Takes in what happened after the last step was planned."""
@@ -174,14 +174,14 @@ class DecisionReplay:
         if not outcome.stopped:
             return accepted
         tokens_out = self.run.requests["tokens_out"]
-        kept = []
+        counts = []
         for id, right in accepted:
             if id in outcome.stopped:
                 request = self.scheduler.requests[id]
                 left = int(tokens_out[request.index]) - (request.known - request.prompt_tokens)
                 right = min(right, left - 1)
-            kept.append((id, right))
-        return tuple(kept)
+            counts.append((id, right))
+        return tuple(counts)
 
     def _happen(self, what: Outside) -> None:
         s = self.scheduler
@@ -204,13 +204,13 @@ class DecisionReplay:
         follows will differ."""
         s, idle = self.scheduler, self.run.idle
         assert idle is not None
-        made = s.plan(what.time_ns, once=True)
-        if made is not None and not made.computes:
-            self.transfer_plans.append(made)
-            made = None
-        if made is not None:
-            self._pipeline.add(made, what.time_ns)
-            wrong = [f"the engine computed nothing, the core {made.decode_n} decodes and {made.prefill}"]
+        plan = s.plan(what.time_ns, once=True)
+        if plan is not None and not plan.computes:
+            self.transfer_plans.append(plan)
+            plan = None
+        if plan is not None:
+            self._pipeline.add(plan, what.time_ns)
+            wrong = [f"the engine computed nothing, the core {plan.decode_n} decodes and {plan.prefill}"]
         else:
             left = (len(s.running.requests), s.queue.size, s.memory.used_blocks)
             wrong = _left_otherwise(idle, what.row, left, s.limits.num_blocks)
@@ -225,8 +225,8 @@ def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionRepo
     first: str | None = None
     first_ns = _FOREVER
     for number in range(len(run.steps)):
-        made = replay.step(number)
-        difference = _difference(run, number, made, replay.scheduler.limits.num_blocks)
+        plan = replay.step(number)
+        difference = _difference(run, number, plan, replay.scheduler.limits.num_blocks)
         if difference is None:
             matched += 1
         elif first is None:
@@ -250,18 +250,18 @@ def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionRepo
     return DecisionReport(run.name, len(run.steps) + idle, matched, first, len(cached), equal)
 
 
-def _difference(run: RecordedRun, number: int, made: StepPlan | None, num_blocks: int) -> str | None:
+def _difference(run: RecordedRun, number: int, plan: StepPlan | None, num_blocks: int) -> str | None:
     steps = run.steps
-    if made is None:
+    if plan is None:
         return "the engine computed a step, the core found nothing to compute"
     pairs = (
-        ("decode_n", made.decode_n, int(steps.decode_n[number])),
-        ("decode_ctx", made.decode_ctx, int(steps.decode_ctx[number])),
-        ("decode_max", made.decode_max, int(steps.decode_max[number])),
-        ("prefill", sorted(made.prefill), sorted(steps.prefill(number))),
+        ("decode_n", plan.decode_n, int(steps.decode_n[number])),
+        ("decode_ctx", plan.decode_ctx, int(steps.decode_ctx[number])),
+        ("decode_max", plan.decode_max, int(steps.decode_max[number])),
+        ("prefill", sorted(plan.prefill), sorted(steps.prefill(number))),
     )
     wrong = [f"{name} is {ours}, the engine's {theirs}" for name, ours, theirs in pairs if ours != theirs]
-    left = (made.running, made.waiting, made.used_blocks)
+    left = (plan.running, plan.waiting, plan.used_blocks)
     return "; ".join(wrong + _left_otherwise(steps, number, left, num_blocks)) or None
 
 

@@ -66,12 +66,12 @@ def largest(
     `resolution`. With `verify` the steps on both sides of the answer are tried as well: where one beyond it
     holds again, the search goes on from there, so that an unlucky step does not stand for all above it.
     """
-    known: dict[int, bool] = {}
+    outcomes: dict[int, bool] = {}
 
     def ask(at: int) -> bool:
-        if at not in known:
-            known[at] = holds(at)
-        return known[at]
+        if at not in outcomes:
+            outcomes[at] = holds(at)
+        return outcomes[at]
 
     good, bad = _bracket(ask, low, high, min(max(start, low), high), max(step, 1))
     if good is not None:
@@ -84,10 +84,10 @@ def largest(
             assert good is not None
         if verify and good - resolution >= low:
             ask(good - resolution)
-    failing = min((at for at, held in known.items() if not held), default=high + 1)
-    holding = max((at for at, held in known.items() if held), default=low - 1)
+    failing = min((at for at, ok in outcomes.items() if not ok), default=high + 1)
+    holding = max((at for at, ok in outcomes.items() if ok), default=low - 1)
     doubtful = (failing, holding) if failing < holding else None
-    return LargestStep(good, good is not None and bad > high, doubtful, len(known))
+    return LargestStep(good, good is not None and bad > high, doubtful, len(outcomes))
 
 
 def settle(
@@ -105,17 +105,17 @@ def settle(
     most, and the stride doubles. A guess that holds is likely the answer, so the step above it is tried next.
     What is left is bisected. Where `start` holds it goes up, as `largest` does.
     """
-    known: dict[int, bool] = {}
+    outcomes: dict[int, bool] = {}
 
     def ask(at: int) -> bool:
-        if at not in known:
-            known[at] = holds(at)
-        return known[at]
+        if at not in outcomes:
+            outcomes[at] = holds(at)
+        return outcomes[at]
 
     at, bad, stride = min(max(start, low), high), high + 1, max(resolution, 1)
     while not ask(at):
         if at == low:
-            return LargestStep(None, False, None, len(known))
+            return LargestStep(None, False, None, len(outcomes))
         bad = at
         at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
         stride *= 2
@@ -127,7 +127,7 @@ def settle(
         if at == guess(bad) and not ask(near):
             bad = near
     good, bad = _bisect(ask, good, bad, resolution)
-    return LargestStep(good, bad > high, None, len(known))
+    return LargestStep(good, bad > high, None, len(outcomes))
 
 
 def _bracket(
@@ -316,8 +316,8 @@ class CapacityQuestion:
     def judge(self, load: Load, served: LoadReplay) -> LoadTrial:
         """What came of a load that was served."""
         requests = served.measured
-        taken = requests[requests["state"] != "rejected"]
-        preempted = float(taken["preemptions"].sum()) / max(len(taken), 1)
+        not_rejected = requests[requests["state"] != "rejected"]
+        preempted = float(not_rejected["preemptions"].sum()) / max(len(not_rejected), 1)
         terms = self.slo.verdict(requests).terms
         if load.kind == "concurrency":
             text, most = f"preemptions<={self.max_preemption_rate:g}", self.max_preemption_rate
@@ -334,7 +334,7 @@ class CapacityQuestion:
             requests_per_s=len(ended) / seconds if seconds else 0.0,
             output_tokens_per_s=float(ended["output_tokens"].sum()) / seconds if seconds else 0.0,
             requests=len(requests),
-            rejected=len(requests) - len(taken),
+            rejected=len(requests) - len(not_rejected),
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:

@@ -43,9 +43,9 @@ class Lasting:
     def of(cls, trace: Trace, rate: float, most_requests: int) -> Lasting:
         """A load long enough at about `rate` times the trace's, in thirds of whole periods."""
         period_s = period(trace)
-        wanted = max(TIMES * most_requests / len(trace), LENGTHS * long_s(trace) * rate / period_s)
-        wanted = max(min(wanted, MOST_TIMES * most_requests / len(trace)), LEAST_PERIODS)
-        copies = 3 * ceil(wanted / 3)
+        repeats = max(TIMES * most_requests / len(trace), LENGTHS * long_s(trace) * rate / period_s)
+        repeats = max(min(repeats, MOST_TIMES * most_requests / len(trace)), LEAST_PERIODS)
+        copies = 3 * ceil(repeats / 3)
         return cls(repeated(trace, copies, period_s), copies, period_s)
 
 
@@ -123,16 +123,16 @@ class _WatchedArrivals(Arrivals):
 
     def due(self, now: int) -> tuple[int, int] | None:
         """The next arrival, noted."""
-        taken = super().due(now)
-        if taken is not None:
-            row, self._now_ns = taken
+        arrival = super().due(now)
+        if arrival is not None:
+            row, self._now_ns = arrival
             self._came[row] = self._now_ns
             self._inside += 1
             if self._now_ns < self._after_ns:
                 self._most = max(self._most, self._inside)
             elif self._inside > AWAY * self._most:
                 raise _RunsAwayError
-        return taken
+        return arrival
 
     def ended(self, row: int, now: int) -> None:
         """An end, noted."""

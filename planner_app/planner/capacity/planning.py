@@ -234,7 +234,7 @@ def plan(
         answers[kind] = _answer(question, kind, point, draws, run if explain else None)
         tell(number)
     chosen = question.costs_of(None)
-    taken = _replicas(answers.get("rate"), replicas_for or rate, scenario)
+    replicas_needed = _replicas(answers.get("rate"), replicas_for or rate, scenario)
     texts = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
     return CapacityPlan(
         trace.name,
@@ -246,7 +246,7 @@ def plan(
         slo,
         fits,
         answers,
-        taken,
+        replicas_needed,
         texts,
         time.perf_counter() - started,
     )
@@ -273,15 +273,15 @@ def _kinds(
     trace: Trace, kinds: Sequence[LoadKind] | None, think_s: float | None
 ) -> tuple[list[LoadKind], float | None, list[str]]:
     """What to plan for, the trace's own rate, and what was left out because there is none."""
-    asked: list[LoadKind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
+    all_kinds: list[LoadKind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
     if kinds is None and think_s is not None:
-        asked.append("users")
+        all_kinds.append("users")
     try:
-        return asked, requests_per_s(trace), []
+        return all_kinds, requests_per_s(trace), []
     except BadInput as error:
-        if kinds is not None and "rate" in asked:
+        if kinds is not None and "rate" in all_kinds:
             raise
-        return [kind for kind in asked if kind != "rate"], None, [f"no highest rate: {error}"]
+        return [kind for kind in all_kinds if kind != "rate"], None, [f"no highest rate: {error}"]
 
 
 def _replicas(answer: Answer | None, rate: float | None, scenario: Scenario) -> Replicas | None:
@@ -379,9 +379,11 @@ def _answer(
 def _agreeing(short: LoadSearch, long: LoadSearch) -> tuple[LoadTrial, ...]:
     """All long loads, and the short ones that hold up to the answer: beyond it they hide what breaks."""
     most = long.at.amount if long.at is not None else 0.0
-    known = {outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most}
-    known |= {outcome.amount: outcome for outcome in long.tried}
-    return tuple(known[amount] for amount in sorted(known))
+    by_amount = {
+        outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most
+    }
+    by_amount |= {outcome.amount: outcome for outcome in long.tried}
+    return tuple(by_amount[amount] for amount in sorted(by_amount))
 
 
 def _amount(kind: LoadKind, step: int | None) -> float:

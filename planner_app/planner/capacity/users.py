@@ -126,11 +126,11 @@ def enough_for(trace: Trace, users: int, most_requests: int) -> Trace:
     """As many of the trace's sessions as give each user `LEAST_TURNS`, or as `most_requests` allows."""
     chains = Chains.of(trace)
     count = len(chains.first)
-    wanted = max(LEAST_TURNS * users, _sessions_within(chains, most_requests))
-    if wanted <= count:
-        return trace if wanted == count else _first(trace, chains, wanted)
-    copies = repeated(trace, ceil(wanted / count))
-    return _first(copies, Chains.of(copies), wanted)
+    sessions = max(LEAST_TURNS * users, _sessions_within(chains, most_requests))
+    if sessions <= count:
+        return trace if sessions == count else _first(trace, chains, sessions)
+    copies = repeated(trace, ceil(sessions / count))
+    return _first(copies, Chains.of(copies), sessions)
 
 
 def scaled(trace: Trace, rate: float, most_requests: int) -> Trace:

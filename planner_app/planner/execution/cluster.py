@@ -61,7 +61,7 @@ class Cluster(Executor):
         try:
             yield from ((index_of[future.key], future.result()) for future in self._completed(futures))
         except Exception as error:
-            raise self._told(error) from None
+            raise self._user_error(error) from None
         finally:
             with suppress(Exception):  # a scheduler that has gone has nothing to cancel
                 self._client.cancel(futures, force=True)
@@ -123,7 +123,7 @@ class Cluster(Executor):
         self._shipped[name] = function
         return name
 
-    def _told(self, error: Exception) -> Exception:
+    def _user_error(self, error: Exception) -> Exception:
         """What came out of a task, or one line on what became of the cluster."""
         kind = type(error).__name__
         if kind == "KilledWorker":

@@ -54,5 +54,5 @@ def _groups(settings: FleetSettings, point: Mapping[str, Any]) -> dict[str, Any]
         {**roles.get(role, first).model_dump(), "name": role, "role": role, "replicas": count}
         for role, count in (("prefill", prefill), ("decode", total - prefill))
     ]
-    known = settings.disaggregation
-    return {"groups": tuple(apart), "disaggregation": known.model_dump() if known else {}}
+    disaggregation = settings.disaggregation
+    return {"groups": tuple(apart), "disaggregation": disaggregation.model_dump() if disaggregation else {}}

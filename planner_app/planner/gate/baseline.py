@@ -85,10 +85,10 @@ def draws(
     """All figures of `count` replays, each with costs and a workload drawn anew; equal seeds, equal draws."""
     study = Study(trace, scenario, scenario.seed, resample)
     rows = run.map(study.run, [ReplicateJob(index) for index in range(count)], progress)
-    return {name: [_known(row[name]) for row in rows] for name in rows[0]}
+    return {name: [_finite_or_none(row[name]) for row in rows] for name in rows[0]}
 
 
-def _known(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
@@ -168,17 +168,17 @@ def _otherwise_read(baseline: Baseline, file: CheckFile) -> str:
     """What keeps a baseline's trace from being today's: how it was read, as far as that is told."""
     now = _plain(file.reading())
     changes = [
-        f"{name} {_told(baseline.reading[name])} (now {_told(now[name])})"
+        f"{name} {_option_text(baseline.reading[name])} (now {_option_text(now[name])})"
         for name in now
         if name in baseline.reading and baseline.reading[name] != now[name]
     ]
     if changes:
         return f"was made with check.{', '.join(changes)}"
-    known = "" if baseline.reading else f" (or with another {', '.join(now)})"
-    return f"was made of another trace than {file.check.trace} is now{known}"
+    other_options = "" if baseline.reading else f" (or with another {', '.join(now)})"
+    return f"was made of another trace than {file.check.trace} is now{other_options}"
 
 
-def _told(value: Any) -> str:
+def _option_text(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -188,7 +188,7 @@ def _other_requests(other: Trace, trace: Trace, file: CheckFile) -> str:
     if len(other) != len(trace):
         return (
             f"was replayed with {len(other):,} requests, not {len(trace):,} as check.limit "
-            f"({_told(limit)}) leaves of {trace.name}; set it to what --limit was, or replay again"
+            f"({_option_text(limit)}) leaves of {trace.name}; set it to what --limit was, or replay again"
         )
     if factor := _times_as_fast(other, trace):
         return (
@@ -203,10 +203,10 @@ def _times_as_fast(other: Trace, trace: Trace) -> float:
     if any(not np.array_equal(other.integers(name), trace.integers(name)) for name in TOKENS):
         return 0.0
     there, here = other.seconds("arrival_s"), trace.seconds("arrival_s")
-    known = (there > 0) & (here > 0)
-    if not known.any():
+    comparable = (there > 0) & (here > 0)
+    if not comparable.any():
         return 0.0
-    factor = float(np.median(here[known] / there[known]))
+    factor = float(np.median(here[comparable] / there[comparable]))
     same = np.allclose(here, there * factor, rtol=1e-6, atol=1e-9, equal_nan=True)
     return factor if same and abs(factor - 1) > 1e-6 else 0.0
 

@@ -88,7 +88,7 @@ def load_check(path: str | Path) -> CheckFile:
     try:
         check = Check.model_validate(section)
     except ValidationError as error:
-        raise BadInput(f"{path}: {_said(error)}") from None
+        raise BadInput(f"{path}: {_field_error(error)}") from None
     if not (check.slo or check.limits or check.regression):
         raise BadInput(f"{path}: {CHECK}: asks nothing; give slo, limits or regression")
     for name, bound in check.limits.items():
@@ -107,12 +107,12 @@ def _slo(path: str | Path, text: str | None) -> Slo | None:
         raise BadInput(f"{path}: {CHECK}.slo: {error}") from None
 
 
-def _said(error: ValidationError) -> str:
+def _field_error(error: ValidationError) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in (CHECK, *first["loc"]))
     if first["type"] == "extra_forbidden":
-        known = Bound if "limits" in first["loc"] else Check
-        return unknown_field(name, known.model_fields)
+        section = Bound if "limits" in first["loc"] else Check
+        return unknown_field(name, section.model_fields)
     if first["type"] == "missing":
         return f"field {name!r} is missing: {Check.model_fields[str(first['loc'][-1])].description}"
     return f"{name} is {first['input']!r}: {first['msg']}"

@@ -84,12 +84,12 @@ def figures_of(result: Result) -> dict[str, float]:
     return summary_figures(result) | sizes
 
 
-def check_names(file: CheckFile, known: dict[str, float]) -> None:
+def check_names(file: CheckFile, figures: dict[str, float]) -> None:
     """Errors: BadInput for a figure that no replay has."""
     for where, names in (("limits", file.check.limits), ("regression", file.check.regression)):
         for name in names:
-            if name not in known:
-                near = get_close_matches(name.replace("_", "."), known, 1, 0.5)
+            if name not in figures:
+                near = get_close_matches(name.replace("_", "."), figures, 1, 0.5)
                 hint = f"did you mean {near[0]}?" if near else "see the names in `pagecast replay --json`"
                 raise BadInput(f"{file.path}: check.{where}: no figure is called {name!r}; {hint}")
 
@@ -101,12 +101,12 @@ def levels(file: CheckFile, result: Result) -> list[Finding]:
     findings = []
     for text, value, bound, holds in file.slo.verdict(result).terms:
         sign = next(sign for sign in ("<=", ">=", "<", ">") if sign in text[text.rfind(")") + 1 :])
-        name, _, asked = text.rpartition(sign)
+        name, _, bound_text = text.rpartition(sign)
         unit = "share" if name.startswith("goodput") else "time_s"
         why = "" if value is None else "" if holds else _off(value, bound)
         numbers = {"value": value, "min" if sign.startswith(">") else "max": bound}
         findings.append(
-            Finding("slo", name, shown(unit, value), f"{sign}{asked}", bool(holds), why, numbers=numbers)
+            Finding("slo", name, shown(unit, value), f"{sign}{bound_text}", bool(holds), why, numbers=numbers)
         )
     return findings
 
@@ -117,19 +117,21 @@ def limits(file: CheckFile, figures: dict[str, float]) -> list[Finding]:
 
 
 def _limit(name: str, bound: Bound, value: float) -> Finding:
-    asked = ", ".join(
+    bound_text = ", ".join(
         f"{sign}{shown(name, limit)}"
         for sign, limit in ((">=", bound.min), ("<=", bound.max))
         if limit is not None
     )
     numbers = {"value": None if np.isnan(value) else value, "min": bound.min, "max": bound.max}
     if np.isnan(value):
-        return Finding("limit", name, "-", asked, False, "this replay has no such figure", numbers=numbers)
+        return Finding(
+            "limit", name, "-", bound_text, False, "this replay has no such figure", numbers=numbers
+        )
     least = -np.inf if bound.min is None else bound.min
     most = np.inf if bound.max is None else bound.max
     holds = bool(least <= value <= most)
     why = "" if holds else _off(value, least if value < least else most)
-    return Finding("limit", name, shown(name, value), asked, holds, why, numbers=numbers)
+    return Finding("limit", name, shown(name, value), bound_text, holds, why, numbers=numbers)
 
 
 def _off(value: float, bound: float) -> str:
@@ -169,10 +171,12 @@ def paired(before: list[float | None], after: list[float | None]) -> Change | No
 def _regression(name: str, allowed: float, change: Change | None) -> Finding:
     higher = name.partition(".")[0] in HIGHER_IS_BETTER
     if change is None:
-        asked = f"worse by at most {allowed:g}%"
+        bound_text = f"worse by at most {allowed:g}%"
         reason = "too few draws have such a figure to compare"
-        return Finding("regression", name, "-", asked, False, reason, numbers={"allowed_percent": allowed})
-    asked = f"{shown(name, change.before)} {'-' if higher else '+'}{allowed:g}%"
+        return Finding(
+            "regression", name, "-", bound_text, False, reason, numbers={"allowed_percent": allowed}
+        )
+    bound_text = f"{shown(name, change.before)} {'-' if higher else '+'}{allowed:g}%"
     least, most = (-change.high, -change.low) if higher else (change.low, change.high)
     why = f"{_percent(change.percent)}% ({_percent(change.low)} to {_percent(change.high)})"
     if least <= allowed < most:
@@ -187,7 +191,9 @@ def _regression(name: str, allowed: float, change: Change | None) -> Finding:
         "draws": change.draws,
     }
     of = f"{change.draws} draws"
-    return Finding("regression", name, shown(name, change.after), asked, least <= allowed, why, of, numbers)
+    return Finding(
+        "regression", name, shown(name, change.after), bound_text, least <= allowed, why, of, numbers
+    )
 
 
 def _percent(value: float) -> str:

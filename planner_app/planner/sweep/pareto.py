@@ -42,10 +42,10 @@ def sensitivity(table: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str
         groups = _groups(table[knob])
         for figure in figures:
             values = table[figure].to_numpy(np.float64)
-            known = ~np.isnan(values)
-            if known.sum() < 2 or groups[known].nunique() < 2:
+            finite = ~np.isnan(values)
+            if finite.sum() < 2 or groups[finite].nunique() < 2:
                 continue
-            rows.append({"knob": knob, "figure": figure, **_effect(groups[known], values[known])})
+            rows.append({"knob": knob, "figure": figure, **_effect(groups[finite], values[finite])})
     return pd.DataFrame(rows, columns=["knob", "figure", "share", "low", "at_low", "high", "at_high"])
 
 

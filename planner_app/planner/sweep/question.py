@@ -86,10 +86,10 @@ class SweepQuestion:
         return (first, "ttft_p99_s", "tpot_p95_s")
 
     def _check_objectives(self) -> None:
-        known = (*FIGURES, *COSTS)
+        names = (*FIGURES, *COSTS)
         for name in self.objectives:
-            if name not in known:
-                raise BadInput(f"--objective {name}: is not known; objectives are {', '.join(known)}")
+            if name not in names:
+                raise BadInput(f"--objective {name}: is not known; objectives are {', '.join(names)}")
             if name == "gpu_hours" and self.fleet is None:
                 raise BadInput("--objective gpu_hours: is of fleets; --objective gpus counts a replica's")
             if name.startswith("usd") and not self.prices:
@@ -113,15 +113,15 @@ class SweepQuestion:
         """A trial's figures with what its GPUs cost."""
         figures = dict(trial.outcome.figures)
         gpu, count = deployment(self.scenario, trial.point)
-        held: dict[str, float] = {gpu: count}
+        gpu_counts: dict[str, float] = {gpu: count}
         if self.fleet is None:
             figures["gpus"] = count
         else:
-            held = {
+            gpu_counts = {
                 name.removeprefix(GPUS_HELD): figures[name] or 0.0 for name in figures if GPUS_HELD in name
             }
-        if self.prices and held:
-            hourly = sum(self.prices[name] * each for name, each in held.items())
+        if self.prices and gpu_counts:
+            hourly = sum(self.prices[name] * each for name, each in gpu_counts.items())
             figures["usd_per_hour"] = hourly
             tokens, makespan_s = figures.get("output_tokens"), figures.get("makespan_s")
             spent = hourly / 3600 * makespan_s if makespan_s else None

@@ -55,10 +55,10 @@ def generation(
     for _ in range(_TRIES * size):
         if len(points) == size or len(seen) == space.size:
             break
-        asked = study.ask()
-        point = {knob.name: _suggest(asked, knob) for knob in space.knobs}
+        optuna_trial = study.ask()
+        point = {knob.name: _suggest(optuna_trial, knob) for knob in space.knobs}
         if _key(point) in seen:
-            study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            study.tell(optuna_trial, state=optuna.trial.TrialState.FAIL)
             continue
         seen.add(_key(point))
         points.append(point)
@@ -136,19 +136,19 @@ def _distribution(optuna: Any, knob: Knob) -> Any:
     return kinds.FloatDistribution(knob.low, knob.high)
 
 
-def _suggest(asked: Any, knob: Knob) -> KnobValue:
+def _suggest(optuna_trial: Any, knob: Knob) -> KnobValue:
     if knob.values:
         last = len(knob.values) - 1
         place: int = (
-            asked.suggest_int(knob.name, 0, last)
+            optuna_trial.suggest_int(knob.name, 0, last)
             if knob.ordered
-            else asked.suggest_categorical(knob.name, tuple(range(last + 1)))
+            else optuna_trial.suggest_categorical(knob.name, tuple(range(last + 1)))
         )
         return knob.values[place]
     drawn: KnobValue = (
-        asked.suggest_int(knob.name, int(knob.low), int(knob.high))
+        optuna_trial.suggest_int(knob.name, int(knob.low), int(knob.high))
         if knob.whole
-        else asked.suggest_float(knob.name, knob.low, knob.high)
+        else optuna_trial.suggest_float(knob.name, knob.low, knob.high)
     )
     return drawn
 

@@ -65,16 +65,16 @@ class Store:
             raise
 
     def _check(self, about: dict[str, str]) -> None:
-        known = dict(self._database.execute("SELECT field, value FROM study"))
-        if not known:
+        on_disk = dict(self._database.execute("SELECT field, value FROM study"))
+        if not on_disk:
             with self._database:
                 self._database.executemany("INSERT INTO study VALUES (?, ?)", about.items())
             return
-        for field in dict.fromkeys((*about, *known)):
-            if known.get(field) != about.get(field):
+        for field in dict.fromkeys((*about, *on_disk)):
+            if on_disk.get(field) != about.get(field):
                 raise BadInput(
                     f"--out {self.folder}: holds a study of another {field} "
-                    f"({_difference(known.get(field), about.get(field))}); name another folder"
+                    f"({_difference(on_disk.get(field), about.get(field))}); name another folder"
                 )
 
     def trials(self) -> dict[int, Trial]:
@@ -154,9 +154,9 @@ def _claim(folder: Path) -> int:
 _MOST = 3  # differing fields to name
 
 
-def _difference(known: str | None, asked: str | None) -> str:
+def _difference(old_text: str | None, new_text: str | None) -> str:
     """What the folder has and what is asked for; of tables only the fields that differ."""
-    old, new = ({} if text is None else json.loads(text) for text in (known, asked))
+    old, new = ({} if text is None else json.loads(text) for text in (old_text, new_text))
     if not isinstance(old, dict) or not isinstance(new, dict):
         return f"{_short(old)}, not {_short(new)}"
     names = [name for name in dict.fromkeys((*new, *old)) if old.get(name) != new.get(name)]

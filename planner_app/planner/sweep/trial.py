@@ -140,7 +140,7 @@ def figures_of(result: Result) -> dict[str, Figure]:
     fleet = summary.get("fleet")
     if fleet is not None:
         figures |= {"gpus": fleet["peak_gpus"], "gpu_hours": fleet["gpu_hours"]}
-        figures |= {f"{GPUS_HELD}{gpu}": held for gpu, held in fleet["mean_gpus"].items()}
+        figures |= {f"{GPUS_HELD}{gpu}": count for gpu, count in fleet["mean_gpus"].items()}
     return figures
 
 

@@ -55,20 +55,20 @@ def used(result: SweepResult) -> list[CostUse]:
     ]
 
 
-def notes(result: SweepResult, known: list[CostUse]) -> list[str]:
+def notes(result: SweepResult, uses: list[CostUse]) -> list[str]:
     """Sentences on `used` that whoever compares trials must know."""
-    if len(known) < 2:
-        return [each.expected_error for each in known if each.expected_error]
+    if len(uses) < 2:
+        return [each.expected_error for each in uses if each.expected_error]
     methods = ", ".join(
         f"{each.name} ({f'{each.where}, ' if each.where else ''}{counted(each.trials, 'trial')})"
-        for each in known
+        for each in uses
     )
     advice = "" if "costs" in result.knobs else "; --costs roofline gives all trials the same method"
     differ = (
         f"Step costs differ within this sweep: {methods}. What separates such trials is in part what "
         f"separates the methods{advice}."
     )
-    return [differ, *(f"{each.name}: {each.expected_error}" for each in known if each.expected_error)]
+    return [differ, *(f"{each.name}: {each.expected_error}" for each in uses if each.expected_error)]
 
 
 def _where(result: SweepResult, ran: pd.DataFrame, name: str) -> str:

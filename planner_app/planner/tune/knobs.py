@@ -113,11 +113,11 @@ def budget_knob(scenario: Scenario) -> str:
 
 def jobs_of(values: str, knob: str, scenario: Scenario, concurrency: bool) -> list[Setting]:
     """A replay of each value, and where asked for a search of what it admits. Errors: BadInput."""
-    (known,) = parse_space([f"{knob}={values}"], scenario).knobs
-    if not known.values:
+    (space_knob,) = parse_space([f"{knob}={values}"], scenario).knobs
+    if not space_knob.values:
         raise BadInput(f"--values {values}: a range needs a step, FROM:TO:STEP")
-    jobs = [Setting(value) for value in known.values]
-    return jobs + [Setting(value, concurrency=True) for value in known.values if concurrency]
+    jobs = [Setting(value) for value in space_knob.values]
+    return jobs + [Setting(value, concurrency=True) for value in space_knob.values if concurrency]
 
 
 def tune(
@@ -209,11 +209,11 @@ class _Miss(NamedTuple):
 
 
 def _best(criterion: Criterion, rows: Sequence[dict[str, Any]]) -> float | None:
-    known = [row[criterion.figure] for row in rows if row[criterion.figure] == row[criterion.figure]]
-    known = [value for value in known if value is not None]
-    if not known:
+    values = [row[criterion.figure] for row in rows if row[criterion.figure] == row[criterion.figure]]
+    values = [value for value in values if value is not None]
+    if not values:
         return None
-    return float(max(known) if criterion.more_is_better else min(known))
+    return float(max(values) if criterion.more_is_better else min(values))
 
 
 def _misses(
@@ -245,12 +245,14 @@ def _reason(
 ) -> str:
     row, value = rows[chosen], shown(rows[chosen][knob])
     most = "largest" if thrifty_is_more else "smallest"
-    kept = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)
+    tolerances = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)
     reached = (
         f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
         f"{row['static_concurrency']:,.0f} requests at once"
     )
-    text = f"{knob} {value} is the {most} that keeps up with the best of all values ({kept}): {reached}."
+    text = (
+        f"{knob} {value} is the {most} that keeps up with the best of all values ({tolerances}): {reached}."
+    )
     after = chosen + (1 if thrifty_is_more else -1)
     if not 0 <= after < len(rows):
         text += f" Nothing {'larger' if thrifty_is_more else 'smaller'} that runs was tried."

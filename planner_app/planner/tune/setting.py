@@ -104,13 +104,13 @@ def tables(result: Result) -> dict[str, Figure]:
     done = result.requests[result.requests["state"] == "completed"]
     if not len(done):
         return dict.fromkeys(TABLES)
-    held = (done["input_tokens"] + done["output_tokens"] - 1).to_numpy(np.int64)
-    blocks = -(-held // size)
+    tokens = (done["input_tokens"] + done["output_tokens"] - 1).to_numpy(np.int64)
+    blocks = -(-tokens // size)
     entries = float(blocks.mean()) * scenario.layout().groups
     caching = scenario.enable_prefix_caching
     return {
-        "tail_waste_tokens": float((blocks * size - held).mean()),
-        "tail_waste_share": float((blocks * size - held).sum() / (blocks * size).sum()),
+        "tail_waste_tokens": float((blocks * size - tokens).mean()),
+        "tail_waste_share": float((blocks * size - tokens).sum() / (blocks * size).sum()),
         "table_entries": entries,
         "table_bytes": entries * ENTRY_BYTES,
         "lookup_blocks": float((done["input_tokens"] // size).mean()) if caching else 0.0,

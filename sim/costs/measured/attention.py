@@ -53,12 +53,12 @@ class Tiles:
 class DecodeAttention:
     """Decode attention of one layer. Contexts leave out the token that is computed."""
 
-    def __init__(self, family: OperationTimes, wanted: AttentionHeads) -> None:
-        key = nearest(family, wanted)
+    def __init__(self, family: OperationTimes, target: AttentionHeads) -> None:
+        key = nearest(family, target)
         self._contexts, self._batches = family.axes["context"], family.axes["batch"]
-        self._alike = wanted.kv_heads / key.kv_heads
-        self._wide = wanted.head_dim / key.head_dim
-        self._window = np.inf if key.window == wanted.window else wanted.window
+        self._alike = target.kv_heads / key.kv_heads
+        self._wide = target.head_dim / key.head_dim
+        self._window = np.inf if key.window == target.window else target.window
         self._grid = _filled(family.times[family.keys[tuple(key)]], family)
 
     def seconds(self, n: int, contexts: Floats) -> Floats:
@@ -75,20 +75,20 @@ class DecodeAttention:
 class PromptAttention:
     """Attention of prompt chunks in one layer, above the time of the smallest launch."""
 
-    def __init__(self, family: OperationTimes, wanted: AttentionHeads, tiles: Tiles | None, sms: int) -> None:
-        key = nearest(family, wanted)
+    def __init__(self, family: OperationTimes, target: AttentionHeads, tiles: Tiles | None, sms: int) -> None:
+        key = nearest(family, target)
         times = completed(family.times[family.keys[tuple(key)]][0], family.axes["tokens"])
         lengths = family.axes["tokens"]
-        scale = wanted.heads * wanted.head_dim / (key.heads * key.head_dim)
+        scale = target.heads * target.head_dim / (key.heads * key.head_dim)
         self.least_s = float(times[0])
         pairs = np.array([attended_pairs(int(length), 0, key.window) for length in lengths])
         rates = np.maximum(times - times[0], 0.0) * scale / pairs
-        kept = lengths >= _SHORTEST
-        self._lengths: list[float] = lengths[kept].tolist()
-        self._rates: list[float] = rates[kept].tolist()
-        self._window = wanted.window
-        self.tile = tiles.tokens(wanted.heads // wanted.kv_heads) if tiles else 1
-        self._span_s = self._rates[-1] * self.tile * sms / wanted.kv_heads if tiles else 0.0
+        long = lengths >= _SHORTEST
+        self._lengths: list[float] = lengths[long].tolist()
+        self._rates: list[float] = rates[long].tolist()
+        self._window = target.window
+        self.tile = tiles.tokens(target.heads // target.kv_heads) if tiles else 1
+        self._span_s = self._rates[-1] * self.tile * sms / target.kv_heads if tiles else 0.0
 
     def rate(self, length: float) -> float:
         """Seconds of a (query, key) pair in a sequence of `length` tokens."""
@@ -120,24 +120,24 @@ class PromptAttention:
 _SHORTEST = 64  # of shorter prompts, what is above the smallest launch is no rate
 
 
-def nearest(family: OperationTimes, wanted: AttentionHeads) -> AttentionHeads:
-    """The measured configuration most like `wanted`. Errors: NotMeasured for its KV dtype or window."""
-    if tuple(wanted) in family.keys:
-        return wanted
-    keys = [AttentionHeads(*key) for key in family.keys if key[0] == wanted.kv_dtype]
+def nearest(family: OperationTimes, target: AttentionHeads) -> AttentionHeads:
+    """The measured configuration most like `target`. Errors: NotMeasured for its KV dtype or window."""
+    if tuple(target) in family.keys:
+        return target
+    keys = [AttentionHeads(*key) for key in family.keys if key[0] == target.kv_dtype]
     if not keys:
-        raise NotMeasured(f"attention with a KV cache in {wanted.kv_dtype} was not measured")
+        raise NotMeasured(f"attention with a KV cache in {target.kv_dtype} was not measured")
     windows = {key.window for key in keys}
-    if wanted.window not in windows:
+    if target.window not in windows:
         keys = [key for key in keys if key.window == 0]
     else:
-        keys = [key for key in keys if key.window == wanted.window]
+        keys = [key for key in keys if key.window == target.window]
 
     def distance(key: AttentionHeads) -> tuple[float, float, float]:
-        groups = key.heads / key.kv_heads / (wanted.heads / wanted.kv_heads)
+        groups = key.heads / key.kv_heads / (target.heads / target.kv_heads)
         return (
-            abs(np.log(key.head_dim / wanted.head_dim)),
-            abs(np.log(key.kv_heads / wanted.kv_heads)),
+            abs(np.log(key.head_dim / target.head_dim)),
+            abs(np.log(key.kv_heads / target.kv_heads)),
             abs(np.log(groups)),
         )
 
@@ -150,10 +150,10 @@ def _filled(times: Floats, family: OperationTimes) -> Floats:
     rows = [completed(row, contexts) for row in times]
     last: Any = None
     for at, row in enumerate(rows):
-        known = np.isfinite(times[at]).sum()
-        if known < 2 and last is not None:
+        count = np.isfinite(times[at]).sum()
+        if count < 2 and last is not None:
             scaled = rows[last] * batches[at] / batches[last]
-            rows[at] = scaled if not known else np.maximum(scaled, np.nan_to_num(row))
+            rows[at] = scaled if not count else np.maximum(scaled, np.nan_to_num(row))
         else:
             last = at
     return np.array(rows)

@@ -68,7 +68,7 @@ def read_corrections(path: str | Path) -> Corrections | None:
     if body.get("format") != FORMAT:
         raise BadInput(f"{where}: version {body.get('format')!r} of the format; calibrate again")
     try:
-        made = Corrections(
+        corrections = Corrections(
             name=str(body["name"]),
             **{name: float(body[name]) for name in NAMES},
             covariance=tuple(tuple(float(value) for value in row) for row in body["covariance"]),
@@ -79,6 +79,8 @@ def read_corrections(path: str | Path) -> Corrections | None:
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{where}: field missing or of the wrong kind ({error}); calibrate again") from None
     for name, (least, most) in _BOUNDS.items():
-        if not least <= getattr(made, name) <= most:
-            raise BadInput(f"{where}: {name} is {getattr(made, name):g}, must be from {least:g} to {most:g}")
-    return made
+        if not least <= getattr(corrections, name) <= most:
+            raise BadInput(
+                f"{where}: {name} is {getattr(corrections, name):g}, must be from {least:g} to {most:g}"
+            )
+    return corrections

@@ -164,14 +164,14 @@ class MeasuredCosts:
         """Errors on runs that fitted nothing, and the calibrations that do not fit; or what corrects them."""
         table = self.operations.table
         if self.corrections is not None:
-            made = self.corrections
+            corrections = self.corrections
             return Note(
                 "corrected_costs",
                 engine=table.engine,
                 engine_version=table.version,
                 gpu=table.gpu,
-                sources=tuple(str(source["name"]) for source in made.sources),
-                requests=sum(int(source["requests"]) for source in made.sources),
+                sources=tuple(str(source["name"]) for source in corrections.sources),
+                requests=sum(int(source["requests"]) for source in corrections.sources),
             )
         return Note(
             "measured_costs",
@@ -201,8 +201,8 @@ class MeasuredCosts:
 
     def _femtoseconds(self, tokens: np.ndarray, times: Floats) -> list[int]:
         seconds = extended(tokens, self.operations.rows, times)
-        made: list[int] = np.rint(seconds * _FS).astype(np.int64).tolist()
-        return made
+        whole: list[int] = np.rint(seconds * _FS).astype(np.int64).tolist()
+        return whole
 
     def _rows_fs(self, tokens: int) -> int:
         if tokens <= _TABLE:

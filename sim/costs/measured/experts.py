@@ -65,12 +65,12 @@ class ExpertTimes:
                 return ExpertShape(dtype, hidden, moe.intermediate, moe.active, moe.experts, tp, ep)
         raise NotMeasured(f"experts with {stored} weights were not measured")
 
-    def seconds(self, wanted: ExpertShape, stored: str) -> Floats:
+    def seconds(self, shape: ExpertShape, stored: str) -> Floats:
         """Time of one layer's experts for each number of tokens in `tokens`. Errors: NotMeasured."""
-        if (*wanted, SKEWED) in self._family.keys:
-            return self._measured(wanted)
-        near = self._nearest(wanted)
-        return self._measured(near) * self._least(wanted, stored) / self._least(near, stored)
+        if (*shape, SKEWED) in self._family.keys:
+            return self._measured(shape)
+        near = self._nearest(shape)
+        return self._measured(near) * self._least(shape, stored) / self._least(near, stored)
 
     def _measured(self, shape: ExpertShape) -> Floats:
         """Time with the routing that so many tokens have."""
@@ -87,20 +87,18 @@ class ExpertTimes:
         times = completed(self._family.times[self._family.keys[*shape, routing]], self.tokens)
         return np.minimum(times, _ABOVE_MORE_TOKENS * np.minimum.accumulate(times[::-1])[::-1])
 
-    def _nearest(self, wanted: ExpertShape) -> ExpertShape:
+    def _nearest(self, shape: ExpertShape) -> ExpertShape:
         keys = [
-            ExpertShape(*key[:-1])
-            for key in self._family.keys
-            if key[0] == wanted.dtype and key[-1] == SKEWED
+            ExpertShape(*key[:-1]) for key in self._family.keys if key[0] == shape.dtype and key[-1] == SKEWED
         ]
 
         def distance(key: ExpertShape) -> float:
-            return float(sum(abs(np.log(a / b)) for a, b in zip(_local(key), _local(wanted), strict=True)))
+            return float(sum(abs(np.log(a / b)) for a, b in zip(_local(key), _local(shape), strict=True)))
 
         near = min(keys, key=distance, default=None)
         if near is None or distance(near) > _FARTHEST:
             raise NotMeasured(
-                f"no experts like {wanted.experts} of {wanted.hidden} x {wanted.inter} were measured"
+                f"no experts like {shape.experts} of {shape.hidden} x {shape.inter} were measured"
             )
         return near
 

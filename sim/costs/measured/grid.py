@@ -23,20 +23,20 @@ def bracket(value: float, points: Sequence[float]) -> list[tuple[float, float]]:
 
 def completed(times: Floats, axis: Floats) -> Floats:
     """A row with its gaps closed: interpolated between measured sizes, in a line beyond the last two."""
-    known = np.flatnonzero(np.isfinite(times))
-    if not len(known):
+    finite = np.flatnonzero(np.isfinite(times))
+    if not len(finite):
         return times
-    made = np.interp(axis, axis[known], times[known])
-    if len(known) > 1 and known[-1] + 1 < len(axis):
-        first, last = known[-2], known[-1]
+    filled = np.interp(axis, axis[finite], times[finite])
+    if len(finite) > 1 and finite[-1] + 1 < len(axis):
+        first, last = finite[-2], finite[-1]
         slope = max(times[last] - times[first], 0.0) / (axis[last] - axis[first])
         beyond = axis[last + 1 :] - axis[last]
-        made[last + 1 :] = times[last] + slope * beyond
-    return made
+        filled[last + 1 :] = times[last] + slope * beyond
+    return filled
 
 
 def extended(points: Any, axis: Floats, times: Floats) -> Floats:
     """Times at `points`, linear between measured sizes and, beyond them, along the last two."""
-    made = np.interp(points, axis, times)
+    inside = np.interp(points, axis, times)
     slope = max(times[-1] - times[-2], 0.0) / (axis[-1] - axis[-2]) if len(axis) > 1 else 0.0
-    return np.asarray(made + slope * np.maximum(np.asarray(points) - axis[-1], 0.0))
+    return np.asarray(inside + slope * np.maximum(np.asarray(points) - axis[-1], 0.0))

@@ -111,8 +111,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     for folder, gpu in GPUS.items():
         for engine, version in VERSIONS.items():
-            wanted = OLDER.get(folder, {}).get(engine, version)
-            path = _write(options.systems / "data" / folder, gpu, engine, wanted, options.out)
+            release = OLDER.get(folder, {}).get(engine, version)
+            path = _write(options.systems / "data" / folder, gpu, engine, release, options.out)
             if path:
                 sys.stdout.write(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB\n")
     return 0
@@ -179,8 +179,10 @@ def _grid(frame: pd.DataFrame, family: SourceFamily) -> tuple[list[list[Any]], d
 def _routing(rows: Any) -> Any:
     """Routing as `balanced` or `skewed`: the steeper power law where the source has both."""
     steepest = max(rows["distribution"])
-    kept = rows[rows["distribution"].isin(("balanced", steepest))]
-    return kept.assign(distribution=np.where(kept["distribution"] == "balanced", "balanced", "skewed"))
+    two_kinds = rows[rows["distribution"].isin(("balanced", steepest))]
+    return two_kinds.assign(
+        distribution=np.where(two_kinds["distribution"] == "balanced", "balanced", "skewed")
+    )
 
 
 def _plain(value: Any) -> Any:

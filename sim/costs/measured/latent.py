@@ -43,8 +43,8 @@ class LatentAttention:
         alone = completed(prompts[0], lengths)
         pairs = lengths * (lengths + 1) / 2
         rates = np.maximum(alone - self.row_seconds(lengths), 0.0) / pairs
-        kept = lengths > _SHORT
-        self._lengths, self._rates = lengths[kept], rates[kept]
+        long = lengths > _SHORT
+        self._lengths, self._rates = lengths[long], rates[long]
         self.least_s = 0.0
 
     def row_seconds(self, rows: Any) -> Floats:
@@ -76,7 +76,7 @@ def _row_times(
             time, rows = prompts[at, column], batch * tokens
             if tokens <= _SHORT and np.isfinite(time) and rows > batches[-1]:
                 best[rows] = min(time, best.get(rows, np.inf))
-    known = np.isfinite(decoding)
-    rows = np.concatenate([batches[known], sorted(best)])
-    times = np.concatenate([decoding[known], [best[key] for key in sorted(best)]])
+    finite = np.isfinite(decoding)
+    rows = np.concatenate([batches[finite], sorted(best)])
+    times = np.concatenate([decoding[finite], [best[key] for key in sorted(best)]])
     return rows, np.maximum.accumulate(times)

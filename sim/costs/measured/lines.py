@@ -54,11 +54,11 @@ class ContextPieces(DecodeLine):
         for line, (here, longest, steps) in self._parts(at, ctx, mx, most):
             if begun and within_ns <= 0:
                 break
-            taken = line.ns(here, longest, steps) + extra_ns * steps
-            if taken >= within_ns or begun + steps == most:
+            piece_ns = line.ns(here, longest, steps) + extra_ns * steps
+            if piece_ns >= within_ns or begun + steps == most:
                 return begun + line.steps_begun(here, longest, within_ns, steps, extra_ns)
             begun += steps
-            within_ns -= taken
+            within_ns -= piece_ns
         return begun
 
     def _parts(

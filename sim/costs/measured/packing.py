@@ -19,9 +19,9 @@ _STEP = 1e-3
 
 def pack(seconds: Floats) -> npt.NDArray[np.uint16]:
     """Codes of times in seconds; NaN is a shape that was not measured."""
-    known = np.isfinite(seconds)
-    steps = np.log(np.where(known, np.maximum(seconds, _LEAST_S), _LEAST_S) / _LEAST_S) / _STEP
-    return np.where(known, 1 + np.rint(steps), 0).astype(np.uint16)
+    finite = np.isfinite(seconds)
+    steps = np.log(np.where(finite, np.maximum(seconds, _LEAST_S), _LEAST_S) / _LEAST_S) / _STEP
+    return np.where(finite, 1 + np.rint(steps), 0).astype(np.uint16)
 
 
 def unpack(codes: npt.NDArray[Any]) -> Floats:

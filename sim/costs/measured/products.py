@@ -44,10 +44,10 @@ class Products:
 
     def dtype(self, stored: str, model_type: str) -> str:
         """The kernel for weights of dtype `stored`. Errors: NotMeasured."""
-        wanted = _KERNELS.get(stored, ())
+        dtypes = _KERNELS.get(stored, ())
         if stored == "fp8" and model_type in _SCALED_BY_BLOCKS:
-            wanted = wanted[::-1]
-        for dtype in wanted:
+            dtypes = dtypes[::-1]
+        for dtype in dtypes:
             if _shapes(self._of(dtype)[0], dtype) >= _LEAST_SHAPES:
                 return dtype
         raise NotMeasured(f"matrix products with {stored} weights were not measured")
@@ -86,8 +86,8 @@ class Products:
         rows = family.axes["m"]
         whole = completed(times, rows)
         least = np.minimum.accumulate(whole[::-1])[::-1]
-        kept = np.minimum(whole, _ABOVE_MORE_ROWS * least) * scale
-        return kept if rows is self.rows else extended(self.rows, rows, kept)
+        bounded_s = np.minimum(whole, _ABOVE_MORE_ROWS * least) * scale
+        return bounded_s if rows is self.rows else extended(self.rows, rows, bounded_s)
 
 
 def _lanes(table: MeasuredTable) -> dict[str, tuple[OperationTimes, ...]]:
