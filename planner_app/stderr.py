@@ -28,8 +28,8 @@ def cut(text: str) -> str:
     return _middle(words, _KEPT) if len(words) > _LONGEST else words
 
 
-def _middle(text: str, kept: int) -> str:
-    return f"{text[:kept]}... ({len(text):,} characters) ...{text[-kept:]}"
+def _middle(text: str, length: int) -> str:
+    return f"{text[:length]}... ({len(text):,} characters) ...{text[-length:]}"
 
 
 def printable(text: str) -> str:

@@ -78,23 +78,23 @@ class ArrivalProcess:
         """Arrival times from 0 on: `count` of them, or all before `duration_s` (the fewer if both)."""
         if count is None and duration_s is None:
             raise BadInput("arrivals without end: give a number of requests or a duration")
-        wanted = min(self.rate * duration_s if duration_s is not None else np.inf, count or np.inf)
-        if wanted > MAX_ARRIVALS:
+        expected_count = min(self.rate * duration_s if duration_s is not None else np.inf, count or np.inf)
+        if expected_count > MAX_ARRIVALS:
             raise BadInput(
-                f"{wanted:.3g} arrivals are more than the {MAX_ARRIVALS:,} that are made at once; "
+                f"{expected_count:.3g} arrivals are more than the {MAX_ARRIVALS:,} that are made at once; "
                 "lower the rate, the duration or the number of requests"
             )
         most = count if count is not None else np.inf
         until = duration_s if duration_s is not None else np.inf
         last = self.first_s(rng)
-        made, total = [np.array([last])], 1
+        parts, total = [np.array([last])], 1
         while last < until and total < most:
             wish = self.rate * (until - last) * 1.05 + 16 if np.isfinite(until) else most - total
             gaps = self.gaps_s(int(min(wish, most - total)), rng)
-            made.append(last + np.cumsum(gaps))
+            parts.append(last + np.cumsum(gaps))
             total += len(gaps)
-            last = float(made[-1][-1])
-        times = np.concatenate(made)
+            last = float(parts[-1][-1])
+        times = np.concatenate(parts)
         return times[times < until][:count]
 
 

@@ -67,8 +67,8 @@ def _mooncake_losses(trace: Trace, ids: Ints, begins: Ints) -> list[str]:
     counts = np.diff(begins)
     length = np.full(len(ids), BLOCK_TOKENS)
     length[begins[1:] - 1] = trace.integers("input_tokens") - BLOCK_TOKENS * (counts - 1)
-    kept = replace(trace, spans=Spans(begins, ids, np.zeros_like(ids), length), token_ids=None)
-    finer = int(paths(trace).matched.sum() - paths(kept).matched.sum())
+    exported = replace(trace, spans=Spans(begins, ids, np.zeros_like(ids), length), token_ids=None)
+    finer = int(paths(trace).matched.sum() - paths(exported).matched.sum())
     if finer:
         lost.append(f"sharing finer than {BLOCK_TOKENS} tokens ({finer:,} shared tokens)")
     return lost

@@ -106,7 +106,7 @@ def _reuses(runs: BlockRuns) -> _Reuses:
     used = np.full(runs.names, -1, dtype=np.int64)
     times = starts(runs.length)
     fresh = np.flatnonzero(~runs.shared)
-    made = [np.stack([runs.row[fresh], times[fresh], np.full(len(fresh), -1), runs.length[fresh]])]
+    parts = [np.stack([runs.row[fresh], times[fresh], np.full(len(fresh), -1), runs.length[fresh]])]
     reuses: list[tuple[int, int, int, int]] = []
     at = np.flatnonzero(runs.shared)
     columns = (runs.row[at], runs.first[at], runs.length[at], times[at])
@@ -118,8 +118,8 @@ def _reuses(runs: BlockRuns) -> _Reuses:
         edges = [0, *cuts.tolist(), length]
         reuses += [(row, time + a, int(before[a]), b - a) for a, b in itertools.pairwise(edges)]
         before[:] = np.arange(time, time + length)
-    made.append(np.array(reuses, dtype=np.int64).reshape(-1, 4).T)
-    row_, time_, previous, length_ = np.concatenate(made, axis=1)
+    parts.append(np.array(reuses, dtype=np.int64).reshape(-1, 4).T)
+    row_, time_, previous, length_ = np.concatenate(parts, axis=1)
     order = np.argsort(time_, kind="stable")
     return _Reuses(row_[order], time_[order], previous[order], length_[order])
 

@@ -117,14 +117,14 @@ def _uniform(text: str) -> Law:
 
 
 def _lognormal(text: str) -> Law:
-    given = {key.strip(): float(value) for key, value in (part.split("=") for part in text.split(","))}
-    most = given.pop("max", float("inf"))
-    sigma = given.pop("sigma")
-    if not (0 <= sigma < 10 and most > 0 and len(given) == 1 and 0 < next(iter(given.values())) < 2**53):
+    fields = {key.strip(): float(value) for key, value in (part.split("=") for part in text.split(","))}
+    most = fields.pop("max", float("inf"))
+    sigma = fields.pop("sigma")
+    if not (0 <= sigma < 10 and most > 0 and len(fields) == 1 and 0 < next(iter(fields.values())) < 2**53):
         raise ValueError
-    if "mean" in given:
-        return LogNormal.from_mean(given["mean"], sigma, most)
-    return LogNormal(given["p50"], sigma, most=most)
+    if "mean" in fields:
+        return LogNormal.from_mean(fields["mean"], sigma, most)
+    return LogNormal(fields["p50"], sigma, most=most)
 
 
 _PARSERS: dict[str, Callable[[str], Law]] = {"fixed": _fixed, "uniform": _uniform, "lognormal": _lognormal}

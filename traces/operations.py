@@ -172,7 +172,7 @@ def _mixed_columns(traces: Sequence[Trace], share_contents: bool) -> dict[str, A
     names += ["salt"] if salted and "salt" not in names else []
     shifts = _text_shifts(traces, share_contents)
     before = starts(np.array([len(trace) for trace in traces], dtype=np.int64))
-    made: dict[str, list[Any]] = {name: [] for name in names}
+    parts: dict[str, list[Any]] = {name: [] for name in names}
     for number, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):
         for name in names:
             column = trace.column(name)
@@ -184,8 +184,8 @@ def _mixed_columns(traces: Sequence[Trace], share_contents: bool) -> dict[str, A
                 column = f"{number}/" + column
             elif name == "salt" and salted:
                 column = f"{number}/" + column.fillna("")
-            made[name].append(column)
-    return {name: pd.concat(columns, ignore_index=True) for name, columns in made.items()}
+            parts[name].append(column)
+    return {name: pd.concat(columns, ignore_index=True) for name, columns in parts.items()}
 
 
 def _mixed_spans(traces: Sequence[Trace], share_contents: bool) -> Spans | None:

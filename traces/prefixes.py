@@ -145,14 +145,14 @@ class _Tree:
                     continue
                 # The chain does not go on like this: take a branch, or make one, or make the chain longer.
                 branch = (chain, position, *key)
-                known = self._branches.get(branch)
-                match = position if known is None and match < 0 else match
-                if known is not None or at < len(ends) or _is_unique(content):
+                node = self._branches.get(branch)
+                match = position if node is None and match < 0 else match
+                if node is not None or at < len(ends) or _is_unique(content):
                     if position > entered:
                         path.append((chain, entered, position))
                     entered = position
-                    if known is not None:
-                        chain = known
+                    if node is not None:
+                        chain = node
                         continue
                     chain = self._branches[branch] = self.new_chain()
                     ends, keys = self._ends.setdefault(chain, []), self._keys.setdefault(chain, [])
@@ -192,10 +192,10 @@ class _TokenTree(_Tree):
             position = reached
             if position == len(prompt):
                 return path, position
-            known = self._branches.get((chain, position, int(prompt[position])))
-            if known is None:
+            node = self._branches.get((chain, position, int(prompt[position])))
+            if node is None:
                 break
-            chain = known
+            chain = node
         return self._grow(path, chain, position, prompt), position
 
     def _grow(

@@ -104,17 +104,17 @@ def read(
     source = open_source(path, max_bytes)
     kind = recognise(source)
     source = replace(source, format=kind, progress=progress)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "session_rate": session_rate,
         "think_s": think_s,
         "tokenizer": tokenizer,
         "block_tokens": block_tokens,
     }
-    trace = expand(_read(source, kind, limit=limit, sort=sort, seed=seed, **given))
+    trace = expand(_read(source, kind, limit=limit, sort=sort, seed=seed, **options))
     unused = [
         f"{name} was not used: {why}"
         for name, why in _UNUSED.items()
-        if given[name] is not None and name not in _USED.get(kind, ())
+        if options[name] is not None and name not in _USED.get(kind, ())
     ]
     return replace(trace, notes=(*trace.notes, *unused)) if unused else trace
 

@@ -52,10 +52,10 @@ def another(trace: Trace, seed: int) -> Trace | None:
     if trace.recipe is None or not _makes(trace.recipe, trace):
         return None
     try:
-        made = play(trace.recipe, int(trace.recipe["seed"]) + 1 + seed)
+        copy = play(trace.recipe, int(trace.recipe["seed"]) + 1 + seed)
     except BadInput:  # of this seed nothing arrives
         return None
-    return replace(made, name=trace.name, notes=trace.notes)
+    return replace(copy, name=trace.name, notes=trace.notes)
 
 
 _last: tuple[pd.DataFrame, bool] | None = None  # requests whose recipe was checked

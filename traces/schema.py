@@ -181,13 +181,13 @@ def table(columns: Mapping[str, Any]) -> pd.DataFrame:
         raise BadInput(f"no such trace column: {unknown[0]}; the columns are {', '.join(COLUMNS)}")
     if missing := [name for name in REQUIRED if name not in columns]:
         raise BadInput(f"a trace needs the column {missing[0]}; it has {', '.join(columns) or 'none'}")
-    made = {}
+    series_by_name = {}
     for name in COLUMNS:
         if name in columns:
             series = pd.Series(columns[name], dtype=dtype(name)).reset_index(drop=True)
             if name in REQUIRED or not _only_default(series, DEFAULTS[name]):
-                made[name] = series
-    return pd.DataFrame(made)
+                series_by_name[name] = series
+    return pd.DataFrame(series_by_name)
 
 
 def _only_default(series: pd.Series, default: Any) -> bool:

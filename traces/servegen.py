@@ -100,11 +100,11 @@ def servegen(
     if expected <= 0:
         raise BadInput(f"no client sends anything from {start_s:g} s to {end_s:g} s; choose another time")
     factor = 1.0 if rate is None else rate * duration_s / expected
-    made: list[Floats] = [np.empty((0, 3))]
+    parts: list[Floats] = [np.empty((0, 3))]
     for number, client in enumerate(clients):
         rng = np.random.default_rng([seed, number])
-        made += [_play(client, window, start_s, end_s, factor, rng) for window in client.windows]
-    rows = np.concatenate(made)
+        parts += [_play(client, window, start_s, end_s, factor, rng) for window in client.windows]
+    rows = np.concatenate(parts)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     if not len(rows):
         raise BadInput(
@@ -134,10 +134,10 @@ def _play(
         return np.empty((0, 3))
     law = ArrivalProcess(window.arrivals.kind, window.arrivals.rate * factor, window.arrivals.cv)
     times = begin + law.times_s(rng, duration_s=end - begin)
-    known = [lengths for lengths in client.lengths if lengths[0] <= window.start_s] or list(
+    candidates = [lengths for lengths in client.lengths if lengths[0] <= window.start_s] or list(
         client.lengths[:1]
     )
-    _, inputs, outputs = known[-1]
+    _, inputs, outputs = candidates[-1]
     return np.stack([times, tokens(inputs, len(times), rng), tokens(outputs, len(times), rng)], axis=1)
 
 
@@ -198,12 +198,12 @@ def _lengths(where: str, text: str) -> tuple[tuple[float, Empirical, Empirical],
         raise BadInput(
             f"{where}: expected times, each with input_tokens and output_tokens; fetch it again"
         ) from None
-    held = tuple(
+    periods = tuple(
         (start, inputs, outputs)
         for start, inputs, outputs in sorted(laws, key=lambda law: law[0])
         if inputs and outputs
     )
-    return held
+    return periods
 
 
 def _law(where: str, entry: str | dict[str, float]) -> Empirical | None:

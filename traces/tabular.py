@@ -132,13 +132,13 @@ class CsvTable:
             return self.finish(columns, sort=sort, time_field=time_field)
         if not keep.any():
             raise self.source.fail(f"all of its {len(keep):,} requests generated nothing; {NO_REQUESTS}")
-        kept = {name: np.asarray(column)[keep] for name, column in columns.items()}
+        columns_left = {name: np.asarray(column)[keep] for name, column in columns.items()}
         rows = np.flatnonzero(keep)
         served = replace(
             self, columns={name: column.take(rows) for name, column in self.columns.items()}, rows=rows
         )
         note = f"left out, for they generated nothing: {len(keep) - len(rows):,} of {len(keep):,} requests"
-        return served.finish(kept, sort=sort, time_field=time_field, notes=[note])
+        return served.finish(columns_left, sort=sort, time_field=time_field, notes=[note])
 
 
 def header(head: bytes) -> tuple[list[str], str]:
@@ -162,9 +162,11 @@ def read_table(
             raise source.fail(f"column {name} is missing; the header has {', '.join(names)[:200]}", 1)
     if len(set(names)) != len(names):
         raise source.fail("a column name stands twice in the header; rename one", 1)
-    wanted = [*required, *(name for name in optional if name in names)]
+    names_read = [*required, *(name for name in optional if name in names)]
     options = csv.ConvertOptions(
-        include_columns=wanted, column_types={name: pa.string() for name in wanted}, strings_can_be_null=False
+        include_columns=names_read,
+        column_types={name: pa.string() for name in names_read},
+        strings_can_be_null=False,
     )
     rows: list[pa.RecordBatch] = []
     count = 0
@@ -183,11 +185,11 @@ def read_table(
                     break
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise _explain(source, names, delimiter, str(error)) from None
-    table = pa.Table.from_batches(rows, pa.schema([(name, pa.string()) for name in wanted]))
+    table = pa.Table.from_batches(rows, pa.schema([(name, pa.string()) for name in names_read]))
     table = table if limit is None else table.slice(0, limit)
     if not len(table):
         raise source.fail(NO_REQUESTS)
-    return CsvTable(source, {name: table.column(name) for name in wanted})
+    return CsvTable(source, {name: table.column(name) for name in names_read})
 
 
 def _explain(source: Source, names: list[str], delimiter: str, problem: str) -> Exception:

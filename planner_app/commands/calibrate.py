@@ -96,25 +96,25 @@ def calibrate_command(
         html_page.ready("--plot", plot)
     folders = from_run or [str(_sweep(model or "", engine, out, json))]
     sources = [source for folder in folders for source in CalibrationRun.all(folder)]
-    made = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
-    made.save(out)
+    calibration = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
+    calibration.save(out)
     if plot is not None:
         from pagecast.planner_app.reports.fit_report import fit_page
 
-        html_page.write(plot, fit_page(made, sources))
+        html_page.write(plot, fit_page(calibration, sources))
     if json:
         console.print_json(
             {
-                "name": made.name,
-                "made_for": made.made_for,
-                "regions": made.regions,
-                "cross_validation": made.cross_validation,
-                "provenance": made.provenance,
+                "name": calibration.name,
+                "made_for": calibration.made_for,
+                "regions": calibration.regions,
+                "cross_validation": calibration.cross_validation,
+                "provenance": calibration.provenance,
                 "file": str(out),
             }
         )
     else:
-        show(made, out)
+        show(calibration, out)
 
 
 def _from_bench(files: list[Path], scenario: Path | None, out: Path, name: str, json: bool) -> None:
@@ -125,12 +125,12 @@ def _from_bench(files: list[Path], scenario: Path | None, out: Path, name: str, 
     from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
 
     with console.progress("replays", REPLAYS * len(results)) as update:
-        made = fit_corrections(results, Scenario.load(scenario), name, update)
-    made.save(out)
+        corrections = fit_corrections(results, Scenario.load(scenario), name, update)
+    corrections.save(out)
     if json:
-        console.print_json({**asdict(made), "sd": list(made.sd), "file": str(out)})
+        console.print_json({**asdict(corrections), "sd": list(corrections.sd), "file": str(out)})
         return
-    for line in corrections_lines(made):
+    for line in corrections_lines(corrections):
         console.out.print(line, soft_wrap=True, highlight=False)
     console.out.print(f"written to {out}", soft_wrap=True)
 
@@ -148,24 +148,24 @@ def _sweep(model: str, options: EngineOptions, out: Path, quiet: bool) -> Path:
     return folder
 
 
-def show(made: Calibration, out: Path) -> None:
+def show(calibration: Calibration, out: Path) -> None:
     """Prints what was learnt, how well it fits, and how well runs forecast each other."""
-    made_for, runs = made.made_for, made.provenance["runs"]
+    made_for, runs = calibration.made_for, calibration.provenance["runs"]
     console.out.print(
         f"{made_for['engine']} {made_for['engine_version']}, {made_for['model']} on {made_for['gpu']}: "
         f"{sum(run['steps'] for run in runs)} steps of {len(runs)} runs",
         soft_wrap=True,
     )
-    console.out.print(_terms(made))
-    console.out.print(_errors(made))
+    console.out.print(_terms(calibration))
+    console.out.print(_errors(calibration))
     for key, words in (
         ("dropped_terms", "did not lower the error on steps left out"),
         ("absent_terms", "never occur"),
     ):
-        if made.provenance[key]:
-            named = ", ".join(made.provenance[key])
+        if calibration.provenance[key]:
+            named = ", ".join(calibration.provenance[key])
             console.out.print(f"note: terms that {words} in these runs: {named}", soft_wrap=True)
-    if made.host.source == MEASURED:
+    if calibration.host.source == MEASURED:
         console.out.print(
             "note: no run with asynchronous scheduling among them: what planning ahead hides is a lower "
             "bound, and asynchronous replays, the default, will be too slow: add such a run",
@@ -174,26 +174,26 @@ def show(made: Calibration, out: Path) -> None:
     console.out.print(f"written to {out}", soft_wrap=True)
 
 
-def _terms(made: Calibration) -> Table:
+def _terms(calibration: Calibration) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("cost, microseconds", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True, min_width=12)
-    for tokens, value in zip(made.knots, made.curve_ns, strict=True):
-        if tokens in (made.knots[0], made.knots[-1]) or tokens & (tokens - 1) == 0:
+    for tokens, value in zip(calibration.knots, calibration.curve_ns, strict=True):
+        if tokens in (calibration.knots[0], calibration.knots[-1]) or tokens & (tokens - 1) == 0:
             table.add_row(f"a step of {tokens} tokens: fixed cost and matrix work", f"{value / 1e3:,.1f}")
-    for term, value in made.terms_ns.items():
-        meaning = family(made.shape.family).term(term).meaning
+    for term, value in calibration.terms_ns.items():
+        meaning = family(calibration.shape.family).term(term).meaning
         table.add_row(_SHORT.get(term, meaning), f"{value / 1e3:,.3f}")
     return table
 
 
-def _errors(made: Calibration) -> Table:
+def _errors(calibration: Calibration) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("error, percent", "steps", "time", "total", "p50", "p90"):
         left = title.startswith("error")
         table.add_column(title, justify="left" if left else "right", no_wrap=not left, overflow="fold")
-    rows = [("fit, " + str(row["region"]), row) for row in made.regions]
-    rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in made.cross_validation]
+    rows = [("fit, " + str(row["region"]), row) for row in calibration.regions]
+    rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in calibration.cross_validation]
     for title, row in rows:
         table.add_row(
             title,

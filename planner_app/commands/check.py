@@ -173,5 +173,7 @@ def show(name: str, findings: Sequence[Finding], notes: Sequence[str], facts: di
     for note in notes:
         console.out.print(f"note: {note}", soft_wrap=True)
     count = len(findings)
-    held = "the only check holds" if count == 1 else f"all {count} checks hold"
-    console.out.print(f"{name}: {f'{broken} of {count} checks failed' if broken else held}", soft_wrap=True)
+    all_hold = "the only check holds" if count == 1 else f"all {count} checks hold"
+    console.out.print(
+        f"{name}: {f'{broken} of {count} checks failed' if broken else all_hold}", soft_wrap=True
+    )

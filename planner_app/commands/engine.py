@@ -62,13 +62,13 @@ def generate_command(
     with open_engine(model, engine) as running:
         if memory:
             console.err.print(memory_table(running.loaded.memory))
-        asked = [_chat(running, prompt) for prompt in prompts] if chat else prompts
-        if len(asked) == 1 and n == 1 and not json:
-            for piece in running.stream(asked[0], params):
+        inputs = [_chat(running, prompt) for prompt in prompts] if chat else prompts
+        if len(inputs) == 1 and n == 1 and not json:
+            for piece in running.stream(inputs[0], params):
                 typer.echo(piece, nl=False)
             typer.echo()
             return
-        completions = running.generate(asked, params)
+        completions = running.generate(inputs, params)
     if json:
         console.print_json({"completions": [asdict(completion) for completion in completions]})
         return

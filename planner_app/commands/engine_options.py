@@ -41,8 +41,8 @@ _DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Options)}
 
 def engine_fields(kind: type[Scenario] = Scenario) -> list[str]:
     """The scenario's fields that the engine is started with too; the seed is a command's own."""
-    known = [name for name in kind.model_fields if _NAMED_APART.get(name, name) in _DEFAULTS]
-    return [name for name in known if name != "seed"]
+    names = [name for name in kind.model_fields if _NAMED_APART.get(name, name) in _DEFAULTS]
+    return [name for name in names if name != "seed"]
 
 
 def engine_only_options() -> list[inspect.Parameter]:
@@ -63,9 +63,11 @@ def with_engine(
 
     `without`: fields that the command does not take; `defaults` replace the engine's own.
     """
-    given = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": None, **(defaults or {})}
-    alone = [_alone(name, given[name]) for name in _ALONE if name not in (*engine_fields(), *without)]
-    shared = [_shared(name, given[name]) for name in engine_fields() if name not in without]
+    option_defaults = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": None, **(defaults or {})}
+    alone = [
+        _alone(name, option_defaults[name]) for name in _ALONE if name not in (*engine_fields(), *without)
+    ]
+    shared = [_shared(name, option_defaults[name]) for name in engine_fields() if name not in without]
     return gathering("engine", [*alone, *shared], _named)
 
 

@@ -62,9 +62,9 @@ def gathering(
         ]
 
         @wraps(command)
-        def wrapper(**given: Any) -> None:
-            values = {one.name: given.pop(one.name) for one in shared}
-            command(**{into: make(values)}, **given)
+        def wrapper(**arguments: Any) -> None:
+            values = {one.name: arguments.pop(one.name) for one in shared}
+            command(**{into: make(values)}, **arguments)
 
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {one.name: one.annotation for one in parameters}

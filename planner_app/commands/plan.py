@@ -35,7 +35,7 @@ _TITLES = {
 def plan_command(
     trace: TraceArgument,
     slo: Annotated[str, Opt(help="service level: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
-    given: ScenarioArguments,
+    arguments: ScenarioArguments,
     fleet: FleetGiven,
     against: Annotated[
         list[str] | None, Opt(help="another router to compare with, with a fleet's options")
@@ -96,7 +96,7 @@ def plan_command(
     level = Slo.parse(slo)
     if report is not None:
         ready("--report", report)
-    work, scenario = load(trace, given)
+    work, scenario = load(trace, arguments)
     if fleet.any or against or emit is not None:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 
@@ -207,7 +207,9 @@ def _lines(answer: Answer) -> list[str]:
     if answer.says:
         lines.append(f"  {answer.says}")
     if answer.beyond is not None:
-        broken = " and ".join(f"{judgment(term)}, not {_asked(term.text)}" for term in answer.beyond.broken)
+        broken = " and ".join(
+            f"{judgment(term)}, not {_bound_of(term.text)}" for term in answer.beyond.broken
+        )
         lines.append(f"  at {shown(answer.kind, answer.beyond.amount)} {broken}")
     if answer.binding is not None:
         lines.append(f"  {answer.binding.limit} binds: {answer.binding.why}")
@@ -220,7 +222,7 @@ def _lines(answer: Answer) -> list[str]:
     return lines
 
 
-def _asked(term: str) -> str:
+def _bound_of(term: str) -> str:
     """The bound of a term: `<2s`, `>0.99`."""
     tail = term.rpartition(")")[2]
     return tail[min(at for at in (tail.find("<"), tail.find(">")) if at >= 0) :]

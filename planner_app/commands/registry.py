@@ -74,8 +74,8 @@ app = _typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(show: bool) -> None:
+    if show:
         from importlib.metadata import version
 
         console.out.print(f"pagecast {version('pagecast')}")
@@ -84,8 +84,8 @@ def _tell_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    asked: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="print the version")
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     """The group itself does nothing."""

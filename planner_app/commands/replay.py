@@ -36,7 +36,7 @@ Opt = typer.Option
 @with_scenario
 def replay_command(
     trace: TraceArgument,
-    given: ScenarioArguments,
+    arguments: ScenarioArguments,
     fleet: FleetGiven,
     replicates: Annotated[
         int,
@@ -69,7 +69,7 @@ def replay_command(
         from pagecast.planner_app.reports import perfetto as perfetto_trace
 
         perfetto_trace.ready("--perfetto", perfetto)
-    work, chosen = load(trace, given)
+    work, chosen = load(trace, arguments)
     keep = report is not None or perfetto is not None
     study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
     result: Result

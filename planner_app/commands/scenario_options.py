@@ -1,11 +1,11 @@
 """The options that commands share: every field of a scenario by its name, and how a trace is read.
 
     @with_scenario
-    def plan_command(trace: TraceArgument, given: Given, slo: ... = "") -> None:
-        work, scenario = load(trace, given)
+    def plan_command(trace: TraceArgument, arguments: ScenarioArguments, slo: ... = "") -> None:
+        work, scenario = load(trace, arguments)
 
-A command declares `given: Given`; the decorator puts one option for each field of `Scenario`, and those for
-reading a trace, in its place. A field that `Scenario` gains is an option of every command.
+A command declares `arguments: ScenarioArguments`; the decorator puts one option for each field of `Scenario`,
+and those for reading a trace, in its place. A field that `Scenario` gains is an option of every command.
 """
 
 from __future__ import annotations
@@ -64,37 +64,37 @@ def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]
 _READING = list(inspect.signature(_reading, eval_str=True).parameters.values())
 
 
-def _given(values: dict[str, Any]) -> ScenarioArguments:
+def _scenario_arguments(values: dict[str, Any]) -> ScenarioArguments:
     fields = {name: values[name] for name in Scenario.model_fields if values[name] is not None}
     return ScenarioArguments(values["scenario"], fields, {one.name: values[one.name] for one in _READING})
 
 
-with_scenario = gathering("given", [*scenario_options(), *_READING], _given)
-"""Puts the shared options in the place of the parameter `given` of a command."""
+with_scenario = gathering("arguments", [*scenario_options(), *_READING], _scenario_arguments)
+"""Puts the shared options in the place of the parameter `arguments` of a command."""
 
 
-def scenario_from(given: ScenarioArguments) -> Scenario:
+def scenario_from(arguments: ScenarioArguments) -> Scenario:
     """The file's scenario, or the default one, with the options that were given. Errors: BadInput."""
-    if given.scenario is not None:
-        return Scenario.load(given.scenario, **given.fields)
-    return Scenario.make(given.fields, "options")
+    if arguments.scenario is not None:
+        return Scenario.load(arguments.scenario, **arguments.fields)
+    return Scenario.make(arguments.fields, "options")
 
 
-def trace_from(name: str, scenario: Scenario, given: ScenarioArguments) -> Trace:
+def trace_from(name: str, scenario: Scenario, arguments: ScenarioArguments) -> Trace:
     """Reads a trace as the options say. Errors: BadInput."""
-    return load_trace(name, scenario, **given.reading)
+    return load_trace(name, scenario, **arguments.reading)
 
 
-def load(name: str, given: ScenarioArguments) -> tuple[Trace, Scenario]:
+def load(name: str, arguments: ScenarioArguments) -> tuple[Trace, Scenario]:
     """Reads the trace and the scenario; of a folder that `replay --out` wrote, both. Errors: BadInput."""
     folder = Path(name)
     if name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
         beside = folder / "scenario.yaml"
-        if given.scenario is None and beside.is_file():
-            given = ScenarioArguments(beside, given.fields, given.reading)
+        if arguments.scenario is None and beside.is_file():
+            arguments = ScenarioArguments(beside, arguments.fields, arguments.reading)
         name = str(folder / "trace.parquet")
-    scenario = scenario_from(given)
-    return trace_from(name, scenario, given), scenario
+    scenario = scenario_from(arguments)
+    return trace_from(name, scenario, arguments), scenario
 
 
 def load_trace(name: str, scenario: Scenario, *, speedup: float = 1.0, **options: Any) -> Trace:

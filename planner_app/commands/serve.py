@@ -124,10 +124,10 @@ def _simulated_replicas(options: dict[str, Any]) -> list[ReplicaServer]:
     server = _server_options(options, scenario.model, scenario.seed)
     tokenizer = tokenizer_for(scenario.model, options["tokenizer"])
     costs = scenario.step_costs()
-    made = []
+    replicas = []
     for number in range(options["replicas"]):
-        made.append(simulated_replica(scenario, costs, tokenizer, server, simulation, number))
-    return made
+        replicas.append(simulated_replica(scenario, costs, tokenizer, server, simulation, number))
+    return replicas
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def _replicas(options: dict[str, Any]) -> Iterator[list[ReplicaServer]]:
 def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:
     from pagecast.planner_app.server.options import FAILURES, ServerOptions
 
-    made = ServerOptions(
+    server = ServerOptions(
         model=model,
         served_model_name=tuple(options["served_model_name"] or ()),
         host=options["host"],
@@ -177,8 +177,8 @@ def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:
         kv_events_replay_endpoint=options["kv_events_replay_endpoint"],
         kv_events_topic=options["kv_events_topic"],
     )
-    made.check()
-    return made
+    server.check()
+    return server
 
 
 def _need_server() -> None:

@@ -31,7 +31,7 @@ _SET = "field=values, may be repeated: block_size=16,32, kv_tokens=50000:400000:
 def sweep_command(
     trace: TraceArgument,
     settings: Annotated[list[str], Opt("--set", help=_SET)],
-    given: ScenarioArguments,
+    arguments: ScenarioArguments,
     fleet: FleetGiven,
     search: Annotated[
         int | None,
@@ -72,7 +72,7 @@ def sweep_command(
 
     if report is not None:
         ready("--report", report)
-    work, scenario = load(trace, given)
+    work, scenario = load(trace, arguments)
     space = parse_space(settings, scenario, fleet=True)
     served = fleet.settings() if fleet.any or any(knob.name in KNOBS for knob in space.knobs) else None
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
@@ -148,10 +148,10 @@ def show(result: SweepResult, out: Path | None) -> None:
     for note in (what_each_is(result), *notes(result, costs)):
         console.out.print(f"note: {note}", soft_wrap=True)
     before = len(result.table) - result.replayed
-    kept = f"; {before:,} were in the folder already" if before else ""
+    in_folder = f"; {before:,} were in the folder already" if before else ""
     where = f"; the study is in {out}" if out else ""
     replayed = console.counted(result.replayed, "trial")
-    console.out.print(f"{replayed} replayed{kept}{where}", soft_wrap=True)
+    console.out.print(f"{replayed} replayed{in_folder}{where}", soft_wrap=True)
 
 
 def _same(result: SweepResult, costs: list[str]) -> str:

@@ -42,7 +42,7 @@ app = typer.Typer(
 @with_scenario
 def block_size_command(
     trace: TraceArgument,
-    given: ScenarioArguments,
+    arguments: ScenarioArguments,
     values: Annotated[str, Opt(help="block sizes: 16,32,64 or 8:256:x2")] = "",
     slo: Slo = "",
     static: Static = False,
@@ -53,14 +53,14 @@ def block_size_command(
 ) -> None:
     """Serves TRACE with each block size: hits, waste, tables, times and room; and recommends one."""
     options = {"slo": slo, "concurrency": not static, "workers": workers, "cluster": cluster}
-    _tune("block_size", trace, given, values, options, report, json)
+    _tune("block_size", trace, arguments, values, options, report, json)
 
 
 @app.command("hbm-budget")
 @with_scenario
 def hbm_budget_command(
     trace: TraceArgument,
-    given: ScenarioArguments,
+    arguments: ScenarioArguments,
     values: Annotated[str, Opt(help="fractions of HBM: 0.8,0.9 or 0.5:0.95:0.05")] = "",
     slo: Slo = "",
     static: Static = False,
@@ -71,13 +71,13 @@ def hbm_budget_command(
 ) -> None:
     """Serves TRACE with each share of HBM: hits, evictions, times and room; and recommends one."""
     options = {"slo": slo, "concurrency": not static, "workers": workers, "cluster": cluster}
-    _tune("hbm_budget", trace, given, values, options, report, json)
+    _tune("hbm_budget", trace, arguments, values, options, report, json)
 
 
 def _tune(
     what: str,
     name: str,
-    given: ScenarioArguments,
+    arguments: ScenarioArguments,
     values: str,
     options: dict[str, Any],
     report: Path | None,
@@ -87,7 +87,7 @@ def _tune(
         ready("--report", report)
     from pagecast.planner_app.planner.tune import knobs
 
-    work, scenario = load(name, given)
+    work, scenario = load(name, arguments)
     knob = "block_size" if what == "block_size" else knobs.budget_knob(scenario)
     values = values or {"block_size": knobs.BLOCK_SIZES, **knobs.BUDGETS}[knob]
     ask = knobs.tune_block_size if what == "block_size" else knobs.tune_hbm_budget

@@ -126,9 +126,9 @@ def _results(
         raise typer.Exit(1)
 
 
-def _refuse_options(given: dict[str, object]) -> None:
+def _refuse_options(values: dict[str, object]) -> None:
     """Errors: BadInput for what only a forecast can use."""
-    for name, value in given.items():
+    for name, value in values.items():
         if value is not None:
             raise BadInput(
                 f"--{name} needs --costs auto or a calibration: recorded costs compare decisions, not times"

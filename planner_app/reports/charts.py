@@ -52,7 +52,7 @@ def latencies(requests: pd.DataFrame, names: tuple[str, ...] = ("ttft_s", "tpot_
         yaxis_range=[0, 101],
     )
     for index, name in enumerate(names):
-        values = _known(requests, name)
+        values = _finite_values(requests, name)
         if len(values):
             at, share = quantiles(np.maximum(values, _LEAST_S))
             figure.add_scatter(x=at, y=share, name=TITLES[name], line=line(index))
@@ -60,7 +60,7 @@ def latencies(requests: pd.DataFrame, names: tuple[str, ...] = ("ttft_s", "tpot_
 
 
 def _tail(requests: pd.DataFrame) -> str:
-    values = _known(requests, "ttft_s")
+    values = _finite_values(requests, "ttft_s")
     if not len(values):
         return "No request was given a token."
     p50, p99 = np.percentile(values, (50, 99)).tolist()
@@ -147,13 +147,13 @@ def cached_and_uncached_ttft(requests: pd.DataFrame) -> go.Figure:
     ttft = got["ttft_s"].to_numpy(np.float64)
     for index, (title, mask) in enumerate((("with a hit (median, bar to p90)", hit), ("without", ~hit))):
         cells = [ttft[mask & (bins == depth)] for depth in depths]
-        known = [
+        points = [
             (name, *np.percentile(cell, (50, 90)).tolist(), len(cell))
             for name, cell in zip(names, cells, strict=True)
             if len(cell)
         ]
-        if known:
-            at, middle, upper, counts = (list(column) for column in zip(*known, strict=True))
+        if points:
+            at, middle, upper, counts = (list(column) for column in zip(*points, strict=True))
             figure.add_scatter(
                 x=at,
                 y=middle,
@@ -335,6 +335,6 @@ def replay_charts(
     return figures
 
 
-def _known(requests: pd.DataFrame, name: str) -> Floats:
+def _finite_values(requests: pd.DataFrame, name: str) -> Floats:
     values = requests[name].to_numpy(np.float64)
     return np.asarray(values[np.isfinite(values)], np.float64)

@@ -41,11 +41,11 @@ class _Steps:
         return _Steps(**{name: values[chosen] for name, values in vars(self).items()})
 
 
-def fit_page(made: Calibration, sources: list[CalibrationRun]) -> str:
+def fit_page(calibration: Calibration, sources: list[CalibrationRun]) -> str:
     """The HTML page: errors by region of batch shape, and charts of the synchronous runs' steps."""
-    steps = _steps(made, sources)
-    whole = next(row for row in made.regions if row["region"] == "all steps")
-    about = made.made_for
+    steps = _steps(calibration, sources)
+    whole = next(row for row in calibration.regions if row["region"] == "all steps")
+    about = calibration.made_for
     cards = [
         SummaryCard("Steps", f"{whole['steps']:,}", f"{steps.measured.sum() / 1e3:,.0f} s of them"),
         SummaryCard("Total", f"{whole['error_percent']:+.2f}%", "fitted against measured"),
@@ -55,23 +55,25 @@ def fit_page(made: Calibration, sources: list[CalibrationRun]) -> str:
     sections = [
         Section("Steps that only decode", [_times(steps, False), _errors(steps, False)]),
         Section("Steps with prompts", [_times(steps, True), _errors(steps, True)]),
-        Section("By region of batch shape", [_table(made)]),
+        Section("By region of batch shape", [_table(calibration)]),
     ]
     lead = f"{about['engine']} {about['engine_version']}, {about['model']} on {about['gpu']}: what the fit "
-    return page(f"{made.name}: fit and measurement", f"{lead}says beside what was measured.", cards, sections)
+    return page(
+        f"{calibration.name}: fit and measurement", f"{lead}says beside what was measured.", cards, sections
+    )
 
 
-def _steps(made: Calibration, sources: list[CalibrationRun]) -> _Steps:
+def _steps(calibration: Calibration, sources: list[CalibrationRun]) -> _Steps:
     plain = [source for source in sources if not source.run.pipeline_depth]
-    tables = [step_table(source.run, made.shape, source.upto) for source in plain]
-    fit = Fit.of(made)
+    tables = [step_table(source.run, calibration.shape, source.upto) for source in plain]
+    fit = Fit.of(calibration)
 
     def column(values: list[Floats]) -> Floats:
         return np.concatenate(values).astype(np.float64)
 
     return _Steps(
         measured=column([table.ns for table in tables]) / 1e6,
-        fitted=column([fit.predict(table, made.shape) for table in tables]) / 1e6,
+        fitted=column([fit.predict(table, calibration.shape) for table in tables]) / 1e6,
         n=column([table.n for table in tables]),
         ctx=column([table.ctx for table in tables]),
         tokens=column([table.tokens.astype(np.float64) for table in tables]),
@@ -137,7 +139,7 @@ def _errors(steps: _Steps, prompts: bool) -> go.Figure:
     return figure
 
 
-def _table(made: Calibration) -> HtmlTable:
+def _table(calibration: Calibration) -> HtmlTable:
     rows = [
         (
             str(row["region"]),
@@ -147,7 +149,7 @@ def _table(made: Calibration) -> HtmlTable:
             f"{row['p50_percent']:.2f}%",
             f"{row['p90_percent']:.2f}%",
         )
-        for row in made.regions
+        for row in calibration.regions
     ]
     header = ("region", "steps", "of the time", "total off by", "per step: p50", "p90")
     return HtmlTable(

@@ -41,9 +41,9 @@ def terms_by_load(
         pairs = [
             (outcome.amount, used(term)) for outcome in tried for term in outcome.terms if term.text == name
         ]
-        known = [(amount, min(max(share, _LEAST), _MOST)) for amount, share in pairs if share is not None]
-        if known:
-            at, shares = zip(*known, strict=True)
+        points = [(amount, min(max(share, _LEAST), _MOST)) for amount, share in pairs if share is not None]
+        if points:
+            at, shares = zip(*points, strict=True)
             figure.add_scatter(
                 x=at,
                 y=shares,

@@ -87,12 +87,12 @@ def _answer(answer: Answer) -> Section:
 
 def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
     sides = [("at the answer", answer.at), ("just beyond", answer.beyond)]
-    known = [(name, outcome) for name, outcome in sides if outcome is not None]
-    terms = list(dict.fromkeys(term.text for _, outcome in known for term in outcome.terms))
-    rows = [_row(name, outcome, terms) for name, outcome in known]
+    outcomes = [(name, outcome) for name, outcome in sides if outcome is not None]
+    terms = list(dict.fromkeys(term.text for _, outcome in outcomes for term in outcome.terms))
+    rows = [_row(name, outcome, terms) for name, outcome in outcomes]
     offered = "requests/s offered" if answer.kind == "rate" else unit
     header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions per request")
-    marked = frozenset(at for at, (_, outcome) in enumerate(known) if not outcome.holds)
+    marked = frozenset(at for at, (_, outcome) in enumerate(outcomes) if not outcome.holds)
     return HtmlTable("", header, rows, why, marked)
 
 

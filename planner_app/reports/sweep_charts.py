@@ -84,8 +84,8 @@ def against_knob(
 
     `chosen` marks a value of the knob that is recommended.
     """
-    known = table.dropna(subset=[name for name in figures if name in table])
-    groups = known.groupby(known[knob].map(_plain), sort=False)
+    rows = table.dropna(subset=[name for name in figures if name in table])
+    groups = rows.groupby(rows[knob].map(_plain), sort=False)
     values: list[Any] = list(groups.groups)
     numeric = all(isinstance(value, int | float) for value in values)
     values = sorted(values) if numeric else values
@@ -111,7 +111,7 @@ def against_knob(
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{value:,g}" for value in ticks])
     elif not numeric:
         figure.update_xaxes(type="category")
-    drawn = known[[name for name in figures if name in known]].to_numpy(np.float64)
+    drawn = rows[[name for name in figures if name in rows]].to_numpy(np.float64)
     if drawn.size and drawn.min() == drawn.max() >= 0:  # a flat line would stand in the middle of an axis
         figure.update_yaxes(rangemode="tozero")
     if marked:

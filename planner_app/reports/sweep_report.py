@@ -52,10 +52,10 @@ def _cards(result: SweepResult) -> list[SummaryCard]:
     cards = [SummaryCard("Trials that serve well", counted, level)]
     if best is not None:
         names = dict.fromkeys((result.cost, *result.question.objectives, "usd_per_million_output_tokens"))
-        known = [name for name in names if name in best]
+        figures = [name for name in names if name in best]
         cards += [
             SummaryCard(title(name), text(name, best[name]), f"of the cheapest {subject(result)}")
-            for name in known
+            for name in figures
         ]
     failed = int((table["reason"] != "").sum())
     return [*cards, SummaryCard("Can't run", f"{failed:,}", "trials")] if failed else cards

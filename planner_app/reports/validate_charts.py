@@ -43,8 +43,8 @@ def errors(forecast: Forecast) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_vline(x=0, line={"color": GREY, "width": 2})
-    for index, (name, held) in enumerate((("measurement inside", True), ("measurement outside", False))):
-        chosen = [row for row in rows if (row.covered is not False) == held]
+    for index, (name, is_inside) in enumerate((("measurement inside", True), ("measurement outside", False))):
+        chosen = [row for row in rows if (row.covered is not False) == is_inside]
         if chosen:
             figure.add_scatter(
                 x=[row.error_percent for row in chosen],
@@ -69,12 +69,12 @@ def _bars(rows: list[ForecastRow]) -> dict[str, object]:
 
 def distribution(forecast: Forecast, latency: str) -> go.Figure:
     """The percent of requests within each latency, forecast and measured."""
-    made, real = forecast.predicted.latencies[latency], forecast.measured.latencies[latency]
+    forecast_values, real = forecast.predicted.latencies[latency], forecast.measured.latencies[latency]
     name = title(latency)
     caption = f"No {name} to compare."
-    if len(made) and len(real):
+    if len(forecast_values) and len(real):
         shares = (50, 99)
-        pairs = zip(shares, np.percentile(made, shares), np.percentile(real, shares), strict=True)
+        pairs = zip(shares, np.percentile(forecast_values, shares), np.percentile(real, shares), strict=True)
         parts = (
             f"p{share} {seconds(float(a))} against {seconds(float(b))} measured" for share, a, b in pairs
         )
@@ -87,7 +87,7 @@ def distribution(forecast: Forecast, latency: str) -> go.Figure:
         xaxis_type="log",
         yaxis_range=[0, 101],
     )
-    for index, (who, values) in enumerate((("measured", real), ("forecast", made))):
+    for index, (who, values) in enumerate((("measured", real), ("forecast", forecast_values))):
         if len(values):
             at, share = quantiles(np.maximum(values, _LEAST_S))
             figure.add_scatter(x=at, y=share, name=who, line=_line(index))

@@ -60,8 +60,8 @@ def _table(rows: tuple[ForecastRow, ...]) -> HtmlTable:
         slope = "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%"
         reach = "" if row.range_percent is None else "{:+.1f}% to {:+.1f}%".format(*row.range_percent)
         error = "-" if math.isnan(row.error_percent) else f"{row.error_percent:+.2f}%"
-        made, real = shown(row.name, row.predicted), shown(row.name, row.measured)
-        body.append((title(row.name), made, real, error, bounds, slope, reach))
+        forecast_text, real = shown(row.name, row.predicted), shown(row.name, row.measured)
+        body.append((title(row.name), forecast_text, real, error, bounds, slope, reach))
     marked = frozenset(number for number, row in enumerate(rows) if row.covered is False)
     caption = (
         "Marked rows: the interval does not hold the measurement. Within ±1%: the least and the most that "

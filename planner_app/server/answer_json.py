@@ -49,15 +49,17 @@ class AnswerChoice:
 class AnswerWriter:
     """Renders one request's answer. `choices` are in the order of their index."""
 
-    def __init__(self, asked: GenerationRequest, tokenizer: Tokenizer, created: int) -> None:
-        self.asked = asked
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, created: int) -> None:
+        self.request = request
         self.tokenizer = tokenizer
-        self.choices = [AnswerChoice(i, one, tokenizer) for i, one in enumerate(asked.generations)]
+        self.choices = [AnswerChoice(i, one, tokenizer) for i, one in enumerate(request.generations)]
         self._created = created
-        kind = "chat.completion.chunk" if asked.chat else "text_completion"
-        head = {"id": asked.id, "object": kind, "created": created, "model": asked.model}
+        kind = "chat.completion.chunk" if request.chat else "text_completion"
+        head = {"id": request.id, "object": kind, "created": created, "model": request.model}
         self._head = "data: " + json.dumps(head)[:-1] + ', "choices": ['
-        self._plain = asked.logprobs is None and not asked.return_token_ids and not asked.continuous_usage
+        self._plain = (
+            request.logprobs is None and not request.return_token_ids and not request.continuous_usage
+        )
 
     # ---- streams
 
@@ -68,7 +70,7 @@ class AnswerWriter:
             if choice.finished:
                 continue
             generation = choice.generation
-            if self.asked.chat and not choice.begun and (generation.count or generation.done):
+            if self.request.chat and not choice.begun and (generation.count or generation.done):
                 parts.append(self._first(choice))
             if choice.sent < generation.count or generation.done:
                 parts.append(self._next(choice))
@@ -76,7 +78,7 @@ class AnswerWriter:
 
     def tail(self) -> str:
         """The end of a stream: usage where it was asked for, and the mark."""
-        if not self.asked.include_usage:
+        if not self.request.include_usage:
             return DONE
         return f'{self._head}], "usage": {json.dumps(self.usage())}}}\n\n{DONE}'
 
@@ -88,17 +90,17 @@ class AnswerWriter:
     def _next(self, choice: AnswerChoice) -> str:
         generation = choice.generation
         fresh, piece = choice.take()
-        if self.asked.echo and not choice.begun:
+        if self.request.echo and not choice.begun:
             choice.begun = True
             piece = self.tokenizer.decode(generation.prompt) + piece
         quoted = _quoted(piece)
-        text = f'"delta": {{"content": {quoted}}}' if self.asked.chat else f'"text": {quoted}'
+        text = f'"delta": {{"content": {quoted}}}' if self.request.chat else f'"text": {quoted}'
         if self._plain and not generation.done:
             return f'{self._head}{{"index": {choice.index}, {text}{_GOES_ON}'
         choice.finished = generation.done
         finish = json.dumps(finish_reason(generation))
         more = f', "stop_reason": {json.dumps(generation.stop_reason)}' if generation.done else ""
-        if self.asked.return_token_ids:
+        if self.request.return_token_ids:
             more += f', "token_ids": {json.dumps(fresh)}'
         logprobs = json.dumps(self._logprobs(fresh))
         return (
@@ -107,7 +109,7 @@ class AnswerWriter:
         )
 
     def _counts(self, choice: AnswerChoice) -> str:
-        if not self.asked.continuous_usage:
+        if not self.request.continuous_usage:
             return ""
         prompt = len(choice.generation.prompt)
         usage = {
@@ -121,12 +123,12 @@ class AnswerWriter:
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        asked = self.asked
+        request = self.request
         return {
-            "id": asked.id,
-            "object": "chat.completion" if asked.chat else "text_completion",
+            "id": request.id,
+            "object": "chat.completion" if request.chat else "text_completion",
             "created": self._created,
-            "model": asked.model,
+            "model": request.model,
             "choices": [self._whole_choice(choice) for choice in self.choices],
             "usage": self.usage(),
         }
@@ -135,20 +137,20 @@ class AnswerWriter:
         generation = choice.generation
         ids, text = choice.take()
         fields: dict[str, Any] = {"index": choice.index}
-        if self.asked.chat:
+        if self.request.chat:
             fields["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
         else:
-            fields["text"] = self.tokenizer.decode(generation.prompt) + text if self.asked.echo else text
+            fields["text"] = self.tokenizer.decode(generation.prompt) + text if self.request.echo else text
         fields["logprobs"] = self._logprobs(ids)
         fields["finish_reason"] = finish_reason(generation)
         fields["stop_reason"] = generation.stop_reason
-        if self.asked.return_token_ids:
+        if self.request.return_token_ids:
             fields["token_ids"] = ids
         return fields
 
     def usage(self) -> dict[str, Any]:
         """Tokens of all prompts and choices."""
-        generations = self.asked.generations
+        generations = self.request.generations
         prompt = sum(len(one.prompt) for one in generations if not one.choice)
         output = sum(one.count for one in generations)
         cached = sum(max(one.cached_tokens, 0) for one in generations if not one.choice)
@@ -163,35 +165,36 @@ class AnswerWriter:
 
     def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
         """Made-up logprobs, which depend on the token alone; None where none were asked for."""
-        wanted = self.asked.logprobs
-        if wanted is None:
+        count = self.request.logprobs
+        if count is None:
             return None
-        rows = [self._alternatives(id, wanted) for id in ids]
-        if self.asked.chat:
+        rows = [self._alternatives(id, count) for id in ids]
+        if self.request.chat:
             return {
                 "content": [
-                    {**_told(*row[0]), "top_logprobs": [_told(*one) for one in row[:wanted]]} for row in rows
+                    {**_logprob_entry(*row[0]), "top_logprobs": [_logprob_entry(*one) for one in row[:count]]}
+                    for row in rows
                 ]
             }
         return {
             "tokens": [row[0][0] for row in rows],
             "token_logprobs": [row[0][1] for row in rows],
-            "top_logprobs": [dict(row[:wanted]) for row in rows] if wanted else None,
+            "top_logprobs": [dict(row[:count]) for row in rows] if count else None,
             "text_offset": [0] * len(rows),
         }
 
-    def _alternatives(self, id: int, wanted: int) -> list[tuple[str, float]]:
+    def _alternatives(self, id: int, count: int) -> list[tuple[str, float]]:
         words = self.tokenizer.words
         rest = 0.05 + (xxhash.xxh3_64_intdigest(id.to_bytes(8, "little")) % 1000) / 2000
         rows = [(self.tokenizer.decode((id,)), round(math.log(1 - rest), 6))]
-        for rank in range(1, wanted):
+        for rank in range(1, count):
             rest /= 2
             other = int(words[(id + rank) % len(words)])
             rows.append((self.tokenizer.decode((other,)), round(math.log(rest), 6)))
         return rows
 
 
-def _told(token: str, logprob: float) -> dict[str, Any]:
+def _logprob_entry(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
 
 

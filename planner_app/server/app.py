@@ -64,14 +64,14 @@ class ReplicaServer:
         self._maybe_fail()
         return self._answer(self.intake.chat(body, _request_id(request)))
 
-    def _answer(self, asked: GenerationRequest) -> Response:
-        for generation in asked.generations:
+    def _answer(self, request: GenerationRequest) -> Response:
+        for generation in request.generations:
             self.backend.submit(generation)
             if generation.error is not None:
-                for other in asked.generations:
+                for other in request.generations:
                     self.backend.cancel(other)
                 raise generation.error
-        writer = AnswerWriter(asked, self.intake.tokenizer, int(time.time()))
+        writer = AnswerWriter(request, self.intake.tokenizer, int(time.time()))
         return Answering(writer, self.backend, self.metrics.answered)
 
     def _maybe_fail(self) -> None:
@@ -204,8 +204,8 @@ def _words(error: Any) -> str:
 
 def _request_id(request: Request) -> str | None:
     """The id that the client gave its request, as far as it can be sent back."""
-    given = request.headers.get("x-request-id", "")[:_LONGEST_ID]
-    return given if given.isprintable() and given.isascii() and given else None
+    text = request.headers.get("x-request-id", "")[:_LONGEST_ID]
+    return text if text.isprintable() and text.isascii() and text else None
 
 
 def _failure(kind: str, model: str) -> ApiError:

@@ -41,7 +41,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if self._key is not None and scope["path"].startswith(_GUARDED) and not self._known(headers):
+        if self._key is not None and scope["path"].startswith(_GUARDED) and not self._has_key(headers):
             self._refused(401)
             await _answer(send, 401, {"error": "Unauthorized"})
             return
@@ -60,7 +60,7 @@ class Guard:
         if body is not None:
             await self._app(scope, _BodyReplay(body, receive), send)
 
-    def _known(self, headers: dict[bytes, bytes]) -> bool:
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         assert self._key is not None
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         return scheme.lower() == b"bearer" and secrets.compare_digest(key.strip(), self._key)

@@ -43,7 +43,7 @@ class History:
         self._keepers: list[Keeper] = []
         self._last = -1
         self._planned: deque[int] = deque()  # when the plans in flight were made
-        self._asked: dict[int, tuple[Request, Generation]] = {}
+        self._live: dict[int, tuple[Request, Generation]] = {}
 
     def add(self, keeper: Keeper) -> None:
         """Lets somebody keep the history."""
@@ -62,7 +62,7 @@ class History:
     def note_coming(self, request: Request, generation: Generation) -> None:
         """A request is on its way to the scheduler."""
         if self._keepers:
-            self._asked[request.index] = (request, generation)
+            self._live[request.index] = (request, generation)
 
     def note_outside(self, now: int, row: int, *, cancelled: bool) -> None:
         """Somebody outside does something: hands a request in, or takes it back."""
@@ -71,7 +71,7 @@ class History:
         at = self._stamp(now)
         if not cancelled:
             for keeper in self._keepers:
-                keeper.submitted(*self._asked[row], at)
+                keeper.submitted(*self._live[row], at)
 
     def note_planned(self, now: int) -> None:
         """A plan was made."""
@@ -96,7 +96,7 @@ class History:
     def note_ended(self, request: Request, at_ns: int | None = None) -> None:
         """A request ended: with what was noted last, where no time is given."""
         if self._keepers:
-            generation = self._asked.pop(request.index)[1]
+            generation = self._live.pop(request.index)[1]
             for keeper in self._keepers:
                 keeper.ended(request, generation, self._last if at_ns is None else at_ns)
 

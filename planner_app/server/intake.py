@@ -71,27 +71,27 @@ class Intake:
         if body.suffix:
             raise ApiError("suffix is not currently supported", param="suffix")
         prompts = self._prompts(body)
-        asked = self._asked(body, name, chat=False, id=f"cmpl-{request_id or uuid4().hex}")
-        asked.logprobs = body.logprobs
-        asked.echo = bool(body.echo)
-        self._check_logprobs(asked.logprobs)
+        request = self._new_request(body, name, chat=False, id=f"cmpl-{request_id or uuid4().hex}")
+        request.logprobs = body.logprobs
+        request.echo = bool(body.echo)
+        self._check_logprobs(request.logprobs)
         for prompt in prompts:
-            self._add(asked, body, prompt, body.max_tokens, adapter)
-        return asked
+            self._add(request, body, prompt, body.max_tokens, adapter)
+        return request
 
     def chat(self, body: ChatRequest, request_id: str | None) -> GenerationRequest:
         """The generations of a chat request. Errors: ApiError."""
         name, adapter = self.model(body.model)
         messages = [_message(turn, at) for at, turn in enumerate(body.messages)]
         prompt = self.tokenizer.encode(self.tokenizer.chat(messages, generate=body.add_generation_prompt))
-        asked = self._asked(body, name, chat=True, id=f"chatcmpl-{request_id or uuid4().hex}")
+        request = self._new_request(body, name, chat=True, id=f"chatcmpl-{request_id or uuid4().hex}")
         if body.logprobs:
-            asked.logprobs = body.top_logprobs or 0
-        self._check_logprobs(asked.logprobs)
+            request.logprobs = body.top_logprobs or 0
+        self._check_logprobs(request.logprobs)
         most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         echo = self.tokenizer.encode(messages[-1]["content"])
-        self._add(asked, body, prompt, most, adapter, echo)
-        return asked
+        self._add(request, body, prompt, most, adapter, echo)
+        return request
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
         """The token ids of a prompt or conversation. Errors: ApiError."""
@@ -113,7 +113,7 @@ class Intake:
 
     # ---- parts
 
-    def _asked(self, body: Generating, model: str, *, chat: bool, id: str) -> GenerationRequest:
+    def _new_request(self, body: Generating, model: str, *, chat: bool, id: str) -> GenerationRequest:
         options = body.stream_options
         return GenerationRequest(
             id=id,
@@ -145,8 +145,8 @@ class Intake:
             raise ApiError(f"Token id {max(ids)} is out of vocabulary", param="prompt")
         return ids
 
-    def _check_logprobs(self, wanted: int | None) -> None:
-        if wanted is not None and wanted > self._most_logprobs:
+    def _check_logprobs(self, logprobs: int | None) -> None:
+        if logprobs is not None and logprobs > self._most_logprobs:
             message = (
                 "logprobs are not available here"
                 if self._most_logprobs < 0
@@ -156,7 +156,7 @@ class Intake:
 
     def _add(
         self,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         body: Generating,
         prompt: list[int],
         most: int | None,
@@ -181,18 +181,18 @@ class Intake:
             stop=stop,
             stop_token_ids=tuple(body.stop_token_ids or ()),
             include_stop=body.include_stop_str_in_output,
-            logprobs=asked.logprobs,
+            logprobs=request.logprobs,
         )
         choices = body.n or 1
-        if len(asked.generations) + choices > MOST_GENERATIONS:
+        if len(request.generations) + choices > MOST_GENERATIONS:
             raise ApiError(f"a request may ask for at most {MOST_GENERATIONS} completions", param="n")
         for choice in range(choices):
-            asked.generations.append(
+            request.generations.append(
                 Generation(
                     number=next(self._numbers),
                     prompt=prompt,
                     sampling=sampling,
-                    bell=asked.bell,
+                    bell=request.bell,
                     adapter=adapter,
                     salt=body.cache_salt or "",
                     priority=body.priority,
@@ -207,9 +207,9 @@ class Intake:
         if not prompt:
             raise ApiError("the prompt is empty; give at least one token", param="prompt")
         if prompt >= limit or (most is not None and prompt + most > limit):
-            asked = "" if most is None else f" you requested {most} output tokens and"
+            output_part = "" if most is None else f" you requested {most} output tokens and"
             raise ApiError(
-                f"This model's maximum context length is {limit} tokens. However,{asked} your prompt "
+                f"This model's maximum context length is {limit} tokens. However,{output_part} your prompt "
                 f"contains {prompt} input tokens. Please reduce the length of the input prompt or the "
                 "number of requested output tokens.",
                 param="input_tokens",

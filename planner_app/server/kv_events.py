@@ -40,7 +40,7 @@ class Publisher:
     def __init__(self, endpoint: str, replay_endpoint: str | None = None, topic: str = "") -> None:
         self._topic = topic.encode()
         self._sequence = 0
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_BATCHES)
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._out = self._socket(zmq.PUB, endpoint, bind=_binds(endpoint))
@@ -62,7 +62,7 @@ class Publisher:
         """Sends one batch."""
         payload = msgpack.packb([time.time(), events, 0])
         self._out.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), payload))
-        self._kept.append((self._sequence, payload))
+        self._recent.append((self._sequence, payload))
         self._sequence += 1
 
     def answer(self) -> None:
@@ -77,7 +77,7 @@ class Publisher:
             client, _, start = frames
             first = int.from_bytes(start, "big")
             with suppress(zmq.ZMQError):
-                for sequence, payload in self._kept:
+                for sequence, payload in self._recent:
                     if sequence >= first:
                         self._again.send_multipart((client, b"", sequence.to_bytes(8, "big"), payload))
                 self._again.send_multipart((client, b"", _END, b""))
@@ -103,14 +103,14 @@ class KvEvents:
     def __init__(self, log: Callable[[], list[Event] | None], publisher: Publisher) -> None:
         self._log = log
         self._publisher = publisher
-        self._asked: dict[str, tuple[Request, Generation]] = {}
+        self._live: dict[str, tuple[Request, Generation]] = {}
         self._tables: dict[str, list[int]] = {}  # block tables as the log has them so far
         self._name_of: dict[int, int] = {}  # of each block with content that was told
         self._copies: dict[int, int] = {}  # blocks of each name
 
     def submitted(self, request: Request, generation: Generation, at_ns: int) -> None:
         """See `Keeper`."""
-        self._asked[request.id] = (request, generation)
+        self._live[request.id] = (request, generation)
 
     def idle(self, at_ns: int) -> None:
         """See `Keeper`."""
@@ -122,7 +122,7 @@ class KvEvents:
     def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
         """See `Keeper`."""
         self.publish()
-        self._asked.pop(request.id, None)
+        self._live.pop(request.id, None)
 
     def publish(self) -> None:
         """Sends what the log has and empties it."""
@@ -156,7 +156,7 @@ class KvEvents:
         self._publisher.close()
 
     def _stored(self, event: Event, batch: list[dict[str, Any]]) -> None:
-        request, generation = self._asked[event.request]
+        request, generation = self._live[event.request]
         place = {block: number for number, block in enumerate(self._tables.get(event.request, ()))}
         size = request.keys.block_size
         for block in event.blocks:

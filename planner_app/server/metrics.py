@@ -135,9 +135,9 @@ class ServerMetrics(Collector):
         self.rejected: dict[int, int] = {}
 
     def _histogram(self, name: str, about: str, bounds: Sequence[float]) -> Histogram:
-        made = Histogram(f"vllm:{name}", about, bounds)
-        self._histograms.append(made)
-        return made
+        histogram = Histogram(f"vllm:{name}", about, bounds)
+        self._histograms.append(histogram)
+        return histogram
 
     # ---- what happens
 

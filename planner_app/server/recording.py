@@ -32,9 +32,9 @@ class JournalKeeper:
         blocks = request.prompt_tokens // request.keys.block_size
         rest = np.asarray(generation.prompt[blocks * request.keys.block_size :], np.int64).tobytes()
         before = request.keys.digests[blocks - 1] if blocks else _scope(generation)
-        asked = [request.arrival_ns, at_ns, request.prompt_tokens, request.output_tokens, request.priority]
+        values = [request.arrival_ns, at_ns, request.prompt_tokens, request.output_tokens, request.priority]
         named = [_names(request, blocks), xxhash.xxh3_64_intdigest(before + rest)]
-        self._journal.add(["s", *asked, generation.adapter, generation.salt, *named])
+        self._journal.add(["s", *values, generation.adapter, generation.salt, *named])
 
     def idle(self, at_ns: int) -> None:
         """See `Keeper`."""

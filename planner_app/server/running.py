@@ -36,19 +36,19 @@ def listen(options: ServerOptions, count: int) -> list[socket.socket]:
     for number in range(count):
         port = options.port + number if options.port else 0
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((options.host, port))
+            listener.bind((options.host, port))
         except (OSError, OverflowError) as error:
-            for one in (*sockets, made):
+            for one in (*sockets, listener):
                 one.close()
             raise BadInput(
                 f"--host {options.host} --port {port}: can't listen there ({error}); give another"
             ) from None
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-        sockets.append(made)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        sockets.append(listener)
     return sockets
 
 

@@ -27,7 +27,7 @@ class Answering(Response):
     ) -> None:
         super().__init__()
         self._writer = writer
-        self._asked = writer.asked
+        self._request = writer.request
         self._backend = backend
         self._ended = ended
         self._gone = False
@@ -36,7 +36,7 @@ class Answering(Response):
         """See ASGI."""
         listening = asyncio.create_task(self._listen(receive))
         try:
-            if self._asked.stream and self._error() is None:
+            if self._request.stream and self._error() is None:
                 await self._stream(send)
             else:
                 await self._whole(send)
@@ -46,21 +46,21 @@ class Answering(Response):
             listening.cancel()
             with suppress(asyncio.CancelledError):
                 await listening
-            for generation in self._asked.generations:
+            for generation in self._request.generations:
                 if not generation.done:
                     self._backend.cancel(generation)
-            self._ended(self._asked.generations)
+            self._ended(self._request.generations)
 
     async def _listen(self, receive: Receive) -> None:
         """Waits until the client leaves."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        self._asked.bell.ring()
+        self._request.bell.ring()
 
     def _error(self) -> ApiError | None:
         """Why the request can't be answered."""
-        for generation in self._asked.generations:
+        for generation in self._request.generations:
             if generation.finish_reason == "error":
                 return generation.error or ApiError(
                     generation.reason, status=HTTPStatus.INTERNAL_SERVER_ERROR
@@ -69,12 +69,12 @@ class Answering(Response):
 
     async def _stream(self, send: Send) -> None:
         writer = self._writer
-        generations = self._asked.generations
-        bell = self._asked.bell
+        generations = self._request.generations
+        bell = self._request.bell
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            (b"x-request-id", self._asked.id.encode("latin-1", "replace")),
+            (b"x-request-id", self._request.id.encode("latin-1", "replace")),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         left = len(generations)
@@ -95,9 +95,9 @@ class Answering(Response):
                 return
 
     async def _whole(self, send: Send) -> None:
-        generations = self._asked.generations
+        generations = self._request.generations
         while not self._gone and any(not generation.done for generation in generations):
-            await self._asked.bell.wait()
+            await self._request.bell.wait()
         if self._gone:
             return
         error = self._error()
@@ -106,7 +106,7 @@ class Answering(Response):
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            (b"x-request-id", self._asked.id.encode("latin-1", "replace")),
+            (b"x-request-id", self._request.id.encode("latin-1", "replace")),
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -115,15 +115,15 @@ class LiveFeed(Feed):
 
     def __init__(self, block_size: int) -> None:
         super().__init__(_NOBODY, block_size)
-        self._asked: dict[int, Request] = {}
+        self._pending: dict[int, Request] = {}
 
     def add(self, request: Request) -> None:
         """Keeps a request until the replica takes it in."""
-        self._asked[request.index] = request
+        self._pending[request.index] = request
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """The request of a row, once."""
-        return self._asked.pop(row)
+        return self._pending.pop(row)
 
 
 class LiveReplica(Replica):

@@ -25,7 +25,7 @@ class GrowingText:
         self._ids: list[int] = []
         self._start = 0  # decoding from here gives the same text as decoding everything
         self._shown = 0  # ids whose text has been given out
-        self._held = ""
+        self._tail = ""
         self.stopped: str | None = None
 
     def add(self, ids: Sequence[int]) -> str:
@@ -39,11 +39,11 @@ class GrowingText:
         """What was held back, when no more tokens come."""
         if self.stopped is not None:
             return ""
-        held, self._held = self._held, ""
+        tail, self._tail = self._tail, ""
         if self._alone:
-            return held
+            return tail
         before = self._tokenizer.decode(self._ids[self._start : self._shown])
-        return held + self._tokenizer.decode(self._ids[self._start :])[len(before) :]
+        return tail + self._tokenizer.decode(self._ids[self._start :])[len(before) :]
 
     def _grow(self, ids: Sequence[int]) -> str:
         self._ids.extend(ids)
@@ -56,13 +56,13 @@ class GrowingText:
         return after[len(before) :]
 
     def _until_stop(self, piece: str) -> str:
-        text = self._held + piece
+        text = self._tail + piece
         met = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if met:
             at, self.stopped = min(met)
-            self._held = ""
+            self._tail = ""
             return text[: at + len(self.stopped)] if self._include_stop else text[:at]
         keep = len(text) - self._hold if self._hold else len(text)
         keep = max(keep, 0)
-        self._held = text[keep:]
+        self._tail = text[keep:]
         return text[:keep]

@@ -221,18 +221,18 @@ def _refuse(message: str) -> None:
     raise ValueError(message)
 
 
-def tokenizer_for(model: str, given: Path | None = None) -> Tokenizer:
-    """The tokenizer in `given`, or in the model's folder; the one without files where neither has one.
+def tokenizer_for(model: str, path: Path | None = None) -> Tokenizer:
+    """The tokenizer in `path`, or in the model's folder; the one without files where neither has one.
 
-    Errors: BadInput where `given` has none.
+    Errors: BadInput where `path` has none.
     """
-    folder = given if given is not None else Path(model).expanduser()
+    folder = path if path is not None else Path(model).expanduser()
     try:
         there = (folder / "tokenizer.json").is_file()
     except OSError:
         there = False
     if there:
         return FileTokenizer(folder)
-    if given is not None:
-        raise BadInput(f"--tokenizer {given}: holds no tokenizer.json; name a transformers folder")
+    if path is not None:
+        raise BadInput(f"--tokenizer {path}: holds no tokenizer.json; name a transformers folder")
     return PackedTokenizer()

@@ -47,10 +47,10 @@ def blocks_sentence(blocks: BlockCount) -> str:
     )
 
 
-def corrections_lines(made: Corrections) -> list[str]:
+def corrections_lines(corrections: Corrections) -> list[str]:
     """Fitted corrections, each with its 90% interval and what was learnt of it, and errors of the fit."""
     lines = []
-    for source in made.sources:
+    for source in corrections.sources:
         errors = ", ".join(
             f"{key.upper()} {source[f'{key}_percent_before']:+.1f}% before, "
             f"{source[f'{key}_percent_after']:+.1f}% after"
@@ -59,13 +59,13 @@ def corrections_lines(made: Corrections) -> list[str]:
         lines.append(f"{source['name']}, {source['requests']:,} requests, error in the mean: {errors}")
     titles = ("host time that each step adds", "decode steps", "steps with prompts")
     for at, title in enumerate(titles):
-        sd, prior = made.sd[at], made.prior_sd[at]
+        sd, prior = corrections.sd[at], corrections.prior_sd[at]
         learnt = "little" if sd > 0.7 * prior else "something" if sd > 0.3 * prior else "much"
         if at == 0:
-            middle, reach = made.step_s * 1e3, NINETY * sd
+            middle, reach = corrections.step_s * 1e3, NINETY * sd
             figures = f"{middle:+.2f} ms, {middle - reach:+.2f} to {middle + reach:+.2f}"
         else:
-            middle = (made.decode, made.prompt)[at - 1]
+            middle = (corrections.decode, corrections.prompt)[at - 1]
             low, high = (middle * math.exp(sign * NINETY * sd) for sign in (-1, 1))
             figures = f"x {middle:.3f}, {low:.3f} to {high:.3f}"
         lines.append(f"{title}: {figures} (90%); these results say {learnt} of it")

@@ -83,7 +83,9 @@ class Replica:
         self.after_step = after_step
         self.speculation = speculation
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
-        self._told: deque[tuple[int, Ended]] = deque()  # ends of transfers, by the step that reports them
+        self._transfer_ends: deque[tuple[int, Ended]] = (
+            deque()
+        )  # ends of transfers, by the step that reports them
         self._pipeline: Pipeline[FlightTimes] = Pipeline(scheduler)
         self._device_free = 0
         self._base = 0  # when the first step of the newest stretch begins
@@ -213,8 +215,8 @@ class Replica:
             self.clock = now
             outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
             ended = pipeline.commit(outcome, now)
-            while self._told and self._told[0][0] <= plan.step:
-                self.scheduler.transferred(*self._told.popleft()[1])
+            while self._transfer_ends and self._transfer_ends[0][0] <= plan.step:
+                self.scheduler.transferred(*self._transfer_ends.popleft()[1])
             self.recorder.step(plan, start_ns, end_ns)
             for request in ended:
                 self._ended(request, now)
@@ -332,7 +334,7 @@ class Replica:
         begin = transfers.begin(plan, host, self._device_free)
         done = transfers.ended(begin)
         if done is not None:
-            self._told.append((plan.step, done))
+            self._transfer_ends.append((plan.step, done))
         return begin
 
     def _fly(self, plan: StepPlan, now: int, host: int, launched: int, duration: int) -> int:

@@ -65,8 +65,8 @@ def read(
         model = record.text("model") if record.values.get("model") is not None else None
         output_tokens = record.whole("output_length", least=0)
         cut_off += output_tokens == 0
-        given = (arrival_s, input_tokens, max(output_tokens, 1), session.name, after, gap_s, model)
-        rows.add(record.line, *given)
+        values = (arrival_s, input_tokens, max(output_tokens, 1), session.name, after, gap_s, model)
+        rows.add(record.line, *values)
     notes = [
         f"{sessions.count} sessions start at {sessions.law.rate:g} per second (Poisson, seed {seed})",
         "answers are not named in this format: later turns do not reuse the blocks of generated tokens",

@@ -48,10 +48,10 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     names = list(REQUIRED)
     rows, prompts = RequestRows(source, names), _PromptRows()
     recipe = None
-    known = {*names, *FORMS, "block_ids_tokens", RECIPE}
+    seen_names = {*names, *FORMS, "block_ids_tokens", RECIPE}
     for record in records(source, limit):
-        for name in record.values.keys() - known:
-            known.add(name)
+        for name in record.values.keys() - seen_names:
+            seen_names.add(name)
             if name in COLUMNS:
                 names.append(name)
                 rows.include(name)
@@ -59,7 +59,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
         prompts.add(record, values[1])
         rows.add(record.line, *values)
         recipe = recipe or record.values.get(RECIPE)
-    ignored = sorted(known - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE})
+    ignored = sorted(seen_names - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE})
     notes = [f"fields that are not part of the schema are ignored: {', '.join(ignored)}"] if ignored else []
     trace = rows.finish(prompts.spans(), prompts.token_ids(), sort=sort, notes=notes)
     return replace(trace, recipe=kept_recipe(recipe, limit, len(trace)), block_tokens=prompts.block_tokens())
@@ -86,7 +86,7 @@ class _PromptRows:
     def __init__(self) -> None:
         self._unique = 0  # prompts before the first that is given in some form
         self._form = ""
-        self._made: _Spans | _Blocks | _Ids | None = None
+        self._rows: _Spans | _Blocks | _Ids | None = None
 
     def add(self, record: Record, input_tokens: int) -> None:
         """Adds a line's prompt; without one of the forms it is unique."""
@@ -95,29 +95,29 @@ class _PromptRows:
             raise record.fail(filled[1], f"stands beside {filled[0]}; a prompt has one of them")
         form = next((name for name in (*filled, *FORMS) if name in record.values), None)
         if form is None:
-            self._unique += self._made is None
-            if self._made is not None:
-                self._made.none()
+            self._unique += self._rows is None
+            if self._rows is not None:
+                self._rows.none()
             return
-        if self._made is None:
-            self._form, self._made = form, _MAKERS[form](record)
+        if self._rows is None:
+            self._form, self._rows = form, _MAKERS[form](record)
             for _ in range(self._unique):
-                self._made.none()
+                self._rows.none()
         if form != self._form:
             raise record.fail(form, f"the lines above give prompts as {self._form}; use one of them")
-        self._made.add(record, input_tokens)
+        self._rows.add(record, input_tokens)
 
     def spans(self) -> Spans | None:
         """Prompts as spans, where they were given as spans or blocks."""
-        return self._made.finish() if isinstance(self._made, _Spans | _Blocks) else None
+        return self._rows.finish() if isinstance(self._rows, _Spans | _Blocks) else None
 
     def block_tokens(self) -> int | None:
         """What a block id names, where prompts were given so."""
-        return self._made.block_tokens if isinstance(self._made, _Blocks) else None
+        return self._rows.block_tokens if isinstance(self._rows, _Blocks) else None
 
     def token_ids(self) -> list[Ints] | None:
         """Prompts as token ids, where they were given so."""
-        return self._made.rows if isinstance(self._made, _Ids) else None
+        return self._rows.rows if isinstance(self._rows, _Ids) else None
 
 
 class _Spans:

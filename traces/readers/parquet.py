@@ -59,7 +59,7 @@ def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
     with source.path.open("rb") as raw:
         if raw.read(4) != MAGIC:
             raise source.fail("packed parquet; unpack it first (parquet is compressed inside)")
-    known = {*COLUMNS, *SPAN_COLUMNS, IDS_COLUMN}
+    schema_columns = {*COLUMNS, *SPAN_COLUMNS, IDS_COLUMN}
     try:
         with pq.ParquetFile(source.path) as file:
             metadata = file.metadata
@@ -73,11 +73,11 @@ def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
             for name in REQUIRED:
                 if name not in names:
                     raise source.fail(f"column {name} is missing; the file has {', '.join(names)[:200]}")
-            data = file.read(columns=[name for name in names if name in known])
+            data = file.read(columns=[name for name in names if name in schema_columns])
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = str(error).splitlines()[0][:120]
         raise source.fail(f"unreadable parquet ({problem}); write it again") from None
-    ignored = [name for name in names if name not in known]
+    ignored = [name for name in names if name not in schema_columns]
     return (data if limit is None else data.slice(0, limit)), ignored
 
 

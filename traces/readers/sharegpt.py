@@ -112,14 +112,14 @@ class _Texts:
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
-        self._known: dict[tuple[int, str], Named] = {}
+        self._entries: dict[tuple[int, str], Named] = {}
 
     def name(self, after: int, text: str) -> Named:
         """The message's name and its tokens, given the name of the message before it (-1: none)."""
         key = (after, text)
-        if key not in self._known:
-            self._known[key] = (len(self._known), len(self._encode(text)))
-        return self._known[key]
+        if key not in self._entries:
+            self._entries[key] = (len(self._entries), len(self._encode(text)))
+        return self._entries[key]
 
 
 def _conversations(source: Source) -> Iterator[Record]:

@@ -143,8 +143,8 @@ def _links(
     latest = np.full(log.num_blocks, -1, np.int64)
     latest[lost] = when  # ascending: the last one stays
     links = []
-    for number, (block, given) in enumerate(zip(chain.tolist(), since.tolist(), strict=True)):
-        links.append(Link(number, _key(keys, number), block, int(latest[block]) <= given))
+    for number, (block, event) in enumerate(zip(chain.tolist(), since.tolist(), strict=True)):
+        links.append(Link(number, _key(keys, number), block, int(latest[block]) <= event))
     return tuple(links)
 
 

@@ -23,59 +23,59 @@ _MOST_LINES = 200
 _MOST_NAMES = 8
 
 
-def show(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> None:
+def show(frames: Frames, facts: BlockFacts, name: Callable[[int], str]) -> None:
     """Draws it. `name` gives request numbers their names."""
     with st.container(border=True):
-        st.markdown(f"**Block {known.block:,}** is {_WORDS[known.look]}. {plain(_holders(known, name))}")
-        if known.writer < 0:
+        st.markdown(f"**Block {facts.block:,}** is {_WORDS[facts.look]}. {plain(_holders(facts, name))}")
+        if facts.writer < 0:
             return
-        st.markdown(plain(_content(frames, known, name)))
+        st.markdown(plain(_content(frames, facts, name)))
         left, right = st.columns([3, 2])
         with left:
-            _chain(known)
+            _chain(facts)
         with right:
-            _life(frames, known, name)
+            _life(frames, facts, name)
 
 
-def _holders(known: BlockFacts, name: Callable[[int], str]) -> str:
-    if known.writer < 0:
+def _holders(facts: BlockFacts, name: Callable[[int], str]) -> str:
+    if facts.writer < 0:
         return "No request has used it yet."
-    if not known.owners:
+    if not facts.owners:
         return "Nobody holds it."
-    names = [name(owner) for owner in known.owners]
+    names = [name(owner) for owner in facts.owners]
     more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
     return f"Held by {', '.join(names[:_MOST_NAMES])}{more}."
 
 
-def _content(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> str:
-    verb = "Its content is gone; it was" if known.look is Look.FREE else "It is"
-    age = f" ({seconds(known.age_s)})" if known.age_s is not None else ""
-    place = f"written by request {name(known.writer)} in {known.group}"
-    if not known.group:
+def _content(frames: Frames, facts: BlockFacts, name: Callable[[int], str]) -> str:
+    verb = "Its content is gone; it was" if facts.look is Look.FREE else "It is"
+    age = f" ({seconds(facts.age_s)})" if facts.age_s is not None else ""
+    place = f"written by request {name(facts.writer)} in {facts.group}"
+    if not facts.group:
         size = frames.log.block_size
-        first = known.position * size
+        first = facts.position * size
         place = (
-            f"block {known.position:,} of request {name(known.writer)}'s sequence, tokens {first:,} to "
+            f"block {facts.position:,} of request {name(facts.writer)}'s sequence, tokens {first:,} to "
             f"{first + size - 1:,}"
         )
     return (
-        f"{verb} {place}. Given out {known.age_steps:,} steps ago{age}; last touched "
-        f"{known.idle_steps:,} steps ago. Scope: {known.scope} (digest {known.scope_digest[:8]}); no request "
+        f"{verb} {place}. Given out {facts.age_steps:,} steps ago{age}; last touched "
+        f"{facts.idle_steps:,} steps ago. Scope: {facts.scope} (digest {facts.scope_digest[:8]}); no request "
         "of another scope can find it."
     )
 
 
-def _chain(known: BlockFacts) -> None:
-    if known.group:
+def _chain(facts: BlockFacts) -> None:
+    if facts.group:
         st.caption("With several KV groups no chain of keys is drawn.")
         return
-    if not known.chain:
+    if not facts.chain:
         st.caption("A free block has no key: nothing leads to it.")
         return
-    there = sum(link.there for link in known.chain)
+    there = sum(link.there for link in facts.chain)
     st.caption(
         f"Chain of keys, from this block back to the root: each key extends the one below it. {there:,} of "
-        f"{len(known.chain):,} blocks still have this content."
+        f"{len(facts.chain):,} blocks still have this content."
     )
     rows = [
         (
@@ -84,15 +84,15 @@ def _chain(known: BlockFacts) -> None:
             str(link.block),
             "yes" if link.there else "no, taken since",
         )
-        for link in reversed(known.chain)
+        for link in reversed(facts.chain)
     ]
-    rows.append(("root", known.scope_digest[:16], "", "the scope: where every chain begins"))
+    rows.append(("root", facts.scope_digest[:16], "", "the scope: where every chain begins"))
     table = pd.DataFrame(rows, columns=["in the sequence", "key", "block", "content still there"])
     st.dataframe(table, hide_index=True, height=min(38 + 35 * len(table), 320))
 
 
-def _life(frames: Frames, known: BlockFacts, name: Callable[[int], str]) -> None:
+def _life(frames: Frames, facts: BlockFacts, name: Callable[[int], str]) -> None:
     st.caption("Its life, latest first: step, event, request.")
-    latest = known.events[: -_MOST_LINES - 1 : -1]
+    latest = facts.events[: -_MOST_LINES - 1 : -1]
     lines = [frames.log.line(index, name, with_blocks=False) for index in latest]
     st.code("\n".join(lines), language=None, height=280, wrap_lines=True)

@@ -124,8 +124,8 @@ class _Pool:
         self.holders[blocks] -= 1
         self.whose[blocks] -= request + 1
         self.tail[blocks] = False
-        held = self.tables[request][group]
-        self.tables[request][group] = [part[~np.isin(part, blocks)] for part in held]
+        table = self.tables[request][group]
+        self.tables[request][group] = [part[~np.isin(part, blocks)] for part in table]
 
     def _loaded(self, request: int) -> Ints:
         blocks = self._all(request)
@@ -134,7 +134,7 @@ class _Pool:
 
     def _all(self, request: int) -> Ints:
         """Every block of a request, group by group."""
-        parts = [part for held in self.tables.get(request, {}).values() for part in held]
+        parts = [part for table in self.tables.get(request, {}).values() for part in table]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _allocate(self, request: int, blocks: Ints, group: int) -> Ints:
@@ -161,9 +161,11 @@ class _Pool:
         holders = self.holders[blocks]
         look = np.where(self.tail[blocks], Look.TAIL, Look.REQUEST)
         look = np.where(self.loading[blocks], Look.LOADING, look)
-        held = look | (self.whose[blocks] - 1) << WHOSE
+        one_holder = look | (self.whose[blocks] - 1) << WHOSE
         idle = np.where(self.indexed[blocks], Look.CACHED | self.writer[blocks] << WHOSE, Look.FREE)
-        return np.where(holders == 0, idle, np.where(holders == 1, held, Look.SHARED | holders << WHOSE))
+        return np.where(
+            holders == 0, idle, np.where(holders == 1, one_holder, Look.SHARED | holders << WHOSE)
+        )
 
 
 def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | None = None) -> Frames:

@@ -98,10 +98,10 @@ def _player(movie: Frames, key: str, trace: Trace) -> None:
         st.caption("Click a block, or give its number, to see who holds it, its chain of keys and its life.")
         return
     feed = Feed(trace, movie.log.block_size)
-    known = facts(
+    block_facts = facts(
         movie, at.frame, block, lambda row: feed.request(row, 0).keys, lambda row: scope_of(trace, row)
     )
-    facts_view.show(movie, known, request_name)
+    facts_view.show(movie, block_facts, request_name)
 
 
 @dataclass
@@ -117,8 +117,8 @@ class _At:
 def _at(movie: Frames, key: str) -> _At:
     at: _At | None = st.session_state.get(_PLACE)
     if at is None:
-        asked = st.query_params.get("frame", "")
-        frame = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+        text = st.query_params.get("frame", "")
+        frame = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
         at = st.session_state[_PLACE] = _At(key, frame)
     at.frame = min(at.frame, len(movie) - 1)
     part = movie.part_of(at.frame)
@@ -133,9 +133,9 @@ def _block(movie: Frames) -> int | None:
     if isinstance(value, int) and value >= movie.log.num_blocks:
         value = st.session_state[_BLOCK] = None
     if value is None and _BLOCK not in st.session_state:
-        asked = st.query_params.get(_BLOCK, "")
-        if asked.isascii() and asked.isdigit() and len(asked) < 10 and int(asked) < movie.log.num_blocks:
-            return int(asked)
+        text = st.query_params.get(_BLOCK, "")
+        if text.isascii() and text.isdigit() and len(text) < 10 and int(text) < movie.log.num_blocks:
+            return int(text)
     return value
 
 

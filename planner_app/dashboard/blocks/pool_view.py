@@ -83,8 +83,8 @@ def show_pool(
 
     The result's `frame` and `block` are where play stopped and what was clicked; None before.
     """
-    asked = {**data, "at": at, "token": token, "chosen": chosen, "autoplay": autoplay}
-    return _component()(key=key, data=asked, on_frame_change=on_frame, on_block_change=on_block)
+    component_data = {**data, "at": at, "token": token, "chosen": chosen, "autoplay": autoplay}
+    return _component()(key=key, data=component_data, on_frame_change=on_frame, on_block_change=on_block)
 
 
 def _component() -> Any:

@@ -116,10 +116,10 @@ class Sandbox:
     @classmethod
     def of(cls, setting: SandboxServer, actions: tuple[Action, ...]) -> Sandbox:
         """The state after these actions. Errors: BadInput for one that can't be."""
-        made = cls(setting)
+        sandbox = cls(setting)
         for action in actions:
-            made.act(action)
-        return made
+            sandbox.act(action)
+        return sandbox
 
     def act(self, action: Action) -> None:
         """Does one thing. Errors: BadInput where there is no such request, or a number is out of bounds."""

@@ -58,7 +58,7 @@ def render() -> None:
 def _draw() -> None:
     setting = _setting()
     actions = _actions()
-    sandbox = _made(setting, actions)
+    sandbox = _sandbox(setting, actions)
     if sandbox is None:
         return
     st.query_params[_URL] = text_of(actions)
@@ -71,7 +71,7 @@ def _draw() -> None:
     _chosen(movie, sandbox)
 
 
-def _made(setting: SandboxServer, actions: tuple[Action, ...]) -> Sandbox | None:
+def _sandbox(setting: SandboxServer, actions: tuple[Action, ...]) -> Sandbox | None:
     try:
         return Sandbox.of(setting, actions)
     except BadInput as error:
@@ -116,14 +116,14 @@ def _setting() -> SandboxServer:
     base = SandboxServer()
     with st.expander("Server"):
         columns = st.columns(5, vertical_alignment="bottom")
-        kept: dict[str, Any] = {"persist_state": "session", "bind": "query-params"}
+        persistence: dict[str, Any] = {"persist_state": "session", "bind": "query-params"}
         return SandboxServer(
-            columns[0].number_input("Blocks", 1, MOST_BLOCKS, base.blocks, key="sb_blocks", **kept),
-            columns[1].selectbox("Tokens a block", (1, 4, 8, 16, 32, 64), 3, key="sb_size", **kept),
-            columns[2].selectbox("Rules of", list(PROFILES), key="sb_profile", **kept),
-            columns[3].toggle("Prefix caching", base.caching, key="sb_caching", **kept),
+            columns[0].number_input("Blocks", 1, MOST_BLOCKS, base.blocks, key="sb_blocks", **persistence),
+            columns[1].selectbox("Tokens a block", (1, 4, 8, 16, 32, 64), 3, key="sb_size", **persistence),
+            columns[2].selectbox("Rules of", list(PROFILES), key="sb_profile", **persistence),
+            columns[3].toggle("Prefix caching", base.caching, key="sb_caching", **persistence),
             columns[4].number_input(
-                "Tokens per step, at most", 32, 8192, base.batched_tokens, key="sb_tokens", **kept
+                "Tokens per step, at most", 32, 8192, base.batched_tokens, key="sb_tokens", **persistence
             ),
         )
 
@@ -341,5 +341,5 @@ def _chosen(movie: Frames, sandbox: Sandbox) -> None:
     if block is None or not len(movie):
         return
     frame = min(max(_shown().frame, 0), len(movie) - 1)
-    known = facts(movie, frame, block, lambda n: sandbox.requests[n].keys, sandbox.scopes.__getitem__)
-    facts_view.show(movie, known, name_of)
+    block_facts = facts(movie, frame, block, lambda n: sandbox.requests[n].keys, sandbox.scopes.__getitem__)
+    facts_view.show(movie, block_facts, name_of)

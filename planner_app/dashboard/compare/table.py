@@ -66,30 +66,30 @@ def _differences(view: PageView, base: PageView) -> str:
 def distributions(results: Mapping[str, Result], title: str) -> go.Figure:
     """The percent of requests within each TTFT or TPOT, one line per view."""
     name = _LATENCIES[title]
-    known = {
+    latencies = {
         view: values[np.isfinite(values)]
         for view, result in results.items()
         if len(values := result.requests[name].to_numpy(np.float64))
     }
-    known = {view: values for view, values in known.items() if len(values)}
+    latencies = {view: values for view, values in latencies.items() if len(values)}
     figure = chart(
         f"{title} of requests",
-        _winner(known),
+        _winner(latencies),
         "seconds (log)",
         "% of requests within",
         xaxis_type="log",
         yaxis_range=[0, 101],
     )
-    for index, (view, values) in enumerate(known.items()):
+    for index, (view, values) in enumerate(latencies.items()):
         at, share = quantiles(np.maximum(values, 1e-6))
         figure.add_scatter(x=at, y=share, name=label(view), line=line(index))
     return figure
 
 
-def _winner(known: Mapping[str, np.ndarray]) -> str:
-    if not known:
+def _winner(latencies: Mapping[str, np.ndarray]) -> str:
+    if not latencies:
         return "No request reached it."
-    p99 = {view: float(np.percentile(values, 99)) for view, values in known.items()}
+    p99 = {view: float(np.percentile(values, 99)) for view, values in latencies.items()}
     best, worst = min(p99, key=p99.__getitem__), max(p99, key=p99.__getitem__)
     if best == worst or p99[best] == p99[worst]:
         return f"99% of requests are within {seconds(p99[best])}."

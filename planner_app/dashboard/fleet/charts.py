@@ -91,10 +91,10 @@ def _edges(run: FleetRun) -> Floats:
 
 
 def _p90(run: FleetRun, edges: Floats) -> Floats:
-    known = run.requests[run.requests["ttft_s"].notna()]
-    arrival_s = known["arrival_s"].to_numpy(np.float64)
+    rows = run.requests[run.requests["ttft_s"].notna()]
+    arrival_s = rows["arrival_s"].to_numpy(np.float64)
     spans = np.clip(np.searchsorted(edges, arrival_s, "right") - 1, 0, _SPANS - 1)
-    by_span = known["ttft_s"].groupby(spans).quantile(0.9)
+    by_span = rows["ttft_s"].groupby(spans).quantile(0.9)
     return by_span.reindex(range(_SPANS)).to_numpy(np.float64)
 
 

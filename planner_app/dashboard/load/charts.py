@@ -67,10 +67,10 @@ def cost_against_load(table: pd.DataFrame) -> go.Figure:
 
 def _lines(figure: go.Figure, table: pd.DataFrame, name: str, words: str) -> None:
     for index, (gpu, rows) in enumerate(table.groupby("gpu", sort=False)):
-        known = rows[rows[name].notna()]
+        points = rows[rows[name].notna()]
         figure.add_scatter(
-            x=known["requests_per_s"],
-            y=known[name],
+            x=points["requests_per_s"],
+            y=points[name],
             name=label(gpu),
             mode="lines+markers",
             line=line(index),
@@ -85,17 +85,19 @@ def _knees(table: pd.DataFrame, bound_s: float | None) -> str:
         return "The steep part of a line is where requests queue: plan for a load left of it."
     parts = []
     for gpu, rows in table.groupby("gpu", sort=False):
-        kept = rows[rows["ttft_p99_s"] <= bound_s]
-        most = f"up to {kept['requests_per_s'].max():.3g}/s" if len(kept) else "at no load tried"
+        within_bound = rows[rows["ttft_p99_s"] <= bound_s]
+        most = (
+            f"up to {within_bound['requests_per_s'].max():.3g}/s" if len(within_bound) else "at no load tried"
+        )
         parts.append(f"{gpu} {most}")
     return f"TTFT p99 stays within {seconds(bound_s)}: {'; '.join(parts)}. Plan for a load left of the bend."
 
 
 def _best_goodput(table: pd.DataFrame) -> str:
-    known = table[table["goodput_per_s"].notna()]
-    if not len(known):
+    rows = table[table["goodput_per_s"].notna()]
+    if not len(rows):
         return "No GPU can run the scenario."
-    best: Any = known.sort_values("goodput_per_s", ascending=False, kind="stable").iloc[0]
+    best: Any = rows.sort_values("goodput_per_s", ascending=False, kind="stable").iloc[0]
     return (
         f"Most requests within the SLO: {best['goodput_per_s']:.3g}/s on {best['gpu']}, of "
         f"{best['requests_per_s']:.3g}/s offered. Where a line leaves the dotted one, more load is served "
@@ -104,12 +106,12 @@ def _best_goodput(table: pd.DataFrame) -> str:
 
 
 def _cheapest(table: pd.DataFrame) -> str:
-    known = table[table["usd_per_million"].notna()]
-    if "meets" in known:
-        known = known[known["meets"].astype(bool)]
-    if not len(known):
+    rows = table[table["usd_per_million"].notna()]
+    if "meets" in rows:
+        rows = rows[rows["meets"].astype(bool)]
+    if not len(rows):
         return "No GPU with a price keeps the SLO at a load tried."
-    best: Any = known.sort_values("usd_per_million", kind="stable").iloc[0]
+    best: Any = rows.sort_values("usd_per_million", kind="stable").iloc[0]
     return (
         f"Cheapest within the SLO: ${best['usd_per_million']:.2f} on {best['gpu']} at "
         f"{best['requests_per_s']:.3g}/s. A GPU costs the same idle or busy, so the cost falls with load."

@@ -80,8 +80,8 @@ def curves(
 
 
 def _figures(trace: Trace, scenario: Scenario, level: Slo | None, load: float) -> dict[str, Any]:
-    asked = Load("rate", load)
-    served = serve(trace, scenario, asked, most_requests=MOST_REQUESTS)
+    offered_load = Load("rate", load)
+    served = serve(trace, scenario, offered_load, most_requests=MOST_REQUESTS)
     requests, ended = served.measured, served.ended
     figures: dict[str, Any] = {
         "ttft_p50_s": _percentile(requests, "ttft_s", 50),
@@ -95,7 +95,7 @@ def _figures(trace: Trace, scenario: Scenario, level: Slo | None, load: float) -
     if level is not None:
         figures["goodput"] = float(level.good(requests).mean())
         figures["goodput_per_s"] = float(level.good(ended).sum()) / max(served.seconds, 1e-9)
-        figures["meets"] = CapacityQuestion(trace, scenario, level).judge(asked, served).holds
+        figures["meets"] = CapacityQuestion(trace, scenario, level).judge(offered_load, served).holds
     return figures
 
 

@@ -104,12 +104,12 @@ def advice(rows: pd.DataFrame) -> str:
     """One sentence on what to do with a GPU, from its rows at all loads."""
     if "meets" not in rows:
         return "Set an SLO in the side bar to see the load that this GPU can take."
-    kept = rows[rows["meets"].astype(bool)]
-    if not len(kept):
+    good = rows[rows["meets"].astype(bool)]
+    if not len(good):
         return "Do not serve this traffic with one replica: it keeps the SLO at no load tried."
-    most = kept["requests_per_s"].max()
-    if not (kept["load"] == 1.0).any():
+    most = good["requests_per_s"].max()
+    if not (good["load"] == 1.0).any():
         return f"Spread this traffic over more replicas, of at most {most:.3g} requests/s each."
-    if kept["load"].max() == rows["load"].max():
+    if good["load"].max() == rows["load"].max():
         return f"One replica is enough: it keeps the SLO at every load tried, up to {most:.3g} requests/s."
     return f"One replica is enough: of the loads tried it keeps the SLO up to {most:.3g} requests/s."

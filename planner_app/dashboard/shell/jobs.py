@@ -40,13 +40,13 @@ class Job:
     """`function(*arguments, progress=...)` in a process. Both must be picklable, and what it tells."""
 
     def __init__(
-        self, key: Hashable, function: Callable[..., Any], *arguments: Any, kept: Results | None = None
+        self, key: Hashable, function: Callable[..., Any], *arguments: Any, store: Results | None = None
     ) -> None:
         self.key = key
         self._state = state = _State()
         weakref.finalize(self, _stop, state)
-        asked = pickle.dumps((function, arguments))
-        threading.Thread(target=_follow, args=(state, key, asked, kept or results), daemon=True).start()
+        payload = pickle.dumps((function, arguments))
+        threading.Thread(target=_follow, args=(state, key, payload, store or results), daemon=True).start()
 
     @property
     def running(self) -> bool:
@@ -86,12 +86,12 @@ def _stop(state: _State) -> None:
                 _kill(state.process)
 
 
-def _follow(state: _State, key: Hashable, asked: bytes, kept: Results) -> None:
+def _follow(state: _State, key: Hashable, payload: bytes, store: Results) -> None:
     with _AT_ONCE:
         process = _start(state)
         if process is not None:
             try:
-                _listen(process, state, asked)
+                _listen(process, state, payload)
             except Exception as error:
                 state.error = state.error or f"the work could not go on ({error!r})"
             finally:
@@ -100,7 +100,7 @@ def _follow(state: _State, key: Hashable, asked: bytes, kept: Results) -> None:
                     process.wait()
                     state.process = None  # its number may be another's from now on
     if state.value is not None and not state.stopped:
-        kept.put(key, state.value)
+        store.put(key, state.value)
     state.ended = True
 
 
@@ -123,11 +123,11 @@ def _start(state: _State) -> subprocess.Popen[bytes] | None:
         return state.process
 
 
-def _listen(process: subprocess.Popen[bytes], state: _State, asked: bytes) -> None:
+def _listen(process: subprocess.Popen[bytes], state: _State, payload: bytes) -> None:
     assert process.stdin is not None and process.stdout is not None
     with process.stdin, process.stdout:
         try:
-            process.stdin.write(asked)
+            process.stdin.write(payload)
             process.stdin.close()
             while True:
                 kind, value = pickle.load(process.stdout)

@@ -32,11 +32,11 @@ def suggested(own: Session, view: PageView) -> str:
     return free_name(own, (", ".join(parts) or "baseline").replace("_", " ")[:_MOST_LETTERS])
 
 
-def free_name(own: Session, wanted: str) -> str:
+def free_name(own: Session, preferred_name: str) -> str:
     """The name, with a number where it is taken."""
-    name, number = wanted, 2
+    name, number = preferred_name, 2
     while name in own.pins:
-        name = f"{wanted[: _MOST_LETTERS - 4]} {number}"
+        name = f"{preferred_name[: _MOST_LETTERS - 4]} {number}"
         number += 1
     return name
 

@@ -20,12 +20,12 @@ _TRACES = (
 def ask() -> PageView:
     """Draws the side bar and gives the view it shows. Errors: BadInput for parameters that make none."""
     own = session()
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     with st.sidebar:
-        given |= _trace(own)
-        given |= _server()
-        given |= _more()
-    own.view = PageView.of(given)
+        values |= _trace(own)
+        values |= _server()
+        values |= _more()
+    own.view = PageView.of(values)
     return own.view
 
 
@@ -43,12 +43,14 @@ def _bound(widget: Any, name: str, label: str, *arguments: Any, **options: Any) 
 
 def _trace(own: Session) -> dict[str, Any]:
     st.subheader("Traffic", anchor=False)
-    given = _bound(st.selectbox, "trace", "Trace", options=[*sample_names(), GENERATED, UPLOAD], help=_TRACES)
-    if given["trace"] == UPLOAD:
-        given |= _upload(own)
-    elif given["trace"] == GENERATED:
-        given |= _generator()
-    given |= _bound(
+    values = _bound(
+        st.selectbox, "trace", "Trace", options=[*sample_names(), GENERATED, UPLOAD], help=_TRACES
+    )
+    if values["trace"] == UPLOAD:
+        values |= _upload(own)
+    elif values["trace"] == GENERATED:
+        values |= _generator()
+    values |= _bound(
         st.slider,
         "rate",
         "Rate",
@@ -58,7 +60,7 @@ def _trace(own: Session) -> dict[str, Any]:
         format="%.1f ×",
         help="times as many arrivals per second as in the trace; think times stay",
     )
-    return given | _bound(
+    return values | _bound(
         st.number_input,
         "requests",
         "Requests",
@@ -85,7 +87,7 @@ def _upload(own: Session) -> dict[str, Any]:
 
 
 def _generator() -> dict[str, Any]:
-    given = _bound(
+    values = _bound(
         st.slider,
         "g_rate",
         "Arrivals per second",
@@ -94,7 +96,7 @@ def _generator() -> dict[str, Any]:
         step=0.1,
         help="of requests; of sessions where they have several turns",
     )
-    given |= _bound(
+    values |= _bound(
         st.slider,
         "g_cv",
         "Burstiness",
@@ -103,9 +105,9 @@ def _generator() -> dict[str, Any]:
         step=0.1,
         help="coefficient of variation of the times between arrivals; 1: Poisson",
     )
-    given |= _bound(st.slider, "g_input", "Prompt tokens, median", 16, 16_000, step=16)
-    given |= _bound(st.slider, "g_output", "Output tokens, median", 1, 2000)
-    given |= _bound(
+    values |= _bound(st.slider, "g_input", "Prompt tokens, median", 16, 16_000, step=16)
+    values |= _bound(st.slider, "g_output", "Output tokens, median", 1, 2000)
+    values |= _bound(
         st.slider,
         "g_turns",
         "Turns of a session, median",
@@ -113,9 +115,9 @@ def _generator() -> dict[str, Any]:
         10,
         help="1: single requests; more: conversations, whose prompts grow",
     )
-    if given["g_turns"] > 1:
-        given |= _bound(st.slider, "g_system", "Shared system prompt, tokens", 0, 8000, step=50)
-    return given
+    if values["g_turns"] > 1:
+        values |= _bound(st.slider, "g_system", "Shared system prompt, tokens", 0, 8000, step=50)
+    return values
 
 
 def _server() -> dict[str, Any]:
@@ -124,14 +126,14 @@ def _server() -> dict[str, Any]:
 
 
 def _more() -> dict[str, Any]:
-    given = _bound(
+    values = _bound(
         st.text_input,
         "slo",
         "SLO",
         max_chars=200,
         help="as for `pagecast plan --slo`: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99",
     )
-    given |= _bound(
+    values |= _bound(
         st.text_input,
         "prices",
         "Prices, $ per GPU-hour",
@@ -139,13 +141,13 @@ def _more() -> dict[str, Any]:
         help="yours, separated by commas: H200=3.5, L40S=1.2; none is built in",
     )
     with st.expander("More"):
-        given |= _looking(more_looks())
-    return given
+        values |= _looking(more_looks())
+    return values
 
 
 def _looking(looks: dict[str, WidgetLook]) -> dict[str, Any]:
     """The fields of a scenario, each as it looks."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, look in looks.items():
-        given |= _bound(getattr(st, look.widget), name, look.label, **look.options)
-    return given
+        values |= _bound(getattr(st, look.widget), name, look.label, **look.options)
+    return values

@@ -63,14 +63,14 @@ class Session:
         key: Hashable,
         function: Callable[..., Any],
         *arguments: Any,
-        kept: Results = results,
+        store: Results = results,
     ) -> Any:
         """The result of a job if it is in, else None; starts the job, in place of the slot's last one.
 
         `self.jobs[slot]` tells progress and errors meanwhile. A stopped or failed job is not begun again.
-        `kept`: where results lie; large ones have a place of their own, for fewer.
+        `store`: where results lie; large ones have a place of their own, for fewer.
         """
-        value = kept.get(key)
+        value = store.get(key)
         job = self.jobs.get(slot)
         if value is not None:
             if job is not None and job.key != key:
@@ -79,7 +79,7 @@ class Session:
         if job is None or job.key != key:
             if job is not None:
                 job.stop()
-            self.jobs[slot] = Job(key, function, *arguments, kept=kept)
+            self.jobs[slot] = Job(key, function, *arguments, store=store)
         return None
 
 

@@ -140,8 +140,8 @@ def _typed(name: str, value: Any) -> Value:
         typed: Value = kind(value)
         return typed
     except (KeyError, ValueError, TypeError, OverflowError):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise BadInput(f"view: {name} is {str(value)[:80]!r}; give {wanted}") from None
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise BadInput(f"view: {name} is {str(value)[:80]!r}; give {expected}") from None
 
 
 def _text(value: Value) -> str:

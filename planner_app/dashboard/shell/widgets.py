@@ -77,7 +77,7 @@ def server_looks() -> dict[str, WidgetLook]:
 
 def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
     """Of all other fields of a scenario: those with an entry here first."""
-    known = {
+    first = {
         "tensor_parallel_size": WidgetLook("selectbox", "GPUs per replica", {"options": _GPUS_EACH}),
         "costs": WidgetLook("selectbox", "Step costs", {"options": ["auto", "roofline", *sorted(shipped())]}),
         "transfer_costs": WidgetLook("toggle", "Carry a calibration over to other models and GPUs"),
@@ -88,9 +88,9 @@ def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
     rest = {
         name: plain_look(name, info)
         for name, info in kind.model_fields.items()
-        if name not in known and name not in server
+        if name not in first and name not in server
     }
-    return {**known, **rest}
+    return {**first, **rest}
 
 
 def plain_look(name: str, info: FieldInfo) -> WidgetLook:
@@ -124,7 +124,7 @@ def _bounds(info: FieldInfo, values: type) -> dict[str, Any]:
     return bounds
 
 
-def _typed_too(known: tuple[str, ...], name: str) -> list[str]:
+def _typed_too(options: tuple[str, ...], name: str) -> list[str]:
     """The known ones, and the one that was typed or came with the URL."""
     typed = st.session_state.get(name)
-    return [*known, *([typed] if typed and typed not in known else [])]
+    return [*options, *([typed] if typed and typed not in options else [])]

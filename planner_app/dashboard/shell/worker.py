@@ -27,7 +27,7 @@ def main() -> None:
         _work(sys.stdin.buffer, back)
 
 
-def _work(asked: BinaryIO, back: BinaryIO) -> None:
+def _work(source: BinaryIO, back: BinaryIO) -> None:
     from pagecast.sim.core.errors import PagecastError
 
     def tell(kind: str, value: Any) -> None:
@@ -35,7 +35,7 @@ def _work(asked: BinaryIO, back: BinaryIO) -> None:
         back.flush()
 
     try:
-        function, arguments = pickle.load(asked)
+        function, arguments = pickle.load(source)
         tell("done", function(*arguments, progress=lambda value: tell("progress", value)))
     except PagecastError as error:
         tell("failed", str(error))

@@ -26,19 +26,19 @@ traces = Results(most=32)
 
 def trace_of(view: PageView) -> Trace:
     """The trace of a view that needs no upload, or whose upload has been read (`keep`). Errors: BadInput."""
-    trace: Trace = traces.make(view.trace_key(), lambda: _made(view))
+    trace: Trace = traces.make(view.trace_key(), lambda: _build(view))
     return trace
 
 
-def _made(view: PageView) -> Trace:
+def _build(view: PageView) -> Trace:
     if view["trace"] == UPLOAD:
         raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
-    made = (
+    trace = (
         generated(view)
         if view["trace"] == GENERATED
         else read(f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])
     )
-    return _at_rate(view, made)
+    return _at_rate(view, trace)
 
 
 def keep(view: PageView, trace: Trace) -> Trace:

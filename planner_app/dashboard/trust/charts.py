@@ -19,13 +19,13 @@ class Reach:
     """The most that a replay asked of a calibration in one respect, and the most that was fitted."""
 
     name: str
-    asked: int
+    most: int
     fitted: int
 
     @property
     def inside(self) -> bool:
         """Whether the fit covers it."""
-        return self.asked <= self.fitted
+        return self.most <= self.fitted
 
 
 def reach(calibration: Calibration, result: Result) -> list[Reach]:
@@ -35,18 +35,18 @@ def reach(calibration: Calibration, result: Result) -> list[Reach]:
     context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
     tokens = int((steps["prefill_tokens"] + steps["decode_n"]).max()) if len(steps) else 0
     requests = int(steps["decode_n"].max()) if len(steps) else 0
-    asked = {
+    pairs = {
         "tokens in a step": (tokens, fitted.get("tokens", calibration.knots[-1])),
         "requests decoding in a step": (requests, fitted.get("decode_requests", 0)),
         "context of a request, tokens": (context, fitted.get("decode_context", 0)),
     }
-    return [Reach(name, most, known) for name, (most, known) in asked.items() if known]
+    return [Reach(name, most, bound) for name, (most, bound) in pairs.items() if bound]
 
 
 def reach_chart(reaches: list[Reach]) -> go.Figure:
     """What the replay asked, in percent of what was fitted."""
     beyond = [each for each in reaches if not each.inside]
-    names = ", ".join(f"{each.name} {each.asked:,} (fitted: {each.fitted:,})" for each in beyond)
+    names = ", ".join(f"{each.name} {each.most:,} (fitted: {each.fitted:,})" for each in beyond)
     caption = (
         f"Beyond the line the error is unknown: {names}."
         if beyond
@@ -63,11 +63,11 @@ def reach_chart(reaches: list[Reach]) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_bar(
-        x=[100 * each.asked / each.fitted for each in reaches],
+        x=[100 * each.most / each.fitted for each in reaches],
         y=[each.name for each in reaches],
         orientation="h",
         textposition="auto",
-        text=[f"{each.asked:,} of {each.fitted:,}" for each in reaches],
+        text=[f"{each.most:,} of {each.fitted:,}" for each in reaches],
         marker={
             "color": [BLUE if each.inside else VERMILLION for each in reaches],
             "pattern": {"shape": ["" if each.inside else "/" for each in reaches]},

@@ -54,17 +54,17 @@ def nearest(scenario: Scenario, calibrations: dict[str, Calibration]) -> str:
 
 def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
     """The set-up that was calibrated beside the scenario's."""
-    made, model = calibration.made_for, find_model(scenario.model)
-    stored = str(made.get("kv_cache_dtype") or "auto")
-    gpu = str(made.get("gpu"))
+    made_for, model = calibration.made_for, find_model(scenario.model)
+    stored = str(made_for.get("kv_cache_dtype") or "auto")
+    gpu = str(made_for.get("gpu"))
 
     def trait(name: str, key: str, own: Any, same: bool | None = None) -> Trait:
-        was = made.get(key, "unknown")
+        was = made_for.get(key, "unknown")
         return Trait(name, str(was), str(own), was == own if same is None else same)
 
     return [
         trait("engine", "engine", scenario.engine or scenario.profile),
-        trait("model", "model", scenario.model, made.get("model_shape") == identity(model)),
+        trait("model", "model", scenario.model, made_for.get("model_shape") == identity(model)),
         trait("GPU", "gpu", scenario.gpu, _same_gpu(gpu, scenario.gpu)),
         trait("GPUs a replica", "tensor_parallel_size", scenario.tensor_parallel_size),
         trait(

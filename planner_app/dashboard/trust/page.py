@@ -158,10 +158,10 @@ def _fit(shown: Calibration) -> None:
             columns=["term", "microseconds each"],
         )
         st.dataframe(terms, hide_index=True, height=300)
-        made = shown.made_for
+        made_for = shown.made_for
         st.caption(
             plain(
-                f"{made.get('engine')} {made.get('engine_version', '')} with {made.get('model')} on "
-                f"{made.get('gpu')}; {shown.host.source}."
+                f"{made_for.get('engine')} {made_for.get('engine_version', '')} with "
+                f"{made_for.get('model')} on {made_for.get('gpu')}; {shown.host.source}."
             )
         )

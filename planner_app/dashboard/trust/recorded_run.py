@@ -66,15 +66,15 @@ def render() -> None:
         )
         return
     _form()
-    asked = st.session_state.get(_ASKED)
-    if asked is None:
+    choices = st.session_state.get(_ASKED)
+    if choices is None:
         st.caption(
             "A recorded run is a folder with `meta.json`, `inputs.jsonl.gz`, `requests.csv.gz` and "
             "`steps.jsonl.gz`, as `pagecast record` writes it."
         )
         return
     own = session()
-    comparison = own.ask(_SLOT, ("validate", *asked), compare_job, *asked[:4])
+    comparison = own.ask(_SLOT, ("validate", *choices), compare_job, *choices[:4])
     if comparison is None:
         job = own.jobs[_SLOT]
         if job.error and not job.running:
@@ -100,8 +100,8 @@ def _form() -> None:
         folder = columns[0].text_input(
             "Folder of a recorded run", key="trust_run", max_chars=1000, placeholder="/path/to/run"
         )
-        known = ["auto", "roofline", *sorted(shipped())]
-        costs = columns[1].selectbox("Step costs", known, key="trust_costs")
+        names = ["auto", "roofline", *sorted(shipped())]
+        costs = columns[1].selectbox("Step costs", names, key="trust_costs")
         transfer = columns[2].toggle(
             "Carry over", key="trust_transfer", help="a calibration of another model or GPU, scaled"
         )

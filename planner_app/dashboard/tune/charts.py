@@ -35,8 +35,8 @@ def grid_map(table: pd.DataFrame, title: str, now: tuple[float, int]) -> go.Figu
     up = [str(size) for size in values.index]
     numbers = values.to_numpy(np.float64)
     texts = [
-        [_cell(value, bool(good), words) for value, good in zip(row, kept, strict=True)]
-        for row, kept in zip(numbers, meets.to_numpy(), strict=True)
+        [_cell(value, bool(good), words) for value, good in zip(row, marks, strict=True)]
+        for row, marks in zip(numbers, meets.to_numpy(), strict=True)
     ]
     # Times by their logarithm, so that one runaway cell does not flatten the others.
     colors = np.log10(numbers) if name.endswith("p99_s") else numbers

@@ -79,8 +79,8 @@ def _curves(own: Session, view: PageView, trace: Trace) -> None:
 
 def _against(tuned: TuneResult, figures: tuple[str, ...]) -> None:
     ran = tuned.table[tuned.table["reason"] == ""]
-    known = tuple(figure for figure in figures if figure in ran and ran[figure].notna().any())
-    if known:
-        show_chart(against_knob(ran, tuned.knob, known, tuned.recommended), f"tuned-{tuned.knob}")
+    columns = tuple(figure for figure in figures if figure in ran and ran[figure].notna().any())
+    if columns:
+        show_chart(against_knob(ran, tuned.knob, columns, tuned.recommended), f"tuned-{tuned.knob}")
     for note in tuned.notes:
         st.caption(plain(note))

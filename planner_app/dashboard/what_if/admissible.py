@@ -65,9 +65,9 @@ def ask(own: Session, view: PageView, trace: Trace, slot: str) -> Admissible | N
 
 def ask_baseline(own: Session, pinned: PageView) -> Admissible | None:
     """The baseline's answer, its number alone if need be. Nothing where its trace can't be had."""
-    known = known_of(pinned)
-    if known is not None:
-        return known
+    admissible = known_of(pinned)
+    if admissible is not None:
+        return admissible
     try:
         trace = trace_for(own, pinned)
     except BadInput:

@@ -45,10 +45,10 @@ class ViewResults:
     waiting: dict[str, str]
 
 
-def cards_of(own: Session, known: ViewResults) -> list[Card]:
+def cards_of(own: Session, results: ViewResults) -> list[Card]:
     """The five cards."""
-    figures, base = summary_figures(known.result), _Base(own, known.view)
-    around = known.spread.around(figures) if known.spread else Spread()
+    figures, base = summary_figures(results.result), _Base(own, results.view)
+    around = results.spread.around(figures) if results.spread else Spread()
 
     def card(name: str, title: str, words: Words, help: str, **more: Any) -> Card:
         value = figures.get(name)
@@ -59,15 +59,15 @@ def cards_of(own: Session, known: ViewResults) -> list[Card]:
             help,
             around.low.get(name),
             around.high.get(name),
-            known.waiting["spread"],
+            results.waiting["spread"],
             baseline=base.figures.get(name),
-            verdicts=known.verdicts.get(name.split("_")[0], ()),
-            advice=advice_on(name, known.result, known.verdicts.get(name.split("_")[0], ())),
+            verdicts=results.verdicts.get(name.split("_")[0], ()),
+            advice=advice_on(name, results.result, results.verdicts.get(name.split("_")[0], ())),
             **more,
         )
 
     return [
-        _concurrency(known, base),
+        _concurrency(results, base),
         card("ttft_s.p99", "TTFT, p99", seconds, "99% of requests have their first token within this time"),
         card("tpot_s.p99", "TPOT, p99", seconds, "time per output token after the first, 99th percentile"),
         card(
@@ -78,15 +78,15 @@ def cards_of(own: Session, known: ViewResults) -> list[Card]:
             better=1,
             share=True,
         ),
-        _cost(known),
+        _cost(results),
     ]
 
 
-def _cost(known: ViewResults) -> Card:
+def _cost(results: ViewResults) -> Card:
     """Cost of the tokens that this traffic takes, at the user's price of the GPU."""
-    scenario = known.result.scenario
-    price = known.view.prices().get(find_gpu(scenario.gpu).name)
-    tokens_per_s = known.result.summary["output_tokens_per_s"]
+    scenario = results.result.scenario
+    price = results.view.prices().get(find_gpu(scenario.gpu).name)
+    tokens_per_s = results.result.summary["output_tokens_per_s"]
     hourly = None if price is None else price * scenario.tensor_parallel_size
     return Card(
         "Cost",
@@ -94,7 +94,7 @@ def _cost(known: ViewResults) -> Card:
         "${:.2f}".format,
         "USD per million output tokens: the price of the replica's GPUs over the replay's output tokens",
         note="" if hourly is None else f"per million output tokens, at ${hourly:.2f} per hour and replica",
-        advice=advice_on_cost(hourly is not None, known.result),
+        advice=advice_on_cost(hourly is not None, results.result),
     )
 
 
@@ -124,15 +124,15 @@ class _Base:
             return
 
 
-def _concurrency(known: ViewResults, base: _Base) -> Card:
+def _concurrency(results: ViewResults, base: _Base) -> Card:
     """The simulated answer with its interval, or greyed the static envelope until that is in."""
-    room, answer = envelope_of(known.view, known.trace), known.admissible
+    room, answer = envelope_of(results.view, results.trace), results.admissible
     against = base.admissible
     text = "" if room is None else f"static envelope {room.concurrency:,}: {room.binding} binds"
     if answer and answer.says:
         text = f"{answer.says}; {text}"
     value = float(answer.users) if answer else None if room is None else float(room.concurrency)
-    terms = [term for terms in known.verdicts.values() for term in terms]
+    terms = [term for terms in results.verdicts.values() for term in terms]
     return Card(
         "Admissible concurrency",
         value,
@@ -141,7 +141,7 @@ def _concurrency(known: ViewResults, base: _Base) -> Card:
         "and preemptions stay rare; grey: what fits by arithmetic, until the simulation has answered",
         answer.low if answer else None,
         answer.high if answer else None,
-        known.waiting[INTERVAL if answer else POINT],
+        results.waiting[INTERVAL if answer else POINT],
         pending=answer is None,
         baseline=against.users if answer and against else None,
         better=1,

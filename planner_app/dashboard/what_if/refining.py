@@ -63,7 +63,7 @@ def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
     pinned = baseline_of(own, view)
     if own.settled != (view.key(), view["slo"]):
         keys = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
-        answers = {slot: results.get(asked) for slot, asked in keys.items()}
+        answers = {slot: results.get(job_key) for slot, job_key in keys.items()}
         return answers if pinned is None else {**answers, BASE: known_of(pinned)}
     answers = {"spread": spread_for(own, view, trace)}
     answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}

@@ -30,9 +30,9 @@ class RaggedPieces(ContextPieces):
 
     @classmethod
     def _joined(cls, line: ContextPieces, lost: UnevenLine) -> RaggedPieces:
-        made = cls(*line)
-        made.starts, made.pieces, made.lost = line.starts, line.pieces, lost
-        return made
+        joined = cls(*line)
+        joined.starts, joined.pieces, joined.lost = line.starts, line.pieces, lost
+        return joined
 
     def scaled(self, factor: float) -> RaggedPieces:
         """Every time `factor` as long."""
@@ -56,13 +56,13 @@ class RaggedPieces(ContextPieces):
         guess = 1 + within_ns // max(self.ns(ctx, mx) + extra_ns, 1)
         while above - below > 1:
             guess = min(max(guess, below + 1), above - 1)
-            taken = self.ns(ctx, mx, guess) + extra_ns * guess
-            if taken >= within_ns:
+            elapsed_ns = self.ns(ctx, mx, guess) + extra_ns * guess
+            if elapsed_ns >= within_ns:
                 above = guess
             else:
                 below = guess
             # Steps grow slowly, so that the mean of those looked at leads near the end.
-            guess = within_ns * guess // max(taken, 1) + (taken < within_ns)
+            guess = within_ns * guess // max(elapsed_ns, 1) + (elapsed_ns < within_ns)
             if not below < guess < above:
                 guess = (below + above) // 2
         return above

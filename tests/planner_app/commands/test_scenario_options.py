@@ -82,9 +82,9 @@ GIVEN: dict[str, Any] = {
 
 @with_scenario
 def command(
-    trace: TraceArgument, given: ScenarioArguments, extra: Annotated[int, typer.Option()] = 1
+    trace: TraceArgument, arguments: ScenarioArguments, extra: Annotated[int, typer.Option()] = 1
 ) -> None:
-    work, scenario = load(trace, given)
+    work, scenario = load(trace, arguments)
     console.print_json({"requests": len(work), "extra": extra, **scenario.model_dump()})
 
 

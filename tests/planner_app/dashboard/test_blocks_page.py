@@ -239,7 +239,7 @@ def test_reach_marks_what_was_not_fitted():
     reaches = {each.name: each for each in charts.reach(made, result)}
     steps = result.steps
     tokens = reaches["tokens in a step"]
-    assert tokens.asked == int((steps["prefill_tokens"] + steps["decode_n"]).max())
+    assert tokens.most == int((steps["prefill_tokens"] + steps["decode_n"]).max())
     small = charts.Reach("tokens in a step", 9000, 8192)
     assert not small.inside and "9,000" in charts.reach_chart([small]).layout.meta["caption"]
 
