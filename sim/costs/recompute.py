@@ -12,14 +12,14 @@ _CHUNK_TOKENS = 2048  # a block is computed as part of a chunk; alone it would c
 def recompute_ns(costs: StepCosts, block_size: int) -> Callable[[int], float]:
     """Device time of a block of `block_size` tokens, its share of a chunk that begins near it, in ns."""
     per_chunk = max(_CHUNK_TOKENS // block_size, 1)
-    known: dict[int, float] = {}
+    block_ns_of_chunk: dict[int, float] = {}
 
     def recompute(block: int) -> float:
         chunk = block // per_chunk
-        if chunk not in known:
+        if chunk not in block_ns_of_chunk:
             there = chunk * per_chunk * block_size
-            known[chunk] = costs.device_ns(Batch(0, 0, 0, ((_CHUNK_TOKENS, there),))) / per_chunk
-        return known[chunk]
+            block_ns_of_chunk[chunk] = costs.device_ns(Batch(0, 0, 0, ((_CHUNK_TOKENS, there),))) / per_chunk
+        return block_ns_of_chunk[chunk]
 
     return recompute
 

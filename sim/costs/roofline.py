@@ -303,8 +303,8 @@ class Roofline:
         elements = 0
         for window, layers, elements_per_token, _ in self._groups:
             pairs += layers * attended_pairs(tokens, context, window)
-            kept = min(context, window) if window else context
-            elements += layers * elements_per_token * kept
+            visible = min(context, window) if window else context
+            elements += layers * elements_per_token * visible
         flops = self._pair_flops * pairs / self.tensor_parallel_size
         read = elements * self._kv_bytes / (self._bandwidth * self.efficiencies.kv_stream)
         cost = round(max(flops / self._attention_flops_s, read) * _FS)

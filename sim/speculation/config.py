@@ -86,9 +86,9 @@ class SpeculativeConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> SpeculativeConfig:
         ways = ("acceptance", "synthetic_acceptance_rates", "synthetic_acceptance_length")
-        given = [name for name in ways if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{given[0]} and {given[1]} both say how many guesses are right; give one")
+        methods = [name for name in ways if getattr(self, name) is not None]
+        if len(methods) > 1:
+            raise ValueError(f"{methods[0]} and {methods[1]} both say how many guesses are right; give one")
         self.rates()
         self.guesses(1)
         return self
@@ -214,8 +214,8 @@ def _published(name: str, count: int) -> tuple[float, ...]:
             f"acceptance {name!r} is not known; tables are {', '.join(PUBLISHED)}, or give a number"
         )
     if count not in lengths:
-        known = ", ".join(map(str, lengths))
-        raise ValueError(f"acceptance {name!r} was measured with {known} guesses, not with {count}")
+        lengths_text = ", ".join(map(str, lengths))
+        raise ValueError(f"acceptance {name!r} was measured with {lengths_text} guesses, not with {count}")
     chance = chance_of_length(lengths[count], count)
     return tuple(chance**position for position in range(1, count + 1))
 

@@ -29,8 +29,8 @@ class RecordedGuesses:
         """What a trace has recorded; None where it has nothing of the kind."""
         columns = []
         for name in (DRAFTS, ACCEPTED):
-            known = name in trace.requests
-            columns.append(trace.requests[name].fillna("").astype(str).tolist() if known else None)
+            present = name in trace.requests
+            columns.append(trace.requests[name].fillna("").astype(str).tolist() if present else None)
         return cls(*columns) if any(column is not None for column in columns) else None
 
     def drafted(self, request: Request, most: int) -> int:

@@ -1,9 +1,9 @@
 """The limit that binds: the one that must grow so that the server takes 25% more load.
 
-The load is put a quarter beyond the answer and replayed again with twice of one thing at a time: KV blocks
-(HBM), running requests (batch size), tokens per step (token budget), speed (compute). Looked at are the terms
-that break first, just beyond the answer: the thing that lets them hold binds, and where nothing alone does,
-the one that helps most. How full batch, budget and KV cache were is told beside it.
+A load a quarter above the answer is replayed as it is, and with twice of each limit in turn: KV blocks (HBM),
+running requests (batch size), tokens per step (token budget), speed (compute). Only the SLO's terms that
+break just above the answer are judged. The limit whose doubling lets them hold binds. If none does alone, it
+is the one that helps most. How full batch, budget and KV cache were is reported with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pagecast.planner_app.planner.slo import TermVerdict
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
 
-BEYOND = 1.25
+BEYOND = 1.25  # times the answer: the load that is replayed
 LIMITS = ("HBM", "batch size", "token budget", "compute")
 _TWICE = {
     "HBM": "twice the KV blocks",
@@ -32,12 +32,15 @@ _TWICE = {
     "compute": "steps twice as fast",
 }
 SHARES = ("goodput", "kept_up")  # terms that are parts of requests, and bounded from below
-_HELPS = 0.9  # of what the worst term exceeds its bound by without help: less is no help
+_HELPS = 0.9  # doubling a limit helps where the worst excess falls below this share of the excess without
 
 
 @dataclass(frozen=True, slots=True)
 class LimitTest:
-    """A load with more of one thing: whether the terms looked at hold, and the worst in times its bound."""
+    """A replay with twice of one limit (empty: none): whether the terms judged hold, and the worst of them.
+
+    `excess` is that term's value in multiples of its bound.
+    """
 
     limit: str
     holds: bool
@@ -47,11 +50,11 @@ class LimitTest:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The limit that binds, at which load that was tried, and what each helps.
+    """The limit that binds, the load that was replayed, and the replays with and without twice of each limit.
 
-    `full` tells parts of the settled time: `batch`: as many requests ran as may; `budget`: a step had all the
-    tokens it may; `kv`: requests waited, and neither of these kept them; `kv_used`: KV blocks in use, in the
-    mean.
+    `full` has shares of the settled time: `batch`: `max_num_seqs` requests ran; `budget`: a step used its
+    whole token budget; `kv`: requests waited for neither of these, so for KV blocks. `kv_used` is the mean
+    share of KV blocks in use.
     """
 
     limit: str
@@ -108,7 +111,7 @@ def beyond(load: Load, most_users: int) -> Load:
 
 
 def _choose(without: LimitTest, helped: tuple[LimitTest, ...]) -> str:
-    """Speed helps everything: it binds only where no room does."""
+    """The limit that binds. Compute helps every term, so it is chosen only where no other limit is enough."""
     *rooms, speed = helped
     enough = [room for room in rooms if room.holds]
     if enough:
@@ -122,11 +125,11 @@ def _choose(without: LimitTest, helped: tuple[LimitTest, ...]) -> str:
 def _press(
     question: CapacityQuestion, load: Load, terms: frozenset[str], limit: str
 ) -> tuple[LimitTest, dict[str, float]]:
-    """The load with twice of `limit`; how full the server was where `limit` is empty."""
+    """Replays the load with twice of `limit`. The shares of `Binding.full` come where `limit` is empty."""
     pressed = _with_twice(question, limit)
     served = pressed.serve(load, keep_steps=not limit)
     judged = pressed.judge(load, served).terms
-    # Only long loads have a trend; in a short one what ends tells of it.
+    # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
     looked_at = [term for term in judged if term.text in terms] or [
         term for term in judged if term.text.startswith("kept_up")
     ]
@@ -151,7 +154,7 @@ def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
 
 
 def excess(term: TermVerdict) -> float:
-    """A term's value in multiples of its bound; of a share, the part that misses it in those allowed to."""
+    """A term's value in multiples of its bound; for a share, the part that misses over the part that may."""
     if term.value is None:
         return 0.0 if term.holds else float("inf")
     value, bound = term.value, term.bound

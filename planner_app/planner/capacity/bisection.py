@@ -1,11 +1,14 @@
-"""The most load that keeps a service level: bisection over replays with common random numbers.
+"""Search for the highest load that keeps a service level: bisection over replays.
 
-Every load is put to the same server and the same workload: the same costs, noise and texts, so that two
-loads differ by the load alone. Users wait for their answers, so that a short load tells what a long one
-would; requests at a rate don't, and a rate that a short load bears is tried for longer, and given up for a
-lower one where what is in the server keeps growing (`lasting.py`). The answer's interval comes from searches
-that each have costs, noise and, where wanted, the workload drawn anew: their spread is what such an answer
-would spread over.
+All loads of a search use the same server and workload, with the same step costs, noise and texts (common
+random numbers), so that two replays differ by the load alone.
+
+Users wait for their answers, so a short replay is enough for them. Requests at a rate do not wait: a rate
+that passes a short replay is tried again in a long one, and lowered while the backlog keeps growing
+(`lasting.py`).
+
+The interval comes from further searches, each with step costs, noise and, if asked for, the workload drawn
+again.
 """
 
 from __future__ import annotations
@@ -25,23 +28,25 @@ from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
-GRID = 1.01  # rates are tried in steps of 1%
-MOST_STEPS = 925  # to a ten-thousandth or ten thousand times the trace's rate
+GRID = 1.01  # factor between neighbouring rates
+MOST_STEPS = (
+    925  # steps of `GRID` from the trace's rate to a ten-thousandth of it, or to ten thousand times it
+)
 MOST_USERS = 8192
-KEPT_UP = 0.95  # of what is offered must end in a short load
-GROWTH = 0.08  # of what is in the server, from the second third of a long load to the last: more is a trend
+KEPT_UP = 0.95  # least share of the offered requests that must end in a short load
+GROWTH = 0.08  # most growth of the requests in the server, from the second third of a long load to the last
 CONFIDENCE = 0.9
-_SEEDS = 1_000_003  # apart enough that no two plans share a workload's seed
-_FURTHEST = 6  # strides down at once, however much lower a guess is
-_CHECKS = 3  # times that a search goes on where a load beyond its answer holds again
+_SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a workload's seed
+_FURTHEST = 6  # most strides that `settle` goes down at once, however low its guess is
+_CHECKS = 3  # most restarts of a search, where a load above its answer holds after all
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """The largest step that holds, None if none does; `at_limit`: none that fails was found.
+    """The largest step that holds, None if none does. `at_limit`: it holds at the end of the range too.
 
-    `doubtful` spans steps whose outcomes contradict each other: the lowest that fails to the highest that
-    holds. `tried` counts the evaluations.
+    A step is a number of users, or a power of `GRID`. `doubtful`: where a step fails below one that holds,
+    the lowest that fails and the highest that holds; else None. `tried` counts the evaluations.
     """
 
     value: int | None
@@ -60,11 +65,11 @@ def largest(
     resolution: int = 1,
     verify: bool = True,
 ) -> LargestStep:
-    """The largest step between `low` and `high` that holds, where larger ones tend not to.
+    """The largest step between `low` and `high` that holds, given that larger ones tend to fail.
 
-    Goes from `start` in strides that double until one side holds and the other fails, then bisects to
-    `resolution`. With `verify` the steps on both sides of the answer are tried as well: where one beyond it
-    holds again, the search goes on from there, so that an unlucky step does not stand for all above it.
+    From `start` it goes in strides that double until a step that holds lies below one that fails, then
+    bisects to `resolution`. With `verify` it also tries the steps on both sides of the answer. Where the one
+    above holds, the search goes on from there: a single unlucky step does not decide.
     """
     outcomes: dict[int, bool] = {}
 
@@ -99,11 +104,11 @@ def settle(
     start: int,
     resolution: int = 1,
 ) -> LargestStep:
-    """The largest step that holds, from a `start` that is near it, where each try takes long.
+    """The largest step that holds, with few tries, from a `start` near it.
 
-    While steps fail it goes down to `guess` of the failed one: by one stride at least, by `_FURTHEST` at
-    most, and the stride doubles. A guess that holds is likely the answer, so the step above it is tried next.
-    What is left is bisected. Where `start` holds it goes up, as `largest` does.
+    While a step fails, the next try is `guess` of it: at least one stride lower, at most `_FURTHEST` strides,
+    and the stride doubles each time. A guess that holds is likely the answer, so the step above it is next.
+    The rest is bisected. Where `start` holds, the search goes up as in `largest`.
     """
     outcomes: dict[int, bool] = {}
 
@@ -163,10 +168,10 @@ def _bisect(ask: Callable[[int], bool], good: int, bad: int, resolution: int) ->
 
 @dataclass(frozen=True, slots=True)
 class LoadTrial:
-    """What a load came to: the SLO's terms and the preemption rate, over the requests that count.
+    """Outcome of one load: the SLO's terms and preemptions per request, over the requests measured.
 
-    `amount` is the number of users, or requests per second offered. `requests_per_s` and
-    `output_tokens_per_s` are what is served in the settled time.
+    `amount` is the number of users, or the offered requests per second. `requests_per_s` and
+    `output_tokens_per_s` count what ended in the settled time (`LoadReplay`).
     """
 
     amount: float
@@ -186,9 +191,10 @@ class LoadTrial:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One search: for what, with which draw of costs and workload (None: the forecast), from where on.
+    """One search of a question: the kind of load, the first step, and how fine.
 
-    `lasts`: with long loads, near a rate that a short load bears.
+    `draw` numbers the draw of costs and workload; None is the forecast, which draws nothing. `lasts`: search
+    with long loads, from a rate that passed a short one.
     """
 
     kind: LoadKind
@@ -202,9 +208,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class LoadSearch:
-    """A search's end: `at` is the outcome of the load found, `beyond` of the first that fails above it.
+    """Result of a search: `at` is the outcome at the answer, `beyond` at the lowest load tried above it.
 
-    `tried` holds all outcomes, by load.
+    `tried` has all outcomes, ordered by load.
     """
 
     answer: LargestStep
@@ -214,7 +220,7 @@ class LoadSearch:
 
     @property
     def value(self) -> int | None:
-        """The step found."""
+        """The answer's step; None where no load holds."""
         return self.answer.value
 
 
@@ -268,7 +274,7 @@ class CapacityQuestion:
         return LoadSearch(answer, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
 
     def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> LargestStep:
-        """Tries long loads, and guesses lower ones from what ended of those that fail."""
+        """Searches by long loads. Where one fails, the rate at which its requests ended is the next guess."""
         work = Lasting.of(self.trace_of(ask.draw), amount("rate", ask.start), self.most_requests)
         costs = self.costs_of(ask.draw)
         ended: dict[int, float] = {}
@@ -297,7 +303,7 @@ class CapacityQuestion:
         return plain if number is None or not self.draw_costs else draw(plain, number, self.seed)
 
     def outcome(self, load: Load, number: int | None = None, trace: Trace | None = None) -> LoadTrial:
-        """What one load comes to."""
+        """The outcome of one load."""
         return self.judge(load, self.serve(load, number, trace))
 
     def serve(
@@ -314,7 +320,7 @@ class CapacityQuestion:
         )
 
     def judge(self, load: Load, served: LoadReplay) -> LoadTrial:
-        """What came of a load that was served."""
+        """The outcome of a load from its replay: SLO, preemptions (`concurrency` only), and `kept_up`."""
         requests = served.measured
         not_rejected = requests[requests["state"] != "rejected"]
         preempted = float(not_rejected["preemptions"].sum()) / max(len(not_rejected), 1)
@@ -338,7 +344,7 @@ class CapacityQuestion:
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:
-        """What came of a long load; of one that was given up only that it runs away."""
+        """The outcome of a long load; of one that was stopped early, only the growth of its backlog."""
         grows = TermVerdict(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
         if lasted.served is None:
             rate = lasted.most_ended_per_s
@@ -360,10 +366,10 @@ def limits(kind: LoadKind, most_users: int) -> tuple[int, int]:
 def interval(
     amounts: Sequence[float], forecast: float, doubtful: Sequence[float] = ()
 ) -> tuple[float, float]:
-    """The 90% interval of one more draw, with the forecast itself and steps in doubt inside it.
+    """The 90% prediction interval of one more draw, widened to hold the forecast and the steps in doubt.
 
-    Student's t on logarithms, for an amount is a product of many causes; where a draw found nothing that
-    holds (0), its lower end is 0.
+    `amounts` are the draws' answers. Student's t on their logarithms. Where a draw has no answer (0), the
+    lower end is 0.
     """
     positive = np.array([value for value in amounts if value > 0])
     low = high = forecast
@@ -380,7 +386,7 @@ def interval(
 
 
 def width_error(draws: int) -> float:
-    """By what factor the spread of so many draws may be off, at 90%: that of a variance is chi-square."""
+    """The factor by which the spread of so many draws may be too small, at 90% (chi-square)."""
     from scipy import stats
 
     return float(np.sqrt((draws - 1) / stats.chi2.ppf((1 - CONFIDENCE) / 2, draws - 1)))

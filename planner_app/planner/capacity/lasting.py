@@ -1,10 +1,10 @@
-"""Test of a request rate that lasts: the trace at that rate, repeated many times.
+"""Long loads: a trace at one rate, repeated many times, to see whether the server keeps up.
 
-A short load can hide that it is too much: a batch that is not full yet takes in the excess, and caches that
-still hold what they need make it cheaper than it stays. So the trace is played over and over, each copy one
-period after the one before. In a server that keeps up, the number of requests is the same after each period,
-but for noise; in one that does not, it grows. The second third of the periods is compared with the last. A
-load that runs away is given up, for it takes longest and has nothing more to tell.
+A short load can hide overload: the batch still fills up, and the cache does not yet evict what it needs. So
+the trace is repeated, each copy one period after the one before. In a server that keeps up, the number of
+requests in it is the same after each period, but for noise. In one that does not, it grows: the mean of the
+last third of the periods is compared with that of the second. A replay whose backlog runs away is stopped
+early.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 
-TIMES = 6  # as many requests as a short load may have, at least
-LEAST_PERIODS = 6  # two a third
-LENGTHS = 12  # of long sessions, where ten short loads allow that
-MOST_TIMES = 10
-AWAY = 3.0  # times the most requests in the server before, or that may run: a load that runs away
-_FEW = 4.0  # requests: growth of fewer is no growth
+TIMES = 6  # least requests, in multiples of those of a short load
+LEAST_PERIODS = 6  # two in each third
+LENGTHS = 12  # least duration, in lengths of a long session, unless `MOST_TIMES` is reached first
+MOST_TIMES = 10  # most requests, in multiples of those of a short load
+AWAY = 3.0  # a load runs away at this multiple of the most requests in the server before, or that may run
+_FEW = 4.0  # least mean number of requests that growth is relative to
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """A trace over and over: `copies` of it, `period_s` after each other at its own rate."""
+    """A repeated trace: `trace` has `copies` of it, each `period_s` seconds after the one before."""
 
     trace: Trace
     copies: int
@@ -41,7 +41,7 @@ class Lasting:
 
     @classmethod
     def of(cls, trace: Trace, rate: float, most_requests: int) -> Lasting:
-        """A load long enough at about `rate` times the trace's, in thirds of whole periods."""
+        """Repeats a trace often enough for loads of about `rate` times its own; copies come in threes."""
         period_s = period(trace)
         repeats = max(TIMES * most_requests / len(trace), LENGTHS * long_s(trace) * rate / period_s)
         repeats = max(min(repeats, MOST_TIMES * most_requests / len(trace)), LEAST_PERIODS)
@@ -51,10 +51,10 @@ class Lasting:
 
 @dataclass(frozen=True, slots=True)
 class LongLoad:
-    """What a long load came to: `served` is None where it was given up.
+    """Outcome of a long load. `served` is None where it ran away and was stopped.
 
-    `growth`: mean number in the server in the last third, divided by those in the second, less 1; at least 0.
-    `most_ended_per_s`: requests that ended per second in the best period.
+    `growth`: mean number of requests in the server in the last third, divided by that in the second third,
+    less 1; at least 0. `most_ended_per_s`: requests that ended per second, in the best period.
     """
 
     served: LoadReplay | None
@@ -62,7 +62,7 @@ class LongLoad:
     most_ended_per_s: float
 
     def holds(self, most: float) -> bool:
-        """Whether it came to its end, and the server had no more than `most` more in it."""
+        """Whether it was served to its end, and the backlog grew by at most the share `most`."""
         return self.served is not None and self.growth <= most
 
 
@@ -99,7 +99,7 @@ def _lasted(served: LoadReplay | None, watched: _WatchedArrivals, period_s: floa
 
 
 def _in_system(arrived: Floats, ended: Floats, start: float, end: float) -> float:
-    """How many requests are in the server between two moments, in the mean."""
+    """Mean number of requests in the server between two times, in seconds."""
     return float(np.clip(np.minimum(ended, end) - np.maximum(arrived, start), 0, None).sum()) / (end - start)
 
 
@@ -108,9 +108,10 @@ class _RunsAwayError(Exception):
 
 
 class _WatchedArrivals(Arrivals):
-    """Arrivals that note when requests came and ended, and end the replay of a load that runs away.
+    """Arrivals that record when requests came and ended, and stop the replay of a load that runs away.
 
-    From `after_ns` on that is `AWAY` times the most that were in the server till then, or that may run.
+    In the first `after_ns` nanoseconds it only records. A load runs away when the requests in the server
+    exceed `AWAY` times their peak in that time, or `AWAY` times `may_run`.
     """
 
     def __init__(self, trace: Trace, after_ns: int, may_run: int) -> None:

@@ -2,10 +2,18 @@
 
     plan(trace, scenario, Slo.parse("ttft_p99<2s,tpot_p95<50ms"))
 
-The admissible concurrency, the highest request rate, and users with think time, each with an interval, the
-outcome at it and just beyond it, and the limit that binds; the static envelope beside them. The cheap form is
-`replicates=0, explain=False`: some ten replays for each kind of load asked for, and some three long ones for
-a rate.
+A plan has an answer for each kind of load: admissible concurrency, highest request rate, users with think
+time. An answer has an interval, the outcomes at it and just above it, and the limit that binds. The static
+envelope stands beside them.
+
+    envelope.py     1. arithmetic: where the searches begin
+    bisection.py    2. one search for each kind of load, by short replays (`users.py` makes the loads)
+    lasting.py      3. for a rate: a second search by long replays, whose answer counts
+    bisection.py    4. searches with drawn costs and workload, for the interval
+    binding.py      5. replays with twice of each limit, to see which one binds
+
+The cheap form is `replicates=0, explain=False`: about ten replays for each kind, and about three long ones
+for a rate.
 """
 
 from __future__ import annotations
@@ -48,19 +56,21 @@ REPLICATES = 5
 LEAST_REPLICATES = 5
 MAX_PREEMPTION_RATE = 0.01
 MOST_REQUESTS = 4000
-_NEAR = 2  # steps of 1%: how near the highest rate is told
-_WAITING = 4  # users for each request that may run: more of them tell nothing new
-Progress = Callable[[int], None]  # told how many searches and explanations are done
+_NEAR = 2  # steps of 1%: resolution of the highest rate
+_WAITING = 4  # most users, in multiples of `max_num_seqs`: more users only wait
+Progress = Callable[[int], None]  # called with the number of searches and explanations done
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The most of one kind of load: users, or requests per second; None where none keeps the level.
+    """The highest load of one kind that keeps the SLO.
 
-    `low` and `high` are the 90% interval, None without replicates. `at_limit`: the level held at the most
-    that was tried. `at` is the outcome at the answer, `beyond` at the next load that fails. `tried` holds the
-    outcomes of the forecast's search, by load; for a rate those of long loads, and of short ones up to the
-    answer. `replays` counts all searches, those of the `draws` included.
+    `value` is in users, or in requests per second; None where no load keeps the SLO. `low` and `high` are the
+    90% interval, None without replicates. `at_limit`: the SLO holds at the highest load tried, so more may be
+    possible. `at` is the outcome at the answer, `beyond` at the next load above it, which fails. `tried` has
+    the outcomes of the forecast's search, ordered by load; for a rate those of long loads, and those of short
+    loads up to the answer. `replays` counts the replays of all searches, `draws` the searches behind the
+    interval.
     """
 
     kind: LoadKind
@@ -106,10 +116,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """What a server takes of a trace under a service level, and how many of them its rate takes.
+    """The load that one replica takes under an SLO, and the number of replicas for a rate.
 
-    `replicas` is None where no highest rate was asked for, or found. `rejected`: how many of the requests no
-    load lets in.
+    `requests_per_s` is the trace's own rate; None where it has none. `replicas` is None where no highest rate
+    was asked for, or none was found. `rejected` counts the requests that are rejected at any load.
     """
 
     trace: str
@@ -188,16 +198,13 @@ def plan(
 ) -> CapacityPlan:
     """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
 
-    The static envelope says where to begin. One search for each kind, by short loads, finds the forecast's
-    answer; a rate is then searched again by long loads, whose answer counts. Searches with costs, noise and
-    workload drawn anew begin at the forecast's answer and give the interval. Last, the limit that binds.
-
-    `replicas_for`: requests per second to tell the number of replicas for, by default the trace's own.
-    `most_users` ends a search for users: by default 4 times `max_num_seqs`, for more only wait.
-    `most_requests` bounds a replay: longer traces are cut, shorter ones played over. `workload` draws a
-    replicate's trace (None: the same each time); `costs` replaces the scenario's and is drawn from unless
-    `draw_costs` is False. `explain`: find the limit that binds. `run`: where replays run, by default here;
-    the answer does not depend on it. `progress` may raise to stop; `steps` tells its total.
+    The stages are those of the module's description. `replicas_for`: requests per second to give the number
+    of replicas for, by default the trace's own rate. `most_users` bounds the searches for users, by default 4
+    times `max_num_seqs`. `most_requests` bounds a short replay: a longer trace is cut, a shorter one
+    repeated. `replicates`: searches behind an interval, 0 for none. `workload` makes the trace of a replicate
+    (None: the same trace). `costs` replaces the scenario's step costs; they are drawn from unless
+    `draw_costs` is False. `explain`: find the limit that binds. `run`: where replays run, by default in this
+    process; the answer does not depend on it. `progress` may raise to stop; `steps` gives its total.
 
     Errors: BadInput for a trace, scenario or option that can't be used, or where nothing can be served.
     """
@@ -253,12 +260,12 @@ def plan(
 
 
 def steps(kinds: int, replicates: int) -> int:
-    """How many steps `progress` is told of at the end."""
+    """The number that `progress` is called with at the end."""
     return kinds * (replicates + 3)
 
 
 class _EvaluationCounter:
-    """Counts over several maps."""
+    """Progress over several calls of `Executor.map`: `base` is what was done before the current one."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.base = 0
@@ -272,7 +279,10 @@ class _EvaluationCounter:
 def _kinds(
     trace: Trace, kinds: Sequence[LoadKind] | None, think_s: float | None
 ) -> tuple[list[LoadKind], float | None, list[str]]:
-    """What to plan for, the trace's own rate, and what was left out because there is none."""
+    """The kinds of load to plan for, the trace's own rate, and a note where it has none.
+
+    Errors: BadInput where a rate was asked for and the trace has none.
+    """
     all_kinds: list[LoadKind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
     if kinds is None and think_s is not None:
         all_kinds.append("users")
@@ -306,8 +316,8 @@ def _check(question: CapacityQuestion, replicates: int, replicas_for: float | No
 
 
 def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
-    """Where to begin: with users at the static envelope, with rates at the trace's own."""
-    if kind == "rate":  # twice as much, or half; long loads settle the rest
+    """The forecast's search: users begin at the static envelope, rates at the trace's own rate."""
+    if kind == "rate":  # a stride of 70 steps is a factor of 2; the search by long loads is finer
         return Ask(kind, start=0, step=70, resolution=_NEAR, verify=False)
     start = min(max(fits.concurrency, 1), most_users)
     return Ask(kind, start=start, step=max(start // 4, 1))
@@ -315,7 +325,7 @@ def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """What follows a search by short loads: the same of draws, and for a rate one by long loads."""
+    """The searches after the first: `lasting` by long loads, for a rate only, and one for each draw."""
 
     lasting: LoadSearch | None
     draws: tuple[LoadSearch, ...]
@@ -329,7 +339,7 @@ def _spreads(
     run: Executor,
     progress: Progress,
 ) -> list[_Spread]:
-    """The searches of each kind that begin at the forecast's answer."""
+    """The searches of each kind that begin at the answer of the first search; none where it has no answer."""
     asks: list[Ask] = []
     for kind, point in zip(kinds, points, strict=True):
         start = point.answer.value
@@ -377,7 +387,10 @@ def _answer(
 
 
 def _agreeing(short: LoadSearch, long: LoadSearch) -> tuple[LoadTrial, ...]:
-    """All long loads, and the short ones that hold up to the answer: beyond it they hide what breaks."""
+    """Outcomes of all long loads, and of short loads that hold up to the answer.
+
+    Short loads above the answer are left out: they hold where a long load fails.
+    """
     most = long.at.amount if long.at is not None else 0.0
     by_amount = {
         outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most
@@ -391,7 +404,7 @@ def _amount(kind: LoadKind, step: int | None) -> float:
 
 
 def _rejected(trace: Trace, scenario: Scenario) -> int:
-    """How many requests are never let in. Errors: BadInput where all are."""
+    """How many requests are rejected at any load. Errors: BadInput where all are."""
     limits = scenario.limits(blocks_per_block(trace, scenario))
     prompt, output = trace.integers("input_tokens").tolist(), trace.integers("output_tokens").tolist()
     reasons = [why for why in map(limits.refusal, prompt, output) if why]

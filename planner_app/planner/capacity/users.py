@@ -1,13 +1,15 @@
-"""Loads put on a server: N users who wait for their answers, or a trace at a multiple of its rate.
+"""Loads on a server: N users who wait for their answers, or a trace at a multiple of its rate.
 
-A closed loop hands the trace's sessions (or single requests) to users in order, each to whoever is free. A
-scaled trace has its arrival times divided. Both are played long enough to settle, several times over where
-the trace is too short, texts and sessions of each copy being its own; and only what arrives while the
-server is settled is measured (a rate that seems to hold is tried for longer: `lasting.py`):
+A closed loop hands the trace's sessions (or single requests) to users in order, each to the next free user. A
+scaled trace has its arrival times divided. A trace that is too short is repeated; each copy has texts and
+sessions of its own. Only requests that arrive in the settled time are measured:
 
-    closed loop   from when as many sessions have ended as there are users, to when the last one was taken
-    scaled rate   from a tenth of the time, or when as many sessions overlap as will (a long one's length has
-                  passed), to the start of the last session
+    closed loop   from the time when as many sessions have ended as there are users, to the start of the last
+    one scaled rate   from a tenth of the time, or after the length of a long session if that is later, to the
+    start of
+                  the last session
+
+A rate that holds here is tried again for longer (`lasting.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ _TOO_MANY = 10  # times `most_requests`, beyond which a scaled trace is not made
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`concurrency` and `users`: so many of them, without or with think time; `rate`: times the trace's."""
+    """A load: a number of users without (`concurrency`) or with think time (`users`), or a rate.
+
+    `amount` of a `rate` is a multiple of the trace's own rate, not requests per second.
+    """
 
     kind: LoadKind
     amount: float
@@ -49,11 +54,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadReplay:
-    """A replay under a load: all of it, the rows that count, and how long the server was settled.
+    """Replay of a load. `measured` are the requests that arrived in the settled time, `from_s` to `to_s`.
 
-    `kept_up`: requests that ended in that time, divided by those that would have arrived in it if serving
-    took no time. It falls below 1 where a queue grows, or sessions are held up. None for users, who wait for
-    their answers, and for long loads, where the growth of the backlog tells more (`lasting.py`).
+    `kept_up`: requests that ended in the settled time, divided by those that would have arrived in it if
+    serving took no time. It is below 1 where a queue grows, or where turns of sessions come late. None for
+    users, who wait for their answers, and for long loads, which measure the growth of the backlog instead.
     """
 
     result: Result
@@ -64,12 +69,12 @@ class LoadReplay:
 
     @property
     def seconds(self) -> float:
-        """How long the server was settled."""
+        """Length of the settled time."""
         return self.to_s - self.from_s
 
     @property
     def ended(self) -> pd.DataFrame:
-        """The requests that ended while it was."""
+        """The requests that completed in the settled time."""
         requests = self.result.requests
         done = requests["state"].to_numpy() == "completed"
         within = _within(requests["finished_s"].to_numpy(np.float64), self.from_s, self.to_s)

@@ -98,11 +98,11 @@ class CalibratedCosts:
         return line
 
     def warm_ns(self, after: int) -> int:
-        """What the first decode steps after a step with prompts of `after` tokens take more, together."""
+        """Device time that decode steps after a step with prompts of `after` tokens take more, in all."""
         return round(self._family.warm_ns(self._terms, after))
 
     def shared_ns(self, tokens: int, requests: int) -> int:
-        """Device time that a step saves by context tokens of which others of its requests read the same."""
+        """Device time that a step saves because several of its requests read the same `tokens` of context."""
         return round(self._family.shared_ns(self.calibration.shape, self._terms, tokens, requests))
 
     def host_ns(self, requests: int) -> int:
@@ -115,17 +115,17 @@ class CalibratedCosts:
         return round(sum([each * units(step) for each, units in self._arrival_terms]))
 
     def expected_error(self) -> Note:
-        """What was fitted, and the error on a run left out of the fit."""
+        """A note on what was fitted, and on the error on a run left out of the fit."""
         not_ahead = bool(self.pipeline_depth) and self.calibration.host.source == MEASURED
         return trust.expected_error(self.calibration, not_ahead=not_ahead)
 
     def outside(
         self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
     ) -> Note | None:
-        """Where a replay left what was fitted; None where it did not.
+        """A note on where a replay left the fitted range; None where it did not.
 
-        What the replay had at most: `longest_context` tokens in a request, `most_tokens` computed in a step,
-        `most_requests` decoding in a step; and its block size in tokens.
+        The replay's largest values: `longest_context` tokens in a request, `most_tokens` computed in a step,
+        `most_requests` decoding in a step. `block_size` is in tokens.
         """
         return trust.outside(self.calibration, longest_context, most_tokens, most_requests, block_size)
 
@@ -144,8 +144,8 @@ class CalibratedCosts:
 
     def _make_line(self, n: int) -> DecodeLine:
         shape = self.calibration.shape
-        known = n <= _TABLE
-        matrix = self._matrix[n] if known else float(self._matrix_ns(np.array([n]), shape.graph_sizes)[0])
+        in_table = n <= _TABLE
+        matrix = self._matrix[n] if in_table else float(self._matrix_ns(np.array([n]), shape.graph_sizes)[0])
         fixed = matrix + self._terms.get(REQUEST, 0.0) * n - self.host_ns(n)
         return self._family.line(shape, self._terms, n, fixed)
 

@@ -65,11 +65,11 @@ def measured(target: Target, corrections: Corrections | None = None) -> Measured
 def _corrected(corrections: Corrections, target: Target, *, transfer: bool) -> StepCosts:
     """Errors: BadInput for corrections of another set-up, unless `transfer`."""
     for name, value in target.identity.items():
-        made = corrections.made_for.get(name)
-        if made != value and not transfer:
+        fit_value = corrections.made_for.get(name)
+        if fit_value != value and not transfer:
             raise BadInput(
-                f"corrections {corrections.name} are for {name} {made}, not {value}: calibrate this set-up, "
-                "or carry them over (--transfer-costs; rougher)"
+                f"corrections {corrections.name} are for {name} {fit_value}, not {value}: calibrate this "
+                "set-up, or carry them over (--transfer-costs; rougher)"
             )
     return measured(target, corrections)
 
@@ -86,8 +86,8 @@ def misfits(calibrations: list[Calibration], target: Target) -> tuple[tuple[str,
     """Names of calibrations and why each does not fit: two at most, of the same engine and model first."""
 
     def near(calibration: Calibration) -> tuple[bool, bool]:
-        made = calibration.made_for
-        return made.get("engine") != target.engine, made.get("model_shape") != identity(target.model)
+        made_for = calibration.made_for
+        return made_for.get("engine") != target.engine, made_for.get("model_shape") != identity(target.model)
 
     nearest = sorted(calibrations, key=near)[:2]
     return tuple((calibration.name, str(misfit(calibration, target))) for calibration in nearest)
@@ -95,17 +95,17 @@ def misfits(calibrations: list[Calibration], target: Target) -> tuple[tuple[str,
 
 def _can_be_carried(calibration: Calibration, target: Target) -> bool:
     """Efficiencies are an engine's own; a CPU's say nothing of a GPU."""
-    made = calibration.made_for
-    return made.get("engine") == target.engine and made.get("gpu") != CPU
+    made_for = calibration.made_for
+    return made_for.get("engine") == target.engine and made_for.get("gpu") != CPU
 
 
 def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, float, tuple[int, ...]]:
     """Another model is further off than another GPU; of other models, one of much other weight; then age."""
-    made = calibration.made_for
-    weight = find_model(str(made["model"])).weight_bytes() / target.model.weight_bytes()
+    made_for = calibration.made_for
+    weight = find_model(str(made_for["model"])).weight_bytes() / target.model.weight_bytes()
     return (
-        made.get("model_shape") != identity(target.model),
-        find_gpu(str(made["gpu"])).name != target.gpu.name,
+        made_for.get("model_shape") != identity(target.model),
+        find_gpu(str(made_for["gpu"])).name != target.gpu.name,
         abs(log(weight)),
         tuple(-part for part in _version(calibration)),
     )

@@ -1,10 +1,10 @@
-"""Step costs drawn from what is not known of them: one draw for each replicate of a forecast.
+"""Draws of step costs: one for each replicate of a forecast, for its intervals.
 
-A draw of a calibration has the coefficients of one resampled fit, a level for the run as a whole, one for
-its steps with prompts against its pure decode steps (which leaves the total of a load like the fitted ones as
-it is), and noise on each such step. The two levels are spread evenly over their distributions (quasi-random):
-few draws tell an interval as well as many independent ones. The noise of single decode steps is left out: a
-request's decode averages over hundreds of them. Costs that were not fitted have a level alone.
+A draw of a calibration consists of the coefficients of one bootstrap copy, a level for the whole run, a level
+for steps with prompts against pure decode steps, and noise on each step with prompts. The second level leaves
+the total of a load like the fitted ones unchanged. Both levels are quasi-random: few draws cover their
+distributions as evenly as many independent ones. Single decode steps get no noise, since a request's decode
+averages over hundreds of them. A draw of other step costs has a level alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 
-CORRECTED_SD = 0.03  # of the level of corrected measured operations on another load, as assumed in the fit
-UNFITTED_SD = 0.12  # of the level of costs from first principles, which claim to be right within 25%
+CORRECTED_SD = 0.03  # sd of the level of corrected measured operations on another load, as assumed in the fit
+UNFITTED_SD = 0.12  # sd of the level of roofline costs, whose stated error is 25%
 _BLOCK = 1024
 _MOST_ALIKE = 0.99
 _OUTERMOST = 1e-3
@@ -39,8 +39,8 @@ class Drawn(CalibratedCosts):
         noise = calibration.noise
         of_total, of_kind = (_heavy(value, noise.freedom) for value in _levels(index, seed))
         total, apart = of_total * noise.total_sd, of_kind * noise.kind_sd
-        # Steps with prompts take exp(apart) as long; the level makes up for it in the total of a load like
-        # the fitted ones.
+        # Steps with prompts take exp(apart) times as long. The level compensates for that in the total of a
+        # load like the fitted ones.
         level = math.exp(total - noise.prompt_share * apart)
         copies = calibration.replicates or (_values(calibration),)
         values = tuple(value * level for value in copies[index % len(copies)])
@@ -59,7 +59,7 @@ class Drawn(CalibratedCosts):
         return round(super().device_ns(batch) * self._noise.pop())
 
     def _more_noise(self) -> list[float]:
-        """Factors of further steps with prompts, the next one last: lognormal, each like the one before."""
+        """Factors of the next steps with prompts, in reverse order: lognormal and correlated."""
         noise = self.calibration.noise
         sd, like = noise.prompt_sd, min(max(noise.correlation, 0.0), _MOST_ALIKE)
         fresh = math.sqrt(1 - like**2)
@@ -71,12 +71,12 @@ class Drawn(CalibratedCosts):
         return factors[::-1]
 
     def launch_ns(self, batch: Batch) -> int:
-        """Time to launch a step with prompt chunks, as far from the middle as such steps are in this draw."""
+        """Time to launch a step with prompt chunks, scaled by the level of such steps in this draw."""
         return round(super().launch_ns(batch) * self._apart)
 
 
 class ScaledCosts:
-    """Any costs with every time `factor` as long; implements `StepCosts`."""
+    """Any step costs with every time multiplied by `factor`; implements `StepCosts`."""
 
     def __init__(self, costs: StepCosts, factor: float) -> None:
         self.name = costs.name
@@ -129,15 +129,15 @@ def _level(sd: float, index: int, seed: int) -> float:
     return math.exp(sd * _heavy(_levels(index, seed)[0], math.inf))
 
 
-def _redrawn(costs: MeasuredCosts, made: Corrections, index: int, seed: int) -> MeasuredCosts:
+def _redrawn(costs: MeasuredCosts, corrections: Corrections, index: int, seed: int) -> MeasuredCosts:
     """Corrections as likely as the fitted ones, given the results that they were fitted to."""
     random = np.random.default_rng([seed, index, 1])
-    step_ms, decode, prompt = random.multivariate_normal(np.zeros(3), np.array(made.covariance))
+    step_ms, decode, prompt = random.multivariate_normal(np.zeros(3), np.array(corrections.covariance))
     drawn = replace(
-        made,
-        step_s=made.step_s + step_ms / 1e3,
-        decode=made.decode * math.exp(decode),
-        prompt=made.prompt * math.exp(prompt),
+        corrections,
+        step_s=corrections.step_s + step_ms / 1e3,
+        decode=corrections.decode * math.exp(decode),
+        prompt=corrections.prompt * math.exp(prompt),
     )
     return costs.corrected(drawn)
 
@@ -146,13 +146,13 @@ def scaled(costs: StepCosts, factor: float) -> StepCosts:
     """The costs with every step `factor` as long: a forecast's sensitivity is measured with them."""
     if not isinstance(costs, CalibratedCosts):
         return ScaledCosts(costs, factor)
-    made = costs.calibration
-    values = tuple(value * factor for value in _values(made))
-    return CalibratedCosts(_host_scaled(made, factor), values, pipeline_depth=costs.pipeline_depth)
+    calibration = costs.calibration
+    values = tuple(value * factor for value in _values(calibration))
+    return CalibratedCosts(_host_scaled(calibration, factor), values, pipeline_depth=costs.pipeline_depth)
 
 
 def _host_scaled(calibration: Calibration, factor: float) -> Calibration:
-    """The calibration with the host's share of a step `factor` as long: what is left is the device's."""
+    """The calibration with the host's share of a step multiplied by `factor`, as its coefficients are."""
     host = calibration.host
     longer = replace(
         host,
@@ -171,7 +171,7 @@ def _levels(index: int, seed: int) -> tuple[float, ...]:
 
 
 def _heavy(share: float, freedom: float) -> float:
-    """The quantile of Student's t; that of a thousandth for all beyond, which no 90% interval shows."""
+    """The quantile of Student's t at `share`, which is cut to 0.1% and 99.9%: no 90% interval shows more."""
     from scipy.special import stdtrit  # slow to import, and wanted where there are draws alone
 
     return float(stdtrit(freedom, min(max(share, _OUTERMOST), 1 - _OUTERMOST)))

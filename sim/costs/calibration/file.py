@@ -1,4 +1,4 @@
-"""A calibration and its file: coefficients, where they come from, and how far to trust them."""
+"""Calibration and its file: coefficients of step costs, their provenance, noise and errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from pagecast.sim.documents import read_json
 
 FORMAT = 2
 KIND = "pagecast step costs"
-_APART = ("shape", "replicates", "hosts")  # fields written in forms of their own
-RECORDING, SEGMENT = "recording", "segment"  # what a row of `cross_validation` was left out of the fit as
-
+_APART = ("shape", "replicates", "hosts")  # fields that `save` writes in its own form
+RECORDING, SEGMENT = "recording", "segment"  # the part left out, in a row of `cross_validation`
 
 _MOST_BYTES = 16 << 20
 _MOST_NS = 1e15  # eleven days, for one term of one step
@@ -34,11 +33,12 @@ FITTED = "fitted from runs with asynchronous scheduling"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """CPU time of a step that the device does not need, in nanoseconds: a constant and one per request.
+    """The host's share of a step, in nanoseconds: CPU time that the device waits for in a synchronous run.
 
-    Of steps with prompts that are planned ahead: `launch_ns` is hidden as well, and `busy` is the share by
-    which the device is slower than after a rest. `single_ns` is how long launching one of them kernel by
-    kernel keeps the host, as seen while the device computes the one before; 0: as in a synchronous run.
+    `step_ns` is a constant, `request_ns` is added for each request. Where steps are planned ahead, the device
+    hides this time. In steps with prompts it then hides `launch_ns` as well, but is slower by the share
+    `busy`, since it never rests. `single_ns` is the host time to launch such a step kernel by kernel,
+    measured in runs that plan ahead; 0: as in a synchronous run. `source` is `MEASURED` or `FITTED`.
     """
 
     step_ns: float
@@ -50,21 +50,23 @@ class Host:
 
     @property
     def numbers(self) -> tuple[float, float, float, float, float]:
-        """All but where they come from."""
+        """All fields but `source`."""
         return self.step_ns, self.request_ns, self.launch_ns, self.busy, self.single_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Relative standard deviations, all of natural logarithms. `fitting/noise.py` estimates them.
+    """Standard deviations of natural logarithms of times, from which forecasts draw (`fitting/noise.py`).
 
-    `decode_sd`, `prompt_sd`: of one step around the fit, for pure decode steps and those with prompt chunks;
-    `correlation`: between one with prompt chunks and the one of these before it. Of a run's total time:
-    `run_sd` against another run of the same set-up and load; `level_sd`: of the fitted level, the mean of few
-    runs; `model_sd`: of another load, by what the terms do not say; `gpu_sd`: of another GPU of the type.
-    `kind_sd`: of a run's steps with prompts against its pure decode steps, but for the GPU. `freedom`: the
-    degrees of freedom behind them (Student's t). `prompt_share`: of the fitted time, that of steps with
-    prompts; a load with this share keeps its total where draws change only the kinds (see `draw.py`).
+    Of a single step around the fit: `decode_sd` for pure decode steps, `prompt_sd` for steps with prompt
+    chunks; `correlation` is that of consecutive steps with prompt chunks.
+
+    Of a run's total time: `run_sd` between runs of one set-up and load, `level_sd` of the fitted level (the
+    mean of few runs), `model_sd` between loads (effects that no term describes), `gpu_sd` between GPUs of one
+    type. `kind_sd`: of a run's steps with prompts against its pure decode steps, without the GPU's part.
+
+    `freedom`: degrees of freedom behind these (Student's t). `prompt_share`: share of the fitted time in
+    steps with prompts, which `draw.py` uses to change the two kinds of steps without changing the total.
     """
 
     decode_sd: float
@@ -86,14 +88,14 @@ class Noise:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Step costs of one engine, model and GPU.
+    """Fitted step costs of one engine, model and GPU.
 
-    `curve_ns` is the matrix work at `knots` (tokens), `terms_ns` the other terms; `replicates` hold the same
-    numbers in the same order for resampled data, `hosts` (or none) the host's share with each. `made_for`
-    says of what engine, model and GPU; `provenance` from which runs. `regions` and `cross_validation` are
-    errors in percent, of the fit and of fits to all but a row's recording or segment ("left out" says
-    which). `fitted` holds the most that fitted steps had: `tokens`, `decode_requests`, `decode_context`,
-    `prompt_context` (tokens of a request).
+    `curve_ns` is the matrix work at `knots` (tokens), `terms_ns` has the coefficient of each term.
+    `replicates` are bootstrap copies of the same numbers in the same order, `hosts` the host's share of each
+    copy (or empty). `made_for` names engine, model, GPU and options, `provenance` the recorded runs.
+    `regions` has errors of the fit, `cross_validation` errors on recordings or segments left out of it ("left
+    out" says which), in percent. `fitted` has the largest values of the fitted steps: `tokens`,
+    `decode_requests`, and of one request `decode_context` and `prompt_context`.
     """
 
     name: str
@@ -131,7 +133,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        """Reads a file. Errors: BadInput for another version of the format, a field that lacks, or NaN."""
+        """Reads a file. Errors: BadInput for another version of the format, a missing field, or NaN."""
         where = Path(path)
         body = read_json(where, _MOST_BYTES, "give a file that `pagecast calibrate` wrote")
         if not isinstance(body, dict) or body.get("kind") != KIND:
@@ -142,11 +144,11 @@ class Calibration:
                 f"{FORMAT}: calibrate again"
             )
         try:
-            made = cls._from(body)
+            calibration = cls._from(body)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadInput(f"{where}: field missing or of the wrong kind ({error})") from None
-        made._check(where)
-        return made
+        calibration._check(where)
+        return calibration
 
     @classmethod
     def _from(cls, body: dict[str, Any]) -> Calibration:
@@ -183,10 +185,10 @@ class Calibration:
         if not self.knots or len(self.knots) != len(self.curve_ns) or sorted(self.knots) != list(self.knots):
             raise BadInput(f"{where}: 'knots' and 'curve_ns' don't fit together: calibrate again")
         try:
-            known = family(self.shape.family).names
+            family_terms = family(self.shape.family).names
         except BadInput as error:
             raise BadInput(f"{where}: shape: {error}") from None
-        unknown = [name for name in self.terms_ns if name not in known]
+        unknown = [name for name in self.terms_ns if name not in family_terms]
         if unknown:
             raise BadInput(f"{where}: term {unknown[0]!r} is not known to this pagecast: calibrate again")
         if any(len(row) != size for row in self.replicates):
@@ -195,7 +197,7 @@ class Calibration:
             raise BadInput(f"{where}: 'hosts' and 'replicates' don't fit together: calibrate again")
 
     def _bounds(self) -> Iterator[tuple[str, float, float, float]]:
-        """All numbers that costs are computed from: name, value, the least and the most it may be."""
+        """All numbers that costs are computed from: name, value, lowest and highest valid value."""
         yield from ((f"knot {at}", knot, 1, _MOST_TOKENS) for at, knot in enumerate(self.knots))
         yield from ((f"curve_ns {at}", value, 0, _MOST_NS) for at, value in enumerate(self.curve_ns))
         yield from ((f"term {name}", value, 0, _MOST_NS) for name, value in self.terms_ns.items())

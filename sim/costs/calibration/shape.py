@@ -1,4 +1,4 @@
-"""The sizes that a recorded run tells of its model, GPU and engine."""
+"""Shape of a recorded run: the sizes of its model, GPU and engine, from its `meta.json`."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def model_of(meta: dict[str, Any], where: str) -> ModelFacts:
     config = {"model_type": kind or "llama", **described}
     facts = model_from_config(config, str(meta.get("model_name") or "a model of its own"), where)
     for name in known_models():
-        known = find_model(name)
-        if identity(known) == identity(facts):
-            return known
+        listed_model = find_model(name)
+        if identity(listed_model) == identity(facts):
+            return listed_model
     return facts
 
 
 def identity(facts: ModelFacts) -> dict[str, Any]:
-    """The facts that step times hang on; two models that agree in them cost the same."""
+    """The facts that step times depend on. Two models with equal facts have equal step costs."""
     a = facts.attention
     return {
         "hidden": facts.hidden,

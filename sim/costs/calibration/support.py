@@ -1,4 +1,4 @@
-"""The tier of step costs that a set-up gets with `auto`, and why not a better one."""
+"""Tier of step costs that a set-up gets with `auto`, and what keeps it from a better one."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Target:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What corrections were fitted for: they hold for nothing else."""
+        """The fields that corrections must have been fitted for to apply."""
         return {
             "model": self.model.name,
             "gpu": self.gpu.name,

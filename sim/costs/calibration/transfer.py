@@ -1,7 +1,8 @@
-"""The rules for using a calibration beyond its own set-up: accepted, scaled on request, or refused.
+"""Transfer of a calibration to another set-up: accepted where it fits, scaled on request, or refused.
 
-The efficiencies carry over: each term is scaled by what first principles say of both set-ups (weights and
-KV bytes over bandwidth, arithmetic over peak, launches by layers); other CPU terms stay. The interval widens.
+Efficiencies are assumed to carry over. Each term is scaled by the ratio of both set-ups in first principles:
+weights and KV bytes over bandwidth, arithmetic over peak, launches by layers. Other CPU terms stay. The
+interval widens.
 """
 
 from __future__ import annotations
@@ -43,31 +44,31 @@ def costs_for(calibration: Calibration, target: Target, *, transfer: bool = Fals
 
 
 def difference(calibration: Calibration, target: Target) -> str | None:
-    """What keeps a calibration from fitting, as "for X, not Y"; None where it fits."""
-    made = calibration.made_for
-    if made.get("model_shape") != identity(target.model):
-        return f"for {made.get('model')}, not {target.model.name}"
-    if made.get("gpu") == CPU:
+    """The first difference between a calibration's set-up and `target`, as "for X, not Y"; None: it fits."""
+    made_for = calibration.made_for
+    if made_for.get("model_shape") != identity(target.model):
+        return f"for {made_for.get('model')}, not {target.model.name}"
+    if made_for.get("gpu") == CPU:
         return f"for a CPU, not {target.gpu.name}"
-    if find_gpu(str(made.get("gpu"))).name != target.gpu.name:
-        return f"for {made.get('gpu')}, not {target.gpu.name}"
-    if made.get("tensor_parallel_size", 1) != target.tensor_parallel_size:
-        size = made.get("tensor_parallel_size", 1)
+    if find_gpu(str(made_for.get("gpu"))).name != target.gpu.name:
+        return f"for {made_for.get('gpu')}, not {target.gpu.name}"
+    if made_for.get("tensor_parallel_size", 1) != target.tensor_parallel_size:
+        size = made_for.get("tensor_parallel_size", 1)
         return f"for {size} {'GPU' if size == 1 else 'GPUs'} a replica, not {target.tensor_parallel_size}"
-    stored = target.model.kv_element_bytes(str(made.get("kv_cache_dtype") or "auto"))
+    stored = target.model.kv_element_bytes(str(made_for.get("kv_cache_dtype") or "auto"))
     if stored != target.model.kv_element_bytes(target.kv_cache_dtype):
-        return f"for a KV cache in {made.get('kv_cache_dtype')}, not {target.kv_cache_dtype}"
+        return f"for a KV cache in {made_for.get('kv_cache_dtype')}, not {target.kv_cache_dtype}"
     return None
 
 
 def transferred(calibration: Calibration, target: Target) -> Calibration:
     """The calibration scaled to another model, GPU, sharding or KV dtype."""
-    made, tp = calibration.made_for, target.tensor_parallel_size
+    made_for, tp = calibration.made_for, target.tensor_parallel_size
     origin = Target(
-        find_model(str(made["model"])),
-        find_gpu(str(made["gpu"])),
-        int(made.get("tensor_parallel_size", 1)),
-        str(made.get("kv_cache_dtype") or "auto"),
+        find_model(str(made_for["model"])),
+        find_gpu(str(made_for["gpu"])),
+        int(made_for.get("tensor_parallel_size", 1)),
+        str(made_for.get("kv_cache_dtype") or "auto"),
     )
     scale = _Scale(calibration, origin, target)
     values = scale((*calibration.curve_ns, *calibration.terms_ns.values()))
@@ -81,13 +82,13 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
         calibration,
         name=f"{calibration.name}, transferred",
         made_for={
-            **made,
+            **made_for,
             "model": target.model.name,
             "gpu": target.gpu.name,
             "tensor_parallel_size": tp,
             "model_shape": identity(target.model),
             "kv_cache_dtype": target.kv_cache_dtype,
-            "transferred_from": f"{made['model']} on {made['gpu']}",
+            "transferred_from": f"{made_for['model']} on {made_for['gpu']}",
             "sliding_windows": any(target.model.attention.windows),
         },
         shape=replace(calibration.shape, kv_heads=kv_heads, group=group, sms=target.gpu.sms),
@@ -114,7 +115,7 @@ def _host(
 
 
 class _Scale:
-    """Scales a row of coefficients. The host's constant is the floor of the curve: it does not shrink."""
+    """Scales a row of coefficients. The host's constant is part of every value of the curve, and stays."""
 
     def __init__(self, calibration: Calibration, origin: Target, target: Target) -> None:
         old, new = origin.roofline(), target.roofline()

@@ -1,4 +1,4 @@
-"""Facts on how far a calibration can be trusted: on runs left out of the fit, and beyond what was fitted."""
+"""Limits of a calibration: its errors on runs left out of the fit, and the range that was fitted."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ TRANSFER_TTFT_PERCENT = 24
 
 
 def expected_error(calibration: Calibration, *, not_ahead: bool = False) -> Note:
-    """What was fitted, and the worst error on a run that was left out of the fit.
+    """A note on what was fitted, and on the worst error on a run left out of the fit.
 
     `not_ahead`: steps are planned ahead, and no run with asynchronous scheduling was fitted.
     """
-    made = calibration.made_for
-    if "transferred_from" in made:
+    made_for = calibration.made_for
+    if "transferred_from" in made_for:
         return Note(
             "transferred_costs",
-            origin=made["transferred_from"],
-            model=made["model"],
-            gpu=made["gpu"],
+            origin=made_for["transferred_from"],
+            model=made_for["model"],
+            gpu=made_for["gpu"],
             step_percent=100 * calibration.noise.level_sd,
             measured_tpot_percent=TRANSFER_TPOT_PERCENT,
             measured_ttft_percent=TRANSFER_TTFT_PERCENT,
             saturation_ttft_percent=SATURATION_TTFT_PERCENT,
-            windows=bool(made.get("sliding_windows")),
+            windows=bool(made_for.get("sliding_windows")),
             not_ahead=not_ahead,
         )
     whole = next((row for row in calibration.regions if row["region"] == "all steps"), {})
     return Note(
         "calibrated_costs",
-        engine=made.get("engine"),
-        engine_version=made.get("engine_version"),
-        model=made.get("model"),
-        gpu=made.get("gpu"),
+        engine=made_for.get("engine"),
+        engine_version=made_for.get("engine_version"),
+        model=made_for.get("model"),
+        gpu=made_for.get("gpu"),
         steps=whole.get("steps"),
         left_out=_left_out(calibration),
         saturation_ttft_percent=SATURATION_TTFT_PERCENT,
@@ -67,7 +67,7 @@ def _left_out(calibration: Calibration) -> dict[str, tuple[float, float]]:
 def outside(
     calibration: Calibration, longest_context: int, most_tokens: int, most_requests: int, block_size: int
 ) -> Note | None:
-    """Each figure of a replay beyond its fitted range, with that range. See `CalibratedCosts.outside`."""
+    """A note on each figure of a replay that is beyond the fitted range. See `CalibratedCosts.outside`."""
     fitted = calibration.fitted
     left: dict[str, tuple[int, ...]] = {}
     tokens = fitted.get("tokens", calibration.knots[-1])

@@ -2,9 +2,9 @@
 
     time of a step = a curve over its tokens + units of each term x the term's coefficient
 
-A `Term` is one effect. Its `units` of a step are counted by one function for the fit and the replay alike, so
-that a calibration's costs are what was fitted. Only pure decode steps have a closed form beside it, the
-family's `line`, for a replay sums thousands of them at once.
+A `Term` is one effect. One function counts its units in a step, for the fit and for the replay, so that a
+replay charges what was fitted. Pure decode steps also have a closed form, the family's `line`: a replay sums
+thousands of them at once. A test compares the two on recorded runs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Coefficients = Mapping[str, float]  # nanoseconds per unit, by term
 class ComputedStep(NamedTuple):
     """One step as terms see it; the first fields are those of `Batch`.
 
-    `tokens` counts all rows. `ungraphed`: it has prompts and more tokens than any CUDA graph. The rest is
-    known of recorded steps only: `since` counts the steps from the last one with prompts to this (0: none, or
-    this has prompts), which computed `last` tokens; `shared` context tokens of its decoding requests stand in
-    another one's blocks too; `arrivals` requests of `arrived_tokens` came until the next step.
+    `tokens` counts all tokens computed. `ungraphed`: it has prompts, and more tokens than any CUDA graph. The
+    fit knows more of recorded steps; a replay leaves these fields at 0 and charges such terms by functions of
+    their own (`Place`). `since`: steps after the last one with prompts (0: there is none, or this one has
+    prompts); that one computed `last` tokens. `shared`: context tokens of its decoding requests that stand in
+    another request's blocks too. `arrivals` requests with `arrived_tokens` tokens came before the next step.
     """
 
     n: int
@@ -50,8 +51,8 @@ class Place(Enum):
     """Where a replay charges a term: with the step's device or host time, or by a function of its own."""
 
     DEVICE = "device"
-    HOST = "host"  # host time of the step, which neither hides device time nor is hidden by it
-    LAUNCH = "launch"  # the least that the device's time and its launches take together
+    HOST = "host"  # host time, added to the longer of device time and launches
+    LAUNCH = "launch"  # kernel launches: a step takes the longer of these and its device time
     ARRIVAL = "arrival"  # host time between steps
     FADING = "fading"  # device time of decode steps after prompts (`StepCosts.warm_ns`)
     SHARING = "sharing"  # device time that shared context saves (`StepCosts.shared_ns`)

@@ -1,4 +1,4 @@
-"""Decode time where sequences are uneven: the lesser of two lines in the context, or one for even ones.
+"""Decode time of uneven sequences: the lesser of two lines in the context, or a third line for even ones.
 
 Reading the caches of a decode batch takes as long as the SM that finishes last. Three regimes, each a
 `DecodeLine`: even contexts (whole waves of tiles), a tail that grows with the longest context, and a cap once
