@@ -3,6 +3,7 @@
     python tests/benchmarks/fleet.py            # the table of routers
     python tests/benchmarks/fleet.py --speed    # requests per second, 1 to 64 replicas
     python tests/benchmarks/fleet.py --million  # 64 replicas, 1,000,000 requests
+    python tests/benchmarks/fleet.py --growth   # cost per request at 64 replicas over that at 1
 
 The Mooncake conversation trace runs on 4 replicas of 30,000 blocks, as `make bench` has it on one; agent
 sessions and chat on 4 replicas. Costs are the roofline's. Time is the process's own (CPU), since machines are
@@ -109,21 +110,42 @@ def rate(run: object) -> float:
     return best
 
 
-def million(policy: str) -> None:
-    """64 replicas, a million requests of 20,000 texts: time and peak memory of the process."""
-    count = 1_000_000
+def texts(count: int, replicas: int) -> Trace:
+    """Requests with 20,000 texts, 10 per second and replica; a popular text is a prompt again and again."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(64, 1024, count)
     text = rng.zipf(1.3, count) % 20_000
     requests = pd.DataFrame(
         {
-            "arrival_s": np.cumsum(rng.exponential(1 / 640, count)),
+            "arrival_s": np.cumsum(rng.exponential(0.1 / replicas, count)),
             "input_tokens": prompt,
             "output_tokens": rng.integers(16, 256, count),
         }
     )
     zero = np.zeros(count, np.int64)
-    trace = Trace("million", requests, Spans(np.arange(count + 1), text.astype(np.int64), zero, prompt))
+    return Trace("texts", requests, Spans(np.arange(count + 1), text.astype(np.int64), zero, prompt))
+
+
+def growth(policies: list[str], count: int = 40_000) -> None:
+    """CPU time per request with 1, 4 and 64 replicas at equal load per replica, the better of two turns."""
+    scenario = Scenario(num_gpu_blocks=7000, costs="roofline")
+    for policy in policies:
+        best: dict[int, float] = {}
+        for _ in range(2):
+            for replicas in (1, 4, 64):
+                work = texts(count, replicas)
+                begun = time.process_time()
+                replay_fleet(work, scenario, fleet(replicas, policy), keep_steps=False)
+                each = 1e6 * (time.process_time() - begun) / count
+                best[replicas] = min(best.get(replicas, float("inf")), each)
+        shown = ", ".join(f"{replicas}: {each:.0f} us" for replicas, each in best.items())
+        print(f"{policy:18} {shown}; {best[64] / best[1]:.2f} times from 1 to 64 replicas", flush=True)
+
+
+def million(policy: str) -> None:
+    """64 replicas, a million requests of 20,000 texts: time and peak memory of the process."""
+    count = 1_000_000
+    trace = texts(count, 64)
     scenario = Scenario(num_gpu_blocks=7000, costs="roofline")
     begun, cpu = time.perf_counter(), time.process_time()
     result = replay_fleet(trace, scenario, fleet(64, policy), keep_steps=False)
@@ -140,11 +162,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--million", action="store_true")
+    parser.add_argument("--growth", action="store_true")
     parser.add_argument("--router", action="append", help="routers of --speed and --million")
     parser.add_argument("--replicas", type=int, default=4)
     options = parser.parse_args()
     if options.million:
-        million((options.router or ["prefix-affinity"])[0])
+        million((options.router or ["least-loaded"])[0])
+    elif options.growth:
+        growth(options.router or ["least-loaded", "cost", "dynamo", "llm-d"])
     elif options.speed:
         speed(options.router or ["least-loaded", "prefix-affinity", "cost"])
     else:
