@@ -23,6 +23,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -186,6 +187,9 @@ class Scenario(BaseModel):
     enable_chunked_prefill: bool = Field(
         True, description="cut long prompts into chunks; sglang and trtllm can do without"
     )
+    context_chunking_policy: Literal["first_come_first_served", "equal_progress"] = Field(
+        "first_come_first_served", description="trtllm: how prompts share the tokens of a step"
+    )
     max_prefill_tokens: int = Field(16384, ge=1, description="sglang: most prompt tokens in a batch")
     enable_mixed_chunk: bool = Field(False, description="sglang: decodes join a batch of prompts")
     schedule_conservativeness: float = Field(
@@ -332,9 +336,23 @@ class Scenario(BaseModel):
             host=self.host_tier(),
             swap_blocks=int(self.swap_space_gib * 2**30 / layout.block_bytes) if self.swaps else 0,
             partial_reuse="" if self.partial_reuse == "off" else self.partial_reuse,
+            trtllm=self._trtllm(),
         )
         limits.check()
         return limits
+
+    def _trtllm(self) -> TrtllmSettings | None:
+        """What only TensorRT-LLM's rules ask for. Errors: BadInput where another profile is given it."""
+        if self.profile.startswith("trtllm"):
+            return TrtllmSettings(
+                chunked_context=self.enable_chunked_prefill, chunking=self.context_chunking_policy
+            )
+        if self.context_chunking_policy != CHUNKING[0]:
+            raise BadInput(
+                "context_chunking_policy is for the profiles of TensorRT-LLM (trtllm-...); the profile is "
+                f"{self.profile}"
+            )
+        return None
 
     def _sglang(self) -> SglangSettings | None:
         """What only SGLang's rules ask for. Errors: BadInput where another profile is given it."""

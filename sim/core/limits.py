@@ -9,6 +9,7 @@ from pagecast.sim.core.group_spec import GroupSpec, check_groups
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.trtllm_settings import TrtllmSettings
 
 MOST_BLOCKS = 20_000_000
 POLICIES = ("fcfs", "priority", "lpm")
@@ -23,7 +24,7 @@ class Limits:
     `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
     the number of tokens per block key: their block sizes are multiples of it. `max_loras`: how many LoRA
     adapters a step computes with at most; None: any number. `host`: the host tier; None: there is none.
-    `sglang`: what only that profile asks for.
+    `sglang`, `trtllm`: what only those profiles ask for.
     `swap_blocks`: blocks of host memory for the KV of preempted requests; 0: it is computed again.
     `partial_reuse`: whether blocks that match partly are copied, only taken over, or not used ("").
     `tenants`: their shares; None: nobody tells them apart.
@@ -44,6 +45,7 @@ class Limits:
     sglang: SglangSettings | None = None
     swap_blocks: int = 0
     partial_reuse: str = ""
+    trtllm: TrtllmSettings | None = None
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.limits import Limits
@@ -16,11 +18,13 @@ from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
 from pagecast.sim.core.rules.rules import Mix, Profile, Victim
 from pagecast.sim.core.rules.sglang import SglangMix
 from pagecast.sim.core.rules.sglang_order import LongestPrefixFirst, SglangFcfs
+from pagecast.sim.core.rules.trtllm import Capacity, FitsWhole, GuaranteedNoEvict, MaxUtilization, TrtllmMix
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.rules.vllm import VllmMix
 from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
 from pagecast.sim.core.rules.vllm_offloading import VllmHybridOffloadingMix, VllmOffloadingMix
 from pagecast.sim.core.sglang_settings import SglangSettings
+from pagecast.sim.core.trtllm_settings import TrtllmSettings
 
 
 def _order(limits: Limits) -> Order:
@@ -66,8 +70,10 @@ def _sglang_settings(limits: Limits) -> SglangSettings:
 def _sglang_order(limits: Limits) -> Order:
     if limits.policy == "priority":
         raise BadInput("the profile sglang has no priorities; choose the policy fcfs or lpm")
-    if limits.tenants is not None or limits.host is not None:
-        raise BadInput("the profile sglang has no shares of tenants and no host tier; choose vllm")
+    if limits.tenants is not None or limits.host is not None or limits.swap_blocks or limits.partial_reuse:
+        raise BadInput(
+            "the profile sglang has no shares of tenants, host tier, swap space or partial reuse; choose vllm"
+        )
     return LongestPrefixFirst() if limits.policy == "lpm" else SglangFcfs()
 
 
@@ -111,7 +117,48 @@ SGLANG = Profile(
     publish_at_commit=True,
     pipelined=True,
 )
-PROFILES = {profile.name: profile for profile in (VLLM, NANO_VLLM, SGLANG)}
+
+
+def _trtllm_settings(limits: Limits) -> TrtllmSettings:
+    settings = limits.trtllm or TrtllmSettings()
+    settings.check()
+    unit = settings.unit or limits.block_size
+    if settings.chunked_context and unit > limits.max_num_batched_tokens:
+        raise BadInput(
+            f"a chunk of {unit} tokens does not fit in max_num_batched_tokens "
+            f"({limits.max_num_batched_tokens}); raise it, or lower block_size"
+        )
+    if limits.policy != "fcfs":
+        raise BadInput("TensorRT-LLM serves requests as they come; choose the policy fcfs")
+    if limits.swap_blocks or limits.host is not None:
+        raise BadInput("the profiles of TensorRT-LLM have no swap space and no host tier; choose vllm")
+    return settings
+
+
+def _trtllm(name: str, summary: str, capacity: Callable[[], Capacity]) -> Profile:
+    return Profile(
+        name=name,
+        summary=f"TensorRT-LLM (V1 scheduler): {summary}; whole prompts' blocks, context chunks",
+        order=_order,
+        mix=lambda limits: TrtllmMix(capacity(), limits, _trtllm_settings(limits)),
+        eviction=_vllm_eviction,
+        intake=lambda limits: FitsWhole(limits, _trtllm_settings(limits)),
+        publish_at_commit=True,
+        whole_prompt=True,
+        pipelined=True,
+    )
+
+
+TRTLLM = (
+    _trtllm("trtllm-guaranteed-no-evict", "admits what can run to its end", GuaranteedNoEvict),
+    _trtllm("trtllm-max-utilization", "admits what fits now, and pauses the last begun", MaxUtilization),
+    _trtllm(
+        "trtllm-static",
+        "a batch of requests ends before another begins",
+        lambda: GuaranteedNoEvict(static=True),
+    ),
+)
+PROFILES = {profile.name: profile for profile in (VLLM, NANO_VLLM, SGLANG, *TRTLLM)}
 
 
 def profile(name: str) -> Profile:

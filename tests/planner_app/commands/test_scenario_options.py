@@ -60,6 +60,7 @@ GIVEN: dict[str, Any] = {
     "max_loras": 4,
     "speculative_config": "ngram:3:0.5",
     "enable_chunked_prefill": False,
+    "context_chunking_policy": "equal_progress",
     "max_prefill_tokens": 4096,
     "enable_mixed_chunk": True,
     "schedule_conservativeness": 0.5,

@@ -21,6 +21,7 @@ from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
+from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
 from reference import Reference, Req
 
 RETENTIONS = (
@@ -37,14 +38,20 @@ def limits_from(draw: Iterator[int], profile: str) -> Limits:
     seqs = 1 + next(draw) % 6
     if profile == "sglang":
         return sglang_limits_from(draw, seqs)
+    trtllm, least = None, 0
+    if profile.startswith("trtllm"):
+        unit, equal = next(draw), next(draw)
+        trtllm = TrtllmSettings(next(draw) % 4 != 0, CHUNKING[equal % 2], 1 + unit % 5 if unit % 2 else None)
+        least = 8
     return Limits(
         num_blocks=3 + next(draw) % 24,
         block_size=(1, 2, 3, 4, 4, 8)[next(draw) % 6],
         max_num_seqs=seqs,
-        max_num_batched_tokens=seqs + next(draw) % 24,
+        max_num_batched_tokens=max(seqs + next(draw) % 24, least),
         policy="priority" if next(draw) % 3 == 0 and profile == "vllm" else "fcfs",
-        pipeline_depth=next(draw) % 2 if profile == "vllm" else 0,
+        pipeline_depth=0 if profile == "nano-vllm" else next(draw) % 2,
         caching=next(draw) % 8 != 0,
+        trtllm=trtllm,
     )
 
 

@@ -1,0 +1,30 @@
+"""TensorRT-LLM's settings that its scheduling rules take besides `Limits`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecast.sim.core.errors import BadInput
+
+CHUNKING = ("first_come_first_served", "equal_progress")
+
+
+@dataclass(frozen=True)
+class TrtllmSettings:
+    """`chunked_context`: long prompts are cut into chunks, by the policy `chunking`.
+
+    `unit`: a chunk that does not end its prompt is a multiple of so many tokens; None: of a block.
+    """
+
+    chunked_context: bool = True
+    chunking: str = CHUNKING[0]
+    unit: int | None = None
+
+    def check(self) -> None:
+        """Errors: BadInput naming the first setting that cannot work."""
+        if self.chunking not in CHUNKING:
+            raise BadInput(
+                f"context chunking policy {self.chunking!r} is not known; choose one of {', '.join(CHUNKING)}"
+            )
+        if self.unit is not None and self.unit < 1:
+            raise BadInput(f"the chunk unit is {self.unit}; it must be at least 1")

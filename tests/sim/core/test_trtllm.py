@@ -1,0 +1,172 @@
+"""TensorRT-LLM's capacity policies and context chunks: its own examples, with the iterations it names.
+
+The examples are those of cpp/tests/unit_tests/batch_manager/capacitySchedulerTest.cpp: which requests compute
+in which iterations, in a pool of 100 or 200 tokens with 10 per block.
+"""
+
+import pytest
+from pagecast.sim.core.check import check
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.profiles import PROFILES
+from pagecast.sim.core.rules.trtllm_chunks import Context, chunk_sizes, cost
+from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.trtllm_settings import TrtllmSettings
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+NO_EVICT, MAX_UTILIZATION, STATIC = "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "trtllm-static"
+ALL = (NO_EVICT, MAX_UTILIZATION, STATIC)
+TOKENS_PER_BLOCK = 10
+EQUAL = TrtllmSettings(chunking="equal_progress", unit=20)
+
+
+def request(number: int, prompt: int, output: int, text: int | None = None) -> Request:
+    text = number if text is None else text
+    keys = BlockKeys.of_spans(TOKENS_PER_BLOCK, ((text, 0, prompt),), (1000 + number, 0))
+    return Request(str(number), keys, prompt, output, index=number)
+
+
+def scheduler(profile: str, tokens: int, *, most: int = 2, budget: int = 1000, **more) -> Scheduler:
+    limits = Limits(tokens // TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, most, budget, **more)
+    return Scheduler(limits, PROFILES[profile])
+
+
+def serve(s: Scheduler, *requests: Request) -> dict[str, list[tuple[int, int]]]:
+    """In which iterations each request computes, as ranges; all are submitted at once."""
+    for each in requests:
+        assert s.submit(each), each.reason
+    busy: dict[str, list[tuple[int, int]]] = {each.id: [] for each in requests}
+    iteration = 0
+    while s.requests:
+        plan = s.plan(0, once=True)
+        if plan is None:
+            continue  # all that could run was paused: an engine's loop goes on
+        for each in [*plan.decodes, *(chunk.request for chunk in plan.chunks)]:
+            ranges = busy[each.id]
+            if ranges and ranges[-1][1] == iteration:
+                ranges[-1] = (ranges[-1][0], iteration + 1)
+            else:
+                ranges.append((iteration, iteration + 1))
+        s.commit(plan)
+        check(s)
+        iteration += 1
+    return busy
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_two_that_fit_run_together(profile):
+    """SimpleShouldFit."""
+    busy = serve(scheduler(profile, 200), request(0, 10, 80), request(1, 10, 80))
+    assert busy == {"0": [(0, 80)], "1": [(0, 80)]}
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_two_that_fit_run_together_in_chunks(profile):
+    """SimpleShouldFitInChunk: chunks of 20, 20 and 10."""
+    s = scheduler(profile, 200, budget=40, trtllm=EQUAL)
+    assert serve(s, request(0, 50, 40), request(1, 50, 40)) == {"0": [(0, 42)], "1": [(0, 42)]}
+
+
+def test_with_max_utilization_the_last_is_paused_when_blocks_run_out():
+    """SimpleDoesntFitMaxUtilization: request 1 begins anew with 51 tokens and 39 to go."""
+    s = scheduler(MAX_UTILIZATION, 100)
+    busy = serve(s, request(0, 10, 80), request(1, 10, 80))
+    assert busy == {"0": [(0, 80)], "1": [(0, 41), (80, 119)]}
+    assert s.preemptions == 1
+
+
+def test_without_eviction_the_second_waits_for_the_first():
+    """The same two, GUARANTEED_NO_EVICT (SimpleDoesntFitPriorities without priorities)."""
+    busy = serve(scheduler(NO_EVICT, 100), request(0, 10, 80), request(1, 10, 80))
+    assert busy == {"0": [(0, 80)], "1": [(80, 160)]}
+
+
+def test_a_request_begun_in_chunks_is_paused():
+    """SimpleDoesntFitMaxUtilizationInChunk, until request 0 is done."""
+    s = scheduler(MAX_UTILIZATION, 100, budget=40, trtllm=EQUAL)
+    busy = serve(s, request(0, 30, 60), request(1, 30, 60))
+    assert busy["0"] == [(0, 61)]
+    assert busy["1"][0] == (0, 22)
+    assert busy["1"][1][0] == 61
+
+
+def test_the_first_chunk_takes_the_blocks_of_the_whole_prompt():
+    """SimpleDoesntFitMaxUtilizationInChunkedCache: 70 of 100 tokens are taken, although 40 are computed."""
+    s = scheduler(MAX_UTILIZATION, 100, budget=40)
+    assert serve(s, request(0, 70, 20), request(1, 70, 20)) == {"0": [(0, 21)], "1": [(21, 42)]}
+
+
+def test_a_static_batch_ends_before_another_begins():
+    busy = serve(scheduler(STATIC, 200), request(0, 10, 20), request(1, 10, 40), request(2, 10, 5))
+    assert busy == {"0": [(0, 20)], "1": [(0, 40)], "2": [(40, 45)]}
+    mixed = serve(scheduler(NO_EVICT, 200), request(0, 10, 20), request(1, 10, 40), request(2, 10, 5))
+    assert mixed["2"] == [(20, 25)]
+
+
+@pytest.mark.parametrize("profile", [NO_EVICT, MAX_UTILIZATION])
+def test_a_prompt_waits_for_the_block_that_another_computes(profile):
+    s = scheduler(profile, 400, most=4)
+    same = [request(number, 51, 4, text=7) for number in range(3)]
+    busy = serve(s, *same)
+    # Requests 1 and 2 wait for request 0's first block, then for nothing: their last, partial one is private.
+    assert busy == {"0": [(0, 4)], "1": [(1, 5)], "2": [(1, 5)]}
+    assert [each.cached_tokens for each in same] == [0, 50, 50]
+
+
+def test_without_chunks_prompts_are_served_whole():
+    s = scheduler(NO_EVICT, 400, most=4, budget=100, trtllm=TrtllmSettings(chunked_context=False))
+    busy = serve(s, request(0, 60, 3), request(1, 60, 3), request(2, 30, 3))
+    assert busy == {"0": [(0, 3)], "1": [(1, 4)], "2": [(1, 4)]}
+    assert not s.submit(request(9, 99, 3))
+
+
+def test_what_can_never_run_is_rejected():
+    s = scheduler(NO_EVICT, 100)
+    assert s.submit(request(0, 60, 40))
+    assert not s.submit(request(1, 60, 41))
+
+
+def test_chunks_in_order_are_cut_to_units():
+    shapes = [Context(35, 0), Context(50, 0), Context(5, 0)]
+    assert chunk_sizes(shapes, 60, 100, 10, equal=False) == [35, 20, 5]
+    assert chunk_sizes(shapes, 90, 100, 10, equal=False) == [35, 50, 5]
+
+
+def test_chunks_of_equal_progress_grow_in_turn():
+    shapes = [Context(35, 0), Context(50, 0), Context(5, 0)]
+    assert chunk_sizes(shapes, 60, 100, 10, equal=True) == [35, 20, 5]
+    assert chunk_sizes(shapes, 15, 100, 10, equal=True) == [10, 0, 5]
+
+
+def test_a_chunk_with_a_cached_prefix_is_moved_not_shortened():
+    context = Context(100, 40)
+    assert [cost(size, context) for size in (20, 50, 60, 100)] == [20, 50, 60, 60]
+    assert chunk_sizes([context], 50, 50, 10, equal=False) == [50]
+    assert chunk_sizes([context], 60, 60, 10, equal=False) == [100]
+
+
+def test_unknown_settings_are_named():
+    with pytest.raises(BadInput, match="context chunking policy 'x' is not known"):
+        scheduler(NO_EVICT, 100, trtllm=TrtllmSettings(chunking="x"))
+    with pytest.raises(BadInput, match=r"a chunk of 10 tokens does not fit in max_num_batched_tokens \(8\)"):
+        scheduler(NO_EVICT, 100, budget=8)
+    with pytest.raises(BadInput, match="choose the policy fcfs"):
+        scheduler(NO_EVICT, 100, policy="priority")
+    with pytest.raises(BadInput, match="context_chunking_policy is for the profiles of TensorRT-LLM"):
+        Scenario(context_chunking_policy="equal_progress").limits()
+
+
+@pytest.mark.parametrize("profile", ALL)
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "overlap"])
+def test_stretches_are_the_same_as_single_steps(profile, ahead):
+    trace = read("chat", limit=60)
+    scenario = Scenario(profile=profile, costs="roofline", num_gpu_blocks=600, async_scheduling=ahead)
+    fast = replay(trace, scenario, check_every=10)
+    slow = replay(trace, scenario, fast_forward=False)
+    assert fast.requests.equals(slow.requests)
+    assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"]
+    assert profile == MAX_UTILIZATION or not fast.summary["preemptions"]
