@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pandas as pd
 from pagecast.engine.host_tier import HostTransfer
 from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.events import Event, run_length
+from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import NEVER, State
 from pagecast.sim.runs.recorded import RecordedRun, Steps
+from pagecast.sim.runs.run_journal import RunJournal
 from pagecast.sim.runs.transfers import RecordedTransfer
 from pagecast.sim.speculation.recorded import ACCEPTED, DRAFTS
 from pagecast.traces.schema import Trace
@@ -23,10 +26,15 @@ NS = 1_000_000_000
 
 
 class Recording:
-    """Implements `loop.Log`: notes every step, and every plan that only preempted."""
+    """Implements `loop.Log`: notes every step, and every plan that only preempted.
 
-    def __init__(self, num_blocks: int) -> None:
+    `journal` is written as it happens. One that can't be written any more is left as it is: the run goes on.
+    """
+
+    def __init__(self, num_blocks: int, journal: RunJournal | None = None) -> None:
         self._num_blocks = num_blocks
+        self._journal = journal
+        self._keys: dict[int, BlockKeys] = {}  # of live requests, for the journal
         self._rows: list[tuple[int, ...]] = []
         self._prefill: list[tuple[tuple[int, int], ...]] = []
         self._ends: list[int] = []
@@ -36,6 +44,9 @@ class Recording:
     def idle(self, start_ns: int) -> None:
         """See `loop.Log`."""
         self.idle_ns.append(start_ns)
+        with self._writing() as journal:
+            if journal is not None:
+                journal.idle(start_ns)
 
     def step(self, plan: StepPlan, start_ns: int, planned_ns: int) -> None:
         """See `loop.Log`."""
@@ -55,7 +66,38 @@ class Recording:
 
     def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
         """See `loop.Log`."""
+        with self._writing() as journal:
+            if journal is not None:
+                journal.committed(plan, self._rows[len(self._ends)][0], end_ns)
         self._ends.append(end_ns)
+
+    def submitted(self, sequence: Sequence, at_ns: int, *, adapter: str = "", salt: str = "") -> None:
+        """A request is about to be handed to the scheduler."""
+        with self._writing() as journal:
+            if journal is None:
+                return
+            request = sequence.request
+            size, prompt = request.keys.block_size, sequence.ids[: request.prompt_tokens].astype(np.int64)
+            keys = BlockKeys.of_ids(size, prompt)
+            self._keys[request.index] = keys
+            tail = prompt[len(prompt) // size * size :].tolist()
+            journal.submitted(request, at_ns, keys.digests, tail, adapter=adapter, salt=salt)
+
+    def ended(self, sequence: Sequence) -> None:
+        """A request has ended."""
+        request = sequence.request
+        keys = self._keys.pop(request.index, None)
+        with self._writing() as journal:
+            if journal is not None and keys is not None:
+                keys.extend(sequence.output.astype(np.int64))
+                journal.ended(request, request.finished_ns, len(sequence.output), keys.digests)
+
+    @contextmanager
+    def _writing(self) -> Iterator[RunJournal | None]:
+        try:
+            yield self._journal
+        except OSError:
+            self._journal = None
 
     def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
         """See `loop.Log`."""

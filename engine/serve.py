@@ -26,6 +26,7 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_journal import RunJournal
 from pagecast.traces.schema import Spans, Trace
 
 _POSITIVE = (1 << 62) - 1
@@ -35,7 +36,7 @@ _NAP_S = 0.02  # the longest sleep, so that an interrupt is heard soon
 class TraceServer:
     """One pass of a trace through an engine that was made with `log_events=True`.
 
-    `ended` is called whenever a request has ended.
+    `ended` is called whenever a request has ended. `journal` is written as the run happens.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class TraceServer:
         *,
         temperature: float = 0.0,
         ended: Callable[[], None] | None = None,
+        journal: RunJournal | None = None,
     ) -> None:
         self.engine = engine
+        self._recording = Recording(engine.limits.num_blocks, journal)
         self._note_end = ended
         self.ids = trace.token_ids
         self.trace = with_spans(trace, engine.limits.block_size)
@@ -56,13 +59,14 @@ class TraceServer:
         self._quoted = _quoted(self.trace)
         self._content = self.trace.integers("output_content")
         self._offset = self.trace.integers("output_offset")
+        self._names = {name: _texts(self.trace, name) for name in ("adapter", "salt")}
         self._sequences: dict[int, Sequence] = {}
         self._submitted_ns: dict[int, int] = {}
 
     def run(self) -> RecordedRun:
         """Serves the whole trace; takes as long as it does. Raises what the engine raises."""
         engine, loop, arrivals = self.engine, self.engine.loop, self._arrivals
-        recording = Recording(engine.limits.num_blocks)
+        recording = self._recording
         loop.restart()
         engine.settle()
         loop.log = recording
@@ -81,7 +85,7 @@ class TraceServer:
         return self._recorded(recording, loop.scheduler.events or [])
 
     def _recorded(self, recording: Recording, events: list[Event]) -> RecordedRun:
-        return recorded_run(self.trace, recording, self._sequences, self._submitted_ns, events, self._meta())
+        return recorded_run(self.trace, recording, self._sequences, self._submitted_ns, events, self.meta())
 
     def _take_in(self) -> None:
         loop, arrivals = self.engine.loop, self._arrivals
@@ -92,7 +96,9 @@ class TraceServer:
                 continue
             sequence = self._sequence(row, arrival_ns)
             self._sequences[row] = sequence
-            self._submitted_ns[row] = loop.clock.now()
+            self._submitted_ns[row] = at_ns = loop.clock.now()
+            names = {name: texts[row] for name, texts in self._names.items()}
+            self._recording.submitted(sequence, at_ns, **names)
             loop.submit(sequence)
 
     def _sequence(self, row: int, arrival_ns: int) -> Sequence:
@@ -119,10 +125,12 @@ class TraceServer:
 
     def _ended(self, sequence: Sequence) -> None:
         self._arrivals.ended(sequence.request.index, self.engine.loop.clock.now())
+        self._recording.ended(sequence)
         if self._note_end is not None:
             self._note_end()
 
-    def _meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, Any]:
+        """What `meta.json` says of the run."""
         meta = described(self.engine)
         meta["config"]["temperature"] = self._params.temperature
         return {"name": self.trace.name, **meta}
@@ -149,6 +157,12 @@ def with_spans(trace: Trace, block_size: int) -> Trace:
     flat = np.array(rows, np.int64).reshape(-1, 3)
     spans = Spans(np.array(starts, np.int64), flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy())
     return replace(trace, spans=spans, token_ids=None)
+
+
+def _texts(trace: Trace, column: str) -> list[str]:
+    if column not in trace.requests:
+        return [""] * len(trace)
+    return [str(text) for text in trace.requests[column].fillna("")]
 
 
 def _name(text: bytes) -> int:

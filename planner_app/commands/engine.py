@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,8 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
 from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.runs.journal import JournalWriter
+from pagecast.sim.runs.run_journal import RunJournal
 from pagecast.traces.operations import scale, select
 from pagecast.traces.read import read
 from rich.table import Table
@@ -90,7 +92,8 @@ def record_command(
 ) -> None:
     """Serves a trace in wall time and writes what happened as a recorded run.
 
-    Prompts are made from the trace's content; outputs have the trace's lengths.
+    Prompts are made from the trace's content; outputs have the trace's lengths. The folder is written as it
+    happens: a run that is cut short can be read as far as it went.
     """
     _check_sampling(temperature=temperature)
     console.check_folder("--out", out)
@@ -108,9 +111,16 @@ def record_command(
         if not json:
             console.err.print(memory_table(running.loaded.memory))
         running.warm_up()
-        described(running)  # what can't be told of this machine comes to light before the run, not after it
-        run = TraceServer(running, source, temperature=temperature).run()
-    _keep(run, out)
+        # What can't be told of this machine comes to light before the run, not after it.
+        meta = {"name": source.name, **described(running)}
+        writer = JournalWriter(out, meta)
+        try:
+            run = TraceServer(running, source, temperature=temperature, journal=RunJournal(writer)).run()
+        except BaseException:
+            with suppress(OSError):
+                writer.flush()  # what has happened is a run too
+            raise
+    _keep(run, out, writer)
     table = run.requests
     done = table["finish_s"].notna()
     figures = {
@@ -132,10 +142,11 @@ def record_command(
         console.out.print(f"{out}: {', '.join(words)}", soft_wrap=True, markup=False)
 
 
-def _keep(run: RecordedRun, out: Path) -> None:
-    """Writes the run; where its folder can't take it, to a temporary one. Errors: BadInput naming that."""
+def _keep(run: RecordedRun, out: Path, writer: JournalWriter) -> None:
+    """Puts the run in its journal's place; where that fails, into a temporary folder. Errors: BadInput naming
+    that."""
     try:
-        run.write(out)
+        writer.replace(run.write)
     except OSError as error:
         rescue = Path(tempfile.mkdtemp(prefix="pagecast-run-"))
         run.write(rescue)

@@ -24,7 +24,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -101,6 +101,22 @@ class JournalWriter:
         except BadInput:  # nothing was served: the journal is all there is
             shutil.rmtree(place, ignore_errors=True)
             return
+        self._move_in(place)
+
+    def replace(self, write: Callable[[Path], object]) -> None:
+        """Ends the journal and puts what `write` writes to a folder in its place.
+
+        Raises what `write` raises; the journal is then what there is.
+        """
+        self.flush()
+        self._file.close()
+        for thread in self._zipping:
+            thread.join()
+        place = self.folder / ".unfolding"
+        write(place)
+        self._move_in(place)
+
+    def _move_in(self, place: Path) -> None:
         for file in place.iterdir():
             os.replace(file, self.folder / file.name)
         place.rmdir()

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pagecast.engine.params import SamplingParams
 from pagecast.engine.text import Growing
 from pagecast.planner_app.commands.engine import bench_command, generate_command, record_command
 from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.runs.journal import segments
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
 
@@ -128,7 +130,7 @@ def test_a_run_whose_folder_fails_at_the_end_is_kept_elsewhere(
     write, out = RecordedRun.write, tmp_path / "run"
 
     def full(self: RecordedRun, folder: Path) -> Path:
-        if folder == out:
+        if folder.parent == out:
             raise OSError(28, "No space left on device")
         return write(self, folder)
 
@@ -177,7 +179,9 @@ def test_without_a_gpu_one_line_says_so(model_with_text: Any) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_an_interrupt_ends_the_process_at_once(model_with_text: Any, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_at_once_and_is_kept_as_far_as_it_went(
+    model_with_text: Any, tmp_path: Path
+) -> None:
     trace = small_trace_file(tmp_path, requests=3000)
     script = (
         "import sys, typer; from pagecast.planner_app.commands.engine import record_command; "
@@ -190,7 +194,15 @@ def test_an_interrupt_ends_the_process_at_once(model_with_text: Any, tmp_path: P
     assert process.stderr is not None
     while "KV blocks" not in process.stderr.readline():
         assert process.poll() is None
+    deadline = time.monotonic() + 60
+    while not any('"finished"' in path.read_text() for path in segments(tmp_path / "run")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
-    assert not (tmp_path / "run").exists()
+    run = RecordedRun.load(tmp_path / "run")  # as far as it went
+    assert 0 < run.requests["finish_s"].notna().sum() < 3000
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert (run.meta["engine"], run.meta["config"]["num_blocks"]) == ("pagecast", 64)

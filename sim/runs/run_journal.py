@@ -1,0 +1,72 @@
+"""Journal of a run in progress: the lines of `journal`, from requests, plans and names of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.runs.journal import CANCELLED, FINISHED, REJECTED, JournalWriter
+
+_STATES = {State.FINISHED: FINISHED, State.CANCELLED: CANCELLED, State.REJECTED: REJECTED}
+
+
+class RunJournal:
+    """Writes what happens to a journal. Requests are known by their `index`; times are nanoseconds."""
+
+    def __init__(self, writer: JournalWriter) -> None:
+        self.writer = writer
+        self._rows: dict[int, int] = {}  # live requests by their number
+        self._new: set[int] = set()  # of these, those that have not run yet
+        self._count = 0
+
+    def submitted(
+        self,
+        request: Request,
+        at_ns: int,
+        digests: Sequence[bytes],
+        tail: Sequence[int],
+        *,
+        adapter: str = "",
+        salt: str = "",
+    ) -> None:
+        """A request was handed to the scheduler. `digests` are those of its prompt's full blocks, each of all
+        tokens up to its end; `tail` the tokens after them."""
+        self._rows[request.index] = self._count
+        self._new.add(request.index)
+        self._count += 1
+        before = digests[-1] if digests else f"{adapter}/{salt}/".encode()
+        rest = np.asarray(tail, np.int64).tobytes()
+        asked = [request.arrival_ns, at_ns, request.prompt_tokens, request.output_tokens, request.priority]
+        named = [_names(digests), xxhash.xxh3_64_intdigest(before + rest)]
+        self.writer.add(["s", *asked, adapter, salt, *named])
+
+    def idle(self, at_ns: int) -> None:
+        """A plan preempted requests and found nothing to compute."""
+        self.writer.add(["i", at_ns])
+
+    def committed(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
+        """A step ran."""
+        admitted = []
+        for chunk in plan.chunks:
+            number = chunk.request.index
+            if number in self._new:
+                self._new.discard(number)
+                admitted.append([self._rows[number], chunk.request.cached_tokens])
+        shape = [plan.decode_n, plan.decode_ctx, plan.decode_max]
+        left = [plan.running, plan.waiting, plan.used_blocks]
+        self.writer.add(["t", start_ns, end_ns, *shape, *left, plan.prefill, admitted])
+
+    def ended(self, request: Request, at_ns: int, tokens: int, digests: Sequence[bytes]) -> None:
+        """A request ended with so many tokens; `digests` are those of its full blocks, output included."""
+        row = self._rows.pop(request.index)
+        self._new.discard(request.index)
+        end: list[Any] = [_STATES[request.state], request.first_token_ns, at_ns, tokens, request.reason]
+        self.writer.add(["e", row, *end, _names(digests), max(request.cached_tokens, 0)])
+
+
+def _names(digests: Sequence[bytes]) -> list[int]:
+    return [int.from_bytes(digest[:8], "little") >> 2 for digest in digests]
