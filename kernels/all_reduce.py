@@ -30,8 +30,8 @@ import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, require
 from torch import Tensor
 
-PROGRAM_BYTES = 2048
-"""What a program sends to a peer at most: 16 bytes for each of 128 threads."""
+PROGRAM_BYTES = 4096
+"""What a program sends to a peer at most: 32 bytes for each of 128 threads."""
 _WARPS = 4
 _SLOTS = 2
 _PHASES = 2

@@ -15,8 +15,9 @@ from pagecast.kernels import all_reduce as kernels
 from pagecast.sim.core.errors import CannotRunHere
 from torch import Tensor
 
-PEER_BYTES = 4 << 20
-"""Messages of at most so many bytes go through peer memory, larger ones through NCCL."""
+PEER_BYTES = 8 << 20
+"""What goes through peer memory at once, at most: larger messages go in pieces."""
+_MOST_PIECES = 16  # beyond, and with more than two GPUs beyond one piece, NCCL is as fast
 _TWO_SHOT_BYTES = 256 << 10  # with more than two GPUs, from here on
 _JOIN_S = 120
 _symmetric = False  # whether torch's symmetric memory was asked for in this process
@@ -100,10 +101,13 @@ class PeerLink(TorchLink):
 
     def sum(self, partial: Tensor) -> Tensor:
         """See `Link`."""
-        if partial.nbytes > PEER_BYTES or not partial.is_contiguous():
+        most = PEER_BYTES * (_MOST_PIECES if self._size == 2 else 1)
+        if partial.nbytes > most or not partial.is_contiguous():
             return super().sum(partial)
         two_shot = self._size > 2 and partial.nbytes >= _TWO_SHOT_BYTES
-        return kernels.all_reduce(partial, self.boxes, two_shot=two_shot, out=partial)
+        for piece in partial.view(-1).split(PEER_BYTES // partial.element_size()):
+            kernels.all_reduce(piece, self.boxes, two_shot=two_shot, out=piece)
+        return partial
 
     def gather(self, own: Tensor) -> Tensor:
         """See `Link`."""

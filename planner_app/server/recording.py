@@ -12,7 +12,7 @@ from pagecast.sim.runs.journal import JournalWriter
 from pagecast.sim.runs.run_journal import RunJournal
 
 
-class Recording:
+class JournalKeeper:
     """Implements `Keeper`: writes a replica's history to a journal in `folder`."""
 
     def __init__(self, folder: Path, meta: dict[str, Any], *, segment_bytes: int) -> None:

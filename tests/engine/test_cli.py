@@ -182,7 +182,7 @@ def test_without_a_gpu_one_line_says_so(model_with_text: Any) -> None:
 def test_an_interrupted_run_ends_at_once_and_is_kept_as_far_as_it_went(
     model_with_text: Any, tmp_path: Path
 ) -> None:
-    trace = small_trace_file(tmp_path, requests=3000)
+    trace = small_trace_file(tmp_path, requests=900)
     script = (
         "import sys, typer; from pagecast.planner_app.commands.engine import record_command; "
         "app = typer.Typer(); app.command()(record_command); sys.exit(app(standalone_mode=False))"
@@ -199,10 +199,10 @@ def test_an_interrupted_run_ends_at_once_and_is_kept_as_far_as_it_went(
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     run = RecordedRun.load(tmp_path / "run")  # as far as it went
-    assert 0 < run.requests["finish_s"].notna().sum() < 3000
+    assert 0 < run.requests["finish_s"].notna().sum() < 900
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
     assert (run.meta["engine"], run.meta["config"]["num_blocks"]) == ("pagecast", 64)

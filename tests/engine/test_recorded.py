@@ -2,7 +2,8 @@
 
 Recorded with `pagecast record TRACE --model M --random-weights`: 300 requests of the bundled chat sample
 (with their event logs), Mooncake conversations and agent sessions at two loads each, Mooncake conversations
-with Qwen3-0.6B. The letter behind "h200" tells six GPUs apart.
+with Qwen3-0.6B. The letter behind "h200" tells seven GPUs apart,
+and "tp2" names two at once.
 
 Those of "h200f" have speculation or a host tier. "ngram-chat": 150 requests of the chat sample at four times
 their rate, with n-grams that find nothing. "verify": batches of 1 to 256 requests over contexts of 300 and
@@ -46,6 +47,8 @@ STEPS = {
     "h200f-qwen3-8b-verify-mixed": (295, 1390),
     "h200f-qwen3-8b-host-async": (1437, 160),
     "h200f-qwen3-0.6b-host-ngram": (524, 150),
+    "h200g-qwen3-8b-tp2-chat": (8549, 300),
+    "h200g-qwen3-8b-tp2-mooncake": (5448, 120),
 }
 
 
