@@ -39,8 +39,7 @@ def described(engine: Engine) -> dict[str, Any]:
         "end_s": "when the step was committed and its tokens handed out",
         "config": {
             "tensor_parallel_size": engine.options.tensor_parallel_size,
-            "enable_expert_parallel": engine.options.enable_expert_parallel,
-            "all_reduce": loaded.model.shard.kind,
+            **_sharing(engine),
             "block_size": limits.block_size,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
@@ -59,6 +58,12 @@ def described(engine: Engine) -> dict[str, Any]:
             **_host_tier(engine),
         },
     }
+
+
+def _sharing(engine: Engine) -> dict[str, Any]:
+    """How several GPUs share the model; nothing for one."""
+    shard = engine.loaded.model.shard
+    return {} if shard.size == 1 else {"enable_expert_parallel": shard.by_expert, "all_reduce": shard.kind}
 
 
 def pagecast_version() -> str:

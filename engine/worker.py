@@ -19,7 +19,9 @@ from pagecast.sim.core.errors import PagecastError
 
 def main() -> NoReturn:
     """Serves until the engine's process says so, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides what an interrupt means
+    # The engine's process decides what these mean; a terminal or a container sends them to all.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection, ring = Connection(int(sys.argv[1])), int(sys.argv[2])
     order = connection.recv()
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
