@@ -85,7 +85,7 @@ class TraceServer:
         return self._recorded(recording, loop.scheduler.events or [])
 
     def _recorded(self, recording: Recording, events: list[Event]) -> RecordedRun:
-        return recorded_run(self.trace, recording, self._sequences, self._submitted_ns, events, self.meta())
+        return recorded_run(self.trace, recording, self._sequences, self._submitted_ns, events, self._meta())
 
     def _take_in(self) -> None:
         loop, arrivals = self.engine.loop, self._arrivals
@@ -129,7 +129,7 @@ class TraceServer:
         if self._note_end is not None:
             self._note_end()
 
-    def meta(self) -> dict[str, Any]:
+    def _meta(self) -> dict[str, Any]:
         """What `meta.json` says of the run."""
         meta = described(self.engine)
         meta["config"]["temperature"] = self._params.temperature
