@@ -6,6 +6,7 @@ that measures the same point with `aiperf`, from a trace in Mooncake's format.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +95,7 @@ def _k8s(scenario: Scenario, settings: FleetSettings) -> str:
     documents: list[dict[str, Any]] = []
     for number, group in enumerate(settings.groups):
         one = settings.model_copy(update={"groups": (group,)}).scenarios(scenario)[0][1]
-        labels = {"app": _NAME, "group": group.name or f"group{number}"}
+        labels = {"app": _NAME, "group": _label(group.name or f"group{number}")}
         container = {
             "name": "vllm",
             "image": _IMAGE,
@@ -124,6 +125,11 @@ def _k8s(scenario: Scenario, settings: FleetSettings) -> str:
         }
     )
     return _documents(documents, scenario)
+
+
+def _label(name: str) -> str:
+    """A name as Kubernetes allows it: lower-case letters, digits and dashes, at most 40 of them."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-") or "group"
 
 
 def _llm_d(scenario: Scenario, settings: FleetSettings) -> str:

@@ -85,3 +85,26 @@ def test_manifests_have_the_replicas_and_gpus_simulated():
     assert graph["spec"]["services"]["Worker0"]["replicas"] == 3
     with pytest.raises(BadInput, match="use --router llm-d"):
         emit("llm-d", Scenario(), fleet_of("random"))
+
+
+def test_groups_may_have_any_name_and_kubernetes_names_are_its_own():
+    fleet = fleet_of("llm-d", groups=({"name": "Big_One"}, {"name": "___"}))
+    documents = list(yaml.safe_load_all(emit("k8s", Scenario(), fleet)))
+    assert [document["metadata"]["name"] for document in documents] == [
+        "pagecast-fleet-big-one",
+        "pagecast-fleet-group",
+        "pagecast-fleet",
+    ]
+
+
+def test_deployments_and_services_keep_kubernetes_own_schemas():
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="its schemas come with that package")
+    fleet = fleet_of(
+        "llm-d", groups=({"replicas": 3}, {"name": "b", "scenario": {"tensor_parallel_size": 2}})
+    )
+    for form in ("k8s", "llm-d"):
+        documents = list(yaml.safe_load_all(emit(form, Scenario(), fleet)))
+        core = [document for document in documents if document["apiVersion"] in ("v1", "apps/v1")]
+        assert len(core) == 3
+        for document in core:
+            kubernetes.validate(document, "1.36", strict=True)
