@@ -1,5 +1,8 @@
-"""The same replay many times over, in parallel: costs drawn from what is not known of them, and, where
-wanted, workloads like the trace's."""
+"""Replicates of a replay, run in parallel, for intervals and sensitivities.
+
+Each replicate has step costs drawn at random (`costs/calibration/draw.py`) and, if asked for, a resampled
+workload.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
-LEAST = 20  # draws, for another one to lie below the lowest once in twenty times
+LEAST = 20  # draws; with so many, the lowest lies at the 5th percentile in the mean
 _NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
 _SEEDS = 1_000_003  # apart enough that no two studies share a workload's seed
-# Step times that a forecast's sensitivity is measured at, beside its own: within 1%, less than two recordings
-# of one load may differ by. Near saturation figures go up and down in between.
+# Factors on step times at which a forecast's sensitivity is measured, beside 1. They stay within 1%, since
+# two recordings of one load differ by more. There are several, for near saturation figures are not monotone.
 STEP_TIMES = (0.99, 0.9925, 0.995, 0.9975, 1.0025, 1.005, 1.0075, 1.01)
 
 Progress = Callable[[int], None]
@@ -36,10 +39,10 @@ ReplayOf = Callable[[Trace, Scenario, ChangeCosts], Result]
 
 @dataclass(frozen=True)
 class Spread:
-    """What replicates say of each figure: a 90% interval, and what step times within 1% make of it.
+    """Spread of each figure over replicates: `low` and `high` are its 90% interval, `middle` the median draw.
 
-    `sensitivity` is the least-squares slope (percent of change per percent of step time), `reach` the least
-    and the most change (percent, the forecast itself included). `middle` is the median draw.
+    With step times changed by up to 1%, `sensitivity` is the least-squares slope (percent per percent of step
+    time), and `reach` the least and the greatest change in percent, including that of the forecast, 0.
     """
 
     low: dict[str, float] = field(default_factory=dict)
@@ -49,9 +52,9 @@ class Spread:
     middle: dict[str, float] = field(default_factory=dict)
 
     def around(self, figures: dict[str, float]) -> Spread:
-        """The same with intervals that also hold the forecast itself, which is as likely as any draw.
+        """The same with each interval widened to hold the forecast's own figure.
 
-        Draws may all lie to one side of it: of a resampled workload, or where a server is near saturation.
+        All draws may lie to one side of it: with a resampled workload, or near saturation.
         """
         low = {name: min(value, figures.get(name, value)) for name, value in self.low.items()}
         high = {name: max(value, figures.get(name, value)) for name, value in self.high.items()}
@@ -96,7 +99,7 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True)
 class ReplicateJob:
-    """One replay: draw number `index` of the costs, or with all steps `factor` times as long."""
+    """One replay: draw number `index` of the costs, or the costs with every time multiplied by `factor`."""
 
     index: int
     factor: float | None = None
@@ -109,11 +112,11 @@ def replay_alone(trace: Trace, scenario: Scenario, change: ChangeCosts) -> Resul
 
 @dataclass(frozen=True)
 class Study:
-    """A trace and a scenario, whose costs are drawn from.
+    """A trace and a scenario to be replayed many times.
 
-    `workload` makes the trace of a replicate from the study's and a seed: `resample`, or None: the trace as
-    it is. `figures` takes from a result what is asked of it; `replay` makes that of a trace, a scenario and
-    what changes the step costs. All three must be such that another process can import them.
+    `workload` makes the trace of a replicate from the trace and a seed, such as `resample`; None: all
+    replicates have the same trace. `figures` reads figures by name from a result. `replay` serves a trace in
+    a scenario; its third argument changes the step costs. All three must be importable in another process.
     """
 
     trace: Trace
@@ -142,9 +145,10 @@ class Study:
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> Spread:
-        """Runs `count` replicates, and with the forecast's own figures (`point`) those for its sensitivity.
+        """Runs `count` replicates, and where `point` has the forecast's figures, replays for sensitivity too.
 
-        Without replicates there are no intervals; of fewer than `LEAST` they are `rough`.
+        `workers`: processes, by default one per core. Without replicates there are no intervals; with fewer
+        than `LEAST` they are rough (`few_draws`).
         """
         factors = STEP_TIMES if point is not None else ()
         jobs = [*(ReplicateJob(0, factor) for factor in factors), *(ReplicateJob(i) for i in range(count))]

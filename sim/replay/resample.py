@@ -1,12 +1,11 @@
-"""Another workload of the same kind: another seed of the generator that made a trace, or, of any other, its
-sessions or windows of its time, drawn with replacement.
+"""Resampled workloads: another trace of the same kind, for replicates.
 
-What a trace shows is one draw of what its users might have sent. A resampled trace has as many sessions,
-each starting when one of the trace's did, or as many windows, one after another, each as it came. They are
-drawn from those near in time, so that a rush hour stays one, and sessions cut off at the trace's end. Where
-something is drawn twice, texts are renamed in the second copy, so that it does not find the first one's
-prompts in the cache: of a session those that occur in it alone (system prompts keep their names), of a window
-all.
+A trace is one draw of what its users might have sent. If a generator made it, another seed gives another
+draw. Any other trace is resampled with replacement: its sessions, each at the start time of one of them, or,
+without sessions, windows of its time. Each is drawn from its neighbours in time, so that a rush hour stays a
+rush hour, and sessions that the trace's end cuts off stay at the end. Where one is drawn twice, contents of
+the second copy are renamed, so that it does not hit the first one's prompts in the cache: in a session those
+that occur in it alone (system prompts keep their names), in a window all.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def peak_admission(
     )
     uncached = (served["input_tokens"] - served["cached_tokens"]).to_numpy(np.float64)
     windows = (served["arrival_s"].to_numpy(np.float64) // _WINDOW_S).astype(np.int64)
-    asked = np.bincount(windows - windows.min(), weights=uncached)
+    demand = np.bincount(windows - windows.min(), weights=uncached)
     return {
         "uncached_tokens_per_s_at_peak": room / (step_ns * _NS),
-        "uncached_tokens_per_s_asked": float(asked.max()) / _WINDOW_S,
+        "uncached_tokens_per_s_asked": float(demand.max()) / _WINDOW_S,
     }

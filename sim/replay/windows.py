@@ -1,8 +1,8 @@
-"""Sliding windows: how many blocks of whole sequences the engine's blocks are worth.
+"""Conversion between blocks of the core and blocks of an engine with sliding windows.
 
-The core has one block table a sequence. A model whose layers keep different windows has several, and its
-windowed ones stop growing. A block of the core then stands for as many of the engine's blocks as a block of
-the trace's sequences takes in the mean over their lengths: exact in total, not for each sequence.
+Where the core keeps one block table per sequence, a model whose layers have different windows has several,
+and those of windowed layers stop growing. A block of the core then stands for the mean number of the engine's
+blocks per block of the trace's sequences. That is exact in total, not for each sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pagecast.traces.schema import Trace
 
 
 def blocks_per_block(trace: Trace, scenario: Scenario) -> float:
-    """The engine's blocks that one block of a sequence takes, in the trace's mean; 1 for plain models."""
+    """Mean number of the engine's blocks per block of a sequence, over the trace; 1 for plain models."""
     layout = scenario.layout()
     if layout.plain:
         return 1.0

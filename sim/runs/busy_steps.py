@@ -1,4 +1,4 @@
-"""The steps of a recorded run after which there was work left: their time reaches to the next start."""
+"""Busy steps of a recorded run: those after which work was left. Their time ends at the next start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class BusySteps(NamedTuple):
-    """`numbers` of the busy steps; of every step the next start, and the arrivals before it."""
+    """Numbers of the busy steps; and for all steps the next start, and the arrivals until then."""
 
     numbers: Ints
     following_ns: Ints
@@ -22,7 +22,7 @@ class BusySteps(NamedTuple):
 
 
 def busy_steps(run: RecordedRun, upto: float = 1.0) -> BusySteps:
-    """Those of a run's first part `upto` (a share of the steps)."""
+    """The busy steps in a run's first part; `upto` is a share of its steps."""
     steps = run.steps
     last = np.append(steps.section[1:] != steps.section[:-1], True)
     following = np.append(steps.start_ns[1:], steps.start_ns[-1])

@@ -1,4 +1,4 @@
-"""Recorded runs that a calibration was fitted to: they check the fit, and no forecast."""
+"""Check whether a calibration was fitted to a recorded run: such a run tests the fit, not a forecast."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Replays a recorded run on its own clock and compares every decision with the engine's.
+"""Decisions of a recorded run, replayed on its own clock and compared with the engine's.
 
-With the measured start and end of each step given, what is left to predict is what the scheduler and the
-allocator decide: who is in each step, with how many tokens over how much context, how many wait, how
-many blocks are used, and how much of each prompt was found in the cache.
+The start and end of each step are those that were recorded. The scheduler and the allocator decide the rest:
+which requests are in each step, their tokens and context, how many wait, how many blocks are used, and how
+much of each prompt is found in the cache.
 """
 
 from __future__ import annotations
@@ -86,8 +86,10 @@ def limits_of(run: RecordedRun) -> Limits:
 
 
 def speculation_of(run: RecordedRun, trace: Trace, limits: Limits) -> Speculation | None:
-    """How a recorded run's requests speculated: `config.speculative_config` says how, the trace what came of
-    it. None where they did not. Errors: BadInput naming what is wrong."""
+    """The speculation of a recorded run; None where it had none.
+
+    Its method is in `config.speculative_config`; the trace has what was accepted. Errors: BadInput.
+    """
     fields = run.meta.get("config", {}).get("speculative_config")
     if not fields:
         return None
@@ -98,9 +100,9 @@ def speculation_of(run: RecordedRun, trace: Trace, limits: Limits) -> Speculatio
 class DecisionReplay:
     """A scheduler fed with a recorded run's requests and times, one step at a time.
 
-    What came from outside (submissions, cancellations) and the ends of steps are taken in the order of
-    their times. `requests` is by row. `idle_differences` says, with its time, what was otherwise with
-    plans that computed nothing, so far as these are past and the run has recorded what they left.
+    External events (submissions, cancellations) and the ends of steps are applied in the order of their
+    times. `requests` is by row. `idle_differences` lists, with their times, differences in plans that
+    computed nothing, if the run has recorded such plans.
     """
 
     def __init__(

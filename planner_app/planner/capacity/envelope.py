@@ -1,13 +1,12 @@
-"""The static envelope: what fits by arithmetic, without a replay.
+"""Static envelope: the requests that fit at once by arithmetic, without a replay.
 
-A server full of requests is caught at a random moment: it meets long answers more often than short ones,
-each somewhere on its way, holding its prompt and a part of its answer in whole blocks. So a running request
-of the trace is drawn with the weight of its output tokens (time passes by tokens), at a uniform place in its
-answer. Prompt and answer of a request stay together: their joint distribution is the trace's own.
+A request that runs at a random moment holds its prompt and a part of its output, in whole blocks. Long
+outputs run for longer, so a request of the trace counts with the weight of its output tokens, at a uniform
+place in its output. Prompt and output length stay together, as in the trace.
 
-Of N such requests the blocks add up to a sum whose mean, spread and skew are N times those of one; the
-envelope is the largest N whose sum exceeds the pool with at most a given chance (Cornish-Fisher's quantile),
-and never less than what fits if all requests were at their longest.
+The blocks of N such requests have N times the mean, variance and third moment of one. The envelope is the
+largest N whose blocks exceed the pool with at most a given probability (Cornish-Fisher quantile), and at
+least the number that fits if every request is at its longest.
 """
 
 from __future__ import annotations
@@ -56,12 +55,13 @@ class BlocksInUse:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Requests at once that each limit allows by itself, None where it sets no bound; the least binds.
+    """Requests at once that each limit allows by itself; None where a limit sets no bound. The least binds.
 
-    `hbm` counts every request's blocks as its own; `hbm_shared` takes off the part of prompt blocks
-    (`shared_prompt`) that a full cache holds from other sessions, which running requests share at best.
-    `reused_prompt` is the part that it holds at all, which need not be computed. `compute` is the largest
-    batch whose mean step, with the prompt tokens that come with each of its tokens, keeps the TPOT asked for.
+    `hbm` counts every request's blocks as its own. `hbm_shared` subtracts `shared_prompt`, the share of
+    prompt blocks that a full cache has from other sessions: running requests share at most these.
+    `reused_prompt` is the share of prompt tokens that a full cache has at all, which are not computed.
+    `compute` is the largest batch whose mean step keeps the TPOT of the SLO, with the prompt tokens to be
+    computed for each output token.
     """
 
     blocks: BlocksInUse

@@ -1,9 +1,9 @@
-"""A baseline: the figures of a scenario as it was, draw by draw, for today's to be set beside.
+"""Baseline of the gate: stored figures of a scenario, draw by draw, to compare later ones with.
 
-`pagecast check --write-baseline DIR` leaves `baseline.json`, small enough to be kept with the code: all
-figures of each draw, and what they were made from. The same draws of costs and workload are made again when
-the baseline is compared with (common random numbers), so that only what has changed remains. A folder that
-`pagecast replay --out` wrote serves as well: its scenario is then replayed anew, draw by draw.
+`pagecast check --write-baseline DIR` writes `baseline.json`, small enough to keep with the code: all figures
+of each draw, and the trace, scenario and costs behind them. A comparison makes the same draws of costs and
+workload again (common random numbers), so that only changes of the scenario or of pagecast remain. A folder
+of `pagecast replay --out` serves too: its scenario is replayed again, draw by draw.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _AGAIN = "write it again with --write-baseline"
 
 
 class Baseline(BaseModel):
-    """`figures` has a list a figure, with a value a draw (null: it had none in that one).
+    """`figures` has one list per figure, with one value per draw (null: the draw has no such figure).
 
-    `reading` is how the trace was read: limit, speedup and so on.
+    `reading` has the options with which the trace was read: limit, speedup and so on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -165,7 +165,7 @@ def _parse(path: Path) -> Baseline:
 
 
 def _otherwise_read(baseline: Baseline, file: CheckFile) -> str:
-    """What keeps a baseline's trace from being today's: how it was read, as far as that is told."""
+    """The difference between a baseline's trace and today's: other reading options, or another trace."""
     now = _plain(file.reading())
     changes = [
         f"{name} {_option_text(baseline.reading[name])} (now {_option_text(now[name])})"

@@ -1,9 +1,9 @@
-"""The gate: whether a scenario's figures hold to their bounds, and to those of a baseline.
+"""Verdicts of the gate: a scenario's figures against bounds, an SLO, and a baseline.
 
-Bounds and service levels are judged by the forecast itself. A regression is called by paired differences:
-draw i of today against draw i of the baseline, with the same costs and workload drawn, and the mean
-difference must lie beyond the allowance with its whole 90% interval. Chance then fails a change that does
-no harm, at the very allowance, in one of twenty cases, and one that changes nothing never.
+Bounds and SLOs are judged by the forecast itself. A regression is judged by paired differences: draw i of
+today against draw i of the baseline, with the same costs and workload. It fails only if the whole 90%
+interval of the mean difference is beyond the allowance. So a change of exactly the allowance fails by chance
+in one of twenty cases, and no change at all never fails.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus", "gpu_hours")
 
 @dataclass(frozen=True)
 class SweepQuestion:
-    """A sweep before it runs. The same question has the same answer, however it is computed.
+    """A sweep before it runs. Equal questions have equal answers, on any number of workers.
 
     `slo` as `Slo.parse` reads it, empty for none; `prices` in USD per GPU-hour by GPU; `objectives` are
     figures of a trial (empty: `objectives_of` chooses); `trials` None for the whole grid, else how many a
@@ -106,7 +106,7 @@ class SweepQuestion:
         return Slo.parse(self.slo) if self.slo.strip() else Slo("", ())
 
     def work(self) -> Trials:
-        """What workers are given."""
+        """The work of the sweep's trials, as executors send it to worker processes."""
         return Trials(self.trace, self.scenario, self.level, self.fleet)
 
     def figures(self, trial: Trial) -> dict[str, Figure]:
@@ -144,9 +144,9 @@ class SweepQuestion:
         return tuple(None if trial.outcome.reason else figures.get(name) for name in self.objectives)
 
     def about(self) -> dict[str, Any]:
-        """What tells studies apart: a trial of one is no trial of the other where any of this differs.
+        """The fields that identify a study: a folder's trials are reused only where all of them are equal.
 
-        How many trials a search makes is not part of it: with more of them it goes on in the same folder.
+        The number of trials of a search is not among them, so a longer search goes on in the same folder.
         """
         about: dict[str, Any] = {
             "trace": f"{self.trace.name}, {len(self.trace):,} requests, {digest(self.trace)[:12]}",

@@ -1,8 +1,7 @@
-"""The next points of a search: generations of fixed size from Optuna's multi-objective TPE.
+"""Next points of a search: generations of fixed size from Optuna's multi-objective TPE.
 
-A generation depends on the study's seed, its own number and the trials of the generations before it, told
-in the order of their numbers, and on nothing else: neither on how many workers there are, nor on which of
-them was faster, nor on whether the search was interrupted.
+A generation depends only on the study's seed, its own number, and the trials of the generations before it in
+the order of their numbers. It does not depend on the number of workers, on their speed, or on interruptions.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any, NamedTuple
 from pagecast.planner_app.planner.sweep.space import MOST_POINTS, Knob, KnobValue, Point, Space
 from pagecast.sim.core.errors import CannotRunHere
 
-GENERATION = 20  # trials asked for at once
-_SEEDS = 1_000_003  # apart enough that no two studies share a generation's seed
-_TRIES = 5  # questions for each new point, until the rest is drawn at random from what is left
-CANNOT_RUN = 1e6  # how far beyond its constraints a scenario counts that can not run
+GENERATION = 20  # trials drawn at once
+_SEEDS = 1_000_003  # distance between the seeds of two studies, so that no two share a generation's seed
+_TRIES = 5  # draws from Optuna for each new point; then points are drawn at random from those left
+CANNOT_RUN = 1e6  # violation of the constraints by a scenario that cannot run
 _WORST = 1e12
 
 
 class Observation(NamedTuple):
-    """A trial as the search knows it: where it lay, the objectives, how far it was beyond its constraints.
+    """A trial for the search: its point, its objectives, and how far it violates its constraints.
 
-    A value of None is the worst there is; a constraint of at most 0 is kept.
+    A value of None counts as the worst; a constraint of at most 0 is met.
     """
 
     point: Point

@@ -1,10 +1,10 @@
-"""Sweeps a space of scenarios and says which replica is cheapest, which are undominated, what matters.
+"""Sweep of a space of scenarios: the cheapest replica, the Pareto front, and the effect of each knob.
 
     question = SweepQuestion(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
     result = sweep(question, out=Path("study"))
 
-Interrupted in whichever way, `sweep` of the same question with the same folder goes on where it stopped. Each
-trial is stored as it ends; only those that had not ended are replayed again.
+After an interruption, `sweep` of the same question with the same folder goes on where it stopped. Each trial
+is stored as it ends; only the others are replayed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep found. `replayed`: trials of this run; the others were in the folder already.
+    """Result of a sweep. `replayed` counts the trials of this run; the others were in the folder already.
 
     `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (serves every
     request and keeps the service level), `margin` (how far the tightest term is from its bound, as a part of
@@ -121,7 +121,7 @@ def sweep(
 
 
 class _Walk:
-    """The walk through the space: what is done, and what is to be done next."""
+    """The trials of a sweep, stored and missing, and the order in which the missing ones run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One trial of a study: the trace served by one scenario of the space, and what came of it in figures."""
+"""One trial of a study: a replay of the trace by one scenario of the space, and its figures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MORE_IS_BETTER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What a trial left: `figures` by name (FIGURES), or the `reason` why the scenario can't run.
+    """Result of a trial: `figures` by name (`FIGURES`), or the `reason` why the scenario can't run.
 
     `costs` is the name of the step costs that it was served with.
     """
@@ -87,7 +87,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Trials:
-    """What all trials of a study share. `run` is what workers are given points for."""
+    """What all trials of a study share. An executor calls `run` with one point at a time."""
 
     trace: Trace
     scenario: Scenario

@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What all settings of a tuning share. `run` is what workers are given settings for."""
+    """What all settings of a tuning share. An executor calls `run` with one setting at a time."""
 
     trace: Trace
     scenario: Scenario
@@ -93,12 +93,12 @@ class Tuning:
 
 
 def tables(result: Result) -> dict[str, Figure]:
-    """What blocks cost beside their tokens, in the mean over completed requests.
+    """Overhead of blocks, as means over completed requests.
 
-    `tail_waste_tokens`: what a sequence's last block has free at its end; `tail_waste_share`: the part of all
-    KV that sequences hold then. `table_entries`, `table_bytes`: its block table, over all groups of layers.
-    `lookup_blocks`: full blocks of a prompt, each hashed and looked up; `lookup_s`: host time that the costs
-    charge for it.
+    `tail_waste_tokens`: unused tokens in a sequence's last block at its end; `tail_waste_share`: their share
+    of all KV that sequences hold then. `table_entries`, `table_bytes`: a sequence's block tables, over all
+    groups of layers. `lookup_blocks`: full blocks of a prompt, each hashed and looked up; `lookup_s`: the
+    host time that the step costs charge for that.
     """
     scenario, size = result.scenario, result.scenario.block_size
     done = result.requests[result.requests["state"] == "completed"]
