@@ -54,7 +54,7 @@ def _end_soon() -> None:
 
 
 class _Interrupts:
-    """What SIGINT does, by how many there were. `ending`: the command is over, only Python's exit is left."""
+    """Handler of SIGINT, by their number. `ending`: the command is over, only Python's exit is left."""
 
     def __init__(self) -> None:
         self.ending = False
@@ -141,6 +141,6 @@ def _for_want_of_memory(error: BaseException | None) -> bool:
 
 
 def _drop_stdout() -> None:
-    """What is left in the buffer goes nowhere, so that Python's exit does not stumble over it again."""
+    """Discards the rest of the output buffer, so that Python's exit does not fail on it again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

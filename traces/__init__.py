@@ -1,1 +1,1 @@
-"""Brings work: the trace schema, readers of public formats, generators, bundled samples."""
+"""Traces: their schema, readers of public formats, generators, bundled samples."""

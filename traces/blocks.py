@@ -1,4 +1,4 @@
-"""Names the blocks of prompts, at any block size: equal names where blocks and all before them are equal."""
+"""Names of prompt blocks, at any block size: equal names where blocks and all before them are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collects requests one by one in flat arrays and finishes them as a `Trace`.
+"""Builder of traces: requests are collected one by one in flat arrays.
 
 Readers that go line by line use it: a million requests take tens of megabytes, not gigabytes.
 """

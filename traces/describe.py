@@ -1,4 +1,4 @@
-"""Sums a trace up: how much load, how bursty, how long, and how much of it could be reused.
+"""Summary of a trace: its load, burstiness and lengths, and how much of it could be reused.
 
     >>> from pagecast.traces.describe import describe
     >>> from pagecast.traces.read import read

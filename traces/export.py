@@ -1,4 +1,4 @@
-"""Puts traces in forms that hold less than ours, and says what each would lose."""
+"""Export of traces to formats that hold less than ours, with what each of them loses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes traces from laws: single requests, conversations over shared system prompts, retrieval.
+"""Generators of traces: single requests, conversations over shared system prompts, retrieval.
 
 The same arguments and seed give the same trace.
 """

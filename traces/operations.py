@@ -1,4 +1,4 @@
-"""Cuts, orders, scales and mixes traces; links between turns and quoted texts stay right.
+"""Operations on traces: cut, order, scale and mix. Links between turns and quoted texts stay valid.
 
 Every operation returns a new trace. Rows may move or go: `after` follows them, and private texts (a
 unique prompt, a request's own output) are named anew, because their names hold row numbers.

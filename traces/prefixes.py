@@ -71,7 +71,7 @@ def paths(trace: Trace, *, with_outputs: bool = False) -> Paths:
 
 
 def _scopes(trace: Trace) -> list[tuple[object, ...]]:
-    """What may share with what: equal tuples. Missing values are one scope."""
+    """The scope of each request, as a tuple: equal tuples may share. Missing values are one scope."""
     names = [name for name in SCOPE if name in trace.requests]
     if not names:
         return [()] * len(trace)

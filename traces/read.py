@@ -1,4 +1,4 @@
-"""Reads any trace file this package knows, told apart by its content, never its name.
+"""Reading of trace files in any known format, which is recognised by content, not by name.
 
 A file's format is told by its content, never its name; samples are read by their names. Times are in seconds,
 lengths in tokens. Whatever is wrong ends in `BadInput` that names file, line and field.

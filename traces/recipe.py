@@ -91,7 +91,7 @@ def _requests(recipe: Mapping[str, Any], seed: int) -> Trace:
 
 
 def lengths_of(trace: Trace) -> dict[str, list[int]]:
-    """What a recipe holds of a trace that lengths are drawn from."""
+    """The part of a recipe that describes a trace from which lengths are drawn."""
     return {name: trace.integers(name).tolist() for name in (_IN, "output_tokens")}
 
 

@@ -1,4 +1,4 @@
-"""Reads JSON lines and checks their fields, so that every reader reports bad rows the same way."""
+"""Records of JSON lines, checked field by field: every reader reports bad rows in the same way."""
 
 from __future__ import annotations
 

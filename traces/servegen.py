@@ -1,4 +1,4 @@
-"""Makes traces from ServeGen's client parameters: a published workload as the sum of its clients.
+"""Traces from ServeGen's client parameters: a published workload as the sum of its clients.
 
 Each client has `chunk-N-trace.csv` (`window_start_s,rate,cv,pattern,arg1,arg2`, no header: arrivals in
 windows of 600 s; the arguments are the shape and scale that rate and cv already give) and

@@ -1,4 +1,4 @@
-"""Opens a trace file whatever its compression, and guards the reader against what it may hold.
+"""Source of a trace: a file of any compression, opened with limits on what it may hold.
 
 Compression is told by the first bytes, not the name. Everything is streamed: a decompression bomb or a
 line of gigabytes ends in one line of error before it fills memory.
@@ -78,7 +78,7 @@ class Source:
 
 
 def _remedy(line: bytes) -> str:
-    """What to do about an endless line."""
+    """The advice for a line without an end."""
     if not line.strip(b"\0"):
         return " of zero bytes; the file was not written in full: fetch it again"
     return "; a trace has a request per line: write it so (jq -c '.[]' splits a JSON array)"

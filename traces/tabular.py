@@ -1,4 +1,4 @@
-"""Reads CSV columns with pyarrow and checks them whole, naming the line of the first bad value."""
+"""Columns of a CSV file, read with pyarrow and checked as a whole; errors name the first bad line."""
 
 from __future__ import annotations
 

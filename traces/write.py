@@ -1,4 +1,4 @@
-"""Writes traces: parquet and our JSON lines hold everything and come back equal, other forms what they can.
+"""Writing of traces: parquet and our JSON lines keep everything, other formats what they can hold.
 
 A file appears whole or not at all: it is written beside its place and then renamed.
 """

@@ -112,7 +112,7 @@ def _compare(
 
 
 def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
-    """What was served, on what, by which costs."""
+    """The trace, deployment and step costs of a check, by name."""
     scenario = file.scenario
     return {
         "trace": trace.name,

@@ -22,7 +22,7 @@ _ROUTER_FIELDS = ("metrics_period_s", "index", "index_delay_s", "hop_s")
 
 @dataclass(frozen=True, slots=True)
 class GivenFleet:
-    """What was given on the command line: a fleet file, the number of replicas, and fields of the router."""
+    """Options of the command line: a fleet file, the number of replicas, and fields of the router."""
 
     file: Path | None = None
     replicas: int | None = None

@@ -197,7 +197,7 @@ def _number(value: float) -> str:
 
 
 def _lines(answer: Answer) -> list[str]:
-    """What stands behind an answer: the level at it, what breaks beyond, and why."""
+    """Lines that explain an answer: the SLO at it, terms that break above it, and the limit that binds."""
     from pagecast.planner_app.planner.capacity.planning import judgment, shown
 
     title = _TITLES[answer.kind]

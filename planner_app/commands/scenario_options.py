@@ -33,7 +33,7 @@ TraceArgument = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ScenarioArguments:
-    """What was given on the command line: a scenario file, fields that replace its own, and how to read."""
+    """Options of the command line: a scenario file, fields that replace its own, and reading options."""
 
     scenario: Path | None = None
     fields: dict[str, Any] = field(default_factory=dict)

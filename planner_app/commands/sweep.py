@@ -155,7 +155,7 @@ def show(result: SweepResult, out: Path | None) -> None:
 
 
 def _same(result: SweepResult, costs: list[str]) -> str:
-    """What all trials have in common, of what matters most."""
+    """The most important settings that all trials have in common."""
     scenario = result.question.scenario
     fields = ("model", "gpu", "tensor_parallel_size", "profile")
     parts = [f"{name} {getattr(scenario, name)}" for name in fields if name not in result.knobs]

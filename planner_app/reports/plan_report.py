@@ -74,7 +74,7 @@ def _bounds(answer: Answer) -> tuple[float | None, float, float]:
 
 
 def _answer(answer: Answer) -> Section:
-    """What was tried of one kind of load, and the loads on both sides of the answer."""
+    """All loads tried of one kind, and the loads on both sides of the answer."""
     unit, bounds = UNITS[answer.kind], _bounds(answer)
     drawn = [charts.terms_by_load(answer.tried, unit, *bounds)]
     if answer.kind != "rate":  # of a rate beyond what is served, tokens per second are asked for, not given

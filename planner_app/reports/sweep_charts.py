@@ -72,7 +72,7 @@ def trade_off(
 
 
 def points(table: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
-    """What was set in each trial, as text for labels: `block_size 16, gpu H200`."""
+    """The knobs of each trial, as text for labels: `block_size 16, gpu H200`."""
     rows = table[list(knobs)].to_dict("records")
     return [label(", ".join(f"{name} {value}" for name, value in row.items())) for row in rows]
 

@@ -81,7 +81,7 @@ def _trials(result: SweepResult, rows: pd.DataFrame, chosen: int | None) -> Html
 
 
 def _scenario(result: SweepResult, costs: Sequence[CostUse]) -> HtmlTable:
-    """What all trials share, and what was varied."""
+    """The settings that all trials share, and the knobs."""
     knobs = {knob.name: knob for knob in result.question.space.knobs}
     rows = []
     for name, value in result.question.scenario.model_dump().items():

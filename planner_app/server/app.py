@@ -195,7 +195,7 @@ def _place(error: Any) -> str:
 
 
 def _words(error: Any) -> str:
-    """What is wrong, and where."""
+    """The message of a validation error: the field, and what is wrong with it."""
     if error["type"] == "json_invalid":
         return f"the body is not JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
     place = _place(error)

@@ -61,7 +61,7 @@ class GenerationBackend(Protocol):
         """Ends a generation, where it has not ended; its `finish_reason` becomes "abort"."""
 
     def load(self) -> ReplicaLoad:
-        """What runs and waits now."""
+        """The load now: requests that run and wait, and blocks in use."""
         ...
 
     def adapters(self) -> tuple[list[str], list[str]]:

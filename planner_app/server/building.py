@@ -29,7 +29,7 @@ _PROMPT_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What only the simulated backend is told. `time_scale`: simulated seconds in a second."""
+    """Settings of the simulated backend alone. `time_scale`: simulated seconds per second."""
 
     time_scale: float = 1.0
     mode: Mode = "random"
@@ -117,7 +117,7 @@ def _next_port(endpoint: str, number: int) -> str:
 
 
 def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[str, Any]:
-    """What a recorded run says of the replica that it was recorded on."""
+    """The `meta.json` of a run that is recorded on this replica."""
     facts = find_model(scenario.model)
     return {
         "name": f"{scenario.model.rsplit('/', 1)[-1]} served",

@@ -35,7 +35,7 @@ _FLUSH_NS = 200_000_000
 
 
 class _Step:
-    """What came of the steps since the last hand-over."""
+    """Results of the steps since the last hand-over."""
 
     def __init__(self) -> None:
         self.tokens = 0  # computed in the step

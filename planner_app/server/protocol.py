@@ -22,14 +22,14 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream tells beside the text."""
+    """Options of a stream: what it reports beside the text."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class Generating(Body):
-    """What completions and chats have in common."""
+    """Fields that completion and chat requests have in common."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = 1

@@ -36,7 +36,7 @@ class GrowingText:
         return self._until_stop(piece) if self._stop else piece
 
     def rest(self) -> str:
-        """What was held back, when no more tokens come."""
+        """The text held back so far, to be called when no more tokens come."""
         if self.stopped is not None:
             return ""
         tail, self._tail = self._tail, ""

@@ -24,7 +24,7 @@ WORDS = 4096  # different tokens that made-up text consists of
 
 
 class Tokenizer(Protocol):
-    """What the server asks of a tokenizer. Errors: ApiError for input that can't be encoded."""
+    """The tokenizer interface of the server. Errors: ApiError for input that can't be encoded."""
 
     words: npt.NDArray[np.int64]
     """Ids of words to make up text from. Encoding their text gives the same ids."""

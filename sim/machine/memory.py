@@ -287,7 +287,7 @@ def _limits(
 
 
 class _Profile(NamedTuple):
-    """What the budget of everything but KV depends on beside model and GPU."""
+    """The options that memory besides KV depends on, beside model and GPU."""
 
     tokens: int
     seqs: int

@@ -1,4 +1,4 @@
-"""Reads a transformers `config.json` into `ModelFacts`.
+"""Reader of a transformers `config.json` into `ModelFacts`.
 
 The layout of each architecture (which biases, norms, windows, experts) is not in the file: it follows
 from `model_type`. Layouts here are those of the architectures' published modelling code.
@@ -179,7 +179,7 @@ class _Reader:
         return default
 
     def layer_types(self) -> tuple[str, ...]:
-        """What each layer's attention is called; empty where the file does not say."""
+        """The name of each layer's attention; empty where the file does not have it."""
         types = self.config.get("layer_types")
         if not types:
             return ()

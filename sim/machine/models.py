@@ -1,4 +1,4 @@
-"""Finds a model by name or folder: a table of common models, or any transformers `config.json`.
+"""Models by name or folder: a table of common models, or any transformers `config.json`.
 
 `model("Qwen/Qwen3-8B")`, `model("llama-3.1-8b-instruct")`, `model("./my-model")` or
 `model("./my-model/config.json")`. The table (`models.json`) holds the same fields as `config.json`, so

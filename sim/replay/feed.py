@@ -1,4 +1,4 @@
-"""Turns the rows of a trace into requests for the core, one at a time, when they are needed."""
+"""Feed of a replay: rows of a trace as requests for the core, made one at a time when they are needed."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _column(trace: Trace, name: str) -> list[int] | None:
 
 
 def _retention(trace: Trace, default: str | None) -> list[Retention | None] | None:
-    """What each row asks for; None where none asks for anything. Errors: BadInput naming the row."""
+    """The retention that each row asks for; None where no row does. Errors: BadInput naming the row."""
     texts = _texts(trace, "retention")
     if texts is None:
         return None if default is None else [Retention.parse(default)] * len(trace)

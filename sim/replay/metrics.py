@@ -1,4 +1,4 @@
-"""From rows of a replay to the figures people compare: TTFT, TPOT, hits, occupancy.
+"""Metrics of a replay, from its rows: TTFT, TPOT, hits, occupancy.
 
 TTFT is first token minus arrival. TPOT is (last - first token) / (output tokens - 1); a request of one
 token has none. Percentiles are linear. Rejected requests count as rejects and nowhere else; cancelled ones

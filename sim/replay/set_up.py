@@ -20,7 +20,7 @@ from pagecast.traces.schema import Trace
 
 
 class SetUp(NamedTuple):
-    """What a replica is made of. `share`: how many of the engine's blocks one block of a sequence takes."""
+    """The parts of a replica. `share`: the engine's blocks that one block of a sequence takes."""
 
     scheduler: Scheduler
     feed: Feed

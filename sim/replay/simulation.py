@@ -191,7 +191,7 @@ def _run(env: simpy.Environment, recorder: Recorder, progress: Progress | None) 
 
 
 class Counters(NamedTuple):
-    """What a replica counts beside its requests; of several equal ones the sums, and the highest peak."""
+    """Counters of a replica beside its requests; of several equal replicas the sums, and the highest peak."""
 
     steps: int
     peak_used_blocks: int

@@ -57,7 +57,7 @@ def without_salts(trace: Trace) -> Trace:
 
 
 def isolation_price(apart: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """What isolation costs: figures of a replay with it, against one where all tenants share."""
+    """The price of isolation: figures of a replay with it, against one where all tenants share."""
     lost = shared["reused_prefix_tokens"] - apart["reused_prefix_tokens"]
     eligible = apart["eligible_prefix_tokens"]
     return {

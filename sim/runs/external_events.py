@@ -13,7 +13,7 @@ from pagecast.sim.runs.recorded import RecordedRun, to_ns
 
 
 class ExternalEventKind(IntEnum):
-    """What happens to an engine between steps, or without one."""
+    """The kinds of events that reach an engine between its steps."""
 
     SUBMITTED = 0
     CANCELLED = 1
@@ -58,7 +58,7 @@ class Endings:
         return endings
 
     def at(self, end_ns: int) -> Outcome:
-        """What came of the step that ended then."""
+        """The outcome of the step that ended at this time."""
         stopped, failed = self.stopped.get(end_ns), self.failed.get(end_ns)
         if not stopped and not failed:
             return DONE
@@ -66,7 +66,7 @@ class Endings:
 
 
 def outside(run: RecordedRun) -> Iterator[Outside]:
-    """What happened to the engine of a recorded run between its steps, in no particular order."""
+    """The external events of a recorded run, in no particular order."""
     for row, time_ns in enumerate(run.submitted_ns.tolist()):
         yield Outside(time_ns, ExternalEventKind.SUBMITTED, row)
     if "cancelled_s" in run.requests:

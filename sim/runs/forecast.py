@@ -174,7 +174,7 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
 
 
 def figures_of(result: Result) -> dict[str, float]:
-    """What is compared of one replay."""
+    """The figures of one replay that are compared with the measured ones."""
     return simulated(result).figures()
 
 

@@ -1,4 +1,4 @@
-"""Reads parquet: what `write` made, prompts included, or any table with the schema's columns."""
+"""Reader of parquet: files that `write` made, prompts included, or any table with the schema's columns."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class BlockFacts:
 def facts(
     frames: Frames, frame: int, block: int, keys: Callable[[int], BlockKeys], scope: Callable[[int], Scope]
 ) -> BlockFacts:
-    """What is to be known of a block. `keys` and `scope` are those of a request by its number."""
+    """The facts of a block. `keys` and `scope` give those of a request by its number."""
     log, until = frames.log, int(frames.first[frame + 1])
     events = _events_of(log, block, until)
     look = Look(int(frames.picture(frame)[block]) & 7)

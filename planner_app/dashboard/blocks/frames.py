@@ -20,7 +20,7 @@ MOST_EVENTS = 60_000  # of a part: what a browser is sent at once
 
 
 class Look(IntEnum):
-    """What a block is at a moment."""
+    """The state of a block at one moment, as the grid shows it."""
 
     FREE = 0  # holds nothing that anybody could find
     CACHED = 1  # nobody's, its content still to be found
@@ -157,7 +157,7 @@ class _Pool:
         return blocks
 
     def picture(self, blocks: Ints) -> Ints:
-        """What these blocks look like."""
+        """The look of these blocks: its kind, with the request or the number of holders."""
         holders = self.holders[blocks]
         look = np.where(self.tail[blocks], Look.TAIL, Look.REQUEST)
         look = np.where(self.loading[blocks], Look.LOADING, look)

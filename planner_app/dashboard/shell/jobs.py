@@ -25,7 +25,7 @@ _KEPT = 256
 
 @dataclass
 class _State:
-    """What the thread that listens to a process tells the page."""
+    """State of a job, written by the thread that listens to its process and read by the page."""
 
     progress: Any = None
     value: Any = None
@@ -70,7 +70,7 @@ class Job:
 
     @property
     def value(self) -> Any:
-        """What the function gave; None until it has."""
+        """The function's result; None before its end."""
         return self._state.value
 
     def stop(self) -> None:

@@ -79,7 +79,7 @@ def spread_for(own: Session, view: PageView, trace: Trace) -> Spread | None:
 
 
 def spread_key(view: PageView) -> Hashable:
-    """What the intervals of a view are kept by."""
+    """The key of a view's intervals among the results."""
     return ("spread", *view.key())
 
 

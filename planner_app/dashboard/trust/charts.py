@@ -44,7 +44,7 @@ def reach(calibration: Calibration, result: Result) -> list[Reach]:
 
 
 def reach_chart(reaches: list[Reach]) -> go.Figure:
-    """What the replay asked, in percent of what was fitted."""
+    """The largest values of the replay, in percent of the largest that were fitted."""
     beyond = [each for each in reaches if not each.inside]
     names = ", ".join(f"{each.name} {each.most:,} (fitted: {each.fitted:,})" for each in beyond)
     caption = (

@@ -54,7 +54,7 @@ def known_of(view: PageView) -> Admissible | None:
 
 
 def ask(own: Session, view: PageView, trace: Trace, slot: str) -> Admissible | None:
-    """What the job in slot `POINT` or `INTERVAL` has found; the second waits for the first."""
+    """The result of the job in slot `POINT` or `INTERVAL`, or None; the second waits for the first."""
     if slot == INTERVAL and results.get(key(view, POINT)) is None:
         return None
     answer: Admissible | None = own.ask(
@@ -83,7 +83,7 @@ def ask_baseline(own: Session, pinned: PageView) -> Admissible | None:
 
 
 def key(view: PageView, slot: str) -> Hashable:
-    """What the result of a job is kept by."""
+    """The key of a job's result."""
     return (slot, view["slo"], *view.key())
 
 

@@ -34,7 +34,7 @@ WITH_CARDS = ("ttft", "tpot")  # latencies whose terms stand on a card; others s
 
 @dataclass(frozen=True, slots=True)
 class ViewResults:
-    """What is in by now of one view; `waiting` says of each job how far it is."""
+    """The results of one view so far; `waiting` has a text on the progress of each job."""
 
     view: PageView
     trace: Trace

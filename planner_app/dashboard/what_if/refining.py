@@ -59,7 +59,7 @@ def forget(own: Session, view: PageView) -> None:
 
 
 def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
-    """What each job has found, None while it has not."""
+    """The result of each job; None before its end."""
     pinned = baseline_of(own, view)
     if own.settled != (view.key(), view["slo"]):
         keys = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
@@ -122,7 +122,7 @@ def _verdicts(view: PageView, result: Result) -> Verdicts:
 
 
 def _word(own: Session, slot: str) -> str:
-    """What stands where an interval will be."""
+    """The text in the place of an interval that is still to come."""
     job = own.jobs.get(slot)
     if job is not None and (job.stopped or job.error):
         return "no 90% interval"

@@ -124,7 +124,7 @@ class Cluster(Executor):
         return name
 
     def _user_error(self, error: Exception) -> Exception:
-        """What came out of a task, or one line on what became of the cluster."""
+        """A task's own exception, or a BadInput with one line on what happened to the cluster."""
         kind = type(error).__name__
         if kind == "KilledWorker":
             return BadInput(

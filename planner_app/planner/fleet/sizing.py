@@ -16,7 +16,7 @@ from pagecast.traces.schema import Trace
 
 @dataclass(frozen=True)
 class FleetSize:
-    """What one router needs. `replicas` None: not even `most` are enough; then the rest is theirs.
+    """Replicas that one router needs. `replicas` None: `most` are too few, and the other fields are of these.
 
     `below` is the verdict of one replica less (None: there is none).
     """

@@ -50,7 +50,7 @@ def sensitivity(table: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str
 
 
 def _groups(values: pd.Series) -> pd.Series:
-    """What to group trials by: the value as text, or for many numbers the mean of its class."""
+    """The groups of a knob's values: each value, or for many numbers the mean of its class."""
     if pd.api.types.is_float_dtype(values) and values.nunique() > 2 * _CLASSES:
         cut = pd.qcut(values, _CLASSES, duplicates="drop")
         values = values.groupby(cut, observed=True).transform("mean").round(4)

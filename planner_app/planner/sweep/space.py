@@ -168,7 +168,7 @@ def _stepped(text: str, part: str) -> Iterator[str]:
 
 
 def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
-    """What a scenario's file would read, checked as the file's would be."""
+    """A value as a scenario file would read it, checked in the same way. Errors: BadInput."""
     if not written:
         raise BadInput(f"--set {text}: a value is missing between commas")
     if name in fleet_knobs.KNOBS:

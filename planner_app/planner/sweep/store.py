@@ -155,7 +155,7 @@ _MOST = 3  # differing fields to name
 
 
 def _difference(old_text: str | None, new_text: str | None) -> str:
-    """What the folder has and what is asked for; of tables only the fields that differ."""
+    """A field's value in the folder and in the question; of tables only the entries that differ."""
     old, new = ({} if text is None else json.loads(text) for text in (old_text, new_text))
     if not isinstance(old, dict) or not isinstance(new, dict):
         return f"{_short(old)}, not {_short(new)}"

@@ -76,7 +76,7 @@ def answer(result: SweepResult) -> str:
 
 
 def subject(result: SweepResult) -> str:
-    """What a trial is of."""
+    """The subject of a trial: "replica" or "fleet"."""
     return "replica" if result.question.fleet is None else "fleet"
 
 

@@ -42,12 +42,12 @@ class CostUse:
 
 
 def what_each_is(result: SweepResult) -> str:
-    """What a trial of the sweep is of, and what its cost counts."""
+    """One sentence: whether trials are of a replica or of a fleet, and what their cost counts."""
     return ONE_REPLICA if result.question.fleet is None else A_FLEET
 
 
 def used(result: SweepResult) -> list[CostUse]:
-    """What the trials that ran were served with, in the order of the trials."""
+    """The step costs of the trials that ran, in the order of the trials."""
     ran = result.table[(result.table["reason"] == "") & (result.table["step_costs"] != "")]
     return [
         CostUse(str(name), len(rows), _where(result, ran, str(name)), _error(result, rows))

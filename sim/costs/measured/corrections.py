@@ -25,7 +25,7 @@ _BOUNDS = {"step_s": (-0.1, 1.0), "decode": (0.1, 10.0), "prompt": (0.1, 10.0)}
 
 @dataclass(frozen=True)
 class Corrections:
-    """What measured operations leave out on one set-up.
+    """Corrections of measured operations for one set-up.
 
     `covariance` is of (step_s in ms, ln decode, ln prompt); `made_for` names model, GPU, engine and sharding;
     `sources` the results that were fitted, with their errors before and after.

@@ -80,7 +80,7 @@ class MeasuredCosts:
         self._tiles()
 
     def _tiles(self) -> None:
-        """What decoding requests take beside prompts in a kernel that computes both, in femtoseconds."""
+        """Femtoseconds of decoding requests beside prompts, in a kernel that computes both."""
         prompt = self.operations.prompt
         self._least_fs = round(sum(layers * p.least_s for layers, _, p in prompt) * _FS)
         full = [(layers, p) for layers, window, p in prompt if not window]

@@ -1,4 +1,4 @@
-"""Compiles NVIDIA's published operation times into one compact table per GPU and engine.
+"""Import of NVIDIA's published operation times: one compact table per GPU and engine.
 
     pip download --no-deps aiconfigurator-core==0.12.0 && unzip aiconfigurator_core-*.whl
     python -m pagecast.sim.costs.measured.import_tables aiconfigurator_core/systems

@@ -48,11 +48,11 @@ class LatentAttention:
         self.least_s = 0.0
 
     def row_seconds(self, rows: Any) -> Floats:
-        """What `rows` tokens take without context."""
+        """Seconds of `rows` tokens without context."""
         return extended(rows, self._rows, self._row_times)
 
     def decode_seconds(self, n: int, contexts: Floats) -> Floats:
-        """What a batch of `n` decoding requests takes above its rows, at each mean context."""
+        """Seconds of a batch of `n` decoding requests beyond those of its rows, at each mean context."""
         base = self._grid - self._grid[:, :1]
         row = np.array([extended(n, self._batches, column) for column in base.T])
         return extended(contexts, self._contexts, np.maximum(row, 0.0))
