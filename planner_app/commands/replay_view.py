@@ -129,9 +129,38 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
             f"{console.seconds(tenant['ttft_p99_s'])}, {tenant['token_hit_rate']:.1%} hits, "
             f"{tenant['evicted_blocks']:,} blocks evicted",
         )
+    if offloading := s.get("offloading"):
+        table.add_row("hits by tier", _hits_by_tier(offloading))
+        table.add_row("host tier", _host_tier(offloading))
+        table.add_row("transfers", _transfers(offloading))
     if speculation := s.get("speculation"):
         table.add_row("guesses", _guesses(speculation))
     return table
+
+
+def _hits_by_tier(tiers: dict[str, Any]) -> str:
+    requests = counted(tiers["requests_with_host_hit"], "request")
+    return (
+        f"{tiers['device_hit_rate']:.1%} of prompt tokens found on the GPU, "
+        f"{tiers['host_hit_rate']:.1%} loaded from the host, for {requests}"
+    )
+
+
+def _host_tier(tiers: dict[str, Any]) -> str:
+    refused = f", {tiers['refused_stores']:,} stores without room" if tiers["refused_stores"] else ""
+    return (
+        f"{tiers['host_blocks']:,} blocks, {tiers['used_host_blocks']:,} used at the end, "
+        f"{tiers['evicted_host_blocks']:,} evicted{refused}"
+    )
+
+
+def _transfers(tiers: dict[str, Any]) -> str:
+    lost = f", {counted(tiers['lost_loads'], 'load')} failed" if tiers["lost_loads"] else ""
+    return (
+        f"{tiers['loads']:,} loads ({console.size(tiers['load_bytes'])}, busy {tiers['load_busy']:.1%}), "
+        f"{tiers['stores']:,} stores ({console.size(tiers['store_bytes'])}, busy {tiers['store_busy']:.1%}), "
+        f"steps waited {console.seconds(tiers['flush_wait_s'])} for stores{lost}"
+    )
 
 
 def _guesses(speculation: dict[str, Any]) -> str:

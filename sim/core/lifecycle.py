@@ -349,6 +349,13 @@ class Lifecycle:
         else:
             self.memory.release(request)
 
+    def _end_offloaded(self, offloading: Offloading, request: Request) -> None:
+        """Gives the blocks of a request that has ended back, those that left a window first (as vLLM)."""
+        if self.memory.holds(request):
+            self.memory.leave(request, request.computed)
+        if offloading.ended(request):
+            self._give_back(request)
+
     def _is_computed(self, request: Request) -> bool:
         """Whether a plan in flight computes tokens of the request."""
         for plan in self.running.in_flight:
@@ -477,8 +484,10 @@ class Lifecycle:
         request.finished_ns = now
         if request.swapped_tokens and self.swap is not None:
             self.swap.drop(request)
-        if self.offloading is None or self.offloading.ended(request):
-            self._give_back(request)
+        if self.offloading is None:
+            self.memory.release(request)
+        else:
+            self._end_offloaded(self.offloading, request)
         request.state = state
         request.parent = None
         del self.requests[request.id]

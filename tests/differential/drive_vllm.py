@@ -634,10 +634,10 @@ class Engine:
             for one in result.outputs:
                 story = self.stories[one.request_id]
                 if one.new_token_ids and not story.tokens_out:
-                    story.first_token_us = self.now_us
+                    story.first_token_us = end_us
                 story.tokens_out += len(one.new_token_ids)
                 if one.finished:
-                    story.finish_us = self.now_us
+                    story.finish_us = end_us
         if "speculative_config" in self.spec["config"] and not self.depth:
             self._draft(output)
 

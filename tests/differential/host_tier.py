@@ -41,6 +41,10 @@ def offload(spec: Spec, seed: int) -> Spec:
     if config["block_size"] == 1:
         # vLLM loads a prompt of a single token again and again, where that is a whole block.
         spec["requests"] = [request for request in spec["requests"] if request["input_tokens"] > 1]
+    if "speculative_config" in config:
+        # What vLLM counts as computed of an output that ends among right guesses is not told to the core.
+        for request in spec["requests"]:
+            request.pop("stop_after", None)
     for request in spec["requests"]:
         request["arrival_us"] *= draw.choice((1, 1, 2))
     spec["requests"].sort(key=lambda request: request["arrival_us"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,9 +89,8 @@ def _other_contents(replay: DecisionReplay, run: Decisions, spec: Spec) -> tuple
     """Replays all steps; says where the blocks stored and removed since the step before are not the same, by
     their contents and by their numbers."""
     watch = Watch(replay.scheduler, spec) if replay.scheduler.events is not None else None
-    computing = [step for step in run.steps if step.decode_n or step.prefill]
     contents = blocks = None
-    for number, step in enumerate(computing):
+    for number, step in enumerate(_computing(run)):
         replay.step(number)
         if watch is None:
             continue
@@ -101,6 +101,17 @@ def _other_contents(replay: DecisionReplay, run: Decisions, spec: Spec) -> tuple
             blocks = blocks or where
     replay.finish()
     return contents, blocks
+
+
+def _computing(run: Decisions) -> Iterator[Step]:
+    """The steps that compute; what plans that compute nothing did with blocks counts as the next one's."""
+    before = 0
+    for step in run.steps:
+        if step.decode_n or step.prefill:
+            yield step if step.trail or not before else step._replace(trail=before)
+            before = 0
+        else:
+            before = step.trail or before
 
 
 class TransferWatch:

@@ -30,9 +30,11 @@ FEATURES = {  # what is added to scenarios, by the name of the recorded files; h
     "speculation": (("speculation",), 24, 300),
     "keys": (("keys",), 24, 300),
     "offloading": (("offloading",), 24, 301),
+    "hybrid-offloading": (("hybrid", "offloading"), 16, 200),
+    "mixed-offloading": (("hybrid", "speculation", "keys", "offloading"), 16, 200),
     "mixed": (("hybrid", "speculation", "keys"), 16, 200),
 }
-DEADLOCKS = {("offloading", 123)}  # vLLM does not get on either: see README.md
+DEADLOCKS = {("offloading", 123), ("hybrid-offloading", 40)}  # vLLM does not get on either: see README.md
 FEW_EACH = [(name, seed) for name, (_, few, _) in FEATURES.items() for seed in range(few)]
 MANY_EACH = [(name, seed) for name, (_, few, most) in FEATURES.items() for seed in range(few, most)]
 MANY_EACH = [case for case in MANY_EACH if case not in DEADLOCKS]

@@ -241,6 +241,9 @@ class KvMemory:
             for i, request in enumerate(requests):
                 holdings[request].tail.blocks += blocks[i::count]  # type: ignore[union-attr]
 
+    def leave(self, request: Request, computed: int) -> None:
+        """Gives back what no layer reads once `computed` tokens are computed: nothing, without windows."""
+
     def generate(self, request: Request) -> None:
         """Prepares a request, whose whole prompt is planned, to take blocks for its output."""
         for group in self.groups:

@@ -105,11 +105,12 @@ class WaitingPass:
         step = self.step
         whole = hit._replace(tokens=hit.tokens + external)
         reach = whole.tokens if self.memory.recomputes_block else step.reach(whole.tokens)
+        refused = whole if isinstance(self.memory, HybridMemory) else hit
         if not self.admission.admits(step, self.memory, self.queue, request, whole):
-            return self._refuse(request, hit)
+            return self._refuse(request, refused)
         reserved = self.offloading.reserved_blocks(step.limits.max_model_len)
         if not self.memory.fits_now(request, whole, reach, reserved):
-            return self._refuse(request, hit)
+            return self._refuse(request, refused)
         step.load(request, hit, external)
         self._pass_over(request)
         return True
@@ -133,8 +134,7 @@ class WaitingPass:
         known = request.known if limit is None else min(request.known, limit)
         if memory.still_needed(request, known) > memory.free_blocks:
             return self._wait()
-        if isinstance(memory, HybridMemory):
-            memory.leave(request, request.computed)
+        memory.leave(request, request.computed)
         tokens = min(request.known - request.computed, self.budget)
         if memory.missing(request, step.reach(request.computed + tokens)) > memory.free_blocks:
             return self._wait()

@@ -1,0 +1,59 @@
+"""What-if: how much host memory for KV offloading pays, on a chat trace and on a coding agent's.
+
+    python examples/offloading.py [TRACE ...] [--gpu H200] [--requests 1000] [--sizes 16,64,256] [--load GB/S]
+
+prints, for each trace and each size of the host tier, TTFT, E2E, output tokens per second, and the share of
+prompt tokens found on the GPU and in host memory. Without TRACE it takes the bundled samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+
+def main() -> None:
+    """Prints a table per trace."""
+    options = argparse.ArgumentParser(description="How much host memory for KV offloading pays.")
+    options.add_argument("traces", nargs="*", default=["chat", "code", "rag"])
+    options.add_argument("--gpu", default="H200")
+    options.add_argument("--model", default="Qwen/Qwen3-8B")
+    options.add_argument("--requests", type=int, default=1000)
+    options.add_argument("--speed", type=float, default=1.0, help="speed up arrivals")
+    options.add_argument("--blocks", type=int, help="KV blocks on the GPU (default: what fits)")
+    options.add_argument("--sizes", default="16,64,256,1024", help="GiB of host memory")
+    options.add_argument("--load", type=float, help="GB/s from host to GPU (default: by the GPU)")
+    given = options.parse_args()
+    for name in given.traces:
+        trace = read(name, limit=given.requests)
+        if given.speed != 1.0:
+            trace.requests["arrival_s"] /= given.speed
+        print(f"\n{trace.name}: {len(trace):,} requests on {given.model}, {given.gpu}")
+        print("host GiB   mean TTFT    p99 TTFT    mean E2E   tokens/s   GPU hits  host hits  load busy")
+        for size in [None, *(float(text) for text in given.sizes.split(","))]:
+            scenario = Scenario(
+                model=given.model,
+                gpu=given.gpu,
+                num_gpu_blocks=given.blocks,
+                kv_offloading_size=size,
+                host_load_gb_per_s=given.load,
+            )
+            print(_row(size, replay(trace, scenario, keep_steps=False).summary))
+
+
+def _row(size: float | None, s: dict) -> str:  # type: ignore[type-arg]
+    tiers = s.get("offloading", {})
+    device = tiers.get("device_hit_rate", s["reused_prefix_tokens"] / s["input_tokens"])
+    return (
+        f"{'none' if size is None else f'{size:g}':>8}"
+        f"{s['ttft_s']['mean']:>10.3f} s{s['ttft_s']['p99']:>10.3f} s{s['e2e_s']['mean']:>10.3f} s"
+        f"{s['output_tokens_per_s']:>11,.0f}{device:>11.1%}{tiers.get('host_hit_rate', 0.0):>11.1%}"
+        f"{tiers.get('load_busy', 0.0):>11.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
