@@ -7,6 +7,7 @@ from functools import partial
 import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.handoff import HandoffFeed
 from pagecast.sim.fleet.inbox import Ended
@@ -84,6 +85,11 @@ class Builder:
             if self._block_size not in (0, scenario.block_size):
                 raise BadInput("an index fed by events needs one block size; use --index approximate")
             self._block_size = scenario.block_size
+            if isinstance(member.scheduler.memory, RadixMemory):
+                raise BadInput(
+                    f"an index fed by events needs blocks, and the profile {scenario.profile} has "
+                    "a radix tree; use --index approximate"
+                )
             watcher = events.feed(number, partial(getattr, member.replica, "clock"))
             member.scheduler.memory.pool.watcher = watcher
         return member, member.view(self._parts.metrics_period_ns)

@@ -14,8 +14,10 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 import simpy
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventKind, run_length
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.recorder import Recorder
@@ -52,6 +54,8 @@ class LogKind(IntEnum):
     STORING = 15
     OFFLOADED = 16
     LEFT = 17
+    SWAPPED_OUT = 18
+    SWAPPED_IN = 19
 
 
 _NUMBER = {kind: LogKind[kind.name] for kind in EventKind}
@@ -209,6 +213,11 @@ def record(
     """
     costs = scenario.step_costs()
     scheduler, feed, speculation, _ = set_up(trace, scenario, costs, log=True)
+    if isinstance(scheduler.memory, RadixMemory):
+        raise BadInput(
+            f"the profile {scenario.profile} keeps a radix tree, whose pages have no numbers, so there is "
+            "no map of blocks; choose another profile"
+        )
     collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
     env = simpy.Environment()
 

@@ -32,6 +32,9 @@ from pagecast.sim.core.rules.profiles import PROFILES
 _GRID, _DONE, _URL, _SHOWN = "sandbox_grid", "_sandbox_done", "sandbox", "_sandbox_shown"
 _SPEED = 10
 _OWN = "its own"
+_NUMBERED = [
+    name for name, profile in PROFILES.items() if profile.memory is None
+]  # those with a map of blocks
 EXAMPLES = {
     "Shared prefix: B and C find what A computed": (
         "add-96-64-1-64-0_step-1_add-96-64-1-64-0_add-80-64-1-64-0_step-1_step-20"
@@ -120,7 +123,7 @@ def _setting() -> SandboxServer:
         return SandboxServer(
             columns[0].number_input("Blocks", 1, MOST_BLOCKS, base.blocks, key="sb_blocks", **persistence),
             columns[1].selectbox("Tokens a block", (1, 4, 8, 16, 32, 64), 3, key="sb_size", **persistence),
-            columns[2].selectbox("Rules of", list(PROFILES), key="sb_profile", **persistence),
+            columns[2].selectbox("Rules of", _NUMBERED, key="sb_profile", **persistence),
             columns[3].toggle("Prefix caching", base.caching, key="sb_caching", **persistence),
             columns[4].number_input(
                 "Tokens per step, at most", 32, 8192, base.batched_tokens, key="sb_tokens", **persistence

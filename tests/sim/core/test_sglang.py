@@ -1,6 +1,7 @@
 """SGLang's rules, one by one: what a user of SGLang knows of its scheduler and its radix tree."""
 
 import pytest
+from pagecast.planner_app.dashboard.blocks.log import record
 from pagecast.sim.core.check import check
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -13,6 +14,8 @@ from pagecast.sim.core.rules.new_token_ratio import NewTokenRatio
 from pagecast.sim.core.rules.profiles import SGLANG
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.sglang_settings import SglangSettings
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -271,3 +274,23 @@ def test_stretches_are_the_same_as_single_steps(fields):
     assert fast.requests.equals(slow.requests)
     assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"]
     assert len(fast.steps) < len(slow.steps)
+
+
+def test_a_fleet_of_sglang_replicas_is_routed_by_an_approximate_index():
+    trace = read("chat", limit=40)
+    scenario = Scenario(profile="sglang", costs="roofline", num_gpu_blocks=5000)
+
+    def fleet(index: str) -> FleetSettings:
+        return FleetSettings.make(
+            {"groups": [{"replicas": 2}], "router": {"policy": "prefix-affinity", "index": index}}
+        )
+
+    result = replay_fleet(trace, scenario, fleet("approximate"))
+    assert (result.requests["state"] == "completed").all()
+    with pytest.raises(BadInput, match="the profile sglang has a radix tree; use --index approximate"):
+        replay_fleet(trace, scenario, fleet("events"))
+
+
+def test_there_is_no_map_of_the_pages_of_a_radix_tree():
+    with pytest.raises(BadInput, match="no map of blocks"):
+        record(read("chat", limit=5), Scenario(profile="sglang", costs="roofline", num_gpu_blocks=5000))
