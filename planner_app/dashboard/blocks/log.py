@@ -59,7 +59,7 @@ class LogKind(IntEnum):
 
 
 _NUMBER = {kind: LogKind[kind.name] for kind in EventKind}
-_WORDS = [kind.name.lower() for kind in LogKind]
+_WORDS = [kind.name.lower().replace("_", " ") for kind in LogKind]
 
 
 @dataclass(frozen=True)
