@@ -91,7 +91,7 @@ def read(
         sort: put requests out of order in order of arrival, instead of refusing them.
         block_tokens: tokens that a hash id names, where it is not the format's usual number.
         max_bytes: refuse files larger than this when decompressed (2 GiB).
-        progress: told, now and then, how many bytes of the file have been read.
+        progress: called now and then with the number of bytes read from the file.
 
     Raises:
         BadInput: the file is missing, of no known format, or wrong somewhere; names file, line, field.

@@ -33,7 +33,7 @@ _GZIP, _ZSTD, _ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 class Source:
     """A file to read, with its first MiB (decompressed) in `head`, and what it was recognised as.
 
-    `progress` is told, now and then, how many bytes of the file have been read.
+    `progress` is called now and then with the number of bytes read from the file.
     """
 
     path: Path

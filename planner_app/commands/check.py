@@ -136,7 +136,7 @@ def _served(facts: dict[str, Any]) -> str:
 
 
 def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> Iterator[str]:
-    """What was compared with what."""
+    """Notes on the comparison with a baseline."""
     if before is None:
         if file.check.regression:
             yield "regressions were not checked: give --baseline"

@@ -111,7 +111,7 @@ def record_command(
         if not json:
             console.err.print(memory_table(running.loaded.memory))
         running.warm_up()
-        # What can't be told of this machine comes to light before the run, not after it.
+        # Facts of this machine that can't be read are errors before the run, not after it.
         meta = {"name": source.name, **described(running)}
         writer = JournalWriter(out, meta)
         try:

@@ -51,7 +51,7 @@ def engine_only_options() -> list[inspect.Parameter]:
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:
-    """What the engine is started with, of a command's values; what is None is left to the engine."""
+    """The engine's arguments among a command's values; None leaves a value to the engine."""
     names = [*(one.name for one in engine_only_options()), *engine_fields()]
     return _named({name: values[name] for name in names if values[name] is not None})
 

@@ -62,7 +62,7 @@ def hits_command(
 
 
 def left_out(trace: Trace) -> str:
-    """What the ratios do not count, and how much that would change."""
+    """Sentences on what the ratios leave out, and how much that would change them."""
     prompts, all_of_it = (
         sharing(trace, with_outputs=outputs)["shareable_fraction"] for outputs in (False, True)
     )

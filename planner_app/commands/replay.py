@@ -134,7 +134,7 @@ def _draw(result: Result, spread: Spread | None, report: Path | None, perfetto: 
 
 
 def _unused(trace: Trace, scenario: Scenario) -> tuple[str, ...]:
-    """What was asked for and has no effect on this trace."""
+    """Sentences on options that have no effect on this trace."""
     if scenario.scheduling_policy != "priority" or np.ptp(trace.integers("priority")):
         return ()
     return ("every request has the same priority: --scheduling-policy priority serves as fcfs does",)

@@ -199,5 +199,5 @@ def _logprob_entry(token: str, logprob: float) -> dict[str, Any]:
 
 
 def finish_reason(generation: Generation) -> str | None:
-    """Why a text ended, as clients are told; None while it has not."""
+    """The reason why a text ended, in the words of the API; None while it has not."""
     return generation.finish_reason or None

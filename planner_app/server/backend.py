@@ -32,7 +32,7 @@ class HostTier:
 
 
 class Observer(Protocol):
-    """Is told what happens on a replica, in the order in which it happens."""
+    """Observer of a replica: called for each event, in the order in which they happen."""
 
     def step(self, tokens: int, gaps_ns: dict[int, int], first: list[Generation], late_ns: int) -> None:
         """A step of `tokens` tokens ended. `gaps_ns`: how many requests got a token so long after their last;

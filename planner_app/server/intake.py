@@ -26,7 +26,7 @@ MOST_GENERATIONS = 4096
 class GenerationRequest:
     """A request as it will be answered: its generations, in the order of their `index`.
 
-    `logprobs`: how many alternatives are told for each token; None: none are told.
+    `logprobs`: how many alternatives a client gets for each token; None: no log probabilities.
     """
 
     id: str

@@ -52,8 +52,8 @@ def fit_corrections(
 ) -> Corrections:
     """Corrections that make replays of `results` in `scenario` take as long as they did.
 
-    `progress` is told after each replay. Errors: BadInput for a scenario without measured operations, or too
-    few requests.
+    `progress` is called after each replay with the number of replays done. Errors: BadInput for a scenario
+    without measured operations, or too few requests.
     """
     base = measured(scenario.target())
     targets = [_target(each) for each in results]

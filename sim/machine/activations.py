@@ -86,7 +86,7 @@ def _sampler_row(model: ModelFacts, lean: bool) -> int:
 
 
 def sampler_state_bytes(model: ModelFacts, max_num_seqs: int) -> int:
-    """What the newer runner's sampler keeps: counts of output tokens (int32) and a bit for prompt tokens."""
+    """Bytes of the newer runner's sampler: counts of output tokens (int32) and a bit for prompt tokens."""
     return max_num_seqs * 4 * (model.vocab + -(-model.vocab // 32))
 
 

@@ -31,7 +31,7 @@ class LinkSpec:
 
 
 class HostLinks(NamedTuple):
-    """What a replica's host tier is reached by: bytes of a device block, and the link's two directions."""
+    """Link of a replica to its host tier: bytes of a device block, and the link's two directions."""
 
     block_bytes: int
     load: LinkSpec

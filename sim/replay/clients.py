@@ -129,7 +129,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """What one user sends, one after another: a session's rows in the trace's order, or a single request.
+    """Requests that one user sends one after another: a session's rows in the trace's order, or one request.
 
     `first` has each chain's first row, in order; `follower` the row after each row in its chain, -1 for
     none; `chain` the chain of each row. Rows that follow one another without a session's name are one too.

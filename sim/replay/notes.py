@@ -52,7 +52,7 @@ def _windows(scenario: Scenario, blocks_per_block: float) -> Note | None:
 
 
 def _speculation(scenario: Scenario) -> Note | None:
-    """What a forecast with speculation leaves out."""
+    """A note on what a forecast with speculation leaves out."""
     config = scenario.speculation
     if config is None:
         return None

@@ -54,7 +54,7 @@ from pagecast.sim.replay.windows import bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
-Progress = Callable[[int], None]  # told now and then how many requests have ended
+Progress = Callable[[int], None]  # called now and then with the number of requests that have ended
 _SLICE = 4096
 
 

@@ -71,7 +71,7 @@ class Transfers:
         jobs.append(job.job)
 
     def ended(self, now: int) -> Ended | None:
-        """What has ended by now and was not reported before, stores first; None where there is nothing."""
+        """Transfers that have ended and were not reported yet, stores first; None where there are none."""
         done: list[int] = []
         lost: list[int] = []
         for jobs in (self._stores, self._loads):
@@ -83,7 +83,7 @@ class Transfers:
         return Ended(tuple(done), tuple(lost)) if done else None
 
     def figures(self, makespan_s: float) -> dict[str, Any]:
-        """What was transferred, and what share of the time each direction was busy."""
+        """Figures of the transfers: bytes moved, and the share of time that each direction was busy."""
         figures: dict[str, Any] = {}
         for name, link in (("load", self.load), ("store", self.store)):
             figures[f"{name}s"] = link.transfers

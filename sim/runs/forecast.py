@@ -260,5 +260,5 @@ def _other_engine(run: RecordedRun, costs: StepCosts) -> Note | None:
 
 
 def _notes(result: Result, trace: Trace) -> tuple[str, ...]:
-    """What the replay says of its costs and scenario; the trace is the run's own and needs no comment."""
+    """Notes of the replay on costs and scenario; the trace is the run's own and needs no note."""
     return tuple(note for note in result.notes if note not in trace.notes)

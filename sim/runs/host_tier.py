@@ -8,7 +8,7 @@ from pagecast.sim.runs.recorded import RecordedRun
 
 
 def host_tier_of(run: RecordedRun) -> HostTierSpec | None:
-    """What a run offloaded to: `config.kv_offloading`, with the options of vLLM's connector by their names.
+    """The host tier of a run: `config.kv_offloading`, with the options of vLLM's connector by their names.
 
     `cpu_blocks` says how many offloaded blocks there is room for. Errors: BadInput naming the option.
     """

@@ -70,7 +70,7 @@ def _replay() -> None:
 
 
 def frames_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Frames:
-    """The frames of a replay; `progress` is told how far it is."""
+    """The frames of a replay; `progress` is called as it advances."""
     return frames(record(trace, scenario, progress), progress)
 
 

@@ -99,7 +99,7 @@ def name_of(number: int) -> str:
 
 @dataclass
 class Sandbox:
-    """What a list of actions leads to. `requests` are all that were added, in order, the ended ones too."""
+    """The state after a list of actions. `requests` are all that were added, in order, the ended ones too."""
 
     setting: SandboxServer
     requests: list[Request] = field(default_factory=list)

@@ -56,7 +56,7 @@ def a_replicas_death(study: FleetStudy) -> go.Figure:
 
 
 def death_in_words(study: FleetStudy) -> str:
-    """What the loss did: requests sent again, TTFT, and how long until it is as without."""
+    """The effect of the loss: requests sent again, TTFT, and the time until TTFT is as without it."""
     assert study.lost is not None and study.loss_s is not None
     fleet = study.lost.summary["fleet"]
     before, after = (run.summary["ttft_s"]["p99"] for run in (study.run, study.lost))

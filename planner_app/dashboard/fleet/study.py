@@ -19,7 +19,7 @@ _REQUEST_COLUMNS = ["arrival_s", "ttft_s", "replica", "state"]
 
 @dataclass(frozen=True)
 class FleetRun:
-    """What the page shows of one replay of a fleet."""
+    """The figures of one replay of a fleet that the page shows."""
 
     summary: dict[str, Any]
     requests: pd.DataFrame

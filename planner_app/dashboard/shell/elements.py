@@ -75,7 +75,7 @@ def again(slot: str, words: str) -> None:
 
 
 def progress_of(progress: object, words: str) -> tuple[float, str]:
-    """A share from 0 to 1 and a sentence, from what a job told: `(done, total, unit)` or a number."""
+    """A share from 0 to 1 and a sentence, from a job's progress: `(done, total, unit)` or a number."""
     if isinstance(progress, tuple) and len(progress) == 3:
         done, total, unit = progress
         return min(max(done / max(total, 1), 0.0), 1.0), f"{words}: {done:,} of {total:,} {unit}"

@@ -55,12 +55,12 @@ class Job:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether `stop` was called."""
         return self._state.stopped
 
     @property
     def progress(self) -> Any:
-        """The latest that the function told, None before."""
+        """The latest progress that the function reported; None before."""
         return self._state.progress
 
     @property

@@ -68,7 +68,7 @@ def _raise_error(own: Session, slot: str) -> None:
 
 
 def replay_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Result:
-    """A replay; `progress` is told how many requests have ended, and of how many."""
+    """A replay; `progress` gets the number of requests that have ended, and of all."""
     return replay(trace, scenario, progress=lambda done: progress((done, len(trace), "requests replayed")))
 
 

@@ -113,7 +113,7 @@ class PageView:
         return prices
 
     def trace_key(self) -> tuple[Value, ...]:
-        """What the trace depends on: equal keys, equal traces."""
+        """The part of a view that its trace depends on: equal keys, equal traces."""
         names = ["trace", "requests", "rate"]
         if self["trace"] == GENERATED:
             names += [*GENERATOR, "seed"]
@@ -122,7 +122,7 @@ class PageView:
         return tuple(self[name] for name in names)
 
     def key(self) -> tuple[object, ...]:
-        """What a replay depends on."""
+        """The part of a view that its replay depends on."""
         return (*self.trace_key(), self.scenario().model_dump_json())
 
     def differences(self, other: PageView) -> tuple[tuple[str, Value, Value], ...]:

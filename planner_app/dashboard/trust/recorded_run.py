@@ -43,7 +43,7 @@ class RunComparison:
 
 
 def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, progress: Any) -> RunComparison:
-    """Reads a run and compares; `progress` is told how many replays are done. Errors: BadInput."""
+    """Reads a run and compares; `progress` gets the number of replays done. Errors: BadInput."""
     run = RecordedRun.load(folder)
     result = forecast(
         run,

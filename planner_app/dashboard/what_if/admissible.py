@@ -90,7 +90,7 @@ def key(view: PageView, slot: str) -> Hashable:
 def concurrency_job(
     trace: Trace, scenario: Scenario, slo: str, with_interval: bool, *, progress: Any
 ) -> Admissible:
-    """What `pagecast plan` answers, for the concurrency alone."""
+    """The answer of `pagecast plan` for the concurrency alone."""
     replicates = LEAST_REPLICATES if with_interval else 0
     total = steps(1, replicates)
     result = plan(

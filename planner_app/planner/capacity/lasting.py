@@ -147,7 +147,7 @@ class _WatchedArrivals(Arrivals):
         return self._first_ns / NS
 
     def periods(self, period_s: float) -> int:
-        """How many periods have passed; three at least, to be told apart."""
+        """How many periods have passed; at least three, one for each third."""
         return max(3, int((self._now_ns - self._first_ns) / NS / period_s))
 
     def times(self) -> tuple[Floats, Floats]:

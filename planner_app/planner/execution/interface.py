@@ -8,7 +8,7 @@ from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
-Progress = Callable[[int], None]  # told how many items are done
+Progress = Callable[[int], None]  # called with the number of items done
 
 
 class Executor(ABC):
@@ -26,7 +26,7 @@ class Executor(ABC):
     def map(
         self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT], progress: Progress | None = None
     ) -> list[AnswerT]:
-        """The answers in the order of `items`; `progress` is told how many are there."""
+        """The answers in the order of `items`; `progress` is called with the number of answers so far."""
         answers: dict[int, AnswerT] = {}
         for index, answer in self.stream(function, items):
             answers[index] = answer

@@ -126,7 +126,7 @@ def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs
 
 
 def _renew(database: sqlite3.Connection) -> None:
-    """Gives a study that was begun before trials told their step costs the column for it."""
+    """Adds the column for step costs to a study of an earlier version."""
     if "costs" not in {row[1] for row in database.execute("PRAGMA table_info(trials)")}:
         with database:
             database.execute("ALTER TABLE trials ADD COLUMN costs TEXT NOT NULL DEFAULT ''")

@@ -57,9 +57,9 @@ CRITERIA = {"block_size": (HITS, ROOM, TTFT, E2E), "hbm": (HITS, TTFT, E2E)}
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A row a value of `knob` in `table`, with `setting.Tuning.run`'s figures; the recommended one, and why.
+    """`table` has a row per value of `knob`, with the figures of `Tuning.run`; one value is recommended.
 
-    `table` has `meets`, `reason` (why the setting can't run), and where it was asked for
+    Further columns are `meets`, `reason` (why the setting can't run), and, where it was asked for,
     `admissible_concurrency` and `admissible_at_limit`. `recommended` is None where no setting can run.
     `costs` names the step costs of all settings, and `expected_error` says how far they may be off.
     `complete` is False where it was stopped.
@@ -138,7 +138,7 @@ def tune(
     """Serves the trace at each of `values` (written as for `--set`) and recommends one.
 
     `slo` bounds what is recommended; `concurrency`: also search for what each setting admits in a closed
-    loop. `progress` is told how many of the two jobs a setting are done. Errors: BadInput.
+    loop. `progress` is called with the number of jobs done, one or two per setting. Errors: BadInput.
     """
     level = Slo.parse(slo) if slo.strip() else Slo("", ())
     jobs = jobs_of(values, knob, scenario, concurrency)
@@ -171,7 +171,7 @@ def tune(
 
 
 def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, Any]]) -> pd.DataFrame:
-    """A row a value whose replay is there."""
+    """One row per value whose replay has ended."""
     count = len(values)
     rows = [
         {knob: value, **results[row], **results.get(row + count, {})}

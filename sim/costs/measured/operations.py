@@ -92,7 +92,7 @@ class Operations:
         return total
 
     def raggedness(self, n: int) -> tuple[float, float]:
-        """What unequal contexts of `n` decoding requests add where FlashAttention 3 leaves SMs idle.
+        """Two bounds on the time that unequal contexts of `n` requests add where FlashAttention 3 idles SMs.
 
         At most the first as a share of their attention, and no more than the second, in context tokens, for
         each token by which the longest context exceeds the mean (`families.fa3`).
