@@ -46,3 +46,20 @@ def test_two_engines_behind_a_router_serve_every_request_once_as_the_core_decide
     assert json.loads((out / "fleet.json").read_text())["router"] == "round-robin"
     sent = pd.read_csv(out / "requests.csv")
     assert sent["replica"].tolist() == [number % 2 for number in range(COUNT)]
+
+
+RECORDED = Path(__file__).parent / "recorded_fleet" / "h200x2-qwen3-8b-chat-least-loaded"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_engines_that_served_behind_a_router_on_gpus_decided_as_the_core(number: int) -> None:
+    report = compare_decisions(RecordedRun.load(RECORDED / f"engine-{number}"))
+    assert report.ok, report.first_mismatch
+    assert report.steps_recorded > 11_000
+
+
+@pytest.mark.slow
+def test_a_recorded_fleet_is_forecast_within_the_bound() -> None:
+    command = [sys.executable, str(SCRIPT), "forecast", str(RECORDED)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
