@@ -15,6 +15,7 @@ from pagecast.sim.costs.calibration.file import Calibration, Host
 from pagecast.sim.costs.calibration.shape import identity, model_of, shape_of
 from pagecast.sim.costs.families.registry import family
 from pagecast.sim.costs.families.shape import TileShape
+from pagecast.sim.costs.families.term import Place
 from pagecast.sim.fitting.ahead import AheadSteps, ahead_of
 from pagecast.sim.fitting.design import design
 from pagecast.sim.fitting.features import StepTable, step_table
@@ -250,7 +251,7 @@ def _fit_certain_terms(
     as `_bootstrap` gives them.
     """
     dropped: tuple[str, ...] = ()
-    needed = {term.name for term in family(shape.family).terms if term.needed}
+    needed = {term.name for term in family(shape.family).terms if term.needed and term.place is not Place.ARRIVAL}
     while True:
         best_fit = fit(tables, shape, ahead_steps, without=dropped)
         copies, hosts = _bootstrap(tables, ahead_steps, best_fit, shape, replicates, seed)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sim" / "runs"))
 
-from accuracy_roles import JUDGE, folder_of
+from accuracy_roles import JUDGE, JUDGE_MEASURED, folder_of
 from pagecast.sim.runs.forecast import Forecast, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 
@@ -28,7 +28,8 @@ def main() -> int:
     options = parser.parse_args()
     results = []
     write(f"{'run':44} figures inside  share half-width  TPOT mean E2E mean TTFT mean")
-    for folder in map(folder_of, JUDGE):
+    runs = JUDGE_MEASURED if options.costs == "measured" else JUDGE
+    for folder in map(folder_of, runs):
         if folder is None or options.only not in folder.name:
             continue
         run = RecordedRun.load(folder)

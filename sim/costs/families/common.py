@@ -55,10 +55,12 @@ ARRIVALS = Term(
     "a request that arrived since the last step",
     every_shape(lambda step: step.arrivals),
     Place.ARRIVAL,
+    needed=True,
 )
 ARRIVING_TOKENS = Term(
     "arriving_token",
     "a prompt token of those",
     every_shape(lambda step: step.arrived_tokens),
     Place.ARRIVAL,
+    needed=True,
 )

@@ -44,6 +44,18 @@ JUDGE = (
     OWN / "h200e-qwen3-8b-agents-load",
     OWN / "h200c-qwen3-0.6b-mooncake",
 )
+# Of measured operations: the host's constants come from sweeps, warm-up runs, `azure_conv` and
+# `azure_conv_async`, the spread from public runs of other set-ups. No run below gave either.
+JUDGE_MEASURED = (
+    PUBLIC / "azure_conv_repeat2",
+    PUBLIC / "azure_conv_repeat3",
+    PUBLIC / "mooncake_conv",
+    PUBLIC / "azure_priority_tight",
+    MODELS / "vllm-h200-qwen3-30b-a3b-azure",
+    MODELS / "vllm-h200-qwen3-30b-a3b-azure-async",
+    MODELS / "vllm-h200-qwen3-30b-a3b-mooncake",
+    MODELS / "vllm-h200-qwen3-32b-tp2-azure",
+)
 
 
 def shared_folder() -> Path | None:
