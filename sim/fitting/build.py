@@ -251,7 +251,9 @@ def _fit_certain_terms(
     as `_bootstrap` gives them.
     """
     dropped: tuple[str, ...] = ()
-    needed = {term.name for term in family(shape.family).terms if term.needed and term.place is not Place.ARRIVAL}
+    needed = {
+        term.name for term in family(shape.family).terms if term.needed and term.place is not Place.ARRIVAL
+    }
     while True:
         best_fit = fit(tables, shape, ahead_steps, without=dropped)
         copies, hosts = _bootstrap(tables, ahead_steps, best_fit, shape, replicates, seed)

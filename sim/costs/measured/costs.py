@@ -17,7 +17,7 @@ from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 
 MEASURED = "measured"
-# Of the logarithm of step time, by the lane of the tables, from errors in TPOT. vLLM: root mean square over the
+# Of the logarithm of step time, by the lane of the tables, from errors in TPOT. vLLM: root mean square of the
 # public set-ups in docs/measured-operations.md (Llama-2 70B and 7B, CodeLlama-34B, Mixtral; Llama-3.1-8B and
 # Qwen3-32B over PCIe). The others: 1.48 times the median size over every fourth row of AIConfigurator's
 # silicon_sample.csv that is simulated (252 of TensorRT-LLM, 100 of SGLang). None of these judges an interval;
