@@ -25,6 +25,7 @@ from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
+from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.plan import Outcome, StepPlan
@@ -219,6 +220,7 @@ class EngineBackend:
             loop.drain()
         except BaseException as error:
             self._failed = error
+            complain(f"the engine has failed: {error}")
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._give_up, error)
         finally:

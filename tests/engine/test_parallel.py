@@ -85,6 +85,13 @@ def test_mixtures_of_experts_are_shared_out(by_expert: bool, model_of: Any, engi
     assert two.loaded.model.layers[0].mlp.down.weight.shape == ((3, 64, 48) if by_expert else (6, 64, 24))
 
 
+@pytest.mark.slow
+def test_guesses_are_verified_on_two_devices(model_of: Any, engine_of: Any) -> None:
+    folder = model_of("qwen3").folder
+    two = engine_of(folder, tensor_parallel_size=2, speculative_config="ngram:3")
+    assert tokens(two) == tokens(engine_of(folder))
+
+
 def test_random_weights_are_shares_of_one_model(model_of: Any, engine_of: Any) -> None:
     folder = model_of("qwen3").folder
     one, two = (engine_of(folder, random_weights=True, tensor_parallel_size=size) for size in (1, 2))

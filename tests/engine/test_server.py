@@ -108,7 +108,9 @@ def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
     assert run.requests["cancelled_s"].notna().sum() >= 5
 
 
-def test_an_engine_that_fails_says_so_and_is_not_healthy(serve: Callable[..., Running]) -> None:
+def test_an_engine_that_fails_says_so_and_is_not_healthy(
+    serve: Callable[..., Running], capsys: pytest.CaptureFixture[str]
+) -> None:
     one = serve()
     backend: Any = one.replica.backend
 
@@ -121,3 +123,4 @@ def test_an_engine_that_fails_says_so_and_is_not_healthy(serve: Callable[..., Ru
         assert answer.status_code == 500
         assert "the device is gone" in answer.json()["error"]["message"]
         assert http.get("/health").status_code == 503
+    assert "pagecast: the engine has failed: the device is gone" in capsys.readouterr().err
