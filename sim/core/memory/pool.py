@@ -6,6 +6,7 @@ order that `Eviction` says. Only KV groups call the pool.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
@@ -25,6 +26,15 @@ class Watcher(Protocol):
 
     def removed(self, key: bytes, begin: int, end: int) -> None:
         """These blocks can no longer be found, or one copy of them less."""
+
+
+@lru_cache(maxsize=4)
+def _numbers(num_blocks: int) -> tuple[int, ...]:
+    """Block numbers of a fresh pool: pieces are taken from their high end, so block 0 stands last.
+
+    Pools of one size share the number objects: those of many replicas would not fit a processor's cache.
+    """
+    return tuple(range(num_blocks - 1, -1, -1))
 
 
 class BlockPool:
@@ -51,8 +61,7 @@ class BlockPool:
         self.births = 0  # runs made so far, where they are counted (`Run.born`)
         self.taken: list[int] | None = None  # blocks taken, where somebody wants to know
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
-        # Pieces are taken from their high end, so the first block to be taken stands last.
-        self._free(Run(None, 0, list(range(num_blocks - 1, -1, -1))), 0, num_blocks)
+        self._free(Run(None, 0, list(_numbers(num_blocks))), 0, num_blocks)
         self.freed = []
 
     # ---- taking
