@@ -106,12 +106,18 @@ def _speculation(engine: Engine) -> dict[str, Any]:
 
 def _host_tier(engine: Engine) -> dict[str, Any]:
     """Its host tier in vLLM's words, and the blocks that it has room for; nothing where there is none."""
-    host = engine.loaded.host
+    host = engine.limits.host
     if host is None:
         return {}
     return {
         "kv_offloading_size": engine.options.kv_offloading_size,
-        "kv_offloading": {"cpu_blocks": host.places},
+        "kv_offloading": {
+            "cpu_blocks": host.blocks,
+            "block_size_factor": host.factor,
+            "eviction_policy": host.eviction_policy,
+            "offload_prompt_only": host.prompt_only,
+            "store_threshold": host.store_threshold,
+        },
     }
 
 

@@ -22,7 +22,8 @@ class Options:
     or torch. `pipeline_depth` 1 plans a step while its predecessor runs (None: it does, unless requests
     speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `tensor_parallel_size` GPUs hold a
     share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
-    `kv_offloading_size`: GiB of host memory that KV blocks are offloaded to.
+    `kv_offloading_size`: GiB of host memory that KV blocks are offloaded to; the fields after it are as in a
+    scenario.
     `seed` is for requests that have none, and for random weights.
     """
 
@@ -40,6 +41,10 @@ class Options:
     enable_prefix_caching: bool = True
     speculative_config: str | None = None
     kv_offloading_size: float | None = None
+    kv_offloading_eviction_policy: str = "lru"
+    kv_offloading_block_size: int | None = None
+    offload_prompt_only: bool = True
+    kv_offloading_store_threshold: int = 0
     enforce_eager: bool = False
     random_weights: bool = False
     tensor_parallel_size: int = 1
@@ -97,5 +102,25 @@ class Options:
             if self.pipeline_depth is None
             else self.pipeline_depth,
             caching=self.enable_prefix_caching,
-            host=HostTierSpec(blocks=host_places) if host_places else None,
+            host=self._host_tier(host_places) if host_places else None,
+        )
+
+    def _host_tier(self, places: int) -> HostTierSpec:
+        """A host tier with room for so many KV blocks. Errors: BadInput."""
+        size = self.kv_offloading_block_size or self.block_size
+        if size % self.block_size:
+            raise BadInput(
+                f"kv_offloading_block_size {size} is no multiple of block_size {self.block_size}: give another"
+            )
+        factor = size // self.block_size
+        if places < factor:
+            raise BadInput(
+                f"kv_offloading_size {self.kv_offloading_size:g} GiB has no room for a block of {size} tokens"
+            )
+        return HostTierSpec(
+            blocks=places // factor,
+            factor=factor,
+            eviction_policy=self.kv_offloading_eviction_policy,
+            prompt_only=self.offload_prompt_only,
+            store_threshold=self.kv_offloading_store_threshold,
         )

@@ -41,7 +41,8 @@ _SHORT = {
 @with_engine(
     without=(
         *("scheduling_policy", "enable_prefix_caching", "async_scheduling"),
-        *("speculative_config", "kv_offloading_size"),
+        *("speculative_config", "kv_offloading_size", "kv_offloading_eviction_policy"),
+        *("kv_offloading_block_size", "offload_prompt_only", "kv_offloading_store_threshold"),
     )
 )
 def calibrate_command(

@@ -26,7 +26,6 @@ _ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
     "device": typer.Option(help="auto (a CUDA GPU), cuda or cpu"),
     "dtype": typer.Option(help="auto (the checkpoint's; float32 on the CPU), bfloat16, float16, float32"),
     "attention": typer.Option(help="auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch"),
-    "kv_offloading_size": typer.Option(min=0, help="GiB of host memory to offload KV blocks to [none]"),
     "enforce_eager": typer.Option("--enforce-eager", help="no CUDA graphs"),
 }
 _ABOUT = {  # where the engine's answer to an option that is not given is another than a scenario's
@@ -75,7 +74,7 @@ def _alone(name: str, default: Any) -> inspect.Parameter:
     option = _ALONE[name]
     if default is True:
         option = typer.Option(_ON_OFF.format(name.replace("_", "-")), help=option.help)
-    return parameter(name, float | None if default is None else type(default), option, default)
+    return parameter(name, type(default), option, default)
 
 
 def _shared(name: str, default: Any) -> inspect.Parameter:

@@ -111,7 +111,30 @@ def test_recorded_transfers_say_what_was_moved_and_when(
         jobs = [transfer for transfer in run.transfers if transfer.kind == kind]
         ends = [transfer.end_ns for transfer in jobs]
         assert ends == sorted(ends)
-    assert run.meta["config"]["kv_offloading"] == {"cpu_blocks": 30}
+    assert run.meta["config"]["kv_offloading"]["cpu_blocks"] == 30
+
+
+def test_all_tokens_may_be_offloaded_in_blocks_of_their_own_size(
+    model_of: Any, engine_of: Any, tmp_path: Path
+) -> None:
+    folder = model_of("qwen3").folder
+    trace = documents_trace(6, count=20)
+    quoting = replace(trace, requests=trace.requests.assign(output_tokens=40))
+    large = TraceServer(engine_of(folder, **{**SMALL, "num_blocks": 400}), quoting).run()
+    offloading = {
+        "kv_offloading_size": 41 * GIB_PER_BLOCK,
+        "kv_offloading_block_size": 32,
+        "kv_offloading_eviction_policy": "arc",
+        "offload_prompt_only": False,
+    }
+    engine = engine_of(folder, **SMALL, **offloading)
+    seen = checked(engine.loaded.host, engine.loaded.kv)
+    run = record(engine, quoting, tmp_path)
+    assert run.requests["output_ids"].tolist() == large.requests["output_ids"].tolist()
+    assert engine.limits.host.blocks == 20
+    assert seen[LOAD] > 2
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
 
 
 def test_cancelled_requests_leave_no_transfer_behind(model_of: Any, engine_of: Any) -> None:
