@@ -24,9 +24,9 @@ from pagecast.kernels import reference
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.core.plan import StepPlan, Transfer
 from pagecast.sim.machine.gpus import GIB
+from pagecast.sim.runs.transfers import LOAD, STORE, RecordedTransfer
 from torch import Tensor
 
-LOAD, STORE = "load", "store"
 _NAP_S = 50e-6
 _NS_PER_MS = 1_000_000
 _REBASED_MS = 1000.0  # event times are float32: beyond that they are counted from a newer event
@@ -46,6 +46,11 @@ class HostTransfer:
     start_ns: int
     end_ns: int
     lost: bool = False
+
+    def recorded(self, told_ns: int) -> RecordedTransfer:
+        """As a recorded run has it, once the scheduler was told of it."""
+        times = (self.queued_ns, self.start_ns, self.end_ns)
+        return RecordedTransfer(self.job, told_ns, self.kind, self.blocks, self.bytes, *times, self.lost)
 
 
 @dataclass(slots=True)

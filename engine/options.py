@@ -109,9 +109,7 @@ class Options:
         """A host tier with room for so many KV blocks. Errors: BadInput."""
         size = self.kv_offloading_block_size or self.block_size
         if size % self.block_size:
-            raise BadInput(
-                f"kv_offloading_block_size {size} is no multiple of block_size {self.block_size}: give another"
-            )
+            raise BadInput(f"kv_offloading_block_size {size} is no multiple of block_size {self.block_size}")
         factor = size // self.block_size
         if places < factor:
             raise BadInput(

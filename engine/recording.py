@@ -28,11 +28,15 @@ NS = 1_000_000_000
 class Recording:
     """Implements `loop.Log`: notes every step, and every plan that only preempted.
 
-    `journal` is written as it happens. One that can't be written any more is left as it is: the run goes on.
+    `speculates`: the requests do. `journal` is written as it happens. One that can't be written any more is
+    left as it is: the run goes on.
     """
 
-    def __init__(self, num_blocks: int, journal: RunJournal | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, journal: RunJournal | None = None, *, speculates: bool = False
+    ) -> None:
         self._num_blocks = num_blocks
+        self._speculates = speculates
         self._journal = journal
         self._keys: dict[int, BlockKeys] = {}  # of live requests, for the journal
         self._rows: list[tuple[int, ...]] = []
@@ -68,6 +72,8 @@ class Recording:
         """See `loop.Log`."""
         with self._writing() as journal:
             if journal is not None:
+                if self._speculates:
+                    journal.guessed(plan, outcome)
                 journal.committed(plan, self._rows[len(self._ends)][0], end_ns)
         self._ends.append(end_ns)
 
@@ -101,11 +107,11 @@ class Recording:
 
     def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
         """See `loop.Log`."""
-        for one in transfers:
-            times = (one.queued_ns, one.start_ns, one.end_ns)
-            self.transfers.append(
-                RecordedTransfer(one.job, now_ns, one.kind, one.blocks, one.bytes, *times, one.lost)
-            )
+        told = [transfer.recorded(now_ns) for transfer in transfers]
+        self.transfers += told
+        with self._writing() as journal:
+            if journal is not None:
+                journal.transferred(told)
 
     def steps(self) -> Steps:
         """The steps so far; all of them must have been committed."""

@@ -49,7 +49,8 @@ class TraceServer:
         journal: RunJournal | None = None,
     ) -> None:
         self.engine = engine
-        self._recording = Recording(engine.limits.num_blocks, journal)
+        speculates = engine.loop.drafter is not None
+        self._recording = Recording(engine.limits.num_blocks, journal, speculates=speculates)
         self._note_end = ended
         self.ids = trace.token_ids
         self.trace = with_spans(trace, engine.limits.block_size)

@@ -24,8 +24,6 @@ def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOption
     facts = engine.loaded.spec.facts
     if options.lora_modules:
         raise BadInput("--lora-modules needs --simulate: the engine has no adapters")
-    if options.record is not None and engine.options.speculative_config is not None:
-        raise BadInput("--record of a server does not take speculation: use pagecast record with a trace")
     chosen: Tokenizer = tokenizer_for(options.model, tokenizer)
     if isinstance(chosen, PackedTokenizer):
         chosen = NumberTokenizer(facts.vocab)

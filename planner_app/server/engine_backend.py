@@ -310,12 +310,15 @@ class EngineBackend:
 
     def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
         """See `engine.loop.Log`."""
+        if self.engine.loop.drafter is not None:
+            self.history.note_guessed(plan, outcome)
         self.history.note_committed(plan, end_ns)
         self._step.end_ns = end_ns
         self._step.tokens += plan.decode_n + sum(computed for computed, _ in plan.prefill)
 
     def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
-        """See `engine.loop.Log`: nobody asks for these here."""
+        """See `engine.loop.Log`."""
+        self.history.note_transferred([one.recorded(now_ns) for one in transfers], now_ns)
 
     # ---- figures
 

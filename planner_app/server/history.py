@@ -10,8 +10,9 @@ from collections import deque
 from typing import Protocol
 
 from pagecast.planner_app.server.generation import Generation
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
+from pagecast.sim.runs.transfers import RecordedTransfer
 
 
 class Keeper(Protocol):
@@ -25,6 +26,12 @@ class Keeper(Protocol):
 
     def committed(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
         """A step that was planned at `start_ns` ended."""
+
+    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+        """A step of requests that speculate ended; `committed` tells of it next."""
+
+    def transferred(self, transfers: list[RecordedTransfer]) -> None:
+        """The scheduler was told that transfers have ended."""
 
     def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
         """A request ended, whichever way."""
@@ -92,6 +99,19 @@ class History:
             start = self._planned.popleft()
             for keeper in self._keepers:
                 keeper.committed(plan, start, end)
+
+    def note_guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+        """A step of requests that speculate ended; to be called before `note_committed`."""
+        for keeper in self._keepers:
+            keeper.guessed(plan, outcome)
+
+    def note_transferred(self, transfers: list[RecordedTransfer], now: int) -> None:
+        """The scheduler was told that transfers have ended."""
+        if self._keepers:
+            at = self._stamp(now)
+            told = [transfer._replace(told_ns=at) for transfer in transfers]
+            for keeper in self._keepers:
+                keeper.transferred(told)
 
     def note_ended(self, request: Request, at_ns: int | None = None) -> None:
         """A request ended: with what was noted last, where no time is given."""

@@ -20,8 +20,9 @@ import zmq
 from pagecast.planner_app.server.generation import Generation
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventKind
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
+from pagecast.sim.runs.transfers import RecordedTransfer
 
 _MEDIUM = "GPU"
 _KEPT_BATCHES = 10_000
@@ -114,6 +115,12 @@ class KvEvents:
 
     def idle(self, at_ns: int) -> None:
         """See `Keeper`."""
+
+    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+        """Nothing: events are published when the step ends."""
+
+    def transferred(self, transfers: list[RecordedTransfer]) -> None:
+        """Nothing, likewise."""
 
     def committed(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
         """See `Keeper`."""

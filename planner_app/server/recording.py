@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app.server.generation import Generation
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.runs.journal import JournalWriter
 from pagecast.sim.runs.run_journal import RunJournal
+from pagecast.sim.runs.transfers import RecordedTransfer
 
 
 class JournalKeeper:
@@ -45,6 +46,14 @@ class JournalKeeper:
         tokens = 0 if request.state is State.REJECTED else request.output_tokens
         blocks = (request.prompt_tokens + tokens) // request.keys.block_size
         self._journal.ended(request, at_ns, tokens, request.keys.digests[:blocks])
+
+    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+        """See `Keeper`."""
+        self._journal.guessed(plan, outcome)
+
+    def transferred(self, transfers: list[RecordedTransfer]) -> None:
+        """See `Keeper`."""
+        self._journal.transferred(transfers)
 
     def flush(self) -> None:
         """Hands what there is to the operating system."""

@@ -8,7 +8,9 @@ them. A last line that was cut short is ignored. Requests that had not ended by 
     ["s", arrival_ns, at_ns, input_tokens, output_tokens, priority, adapter, salt, blocks, tail]   submitted
     ["t", start_ns, end_ns, decode_n, decode_ctx, decode_max, running, waiting, used, prefill, admitted] step
     ["e", row, state, first_token_ns, at_ns, output tokens so far, reason, blocks, cached tokens]   ended
-    ["i", at_ns]   a plan that preempted requests and found nothing to compute
+    ["i", at_ns]   a plan that found nothing to compute
+    ["g", [[row, right, made], ...]]   guesses in the next step: verified and right, and made after it; or -1
+    ["x", job, told_ns, kind, blocks, bytes, queued_ns, start_ns, end_ns, lost]   a transfer that ended
 
 Rows number submissions from 0. `blocks` names the full blocks of the prompt (at the end: of prompt and
 output) by 64-bit digests of all tokens up to their ends, and `tail` the tokens after them. `admitted` lists
@@ -29,6 +31,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.runs.transfers import FILE as TRANSFERS
+from pagecast.sim.runs.transfers import RecordedTransfer
 
 NS = 1_000_000_000
 FINISHED, CANCELLED, REJECTED = "finished", "cancelled", "rejected"
@@ -198,6 +202,8 @@ class _RunBuilder:
         self._ended: dict[int, list[Any]] = {}
         self._cached: dict[int, int] = {}
         self._idle: list[int] = []
+        self._guesses: dict[int, tuple[list[int], list[int]]] = {}  # right and made, by row
+        self._transfers: list[RecordedTransfer] = []
 
     def take(self, line: list[Any]) -> None:
         """Takes one line of the journal."""
@@ -213,6 +219,13 @@ class _RunBuilder:
             self._cached[values[0]] = values[7]
         elif kind == "i":
             self._idle.append(values[0])
+        elif kind == "g":
+            for row, *counts in values[0]:
+                for count, column in zip(counts, self._guesses.setdefault(row, ([], [])), strict=True):
+                    if count >= 0:
+                        column.append(count)
+        elif kind == "x":
+            self._transfers.append(RecordedTransfer(*values))
         else:
             raise ValueError(f"{kind!r} is not known")
 
@@ -228,6 +241,10 @@ class _RunBuilder:
         with _zipped(place / "inputs.jsonl.gz") as out:
             for line in self._inputs(int(meta["config"]["block_size"])):
                 out.write(json.dumps(line) + "\n")
+        if self._transfers:
+            with _zipped(place / TRANSFERS) as out:
+                for transfer in self._transfers:
+                    out.write(json.dumps(transfer.line()) + "\n")
         with _zipped(place / "requests.csv.gz") as out:
             table = csv.writer(out, lineterminator="\n")
             table.writerow(_COLUMNS)
@@ -269,6 +286,9 @@ class _RunBuilder:
             line = {"arrival_s": arrival / NS, "input_tokens": prompt, "output_tokens": output}
             line |= {"priority": priority} if priority else {}
             line |= {name: text for name, text in (("adapter", adapter), ("salt", salt)) if text}
+            if self._guesses:
+                right, made = self._guesses.get(row, ([], []))
+                line |= {"drafts": " ".join(map(str, made)), "accepted_drafts": " ".join(map(str, right))}
             yield {**line, "spans": own, "output_content": generated[0], "output_offset": generated[1]}
 
 

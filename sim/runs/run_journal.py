@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.runs.journal import CANCELLED, FINISHED, REJECTED, JournalWriter
+from pagecast.sim.runs.transfers import RecordedTransfer
 
 _STATES = {State.FINISHED: FINISHED, State.CANCELLED: CANCELLED, State.REJECTED: REJECTED}
 
@@ -21,6 +22,7 @@ class RunJournal:
         self.writer = writer
         self._rows: dict[int, int] = {}  # live requests by their number
         self._new: set[int] = set()  # of these, those that have not run yet
+        self._gone: dict[int, int] = {}  # those that ended since the last step
         self._count = 0
 
     def submitted(
@@ -58,11 +60,29 @@ class RunJournal:
                 admitted.append([self._rows[number], chunk.request.cached_tokens])
         shape = [plan.decode_n, plan.decode_ctx, plan.decode_max]
         left = [plan.running, plan.waiting, plan.used_blocks]
+        self._gone.clear()
         self.writer.add(["t", start_ns, end_ns, *shape, *left, plan.prefill, admitted])
+
+    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+        """A step of requests that speculate was committed; to be called before `committed`."""
+        right = dict(outcome.accepted)
+        rows = self._gone | self._rows
+        guesses = []
+        for chunk in plan.chunks:
+            request = chunk.request
+            made = request.drafts if chunk.last and request.state is State.DECODE else -1
+            if request.index in rows and (chunk.drafts or made >= 0):
+                guesses.append([rows[request.index], right.get(request.id, -1), made])
+        self.writer.add(["g", guesses])
+
+    def transferred(self, transfers: Iterable[RecordedTransfer]) -> None:
+        """The scheduler was told that transfers to or from the host tier have ended."""
+        for transfer in transfers:
+            self.writer.add(["x", *transfer])
 
     def ended(self, request: Request, at_ns: int, tokens: int, digests: Sequence[bytes]) -> None:
         """A request ended with so many tokens; `digests` are those of its full blocks, output included."""
-        row = self._rows.pop(request.index)
+        row = self._gone[request.index] = self._rows.pop(request.index)
         self._new.discard(request.index)
         end: list[Any] = [_STATES[request.state], request.first_token_ns, at_ns, tokens, request.reason]
         self.writer.add(["e", row, *end, _names(digests), max(request.cached_tokens, 0)])

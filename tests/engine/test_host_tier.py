@@ -8,14 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from pagecast.engine.host_tier import LOAD, STORE, HostTier, host_places
+from pagecast.engine.described import described
+from pagecast.engine.host_tier import HostTier, host_places
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import event_line
 from pagecast.engine.serve import TraceServer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.plan import StepPlan, Transfer
 from pagecast.sim.core.request import Request
+from pagecast.sim.runs.journal import JournalWriter
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_journal import RunJournal
+from pagecast.sim.runs.transfers import LOAD, STORE
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 from pagecast.traces.schema import Spans, Trace
 
@@ -178,3 +182,20 @@ def test_a_host_tier_too_small_for_a_block_is_refused() -> None:
     assert host_places(1, 2**20) == 1024
     with pytest.raises(BadInput, match="give more"):
         host_places(0.0001, 2**20)
+
+
+def test_a_run_that_is_cut_short_keeps_its_guesses_and_transfers(
+    model_of: Any, engine_of: Any, tmp_path: Path
+) -> None:
+    options = {**SMALL, "kv_offloading_size": 40 * GIB_PER_BLOCK, "speculative_config": NGRAM}
+    engine = engine_of(model_of("qwen3").folder, **options)
+    writer = JournalWriter(tmp_path, {"name": "cut short", **described(engine)})
+    run = TraceServer(engine, documents_trace(5, count=20), journal=RunJournal(writer)).run()
+    writer.flush()  # and never closed, as where the process is killed
+    left = RecordedRun.load(tmp_path)
+    assert left.transfers == run.transfers
+    assert left.inputs["drafts"].tolist() == run.inputs["drafts"].tolist()
+    right = [sum(map(int, text.split())) for text in left.inputs["accepted_drafts"]]
+    assert sum(right) > 5
+    report = compare_decisions(left)
+    assert report.ok, report.first_mismatch

@@ -18,6 +18,12 @@ from pagecast.sim.runs.validate import compare_decisions
 
 from ..planner_app.server.conftest import Running, running
 
+TIER_AND_GUESSES = {
+    "num_blocks": 16,
+    "kv_offloading_size": 60 * 2 * 2 * 16 * 2 * 32 * 4 / 2**30,  # 60 blocks
+    "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}',
+}
+
 
 @pytest.fixture
 def serve(model_with_text: Any, engine_of: Any) -> Any:
@@ -68,11 +74,12 @@ def test_it_answers_as_the_engine_does_offline(
         assert http.post("/v1/completions", json={"prompt": [999]}).status_code == 400
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("depth", "more"), [(0, {}), (1, {}), (0, TIER_AND_GUESSES)])
 def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
-    depth: int, serve: Callable[..., Running], tmp_path: Path
+    depth: int, more: dict[str, Any], serve: Callable[..., Running], tmp_path: Path
 ) -> None:
     options = {"num_blocks": 40, "max_num_seqs": 6, "max_num_batched_tokens": 48, "pipeline_depth": depth}
+    options |= more
     one = serve(options, record=tmp_path / "run")
     rng = np.random.default_rng(depth)
 
@@ -106,6 +113,9 @@ def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
     assert report.ok, report.first_mismatch
     assert report.requests == 40
     assert run.requests["cancelled_s"].notna().sum() >= 5
+    if more:
+        assert {"load", "store"} <= {transfer.kind for transfer in run.transfers}
+        assert "1" in " ".join(run.inputs["accepted_drafts"])
 
 
 def test_an_engine_that_fails_says_so_and_is_not_healthy(
