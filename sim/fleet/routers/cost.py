@@ -64,6 +64,8 @@ class ExpectedCost:
         overlaps = self._prefixes.overlaps(query)
         size = self._prefixes.block_tokens
         prompt = query.prompt_tokens
+        output = self._output_tokens
+        waiting = self._waiting
         pace = self._pace(views[0])
         uncached = pace.prefill(prompt, 0)
         best: list[View] = []
@@ -72,13 +74,26 @@ class ExpectedCost:
             if view.costs is not pace.costs:
                 pace = self._pace(view)
                 uncached = pace.prefill(prompt, 0)
-            prefill = uncached
-            if view.number in overlaps:
-                cached = min(overlaps[view.number] * size, prompt - 1)
-                prefill = pace.prefill(prompt - cached, cached)
             if view.prefilling:
                 self._settle(view, query.now)
-            cost = self._waiting.get(view.number, 0) + prefill + self._decode(view, pace, prompt)
+            number = view.number
+            cost: float = uncached
+            if number in overlaps:
+                cached = min(overlaps[number] * size, prompt - 1)
+                cost = pace.prefill(prompt - cached, cached)
+            if number in waiting:
+                cost += waiting[number]
+            if cost > least:
+                continue  # its decode can only add to it
+            requests = view.requests
+            base, per_token = pace.step(min(requests + 1, view.max_num_seqs))
+            context = view.prompt_tokens + prompt
+            decode = output * (base + per_token * context)
+            held = context + output * (requests / 2 + 1)
+            short = held - view.num_blocks * view.block_size
+            if short > 0 and requests:
+                decode += short / held * (requests + 1) * decode / requests
+            cost += decode
             if cost < least:
                 least = cost
                 best = [view]
@@ -88,19 +103,6 @@ class ExpectedCost:
         cached = min(overlaps.get(chosen.number, 0) * size, prompt - 1)
         self._estimate[query.row] = (chosen, self._pace(chosen).prefill(prompt - cached, cached))
         return Choice(chosen, cached)
-
-    def _decode(self, view: View, pace: _Pace, prompt: int) -> float:
-        """Expected decode, and the wait for blocks where they are short."""
-        requests = view.requests
-        output = self._output_tokens
-        base, per_token = pace.step(requests + 1 if requests < view.max_num_seqs else view.max_num_seqs)
-        context = view.prompt_tokens + prompt
-        decode = output * (base + per_token * context)
-        held = context + output * (requests / 2 + 1)
-        short = held - view.num_blocks * view.block_size
-        if short > 0 and requests:
-            decode += short / held * (requests + 1) * decode / requests
-        return decode
 
     def _pace(self, view: View) -> _Pace:
         costs = view.costs
