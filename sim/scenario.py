@@ -226,6 +226,12 @@ class Scenario(BaseModel):
         description="GB/s that stores to host memory reach (default: by the GPU's PCIe generation)",
     )
     host_latency_ms: float = Field(0.05, ge=0, description="milliseconds that each transfer takes beside")
+    offloading_step_ms: float = Field(
+        0.0, ge=0, description="milliseconds of host time that offloading adds to every step"
+    )
+    offloading_block_us: float = Field(
+        0.0, ge=0, description="microseconds of host time to submit a block's transfer"
+    )
     failing_transfers: float = Field(0.0, ge=0, le=1, description="share of transfers that fail")
     slow_transfers: float = Field(
         0.0, ge=0, le=1, description="share of transfers that take ten times as long"
@@ -411,7 +417,14 @@ class Scenario(BaseModel):
             )
 
         load, store = link(self.host_load_gb_per_s), link(self.host_store_gb_per_s)
-        return HostLinks(self.layout().block_bytes, load, store, self.seed)
+        return HostLinks(
+            self.layout().block_bytes,
+            load,
+            store,
+            self.seed,
+            step_ns=round(self.offloading_step_ms * 1e6),
+            submit_ns=round(self.offloading_block_us * 1e3),
+        )
 
     @property
     def swaps(self) -> bool:

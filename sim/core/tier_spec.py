@@ -15,7 +15,6 @@ class HostTierSpec:
 
     `eviction_policy`: `lru` or `arc`. `prompt_only`: what a request generates is not stored.
     `store_threshold`: a block is stored once it was looked up so often; below 2 every block is.
-    `disk`: every block that is stored is copied to a disk too, and comes back from there by way of the host.
     """
 
     blocks: int
@@ -23,7 +22,6 @@ class HostTierSpec:
     eviction_policy: str = "lru"
     prompt_only: bool = True
     store_threshold: int = 0
-    disk: bool = False
 
     def check(self) -> None:
         """Errors: BadInput naming the field that cannot be."""
@@ -36,5 +34,3 @@ class HostTierSpec:
                 f"host eviction policy {self.eviction_policy!r} is not known; "
                 f"choose {' or '.join(EVICTION_POLICIES)}"
             )
-        if self.disk and self.store_threshold > 1:
-            raise BadInput("a store threshold does not work with a disk tier (as in vLLM)")

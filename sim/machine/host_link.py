@@ -31,12 +31,18 @@ class LinkSpec:
 
 
 class HostLinks(NamedTuple):
-    """Link of a replica to its host tier: bytes of a device block, and the link's two directions."""
+    """Link of a replica to its host tier: bytes of a device block, and the link's two directions.
+
+    The engine's host takes `step_ns` more in every step, and `submit_ns` for each block of a transfer that it
+    submits.
+    """
 
     block_bytes: int
     load: LinkSpec
     store: LinkSpec
     seed: int = 0
+    step_ns: int = 0
+    submit_ns: int = 0
 
 
 def host_bytes_per_s(gpu: Gpu) -> float:

@@ -82,6 +82,7 @@ class Replica:
         self.fast_forward = fast_forward
         self.after_step = after_step
         self.speculation = speculation
+        self._step_ns = 0 if links is None else links.step_ns
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
         self._transfer_ends: deque[tuple[int, Ended]] = (
             deque()
@@ -109,7 +110,7 @@ class Replica:
         start_ns, _, _ = self._pipeline.newest[1]
         n = plan.decode_n
         line = self.costs.decode_line(n)
-        host = self.costs.host_ns(n)
+        host = self._host_ns(n)
         gap = -self._saved(n)
         if not self._pipeline.depth:
             gap += host
@@ -137,7 +138,7 @@ class Replica:
             return used
         gap = -self._saved(plan.decode_n)
         if not self._pipeline.depth:
-            gap += self.costs.host_ns(plan.decode_n)
+            gap += self._host_ns(plan.decode_n)
         steps = self._begun(plan, self.costs.decode_line(plan.decode_n), gap, now)
         running = scheduler.running
         return used + running.decoders.crossings(running.tick, steps)[1] * scheduler.memory.crossing_blocks
@@ -240,7 +241,7 @@ class Replica:
         done = transfers.ended(goal)
         if done is not None:
             self.scheduler.transferred(*done)
-            goal += self.costs.host_ns(1)
+            goal += self._host_ns(1)
         return goal
 
     def _others_first(self, goal: int) -> bool:
@@ -300,14 +301,14 @@ class Replica:
             return None
         if not plan.computes:
             assert self.transfers is not None
-            return self.transfers.begin(plan, now + self.costs.host_ns(1), self._device_free)
+            return self.transfers.begin(plan, now + self._host_ns(1), self._device_free)
         return self._launch(plan, now, warm)
 
     def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
         """Times one step. It ends no sooner than its last kernel is launched."""
         costs = self.costs
         n = plan.decode_n
-        launched = host = now + costs.host_ns(len(plan.decodes) + len(plan.chunks))
+        launched = host = now + self._host_ns(len(plan.decodes) + len(plan.chunks))
         if self.transfers is not None and (self.transfers.busy or plan.loads or plan.stores):
             launched = host = self._transfer(self.transfers, plan, host)
         saved = self._saved(n)
@@ -370,7 +371,7 @@ class Replica:
         context = stride.context
         longest = stride.longest
         line = self.costs.decode_line(n)
-        host = self.costs.host_ns(n)
+        host = self._host_ns(n)
         gap = -self._saved(n)
         due = self.arrivals.next_ns
         if self.scheduler.memory.timed is not None:
@@ -415,6 +416,11 @@ class Replica:
         if steps > 1 and self._pipeline.depth:
             free = self._base + line.ns(context, longest, steps - 1) + gap * (steps - 1)
         return start, free, end
+
+    def _host_ns(self, requests: int) -> int:
+        """Host time of a step of so many requests; KV offloading takes some in every step."""
+        host: int = self.costs.host_ns(requests)
+        return host + self._step_ns
 
     def _saved(self, requests: int) -> int:
         """Device time that decoding requests of a step save one another by sharing blocks.

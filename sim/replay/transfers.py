@@ -30,6 +30,7 @@ class Transfers:
         self.store = Link(links.store, "store", links.seed)
         self.flush_wait_ns = 0
         self._block_bytes = links.block_bytes
+        self._submit_ns = links.submit_ns
         self._unsubmitted: tuple[Transfer, ...] = ()
         self._under_way: dict[int, tuple[int, bool]] = {}  # by job: its end, and whether it fails
         self._loads: deque[int] = deque()
@@ -52,11 +53,13 @@ class Transfers:
         `device_free`: when the device has computed all steps before it. Without a plan only stores go out.
         """
         for job in self._unsubmitted:
+            now += self._submit_ns * len(job.blocks)
             self._submit(self.store, self._stores, job, max(now, device_free))
         self._unsubmitted = ()
         if plan is None:
             return now
         for job in plan.loads:
+            now += self._submit_ns * len(job.blocks)
             self._submit(self.load, self._loads, job, now)
         self._unsubmitted = plan.stores
         start = now

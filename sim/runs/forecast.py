@@ -12,10 +12,12 @@ from statistics import median
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.note import Note
 from pagecast.sim.replay.replicates import Progress, Spread, Study, few_draws
 from pagecast.sim.replay.simulation import Result, replay
@@ -170,7 +172,21 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
         "kv_cache_dtype": str(config.get("kv_cache_dtype", "auto")),
         "speculative_config": config.get("speculative_config"),
     }
-    return Scenario.make(fields, f"{run.folder}/meta.json")
+    scenario = Scenario.make(fields, f"{run.folder}/meta.json")
+    return scenario if limits.host is None else _with_host_tier(scenario, limits.host)
+
+
+def _with_host_tier(scenario: Scenario, host: HostTierSpec) -> Scenario:
+    """The scenario with a host tier that has room for so many blocks."""
+    block_bytes = scenario.layout().block_bytes * scenario.tensor_parallel_size * host.factor
+    fields = {
+        "kv_offloading_size": (host.blocks + 0.5) * block_bytes / GIB,
+        "kv_offloading_block_size": scenario.block_size * host.factor,
+        "kv_offloading_eviction_policy": host.eviction_policy,
+        "offload_prompt_only": host.prompt_only,
+        "kv_offloading_store_threshold": host.store_threshold,
+    }
+    return scenario.model_copy(update=fields)
 
 
 def figures_of(result: Result) -> dict[str, float]:

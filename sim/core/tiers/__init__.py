@@ -1,4 +1,4 @@
-"""Tiers below the device: which blocks of KV are in host memory or on disk, and how they get there and back.
+"""Tiers below the device: which blocks of KV are in host memory, and how they get there and back.
 
     offloading.py     when blocks are stored and loaded: vLLM's OffloadingConnector, its scheduler's side
     host_blocks.py    what is in host memory, what is pinned by a transfer, what gives way

@@ -75,6 +75,8 @@ GIVEN: dict[str, Any] = {
     "host_load_gb_per_s": 20.0,
     "host_store_gb_per_s": 10.0,
     "host_latency_ms": 0.2,
+    "offloading_step_ms": 0.5,
+    "offloading_block_us": 3.0,
     "failing_transfers": 0.1,
     "slow_transfers": 0.2,
     "seed": 5,
