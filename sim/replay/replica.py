@@ -394,7 +394,12 @@ class Replica:
                 self._base = now + host
             plan = stride.plan(steps)
         if self.transfers is not None and self.transfers.busy:
-            self._transfer(self.transfers, plan, now + host)
+            later = self._transfer(self.transfers, plan, now + host) - now - host
+            host += later
+            if not self._pipeline.depth:
+                gap += later
+            elif self._base < now + host:
+                self._base = now + host
         flight = self._times(plan, line, now, now + host, gap)
         self._pipeline.add(plan, flight)
         return now + host

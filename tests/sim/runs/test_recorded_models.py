@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pagecast.sim.replay import replay
 from pagecast.sim.runs.block_count import block_count
-from pagecast.sim.runs.forecast import forecast
+from pagecast.sim.runs.forecast import forecast, scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 
@@ -81,6 +82,21 @@ def test_every_decision_with_a_host_tier_is_the_engines() -> None:
     assert offloading is not None
     assert offloading.loaded_blocks > 0
     assert offloading.host.evicted_blocks > 50_000
+
+
+def test_a_host_tier_is_forecast_with_the_hosts_time_for_offloading() -> None:
+    """The two costs were fitted to the first half of the steps; requests that finish later judge them."""
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-offload-mooncake")
+    fitted = {"offloading_step_ms": 0.865, "offloading_block_us": 15.2}
+    result = replay(run.trace("arrival"), scenario_of(run).model_copy(update=fitted))
+    assert result.summary["steps"] == len(run.steps)
+    real, ours = run.requests, result.requests
+    later = (real["finish_s"] > run.steps.end_ns[len(run.steps) // 2] / 1e9).to_numpy()
+    assert 40 < later.sum() < len(real)
+    e2e = (real["finish_s"] - real["arrival_s"])[later].mean()
+    ttft = (real["first_token_s"] - real["arrival_s"])[later].mean()
+    assert abs(ours["e2e_s"][later].mean() / e2e - 1) < 0.03
+    assert abs(ours["ttft_s"][later].mean() / ttft - 1) < 0.03
 
 
 def test_without_the_host_tier_the_first_load_is_computed_anew() -> None:
