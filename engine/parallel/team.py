@@ -176,7 +176,8 @@ class Team:
         process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, env=environment)
         theirs.close()
         connection = Connection(ours.detach())
-        connection.send(order)
+        with suppress(OSError):  # it has ended already: who watches it says how
+            connection.send(order)
         worker = _Worker(order.rank, process, connection)
         thread = threading.Thread(
             target=self._watch, args=(worker,), name=f"worker {order.rank}", daemon=True
