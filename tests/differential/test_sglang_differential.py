@@ -112,12 +112,14 @@ def drive(interpreter: str, seeds: range) -> list[Decisions]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_sglang_decides_today_what_was_recorded(sglang_python):
     for run in drive(sglang_python, range(10)):
         assert run == recorded(FEW)[run.seed]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_scenarios_never_recorded_are_sglangs_as_well(sglang_python):
     for run in drive(sglang_python, FRESH):
         check(run)
