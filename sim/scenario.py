@@ -20,15 +20,12 @@ import yaml
 from pagecast.sim.core.errors import BadInput, unknown_field
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.host_link import HostLinks, LinkSpec, host_bytes_per_s
-from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.yaml_documents import read_mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -36,8 +33,11 @@ from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
     from pagecast.sim.core.rules.rules import Profile
+    from pagecast.sim.core.sglang_settings import SglangSettings
     from pagecast.sim.costs.calibration.target import Target
     from pagecast.sim.costs.step_costs import StepCosts
+    from pagecast.sim.machine.host_link import HostLinks
+    from pagecast.sim.machine.memory import HbmBudget
     from pagecast.sim.speculation.config import SpeculativeConfig
 
 CHECK = "check"  # the section of a scenario file that holds what `pagecast check` asks of it
@@ -310,6 +310,8 @@ class Scenario(BaseModel):
         """
         if self.num_gpu_blocks is not None:
             return None
+        from pagecast.sim.machine.memory import hbm_budget, options_of
+
         return hbm_budget(find_model(self.model), find_gpu(self.gpu), **options_of(self), **more)
 
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
@@ -363,6 +365,8 @@ class Scenario(BaseModel):
     def _sglang(self) -> SglangSettings | None:
         """What only SGLang's rules ask for. Errors: BadInput where another profile is given it."""
         if self.profile == "sglang":
+            from pagecast.sim.core.sglang_settings import SglangSettings
+
             if self.eviction != "lru":
                 raise BadInput("eviction is not for the profile sglang; give radix_eviction_policy")
             return SglangSettings(
@@ -406,6 +410,8 @@ class Scenario(BaseModel):
         """How fast blocks move between a GPU and its host; None where KV is not offloaded."""
         if self.kv_offloading_size is None:
             return None
+        from pagecast.sim.machine.host_link import HostLinks, LinkSpec, host_bytes_per_s
+
         usual = host_bytes_per_s(find_gpu(self.gpu))
 
         def link(gb_per_s: float | None) -> LinkSpec:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, check_groups
-from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.trtllm_settings import TrtllmSettings
+
+if TYPE_CHECKING:
+    from pagecast.sim.core.sglang_settings import SglangSettings
 
 MOST_BLOCKS = 20_000_000
 POLICIES = ("fcfs", "priority", "lpm")
