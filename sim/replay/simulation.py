@@ -133,6 +133,11 @@ def replay(
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
         recorder.close()
+        if scheduler.requests and scheduler.offloading is not None and scheduler.offloading.holders:
+            raise BadInput(
+                f"{len(scheduler.requests)} requests are never served: the first in the queue needs blocks "
+                "that a loaded request behind it holds (as in vLLM 0.24); give more blocks, or use fcfs"
+            )
         if scheduler.requests:
             raise AssertionError(f"{len(scheduler.requests)} requests never ended")
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
