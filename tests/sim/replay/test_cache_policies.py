@@ -167,3 +167,81 @@ def test_models_with_windows_refuse_an_order() -> None:
     scenario = Scenario(model="google/gemma-3-27b-it", num_gpu_blocks=2000, eviction="lfu", costs="roofline")
     with pytest.raises(BadInput, match="leave eviction at lru"):
         replay(read("chat", limit=2), scenario)
+
+
+def test_a_rollout_forces_misses_and_says_when_old_blocks_are_gone() -> None:
+    trace = read("chat", limit=300)
+    scenario = Scenario(num_gpu_blocks=1500, rollout_at_s=20.0, costs="roofline")
+    summary = replay(trace, scenario, check_every=50).summary
+    rollout = summary["rollout"]
+    assert rollout["forced_miss_tokens"] > 0
+    assert rollout["old_blocks_at_rollout"] > 100
+    assert 0 < rollout["old_blocks_gone_after_s"] < summary["makespan_s"] - 20
+    assert rollout["old_blocks_at_end"] == 0
+    assert (
+        summary["peak"]["uncached_tokens_per_s_at_peak"]
+        > summary["peak"]["uncached_tokens_per_s_asked"] / 100
+    )
+    roomy = replay(trace, scenario.model_copy(update={"num_gpu_blocks": 100_000})).summary["rollout"]
+    assert roomy["old_blocks_gone_after_s"] is None
+    assert roomy["old_blocks_at_end"] >= roomy["old_blocks_at_rollout"] > 0
+
+
+def test_scrubbing_takes_time_for_evicted_blocks_of_tenants() -> None:
+    trace = _of_tenants(150)
+    scenario = Scenario(num_gpu_blocks=300, isolation="tenant", tenants="*:weight=1", costs="roofline")
+    plain = replay(trace, scenario).summary
+    scrubbed = replay(trace, scenario.model_copy(update={"scrub_private_blocks": True})).summary
+    assert scrubbed["scrubbing"]["blocks"] == scrubbed["evicted_blocks"] > 0
+    assert scrubbed["scrubbing"]["seconds"] > 0
+    assert scrubbed["e2e_s"]["mean"] > plain["e2e_s"]["mean"]
+
+
+def _with_retries() -> Trace:
+    """Four requests, of which the client gives up two; each has a retry, and a turn that follows it."""
+    rows: list[dict[str, Any]] = []
+    for i in range(4):
+        first = {"arrival_s": float(i), "input_tokens": 400, "output_tokens": 200}
+        rows.append(first | ({"cancel_after_s": 0.1} if i % 2 else {}))
+    for i in range(4):
+        rows.append({"after": i, "gap_s": 0.5, "retry": 1, "input_tokens": 400, "output_tokens": 20})
+    for i in range(4):
+        rows.append({"after": 4 + i, "gap_s": 0.2, "input_tokens": 300, "output_tokens": 20})
+    with NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write("\n".join(json.dumps(row) for row in rows) + "\n")
+        file.flush()
+        return read(file.name)
+
+
+def test_a_retry_is_sent_only_where_it_is_needed() -> None:
+    result = replay(_with_retries(), Scenario(num_gpu_blocks=500, costs="roofline"), check_every=1)
+    table = result.requests.set_index("row")
+    assert table.index.tolist() == [0, 1, 2, 3, 5, 7, 8, 9, 10, 11]
+    assert table["state"].loc[[0, 1, 2, 3]].tolist() == ["completed", "cancelled"] * 2
+    assert table["arrival_s"][5] == pytest.approx(table["finished_s"][1] + 0.5)
+    assert table["arrival_s"][8] == pytest.approx(table["finished_s"][0] + 0.2)
+    assert table["arrival_s"][9] == pytest.approx(table["finished_s"][5] + 0.2)
+
+
+def test_a_retry_needs_the_request_that_it_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"arrival_s": 0, "input_tokens": 4, "output_tokens": 4, "retry": 1}) + "\n")
+    with pytest.raises(BadInput, match="retry"):
+        read(str(path))
+
+
+def test_prompt_tokens_are_told_apart_by_their_source() -> None:
+    trace = read("chat", limit=200)
+    plain = replay(trace, Scenario(num_gpu_blocks=2000, costs="roofline")).summary
+    partly = replay(trace, Scenario(num_gpu_blocks=2000, partial_reuse="copy", costs="roofline"))
+    for summary in (plain, partly.summary):
+        sources = summary["prompt_tokens_by_source"]
+        assert sum(sources.values()) == summary["input_tokens"]
+        assert sources["exact"] == summary["reused_prefix_tokens"]
+    assert (
+        plain["prompt_tokens_by_source"]["partial"]
+        == 0
+        < partly.summary["prompt_tokens_by_source"]["partial"]
+    )
+    found = partly.summary["prompt_tokens_by_source"]["partial"]
+    assert partly.requests["partial_tokens"].sum() == found > 0

@@ -1,0 +1,190 @@
+"""When each rule of the cache helps and when it hurts, on the Mooncake conversation trace.
+
+    python tests/benchmarks/cache_policies.py              # all tables
+    python tests/benchmarks/cache_policies.py --only swap  # those whose name contains a word
+    python tests/benchmarks/cache_policies.py --speed      # what the rules cost the simulator
+
+The first 3,000 requests, Qwen3-8B on an H200 with roofline costs, at a fifth of its rate unless `load`
+says otherwise. Conversations are given to two tenants: "a" has about three quarters of them. Times are in
+seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import scale
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+MOONCAKE = SHARED / "traces/mooncake_conversation_trace.jsonl.zst"
+REQUESTS = 3000
+BLOCK = 512  # tokens that a hash id of the trace names
+Fields = dict[str, Any]
+
+CALM: Fields = {"num_gpu_blocks": 100_000}
+TIGHT: Fields = {"num_gpu_blocks": 30_000}
+LONG_OUTPUTS: Fields = {"num_gpu_blocks": 12_000, "load": 0.15, "outputs": 4}
+BUSY: Fields = {"num_gpu_blocks": 30_000, "load": 0.28}
+KEPT: Fields = {"eviction": "priority", "retention": "0-512:90 512-:50 decode:10"}
+WASTED: Fields = {"eviction": "priority", "retention": "0-:10 decode:90"}
+SWAP: Fields = {"preemption": "swap", "swap_space_gib": 64.0}
+APART: Fields = {"isolation": "tenant", "isolation_price": True}
+
+
+def mooncake() -> Trace:
+    """The trace's first requests, with tenants; a conversation, known by its second block, has one."""
+    trace = read(str(MOONCAKE), limit=REQUESTS)
+    spans = trace.spans
+    assert spans is not None
+    first = spans.start[:-1]
+    second = np.minimum(first + 1, len(spans.offset) - 1)
+    block = np.where(spans.length[first] > BLOCK, spans.offset[first] + BLOCK, spans.offset[second])
+    tenant = np.where(block // BLOCK % 4 == 0, "b", "a")
+    shared = np.minimum(trace.integers("input_tokens"), BLOCK)
+    columns = {"tenant": tenant, "namespace": "head", "public_tokens": shared}
+    return replace(trace, requests=trace.requests.assign(**columns))
+
+
+def tables() -> dict[str, dict[str, Fields]]:
+    """Every table by its title: rows by name, the first of which is what the others are compared with."""
+    made: dict[str, dict[str, Fields]] = {}
+    for name, base in (("30,000 blocks", TIGHT), ("100,000 blocks", CALM)):
+        orders = ("lru", "slru", "lfu", "fifo", "cost")
+        made[f"eviction, {name}"] = {order: base | {"eviction": order} for order in orders}
+    made["retention"] = {
+        "none": CALM,
+        "prompts kept, outputs dropped": CALM | KEPT,
+        "outputs kept, prompts dropped": CALM | WASTED,
+    }
+    for name, base in (("long outputs in 12,000 blocks", LONG_OUTPUTS), ("busy, 30,000 blocks", BUSY)):
+        rules = ("prompt", "completion", "expected", "maximum")
+        rows = {rule: base | {"admission": rule} for rule in rules}
+        made[f"admission, {name}"] = rows | {"watermarks 0.7:0.9": base | {"watermarks": "0.7:0.9"}}
+    made["shedding"] = {
+        "none": BUSY,
+        "above 10 s": BUSY | {"shed_ttft_s": 10.0},
+        "above 10 s, at a load that needs none": TIGHT | {"load": 0.1, "shed_ttft_s": 10.0},
+    }
+    made["preemption"] = {
+        "newest, recompute": LONG_OUTPUTS,
+        "least progress, recompute": LONG_OUTPUTS | {"preemption_victim": "least-progress"},
+        "newest, swap at 25 GB/s": LONG_OUTPUTS | SWAP,
+        "newest, swap at 1 GB/s": LONG_OUTPUTS | SWAP | {"swap_gb_per_s": 1.0},
+    }
+    for size in (16, 256):
+        base = {"num_gpu_blocks": 1_600_000 // size, "block_size": size}
+        modes = ("off", "copy", "take")
+        made[f"partial reuse, blocks of {size} tokens"] = {
+            mode: base | {"partial_reuse": mode} for mode in modes
+        }
+    made["tenants"] = {
+        "no shares": BUSY,
+        "equal weights": BUSY | {"tenants": "*:weight=1"},
+        "a holds at most 12,000 blocks": BUSY | {"tenants": "a:blocks=12000"},
+    }
+    made["isolation"] = {
+        "shared": CALM,
+        "apart": CALM | APART,
+        "apart, first 512 tokens public": CALM | APART | {"public_namespaces": "head"},
+    }
+    made["rollout"] = {
+        "none": CALM,
+        "after 2,000 s": CALM | {"rollout_at_s": 2000.0},
+        "scrubbing": CALM | {"isolation": "tenant", "scrub_private_blocks": True},
+    }
+    return made
+
+
+def run(trace: Trace, fields: dict[str, Any]) -> dict[str, Any]:
+    """One replay's summary. `load` and `outputs` change the trace."""
+    fields = dict(fields)
+    work = scale(trace, fields.pop("load", 0.2))
+    longer = fields.pop("outputs", 1)
+    if longer > 1:
+        columns = {"output_tokens": work.integers("output_tokens") * longer}
+        work = replace(work, requests=work.requests.assign(**columns))
+    return replay(work, Scenario(costs="roofline", **fields), keep_steps=False).summary
+
+
+def line(name: str, s: dict[str, Any]) -> str:
+    """A row of a table."""
+    tenants = s["tenants"]
+    shares = " / ".join(f"{tenants[t]['ttft_p99_s']:.2f}" for t in ("a", "b"))
+    sources = s["prompt_tokens_by_source"]
+    more = []
+    if s["rejected"]:
+        more.append(f"{s['rejected']:,} rejected")
+    if "isolation" in s:
+        more.append(f"{s['isolation']['lost_hit_tokens']:,} hit tokens lost")
+    if "rollout" in s:
+        gone = s["rollout"]["old_blocks_gone_after_s"]
+        more.append(f"{s['rollout']['forced_miss_tokens']:,} hit tokens lost")
+        more.append("old blocks stay" if gone is None else f"old blocks gone after {gone:.0f} s")
+        more.append(f"{s['peak']['uncached_tokens_per_s_at_peak']:,.0f} uncached tokens/s at peak")
+    if "scrubbing" in s:
+        more.append(f"{s['scrubbing']['seconds']:.2f} s of scrubbing")
+    return (
+        f"| {name} | {s['token_hit_rate']:.1%} | {sources['partial']:,} | {s['ttft_s']['p50']:.2f} "
+        f"| {s['ttft_s']['p99']:.2f} | {shares} | {s['tpot_s']['p50'] * 1e3:.1f} | {s['preemptions']:,} "
+        f"| {s['recomputed_tokens']:,} | {s['evicted_blocks']:,} | {s['makespan_s']:.0f} "
+        f"| {', '.join(more)} |"
+    )
+
+
+HEAD = (
+    "| | hits | partial tokens | TTFT p50 | p99 | p99 a / b | TPOT p50 ms | preempted | recomputed "
+    "| evicted | makespan | |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def speed(trace: Trace) -> None:
+    """CPU time of a replay with rules on, over that without, the best of three."""
+    plain = replace(trace, requests=trace.requests.drop(columns="tenant"))
+    both = {"tenants": "*:weight=1", "eviction": "priority", "retention": "0-512:90"}
+    rows: list[tuple[str, Trace, Fields]] = [
+        ("off", plain, {}),
+        ("tenants, accounts only", trace, {}),
+        ("tenants and priorities", trace, both),
+        *((order, plain, {"eviction": order}) for order in ("slru", "lfu", "fifo", "cost")),
+        ("partial reuse", plain, {"partial_reuse": "copy"}),
+    ]
+    best = {name: float("inf") for name, _, _ in rows}
+    for _ in range(3):
+        for name, work, fields in rows:
+            begun = time.process_time()
+            run(work, TIGHT | fields)
+            best[name] = min(best[name], time.process_time() - begun)
+    for name, seconds in best.items():
+        print(f"| {name} | {seconds:.2f} s | {seconds / best['off']:.2f} |")
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--speed", action="store_true")
+    asked = parser.parse_args()
+    if not MOONCAKE.is_file():
+        raise SystemExit(f"{MOONCAKE} is missing; the trace is at github.com/kvcache-ai/Mooncake")
+    trace = mooncake()
+    if asked.speed:
+        speed(trace)
+        return
+    for title, rows in tables().items():
+        if asked.only in title:
+            print(f"\n{title}\n\n{HEAD}")
+            for name, fields in rows.items():
+                print(line(name, run(trace, fields)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
