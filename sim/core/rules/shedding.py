@@ -12,7 +12,8 @@ from pagecast.sim.core.running import Running
 PrefillNs = Callable[[int], float]
 """The time to compute so many prompt tokens, in full steps, in nanoseconds."""
 
-_RECENT = 32  # admissions that tell the pace of the queue
+_RECENT = 32  # admissions at most, and
+_LEAST = 8  # at least, that tell the pace of the queue
 _WEIGHT = 0.05  # of the newest admission, in the share of prompts that is not cached
 
 
@@ -20,8 +21,8 @@ class ShedByTtft:
     """Rejects a request whose predicted TTFT is above `most_ns`.
 
     The prediction is the greater of two times: what the prompts ahead and its own take to compute
-    (`prefill_ns`, of the share of tokens that was not cached lately), and what they take at the pace of the
-    latest admissions, which is slower where blocks or the batch are short.
+    (`prefill_ns`, of the share of tokens that was not cached lately), and what they take at the pace of
+    admissions since the queue was last empty, which is slower where blocks or the batch are short.
     """
 
     def __init__(self, most_ns: int, prefill_ns: PrefillNs) -> None:
@@ -35,7 +36,9 @@ class ShedByTtft:
         ahead = sum([other.known for other in queue])
         chunks = sum([other.known - other.computed for other in running.chunked])
         compute = self._prefill_ns(chunks + int((ahead + request.known) * self._uncached))
-        if not ahead or len(self._recent) < _RECENT:
+        if not ahead:
+            self._recent.clear()  # what was admitted before came no faster than it was asked for
+        if len(self._recent) < _LEAST:
             return compute
         first = self._recent[0][0]
         tokens = sum([count for _, count in self._recent])

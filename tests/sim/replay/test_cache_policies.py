@@ -157,6 +157,13 @@ def test_admission_is_the_same_with_fast_forward_and_without(rules: dict[str, An
         assert fast.summary["ttft_s"]["p90"] < plain.summary["ttft_s"]["p90"]
 
 
+def test_nothing_is_shed_at_a_load_that_needs_none() -> None:
+    trace = read("chat", limit=300)
+    summary = replay(trace, Scenario(shed_ttft_s=0.5, costs="roofline")).summary
+    assert summary["ttft_s"]["max"] < 0.4
+    assert summary["rejected"] == 0
+
+
 def test_scenarios_refuse_watermarks_that_cannot_be() -> None:
     for text in ("0.5", "0.9:0.5", "0:0.5", "0.5:1.5", "a:b"):
         with pytest.raises(BadInput, match="watermarks"):
