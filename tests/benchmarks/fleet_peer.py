@@ -4,9 +4,9 @@
     python tests/benchmarks/fleet_peer.py FOLDER                 # 4 replicas, Mooncake's first 1,000 requests
     python tests/benchmarks/fleet_peer.py FOLDER --requests 3000
 
-Both replay the same requests on the same fleet: Qwen3-8B on H200s, 30,000 blocks of 16 tokens each, requests
-to one replica after the other, steps timed by NVIDIA's measured operations of vLLM 0.24 (`--costs measured`
-here). Turns alternate; the time is CPU time of this process, the better of two.
+Both replay the same requests on the same fleet: Qwen3-8B on H200s, 30,000 blocks of 16 tokens each, steps
+timed by NVIDIA's measured operations of vLLM 0.24 (`--costs measured` here). pagecast's router is round-robin,
+AISimulate's is its default. Turns alternate; the time is CPU time of this process, the better of two.
 """
 
 from __future__ import annotations
