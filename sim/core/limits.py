@@ -81,6 +81,8 @@ class Limits:
                 "swapping and partial reuse are for models whose layers all keep every token, and without a "
                 "host tier"
             )
+        if self.tenants is not None and self.tenants.limited and (self.host or self.trtllm):
+            raise BadInput("block ceilings of tenants are for the profile vllm without a host tier")
         if self.tenants is not None and self.groups:
             raise BadInput("tenants are told apart for models whose layers all keep every token")
         if self.groups:

@@ -5,7 +5,7 @@
     python tests/benchmarks/fleet_peer.py FOLDER --requests 3000
 
 Both replay the same requests on the same fleet: Qwen3-8B on H200s, 30,000 blocks of 16 tokens each, steps
-timed by NVIDIA's measured operations of vLLM 0.24 (`--costs measured` here). pagecast's router is round-robin,
+timed by NVIDIA's measured operations of vLLM 0.24 (`--costs measured` here). Our router is round-robin,
 AISimulate's is its default. Turns alternate; the time is CPU time of this process, the better of two.
 """
 

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from pagecast.sim.core.rules.cache_policy import EVICTIONS, CachePolicy
 from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tenants import Tenants, TenantShare
+from pagecast.sim.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -280,3 +282,12 @@ def test_tenants_never_share_in_a_million_operations(eviction: str) -> None:
         left -= life.operations
         check(life.s)
         life.drain(10**6)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kv_offloading_size": 1.0}, {"profile": "nano-vllm"}, {"profile": "trtllm-max-utilization"}]
+)
+def test_ceilings_are_refused_where_rules_do_not_keep_them(fields: dict[str, Any]) -> None:
+    scenario = Scenario(tenants="a:blocks=4", num_gpu_blocks=100, costs="roofline", **fields)
+    with pytest.raises(BadInput, match="ceilings of tenants are for the profile vllm"):
+        Scheduler(scenario.limits(), scenario.rules(scenario.step_costs()))
