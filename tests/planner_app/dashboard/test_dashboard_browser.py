@@ -67,6 +67,7 @@ def test_intervals_are_grey_until_they_are_in(visit: Visit) -> None:
     expect(page.get_by_text(re.compile(r"90% interval: .* to ")).first).to_be_visible(timeout=150_000)
 
 
+@pytest.mark.slow
 def test_a_scenario_that_is_downloaded_replays_to_the_same_figures(visit: Visit, tmp_path: Path) -> None:
     page = visit("/compare?requests=200&block_size=64&gpu=A100%2080GB")
     with page.expect_download() as got:
@@ -109,6 +110,7 @@ def test_an_upload_that_is_too_large_is_refused_with_its_reason(visit: Visit, tm
     expect(page.get_by_text(re.compile(rf"{UPLOAD_MB}(\.0)?\s*MB or smaller"))).to_be_visible()
 
 
+@pytest.mark.slow
 def test_two_sessions_do_not_see_each_other(visit: Visit, tmp_path: Path) -> None:
     file = tmp_path / "secret.csv"
     file.write_text(_ROWS.replace("40\n", "41\n"))
@@ -129,7 +131,11 @@ def test_two_sessions_do_not_see_each_other(visit: Visit, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), pytest.param(1920, "dark", marks=pytest.mark.slow)]
+    ("width", "scheme"),
+    [
+        pytest.param(1280, "light", marks=pytest.mark.slow),
+        pytest.param(1920, "dark", marks=pytest.mark.slow),
+    ],
 )
 def test_every_page_fits_its_window(visit: Visit, screenshots: Path, width: int, scheme: str) -> None:
     page = visit("/?requests=300&pin=on one L40S?requests=300%26gpu=L40S", width=width, scheme=scheme)

@@ -128,6 +128,7 @@ def test_a_sweep_has_nothing_to_forecast(runs):
         forecast(runs["sweep"], VLLM)
 
 
+@pytest.mark.slow
 def test_replicates_do_not_depend_on_how_many_work_on_them(runs):
     run = runs["mooncake_conv"]
     study = Study(run.trace("arrival"), scenario_of(run, VLLM), seed=3)

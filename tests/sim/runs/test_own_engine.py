@@ -54,6 +54,7 @@ def judged(result: Forecast) -> list[ForecastRow]:
     return [*rows, next(row for row in result.rows if row.name == "makespan_s")]
 
 
+@pytest.mark.slow
 def test_costs_carried_over_to_another_model_are_worse_than_its_own_and_say_so() -> None:
     run = RecordedRun.load(RUNS / "h200c-qwen3-0.6b-mooncake")
     own = forecast_of("c-qwen3-0.6b-mooncake")

@@ -114,6 +114,7 @@ def test_the_rate_of_a_single_server_is_pollaczek_khinchines():
     assert answer.value == pytest.approx(rho / SERVICE_S, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_percentile_of_a_single_servers_wait_is_crommelins():
     """M/D/1: the part that waits no longer than one service is (1 - rho) e^rho (Crommelin 1932)."""
     rho = np.linspace(0.01, 0.99, 9801)
@@ -188,6 +189,7 @@ def test_compute_binds_where_no_room_helps():
     assert result.answers["rate"].binding.limit == "compute"
 
 
+@pytest.mark.slow
 def test_a_load_that_can_not_be_kept_up_with_is_none_however_short_the_trace():
     """200 requests never wait an hour, whatever their rate, and still a queue would grow."""
     trace = poisson(200, 4.0)

@@ -55,6 +55,7 @@ def alone(by_one):
     return figures(by_one)
 
 
+@pytest.mark.slow
 def test_eight_workers_answer_as_one_does(alone):
     assert figures(planned(workers=8)) == alone
 

@@ -56,7 +56,16 @@ def session_members(session: int) -> list[str]:
 
 
 @needs_ps
-@pytest.mark.parametrize("make", [other_table, other_rows, full, no_database, a_folder_for_the_table])
+@pytest.mark.parametrize(
+    "make",
+    [
+        other_table,
+        other_rows,
+        no_database,
+        pytest.param(full, marks=pytest.mark.slow),
+        pytest.param(a_folder_for_the_table, marks=pytest.mark.slow),
+    ],
+)
 def test_a_folder_that_is_no_study_is_one_line_and_leaves_no_process(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -64,6 +73,7 @@ def test_a_folder_that_is_no_study_is_one_line_and_leaves_no_process(
     assert str(tmp_path) in refused_alone([*SWEEP, "--out", str(tmp_path)])
 
 
+@pytest.mark.slow
 @needs_ps
 def test_a_baseline_that_can_not_be_written_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "baseline.json").mkdir()

@@ -79,6 +79,7 @@ def test_a_scenario_that_cannot_run_has_a_reason_and_one_that_rejects_is_no_answ
         sweep(asked(chat, ["gpu_memory_utilization=0.05,0.1"]), workers=1)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
     again = sweep(reference.question, workers=2)
     assert again.table.equals(reference.table)
