@@ -72,7 +72,9 @@ class Lifecycle:
             raise ValueError(f"request {request.id}: prompt and output must have at least one token")
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
-        reason = self._refusal(request)
+        reason = self._never_fits(request)
+        if not reason and self.intake is not None:
+            reason = self.intake.refusal(request, self.running, self.queue)
         if reason:
             request.state = State.REJECTED
             request.reason = reason
@@ -83,13 +85,6 @@ class Lifecycle:
         self.requests[request.id] = request
         self.queue.add(request)
         return True
-
-    def _refusal(self, request: Request) -> str:
-        """Why a request is rejected; empty where it is not."""
-        reason = self._never_fits(request)
-        if reason or self.intake is None:
-            return reason
-        return self.intake.refusal(request, self.running, self.queue)
 
     def _never_fits(self, request: Request) -> str:
         """Why a request can never be served; empty where it can."""

@@ -52,12 +52,15 @@ class Feed:
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """The request of a row, arriving at `arrival_ns`. Its id is the row number."""
-        prompt, output = self.input_tokens[row], self.output_tokens[row]
+        if self._rollout_ns is not None and arrival_ns >= self._rollout_ns:
+            keys = self._revised_keys(row)
+        else:
+            keys = self._keys_in(row, DEFAULT_SCOPE if self._scopes is None else self._scopes[row])
         request = Request(
             str(row),
-            self._revised_keys(row) if self._is_new(arrival_ns) else self.keys(row),
-            prompt,
-            output,
+            keys,
+            self.input_tokens[row],
+            self.output_tokens[row],
             arrival_ns=arrival_ns,
             index=row,
         )
@@ -74,9 +77,6 @@ class Feed:
     def keys(self, row: int) -> BlockKeys:
         """The keys of a row's blocks."""
         return self._keys_in(row, DEFAULT_SCOPE if self._scopes is None else self._scopes[row])
-
-    def _is_new(self, arrival_ns: int) -> bool:
-        return self._rollout_ns is not None and arrival_ns >= self._rollout_ns
 
     def _revised_keys(self, row: int) -> BlockKeys:
         """The keys of a row's blocks for the new revision of its model."""

@@ -83,6 +83,8 @@ class Replica:
         self.after_step = after_step
         self.speculation = speculation
         self._step_ns = 0 if links is None else links.step_ns
+        # Host time of a step of so many requests; KV offloading may take some in every step.
+        self._host_ns: Callable[[int], int] = self._offloading_host_ns if self._step_ns else costs.host_ns
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
         self._transfer_ends: deque[tuple[int, Ended]] = (
             deque()
@@ -299,8 +301,7 @@ class Replica:
             plan = self.scheduler.plan(now)
         if plan is None:
             return None
-        if not plan.computes:
-            assert self.transfers is not None
+        if self.transfers is not None and not plan.computes:
             return self.transfers.begin(plan, now + self._host_ns(1), self._device_free)
         return self._launch(plan, now, warm)
 
@@ -422,8 +423,8 @@ class Replica:
             free = self._base + line.ns(context, longest, steps - 1) + gap * (steps - 1)
         return start, free, end
 
-    def _host_ns(self, requests: int) -> int:
-        """Host time of a step of so many requests; KV offloading takes some in every step."""
+    def _offloading_host_ns(self, requests: int) -> int:
+        """Host time of a step of so many requests, with what KV offloading takes."""
         host: int = self.costs.host_ns(requests)
         return host + self._step_ns
 

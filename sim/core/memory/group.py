@@ -210,7 +210,10 @@ class FullGroup:
         taken = self.pool.take(needed)
         if self.log.events is not None:
             self.log.add(EventKind.ALLOCATED, request.id, taken)
-        self._place(holding, held, taken)
+        if holding.retention is None:
+            self._place_alike(holding, held, taken, None)
+        else:
+            self._place(holding, held, taken)
         return taken
 
     def take_over(self, request: Request, run: Run) -> None:
