@@ -22,7 +22,10 @@ class RadixLifecycle(Lifecycle):
     Requests that end with one step end in the order of their batch (`Request.order`).
     """
 
-    memory: RadixMemory
+    @property
+    def _radix(self) -> RadixMemory:
+        assert isinstance(self.memory, RadixMemory)
+        return self.memory
 
     def _never_fits(self, request: Request) -> str:
         """Why a request can never be served; SGLang admits none that leaves no token of the pool."""
@@ -53,7 +56,7 @@ class RadixLifecycle(Lifecycle):
             running.forget_end(request)
         running.remove(request)
         request.computed = request.lost_tokens
-        self.memory.release(request)
+        self._radix.release(request)
         request.computed = 0
         request.known = known
         self.log.add(EventKind.PREEMPTED, request.id)
@@ -91,7 +94,7 @@ class RadixLifecycle(Lifecycle):
                 self.finish(request, now)
                 del ending[request]
             else:
-                self.memory.publish(request, chunk.start + chunk.tokens)
+                self._radix.publish(request, chunk.start + chunk.tokens)
         for request in sorted(ending, key=admission_order) if len(ending) > 1 else list(ending):
             ended.append(request)
             self.finish(request, now)
@@ -101,8 +104,8 @@ class RadixLifecycle(Lifecycle):
         """Ends a request that has all its output; what was computed of it is inserted in the tree."""
         total = request.prompt_tokens + request.output_tokens
         computed = self.running.planned(request)
-        self.memory.settle(request, computed)
-        self.memory.publish(request, min(computed, total))
+        self._radix.settle(request, computed)
+        self._radix.publish(request, min(computed, total))
         self._leave(request)
         request.known = total
         self._end(request, State.FINISHED, EventKind.FINISHED, now)

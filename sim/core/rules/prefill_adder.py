@@ -78,7 +78,7 @@ class PrefillAdder:
         self._running = running
         self._in_full = ignore_eos and not memory.caching
         self._states: list[tuple[float, int]] | None = None
-        self._current: float = mixed
+        self._current = float(mixed)
         self._total = mixed + sum([headroom.tokens(request, generated) for request, generated in running])
 
     # ---- budgets
