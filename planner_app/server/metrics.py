@@ -246,9 +246,7 @@ class ServerMetrics(Collector):
             "generation_tokens": ("Number of generation tokens processed.", self.output_tokens),
         }
         for name, (about, value) in counters.items():
-            family = CounterMetricFamily(f"vllm:{name}", about, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), value)
-            yield family
+            yield self._counter(name, about, value)
         sources = {
             "local_compute": self.prompt_tokens - self.cached_tokens,
             "local_cache_hit": self.cached_tokens - self.external_tokens,
@@ -278,10 +276,13 @@ class ServerMetrics(Collector):
             "kv_offload_stores_skipped": ("Stores skipped for want of room.", tier.skipped_stores),
         }
         for name, (about, value) in counters.items():
-            family = CounterMetricFamily(f"vllm:{name}", about, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), value)
-            yield family
+            yield self._counter(name, about, value)
         yield self._gauge("kv_offload_cpu_cache_usage_perc", "Usage of the host tier, 0 to 1.", tier.usage)
+
+    def _counter(self, name: str, about: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", about, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
 
     def _gauge(self, name: str, about: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", about, labels=list(self._labels))

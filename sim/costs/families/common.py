@@ -1,9 +1,11 @@
-"""Terms of the host and of launches, which engines share whatever their kernels are."""
+"""Terms of the host and of launches, and the work of prompts, which engines share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
+from pagecast.sim.costs.families.attention_tiles import chunk_tiles
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.costs.families.term import ComputedStep, Place, Term, Units
 
@@ -15,6 +17,20 @@ LAUNCH_FLOOR = "launch_floor"
 def every_shape(units: Units) -> Callable[[TileShape], Units]:
     """Units that do not depend on the set-up."""
     return lambda _: units
+
+
+def prompt_tiles(shape: TileShape) -> Units:
+    """Key blocks of prompt attention on each SM, where the tiles are shared evenly."""
+    share, group = shape.kv_heads / shape.sms, shape.group
+
+    @lru_cache(1 << 16)
+    def tiles(tokens: int, context: int) -> float:
+        return chunk_tiles(group, tokens, context)
+
+    def units(step: ComputedStep) -> float:
+        return sum([tiles(*chunk) for chunk in step.prefill]) * share
+
+    return units
 
 
 def _requests(step: ComputedStep) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 
-from pagecast.sim.costs.families.attention_tiles import BLOCK, chunk_tiles, tile_rows
+from pagecast.sim.costs.families.attention_tiles import BLOCK, tile_rows
 from pagecast.sim.costs.families.common import (
     ARRIVALS,
     ARRIVING_TOKENS,
@@ -21,6 +21,7 @@ from pagecast.sim.costs.families.common import (
     REQUESTS,
     TOKENS_AFTER_PROMPTS,
     UNGRAPHED_STEPS,
+    prompt_tiles,
 )
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.costs.families.term import Coefficients, ComputedStep, KernelFamily, Term, Units
@@ -94,11 +95,8 @@ def _prompt_tiles(shape: TileShape) -> Units:
 
     Where the longest tile is not split, also those by which it outlasts all others' work.
     """
-    share, group = shape.kv_heads / shape.sms, shape.group
-
-    @lru_cache(1 << 16)
-    def tiles(tokens: int, context: int) -> float:
-        return chunk_tiles(group, tokens, context)
+    share = shape.kv_heads / shape.sms
+    tiles = prompt_tiles(shape)
 
     @lru_cache(1 << 14)
     def splits(tokens: int) -> bool:
@@ -108,7 +106,7 @@ def _prompt_tiles(shape: TileShape) -> Units:
         prefill = step.prefill
         if not prefill:
             return 0.0
-        work = sum([tiles(*chunk) for chunk in prefill]) * share
+        work = tiles(step)
         if splits(max([chunk[0] for chunk in prefill])):
             return work
         keys = max([chunk[0] + chunk[1] for chunk in prefill])

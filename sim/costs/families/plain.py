@@ -5,9 +5,7 @@ For engines other than those whose kernels have a file of their own, as vLLM wit
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from pagecast.sim.costs.families.attention_tiles import BLOCK, chunk_tiles
+from pagecast.sim.costs.families.attention_tiles import BLOCK
 from pagecast.sim.costs.families.common import (
     ARRIVALS,
     ARRIVING_TOKENS,
@@ -16,27 +14,15 @@ from pagecast.sim.costs.families.common import (
     TOKENS_AFTER_PROMPTS,
     UNGRAPHED_STEPS,
     every_shape,
+    prompt_tiles,
 )
 from pagecast.sim.costs.families.shape import TileShape
-from pagecast.sim.costs.families.term import Coefficients, ComputedStep, KernelFamily, Term, Units
+from pagecast.sim.costs.families.term import Coefficients, ComputedStep, KernelFamily, Term
 from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 
 
 def _kv_tokens(step: ComputedStep) -> float:
     return step.ctx + BLOCK / 2 * step.n
-
-
-def _prompt_tiles(shape: TileShape) -> Units:
-    share, group = shape.kv_heads / shape.sms, shape.group
-
-    @lru_cache(1 << 16)
-    def tiles(tokens: int, context: int) -> float:
-        return chunk_tiles(group, tokens, context)
-
-    def units(step: ComputedStep) -> float:
-        return sum([tiles(*chunk) for chunk in step.prefill]) * share
-
-    return units
 
 
 def _line(_: TileShape, terms: Coefficients, n: int, fixed: float) -> DecodeLine:
@@ -62,7 +48,7 @@ PLAIN = KernelFamily(
         Term(
             "prompt_tile",
             "a tile x key block of prompt attention, as many as an SM takes",
-            _prompt_tiles,
+            prompt_tiles,
             ratio=lambda new: new.attention,
             needed=True,
         ),

@@ -26,7 +26,6 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.request import State
-from pagecast.sim.core.rules.profiles import profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
@@ -273,32 +272,12 @@ def cut(log: BlockLog, events: int) -> BlockLog:
 
 @pytest.mark.parametrize("rules", ["vllm", "nano-vllm"])
 def test_a_replays_pictures_are_the_cores_state_cancellations_and_all(rules):
-    trace, scenario = busy_trace(), BUSY.model_copy(update={"profile": rules})
-    scheduler = Scheduler(scenario.limits(), profile(rules), log=True)
-    collector, env, steps = Collector(scheduler, int), simpy.Environment(), count()
-
-    def after_step() -> None:
-        collector.take()
-        if not next(steps) % 7:
-            shown = frames(collector.log())
-            assert_picture(shown.picture(len(shown) - 1), scheduler)
-
-    Replica(
-        env,
-        scheduler,
-        scenario.step_costs(),
-        Arrivals(trace),
-        Feed(trace, 16),
-        Recorder(),
-        after_step=after_step,
-    )
-    env.run()
-    log = collector.log()
-    kinds = {log.line(index, str).split()[1] for index in range(len(log))}
-    assert next(steps) > 100 and {"cancelled", "evicted", "reused", "preempted", "freed"} <= kinds
+    scenario = BUSY.model_copy(update={"profile": rules})
+    kinds = pictures_equal_the_core(scenario, busy_trace(), least_steps=100)
+    assert {"cancelled", "evicted", "reused", "preempted", "freed"} <= kinds
 
 
-def pictures_equal_the_core(scenario: Scenario, trace: Trace) -> set[str]:
+def pictures_equal_the_core(scenario: Scenario, trace: Trace, least_steps: int) -> set[str]:
     """Replays, compares every seventh step's picture with the core, and returns the kinds of events."""
     scheduler, feed, speculation, _ = set_up(trace, scenario, scenario.step_costs(), log=True)
     collector, env, steps = Collector(scheduler, int), simpy.Environment(), count()
@@ -320,7 +299,7 @@ def pictures_equal_the_core(scenario: Scenario, trace: Trace) -> set[str]:
         speculation=speculation,
     )
     env.run()
-    assert next(steps) > 50
+    assert next(steps) > least_steps
     log = collector.log()
     return {log.line(index, str).split()[1] for index in range(len(log))}
 
@@ -336,7 +315,7 @@ def test_pictures_of_a_model_with_windows_are_the_cores_state():
         }
     )
     trace = busy_trace()
-    kinds = pictures_equal_the_core(scenario, trace)
+    kinds = pictures_equal_the_core(scenario, trace, least_steps=50)
     assert {"left", "freed", "evicted", "reused", "preempted"} <= kinds
     shown = frames(record(trace, scenario))
     assert shown.log.groups == (
