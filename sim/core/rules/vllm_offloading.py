@@ -14,6 +14,7 @@ from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.adapters import AdapterSlots
 from pagecast.sim.core.rules.rules import Admission
 from pagecast.sim.core.rules.vllm import VllmMix
 from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
@@ -47,8 +48,8 @@ class WaitingPass:
         self.offloading = step.offloading
         self.budget = step.budget()
         self.aside: list[Request] = []
-        self._most_adapters = step.limits.max_loras
-        self._adapters = step.adapters() if self._most_adapters is not None else set()
+        most = step.limits.max_loras
+        self._adapters = AdapterSlots(step, most) if most is not None else None
 
     def run(self) -> None:
         """Goes through the queue until the batch, the budget or the blocks are used up."""
@@ -75,7 +76,7 @@ class WaitingPass:
                 self._pass_over(request)
                 return True
             self.step.lifecycle.receive(request)
-        if not self._has_adapter(request):
+        if self._adapters is not None and not self._adapters.opens(request):
             self._pass_over(request)
             return True
         if request.state is State.LOADING:
@@ -90,10 +91,6 @@ class WaitingPass:
     def _pass_over(self, request: Request) -> None:
         self.queue.set_aside(request)
         self.aside.append(request)
-
-    def _has_adapter(self, request: Request) -> bool:
-        most, adapter = self._most_adapters, request.adapter
-        return most is None or not adapter or adapter in self._adapters or len(self._adapters) < most
 
     def _refuse(self, request: Request, hit: Hit) -> bool:
         self.step.refuse(request, hit)
@@ -151,6 +148,6 @@ class WaitingPass:
     def _run(self, request: Request, tokens: int, start: HeadStart) -> None:
         self.budget -= tokens
         self.step.run(request)
-        if request.adapter:
-            self._adapters.add(request.adapter)
+        if self._adapters is not None:
+            self._adapters.enter(request)
         self.step.compute(request, tokens, start)
