@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.backend import Backend, Pages, Prompts, Shape
+from pagecast.engine.backend import Backend, Pages, PromptChunks, Shape
 from pagecast.kernels import reference
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from torch import Tensor
@@ -26,7 +26,7 @@ class TorchBackend:
         self._pages: Pages | None = None
         self._lens: list[int] = []
 
-    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
         """An empty plan: plain PyTorch plans no work."""
         return np.empty(0, np.int32)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from numpy.typing import NDArray
-from pagecast.engine.backend import Pages, Prompts, Shape
+from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from torch import Tensor
 
@@ -24,7 +24,7 @@ class FlashBackend:
         self._shape = shape
         self._pages: Pages | None = None
 
-    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
         """Where each chunk's queries begin, where its keys do, and its table's row: [3, chunks + 1]."""
         numbers = np.zeros((3, len(prompts.tokens) + 1), np.int32)
         np.cumsum(prompts.tokens, out=numbers[0, 1:])

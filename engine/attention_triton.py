@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.backend import Pages, Prompts, Shape
+from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
@@ -43,7 +43,7 @@ class TritonBackend:
         self._pages: Pages | None = None
         self._cut: Pieces | None = None
 
-    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
         """The plan of the step's prefill attention, flat: which program computes which tile."""
         kv_heads, processors = self._sharing()
         plan = plan_prefill(

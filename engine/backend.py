@@ -32,7 +32,7 @@ class Shape:
         return cls(kv, spec.facts.attention.heads // shards, spec.windows, max_rows)
 
 
-class Prompts(NamedTuple):
+class PromptChunks(NamedTuple):
     """A step's prompt chunks, on the host: chunk i computes `tokens[i]` tokens, the last of `lens[i]`, whose
     blocks are row `rows[i]` of the tables."""
 
@@ -41,7 +41,7 @@ class Prompts(NamedTuple):
     rows: Sequence[int] = ()
 
 
-NO_PROMPTS = Prompts()
+NO_PROMPTS = PromptChunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Pages:
     decode_lens: Tensor
     slots: Tensor
     tables: Tensor
-    prompts: Prompts = NO_PROMPTS
+    prompts: PromptChunks = NO_PROMPTS
     extra: Tensor | None = None
 
 
@@ -74,7 +74,7 @@ class Backend(Protocol):
     graphs: bool
     """Whether a step of single tokens may be captured in a CUDA graph."""
 
-    def plan(self, prompts: Prompts, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
         """Numbers about a step's chunks, whose tokens begin at row `first`, that travel with its metadata;
         flat."""
         ...

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.backend import NO_PROMPTS, Backend, Prompts
+from pagecast.engine.backend import NO_PROMPTS, Backend, PromptChunks
 from pagecast.engine.rows import Rows
 from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.memory.kv_memory import KvMemory
@@ -130,7 +130,7 @@ class Chunks(NamedTuple):
     `lens`, for a CUDA graph: the tokens that each of the first rows sees, itself included; 0 for a chunk's.
     """
 
-    prompts: Prompts
+    prompts: PromptChunks
     lens: slice
     extra: slice
 
@@ -283,7 +283,7 @@ class Batches:
         if not longs:
             return Chunks(NO_PROMPTS, slice(0, 0), slice(0, 0))
         rows = [self._sequences[chunk.request].row for chunk in longs]
-        prompts = Prompts([chunk.tokens for chunk in longs], _lens(longs), rows)
+        prompts = PromptChunks([chunk.tokens for chunk in longs], _lens(longs), rows)
         plan = self.backend.plan(prompts, len(singles))
         if not graph:
             return Chunks(prompts, slice(0, 0), self.packed.put(plan))

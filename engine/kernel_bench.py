@@ -96,7 +96,7 @@ class Heads:
 QWEN3_8B = Heads()
 
 
-class Experts(NamedTuple):
+class ExpertLayerSize(NamedTuple):
     """A layer's mixture: experts, those of a token, hidden size, width of an expert."""
 
     experts: int = 128
@@ -105,7 +105,7 @@ class Experts(NamedTuple):
     width: int = 768
 
 
-QWEN3_30B_A3B = Experts()
+QWEN3_30B_A3B = ExpertLayerSize()
 MIXTURE_TOKENS = (1, 8, 64, 256, 2048, 8192)
 MIXTURE_LAYERS = 4  # in turn, so that no layer's experts are in the L2 cache
 
@@ -416,7 +416,7 @@ def move(_: Peer | None) -> Iterator[KernelTime]:
             )
 
 
-def mixture_seconds(tokens: int, shape: Experts) -> tuple[float, float | None]:
+def mixture_seconds(tokens: int, shape: ExpertLayerSize) -> tuple[float, float | None]:
     """Seconds of a mixture from router logits to the weighted sum, and of PyTorch's grouped products of rows
     that are gathered and sorted already (None where it has none)."""
     calls, theirs = [], []

@@ -145,7 +145,7 @@ def _shared_experts(experts: int, shard: Shard) -> tuple[Shard, int]:
     return (WHOLE, experts // shard.size) if shard.by_expert else (shard, experts)
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Scores of the experts for each token, whole on every shard."""
 
     def __init__(self, inputs: int, experts: int) -> None:

@@ -15,9 +15,9 @@ from pagecast.engine.layers import (
     ColumnLinear,
     Embedding,
     ExpertColumns,
+    ExpertRouter,
     ExpertRows,
     Norm,
-    Router,
     RowLinear,
 )
 from pagecast.engine.shard import WHOLE, Shard
@@ -81,7 +81,7 @@ class Mixture(nn.Module):
         hidden = spec.facts.hidden
         self.shard = shard
         self.active, self.normalised = moe.active, spec.mixtures.normalised
-        self.router = Router(hidden, moe.experts)
+        self.router = ExpertRouter(hidden, moe.experts)
         self.gate_up = ExpertColumns(moe.experts, hidden, moe.intermediate, shard=shard)
         self.down = ExpertRows(moe.experts, moe.intermediate, hidden, shard=shard)
         here = len(self.down.weight)

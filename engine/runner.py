@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagecast.engine import attention, ops
-from pagecast.engine.backend import Pages, Prompts, Shape
+from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.engine.batch import PADDING, Batches, Packed, StepLayout, graph_sections
 from pagecast.engine.graphs import StepGraphs
 from pagecast.engine.host_tier import HostTier
@@ -30,7 +30,7 @@ from torch import Tensor
 _LAYOUT_BYTES, _CHUNK_BYTES = 4096, 64
 
 
-class Team(Protocol):
+class Peers(Protocol):
     """The other GPUs of an engine."""
 
     def publish(self, layout: StepLayout, numbers: NDArray[np.int32]) -> None:
@@ -56,7 +56,7 @@ class Flight:
     takers: list[Text | None]
     tokens: Tensor
     landed: torch.cuda.Event | None
-    team: Team | None = None
+    team: Peers | None = None
 
     def wait(self) -> list[int]:
         """The token drawn for each of `takers`, -1 where its logits were not finite."""
@@ -110,7 +110,7 @@ class Runner:
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._graphs: StepGraphs | None = None
         self._prompt_graphs: StepGraphs | None = None
-        self.team: Team | None = None
+        self.team: Peers | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, memory: KvMemory) -> Flight:
@@ -175,7 +175,7 @@ class Runner:
         ids = torch.zeros(tokens, dtype=torch.int32, device=self.device)
         positions = torch.cat([torch.arange(n, dtype=torch.int32, device=self.device) for n in chunks])
         rows, draws = min(tokens, self.rows.padding), min(tokens, self._most_draws)
-        prompts = Prompts(chunks, chunks, [0] * len(chunks))
+        prompts = PromptChunks(chunks, chunks, [0] * len(chunks))
         extra = torch.from_numpy(self.backend.plan(prompts, 0)).to(self.device)
         slots = positions % self.rows.block_size
         pages = Pages(0, self._tables[:0], ids[:0], slots, self._tables, prompts, extra)

@@ -10,7 +10,7 @@ from pagecast.sim.machine.model_facts import ModelFacts
 from torch import Tensor
 
 
-class Link(Protocol):
+class Collectives(Protocol):
     """Collective operations: every GPU calls them in the same order, with tensors of one shape."""
 
     kind: str
@@ -51,7 +51,7 @@ class Shard:
 
     rank: int = 0
     size: int = 1
-    link: Link | None = None
+    link: Collectives | None = None
     by_expert: bool = False
 
     @property

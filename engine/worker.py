@@ -50,10 +50,10 @@ def _serve(connection: Connection, fd: int, order: object) -> NoReturn:
     from pagecast.engine.options import Options
     from pagecast.engine.parallel.link import join
     from pagecast.engine.parallel.ring import Ring
-    from pagecast.engine.parallel.team import JOINING, READY, Order
+    from pagecast.engine.parallel.team import JOINING, READY, StartOrder
     from pagecast.engine.shard import Shard
 
-    assert isinstance(order, Order)
+    assert isinstance(order, StartOrder)
     options = Options(**order.options)
     size = options.tensor_parallel_size
     device = find_device(options.device, order.rank)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pagecast.engine.parallel.peer_memory import PeerMemory, ipc_memory, symmetric_memory
-from pagecast.engine.shard import Link
+from pagecast.engine.shard import Collectives
 from pagecast.kernels import all_reduce as kernels
 from pagecast.sim.core.errors import CannotRunHere
 from torch import Tensor
@@ -25,7 +25,7 @@ _symmetric = False  # whether torch's symmetric memory was asked for in this pro
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def join(store: Any, rank: int, size: int, device: torch.device) -> Link:
+def join(store: Any, rank: int, size: int, device: torch.device) -> Collectives:
     """Makes this process number `rank` of a group; all of them must call this. Errors: CannotRunHere."""
     if dist.is_initialized():
         raise CannotRunHere(
@@ -51,7 +51,7 @@ def _loopback() -> str:
 
 
 class TorchLink:
-    """`Link` by torch.distributed: NCCL on GPUs, gloo on the CPU."""
+    """`Collectives` by torch.distributed: NCCL on GPUs, gloo on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -59,29 +59,29 @@ class TorchLink:
         self._size = dist.get_world_size()
 
     def sum(self, partial: Tensor) -> Tensor:
-        """See `Link`."""
+        """See `Collectives`."""
         dist.all_reduce(partial)
         return partial
 
     def gather(self, own: Tensor) -> Tensor:
-        """See `Link`."""
+        """See `Collectives`."""
         out = torch.empty(self._size, *own.shape, dtype=own.dtype, device=own.device)
         _all_gather(out.view(self._size * len(own), *own.shape[1:]), own.contiguous())
         return out
 
     def least(self, value: int) -> int:
-        """See `Link`."""
+        """See `Collectives`."""
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
         return int(tensor)
 
     def abort(self) -> None:
-        """See `Link`."""
+        """See `Collectives`."""
         if self.device.type == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `Collectives`."""
         with suppress(Exception):  # the others may be gone
             self.abort()
         if dist.is_initialized():
@@ -100,7 +100,7 @@ class PeerLink(TorchLink):
         self._aside = torch.cuda.Stream(device)
 
     def sum(self, partial: Tensor) -> Tensor:
-        """See `Link`."""
+        """See `Collectives`."""
         most = PEER_BYTES * (_MOST_PIECES if self._size == 2 else 1)
         if partial.nbytes > most or not partial.is_contiguous():
             return super().sum(partial)
@@ -110,18 +110,18 @@ class PeerLink(TorchLink):
         return partial
 
     def gather(self, own: Tensor) -> Tensor:
-        """See `Link`."""
+        """See `Collectives`."""
         if own.nbytes > PEER_BYTES or not own.is_contiguous() or own.element_size() not in (2, 4):
             return super().gather(own)
         return kernels.all_gather(own, self.boxes)
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `Collectives`."""
         super().close()
         self._memory.free()
 
     def abort(self) -> None:
-        """See `Link`."""
+        """See `Collectives`."""
         with suppress(Exception), torch.cuda.stream(self._aside):
             self.boxes.stop.fill_(1)
         super().abort()

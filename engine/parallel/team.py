@@ -27,7 +27,7 @@ from pagecast.engine.batch import StepLayout
 from pagecast.engine.options import Options
 from pagecast.engine.parallel.link import join
 from pagecast.engine.parallel.ring import Ints, Ring, shared_file
-from pagecast.engine.shard import Link, Shard
+from pagecast.engine.shard import Collectives, Shard
 from pagecast.sim.core.errors import BadInput, CannotRunHere, PagecastError
 
 JOINING, READY, FAILED, END = "joining", "ready", "failed", "end"
@@ -43,7 +43,7 @@ _KINDS: dict[str, type[PagecastError]] = {"BadInput": BadInput, "CannotRunHere":
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartOrder:
     """What a worker is told at its start."""
 
     model: str
@@ -69,7 +69,7 @@ class Team:
         self._options = options
         self._file = shared_file()
         self._store = dist.TCPStore("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)
-        self._link: Link | None = None
+        self._link: Collectives | None = None
         self._device: torch.device | None = None
         self._ring: Ring | None = None
         self._closing = False
@@ -79,7 +79,7 @@ class Team:
         self._threads: list[threading.Thread] = []
         try:
             for rank in range(1, self.size):
-                self._workers.append(self._start(Order(model, asdict(options), rank, self._store.port)))
+                self._workers.append(self._start(StartOrder(model, asdict(options), rank, self._store.port)))
         except BaseException:
             self.close()
             raise
@@ -166,7 +166,7 @@ class Team:
 
     # ---- the workers
 
-    def _start(self, order: Order) -> _Worker:
+    def _start(self, order: StartOrder) -> _Worker:
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), self._file.fileno())
         command = [sys.executable, "-m", "pagecast.engine.worker", *map(str, fds)]

@@ -17,7 +17,7 @@ from pagecast.planner_app.server.answer_json import AnswerWriter
 from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.errors import ApiError, not_found
 from pagecast.planner_app.server.guard import Guard
-from pagecast.planner_app.server.intake import GenerationRequest, Intake
+from pagecast.planner_app.server.intake import GenerationRequest, RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.protocol import (
@@ -39,7 +39,11 @@ class ReplicaServer:
     """One replica behind HTTP: a backend, what it is asked, and its metrics. `app` serves it."""
 
     def __init__(
-        self, backend: GenerationBackend, intake: Intake, metrics: ServerMetrics, options: ServerOptions
+        self,
+        backend: GenerationBackend,
+        intake: RequestIntake,
+        metrics: ServerMetrics,
+        options: ServerOptions,
     ) -> None:
         self.backend = backend
         self.intake = intake

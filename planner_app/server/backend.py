@@ -20,7 +20,7 @@ class ReplicaLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTier:
+class HostTierUse:
     """What KV offloading has moved so far, and how full the host tier is (`usage`: 0 to 1)."""
 
     load_bytes: int
@@ -72,7 +72,7 @@ class GenerationBackend(Protocol):
         """How often a request lost its blocks so far."""
         ...
 
-    def host_tier(self) -> HostTier | None:
+    def host_tier(self) -> HostTierUse | None:
         """KV offloading so far; None where there is no host tier."""
         ...
 

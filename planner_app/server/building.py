@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from pagecast.planner_app.server.answers import Answers, Lengths, Mode
 from pagecast.planner_app.server.app import ReplicaServer
-from pagecast.planner_app.server.intake import Intake
+from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
@@ -99,7 +99,9 @@ def simulated_replica(
         time_scale=simulation.time_scale,
     )
     backend.observer = metrics
-    return ReplicaServer(backend, Intake(tokenizer, options.names, adapters, longest), metrics, options)
+    return ReplicaServer(
+        backend, RequestIntake(tokenizer, options.names, adapters, longest), metrics, options
+    )
 
 
 def _blocks_per_block(scenario: Scenario, simulation: Simulation) -> float:

@@ -8,7 +8,7 @@ from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
 from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.engine_backend import EngineBackend
-from pagecast.planner_app.server.intake import Intake
+from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
@@ -45,7 +45,7 @@ def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOption
     }
     metrics = ServerMetrics(backend, options.names[0], cache_config=cache_config)
     backend.observer = metrics
-    intake = Intake(
+    intake = RequestIntake(
         chosen,
         options.names,
         {},

@@ -19,7 +19,7 @@ from pagecast.engine.host_tier import HostTransfer
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.sampling import SEEDS
 from pagecast.engine.sequence import Sequence
-from pagecast.planner_app.server.backend import HostTier, Observer, ReplicaLoad
+from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
@@ -339,7 +339,7 @@ class EngineBackend:
         """See `GenerationBackend`: the engine has none."""
         return [], []
 
-    def host_tier(self) -> HostTier | None:
+    def host_tier(self) -> HostTierUse | None:
         """See `GenerationBackend`: the engine's is in its recordings."""
         return None
 

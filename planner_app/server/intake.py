@@ -42,7 +42,7 @@ class GenerationRequest:
     generations: list[Generation] = field(default_factory=list)
 
 
-class Intake:
+class RequestIntake:
     """Checks requests against what is served here and makes generations of them."""
 
     def __init__(

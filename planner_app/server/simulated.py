@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import simpy
 from pagecast.planner_app.server.answers import Answers
-from pagecast.planner_app.server.backend import HostTier, Observer, ReplicaLoad
+from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
@@ -285,13 +285,13 @@ class SimulatedBackend:
             self._end(generation, "abort", self.clock.now(), "the server was stopped")
         self.history.close()
 
-    def host_tier(self) -> HostTier | None:
+    def host_tier(self) -> HostTierUse | None:
         """See `GenerationBackend`."""
         offloading = self.scheduler.offloading
         transfers = self._replica.transfers
         if offloading is None or transfers is None:
             return None
-        return HostTier(
+        return HostTierUse(
             transfers.load.bytes,
             transfers.load.busy_ns / 1e9,
             transfers.store.bytes,

@@ -48,7 +48,7 @@ def test_prefill_counts_the_products_below_the_diagonal(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("tiny")
 def test_a_mixture_is_timed_from_router_to_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_bench, "QWEN3_30B_A3B", kernel_bench.Experts(4, 2, 32, 16))
+    monkeypatch.setattr(kernel_bench, "QWEN3_30B_A3B", kernel_bench.ExpertLayerSize(4, 2, 32, 16))
     monkeypatch.setattr(kernel_bench, "MIXTURE_TOKENS", (3,))
     monkeypatch.setattr(kernel_bench, "MIXTURE_LAYERS", 1)
     (row,) = kernel_bench.mixtures(None)

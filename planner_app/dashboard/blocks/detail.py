@@ -18,7 +18,7 @@ _LOSSES = (LogKind.ALLOCATED, LogKind.EVICTED, LogKind.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """One block of a chain: its number in the sequence, its key, the pool's block, and whether that still
     has this content."""
 
@@ -47,7 +47,7 @@ class BlockFacts:
     idle_steps: int
     scope: str
     scope_digest: str
-    chain: tuple[Link, ...]
+    chain: tuple[ChainLink, ...]
     events: tuple[int, ...]
     group: str = ""
 
@@ -68,7 +68,7 @@ def facts(
     own = scope(writer)
     times = log.time_s
     position = -1
-    links: tuple[Link, ...] = ()
+    links: tuple[ChainLink, ...] = ()
     group = ""
     if log.group is None or len(log.groups) < 2:
         table, gained = _table(log, writer, last, until)
@@ -133,7 +133,7 @@ def _table(log: BlockLog, request: int, index: int, until: int) -> tuple[Ints, I
 
 def _links(
     log: BlockLog, keys: BlockKeys, table: Ints, gained: Ints, position: int, until: int
-) -> tuple[Link, ...]:
+) -> tuple[ChainLink, ...]:
     chain, since = table[: position + 1], gained[: position + 1]
     begin = int(since.min()) + 1
     losses = np.flatnonzero(np.isin(log.kind[begin:until], _LOSSES)) + begin
@@ -144,7 +144,7 @@ def _links(
     latest[lost] = when  # ascending: the last one stays
     links = []
     for number, (block, event) in enumerate(zip(chain.tolist(), since.tolist(), strict=True)):
-        links.append(Link(number, _key(keys, number), block, int(latest[block]) <= event))
+        links.append(ChainLink(number, _key(keys, number), block, int(latest[block]) <= event))
     return tuple(links)
 
 

@@ -19,7 +19,7 @@ CLIP = 4096
 """An output counts as no longer than this where memory is reserved."""
 
 
-class Verdict(Enum):
+class AddVerdict(Enum):
     """Whether more may be added to a batch."""
 
     CONTINUE = "continue"
@@ -93,13 +93,13 @@ class PrefillAdder:
         """Tokens that nobody has."""
         return self.memory.room_tokens - self._current
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AddVerdict:
         """Whether another prompt may be tried."""
         if self.left_total <= 0 or self.left_current <= 0:
-            return Verdict.NO_TOKEN
+            return AddVerdict.NO_TOKEN
         if self.input <= 0 or (self.chunk is not None and self.chunk <= 0):
-            return Verdict.OTHER
-        return Verdict.CONTINUE
+            return AddVerdict.OTHER
+        return AddVerdict.CONTINUE
 
     def _ceil(self, tokens: int) -> int:
         return -(-tokens // self.page) * self.page
@@ -129,7 +129,7 @@ class PrefillAdder:
         else:
             self._charge(tokens, min(request.output_tokens, CLIP))
 
-    def add(self, request: Request) -> Verdict:
+    def add(self, request: Request) -> AddVerdict:
         """Tries to add a waiting request, whose prefix is looked up now."""
         match = self.memory.match(request, request.known - 1)
         if self._in_full:
@@ -139,19 +139,19 @@ class PrefillAdder:
         generated = request.known - request.prompt_tokens
         wanted = missing + min(max(request.output_tokens - generated, 0), CLIP) + self.page
         if not wanted < self.memory.room_beside(match.node) - self._total:
-            return Verdict.NO_TOKEN
+            return AddVerdict.NO_TOKEN
         paged = self._ceil(missing)
         if self.chunk is None:
             if self.added and paged >= self.input:
-                return Verdict.OTHER
+                return AddVerdict.OTHER
         elif paged > self.chunk:
             end = (there + self.chunk // self.page * self.page) // self.page * self.page
             if end <= there:
-                return Verdict.OTHER
+                return AddVerdict.OTHER
             return self._commit(request, match, end - there, 0, cut=True)
         return self._commit(request, match, missing, min(request.output_tokens, CLIP), cut=False)
 
-    def _commit(self, request: Request, match: Match, tokens: int, output: int, *, cut: bool) -> Verdict:
+    def _commit(self, request: Request, match: Match, tokens: int, output: int, *, cut: bool) -> AddVerdict:
         self.memory.hold(request, match)
         self.added.append(Prompt(request, match.pages * self.page, tokens, match))
         if cut:
@@ -159,25 +159,25 @@ class PrefillAdder:
         self._charge(tokens, output)
         return self.verdict()
 
-    def _add_in_full(self, request: Request, match: Match) -> Verdict:
+    def _add_in_full(self, request: Request, match: Match) -> AddVerdict:
         """Adds a request whose output's length is certain, where nothing is cached: all that run are played
         to their ends, the first to end first, and memory must be enough at each of them."""
         missing = request.known
         paged = self._ceil(missing) + self.page
         if paged > min(self.left_current, self.left_total):
-            return Verdict.NO_TOKEN
+            return AddVerdict.NO_TOKEN
         states = self._play(request)
         left = self.left_current - paged
         freed = 0
         for number, (more, held) in enumerate(states):
             together = len(states) - number
             if left + freed - more * together <= together:
-                return Verdict.NO_TOKEN
+                return AddVerdict.NO_TOKEN
             freed += held
         if self.chunk is None or missing <= self.chunk:
             return self._commit(request, match, missing, min(request.output_tokens, CLIP), cut=False)
         if self.chunk <= 0:
-            return Verdict.OTHER
+            return AddVerdict.OTHER
         return self._commit(request, match, self.chunk, 0, cut=True)
 
     def _play(self, request: Request) -> list[tuple[float, int]]:

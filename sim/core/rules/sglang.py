@@ -19,7 +19,7 @@ from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.new_token_ratio import RETRACT_STEPS, NewTokenRatio
-from pagecast.sim.core.rules.prefill_adder import Headroom, PrefillAdder, Verdict
+from pagecast.sim.core.rules.prefill_adder import AddVerdict, Headroom, PrefillAdder
 from pagecast.sim.core.rules.sglang_order import SglangFcfs
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.step import Step
@@ -133,15 +133,15 @@ class SglangMix:
 
     def _admit(self, step: Step, adder: PrefillAdder, waiting: list[Request], places: int) -> None:
         for request in waiting:
-            if adder.verdict() is Verdict.OTHER:
+            if adder.verdict() is AddVerdict.OTHER:
                 return
             if len(adder.added) >= places:
                 self.full = True
             if self.full:
                 return
             verdict = adder.add(request)
-            if verdict is not Verdict.CONTINUE:
-                if verdict is Verdict.NO_TOKEN:
+            if verdict is not AddVerdict.CONTINUE:
+                if verdict is AddVerdict.NO_TOKEN:
                     step.failed_allocations += 1
                     self.full = bool(adder.added) or bool(self.batch)
                 return

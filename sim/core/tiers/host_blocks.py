@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from pagecast.sim.core.tiers.host_eviction import AdaptiveReplacement, HostEviction, LeastRecentlyUsed, Pins
+from pagecast.sim.core.tiers.host_eviction import (
+    AdaptiveReplacement,
+    HostEviction,
+    HostLeastRecentlyUsed,
+    Pins,
+)
 
 BEING_WRITTEN = -1
 _MOST_COUNTED = 64_000  # blocks whose looks are counted at most, where a threshold asks for it
@@ -30,7 +35,7 @@ class HostBlocks:
         self.refused_stores = 0
         self.changes: list[tuple[int, bool]] | None = None
         self.eviction: HostEviction = (
-            AdaptiveReplacement(room, self.pins) if eviction_policy == "arc" else LeastRecentlyUsed()
+            AdaptiveReplacement(room, self.pins) if eviction_policy == "arc" else HostLeastRecentlyUsed()
         )
         self._threshold = store_threshold
         self._looks: OrderedDict[int, int] | None = OrderedDict() if store_threshold > 1 else None

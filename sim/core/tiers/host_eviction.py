@@ -45,7 +45,7 @@ class HostEviction(Protocol):
         """Forgets all blocks."""
 
 
-class LeastRecentlyUsed:
+class HostLeastRecentlyUsed:
     """The block first whose last store, load or look is longest ago; of one look, a sequence's tail first."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup, offloaded_groups
 
 
-class Job:
+class TransferJob:
     """A transfer under way. `names`: the offloaded blocks it moves; `blocks`: those of the device."""
 
     __slots__ = ("blocks", "is_store", "names", "number", "request", "windowed")
@@ -79,7 +79,7 @@ class Offloading:
     ) -> None:
         self.spec = spec
         self.host = HostBlocks(spec.blocks, spec.eviction_policy, spec.store_threshold)
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, TransferJob] = {}
         self.loading: dict[Request, None] = {}
         self.holders: dict[Request, None] = {}
         self.loaded_blocks = 0
@@ -287,8 +287,8 @@ class Offloading:
 
     def _begin(
         self, request: Request, progress: Progress, names: list[int], blocks: list[int], *, is_store: bool
-    ) -> Job:
-        job = self.jobs[self._numbers] = Job(self._numbers, request, names, blocks, is_store=is_store)
+    ) -> TransferJob:
+        job = self.jobs[self._numbers] = TransferJob(self._numbers, request, names, blocks, is_store=is_store)
         self._numbers += 1
         progress.jobs.append(job.number)
         return job
@@ -563,7 +563,7 @@ class Offloading:
         if self._log.kv is not None and self.host.changes:
             self._tell(self._log.kv)
 
-    def _finish(self, job: Job, *, failed: bool) -> None:
+    def _finish(self, job: TransferJob, *, failed: bool) -> None:
         request = job.request
         progress = self._progress[request]
         progress.jobs.remove(job.number)
