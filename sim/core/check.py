@@ -133,8 +133,8 @@ def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
                 enough = len(table.blocks) >= group.spec.blocks_of(tokens)
                 _hold(enough, f"{request!r} holds {len(table.blocks)} blocks for {tokens} tokens")
                 spec = group.spec
-                left = spec.skipped_tokens(tokens + spec.reach % spec.block_size) // spec.block_size
-                _hold(table.nulls <= left, f"{request!r} has left blocks that its next token reads")
+                skippable = spec.skipped_tokens(tokens + spec.reach % spec.block_size) // spec.block_size
+                _hold(table.nulls <= skippable, f"{request!r} has left blocks that its next token reads")
     counted = {block: count for block, count in enumerate(pool.holders) if count}
     _hold(counted == dict(holders), "the holders of a block are counted wrong")
     _hold(set(pool.free) == set(range(pool.num_blocks)) - set(counted), "free and held blocks overlap")
@@ -211,13 +211,15 @@ def _check_family(run: Run) -> None:
 def _check_request(s: Scheduler, request: Request) -> None:
     running = s.running
     tokens = _expected_tokens(s, request)
-    needed = -(-tokens // s.limits.block_size)
+    blocks_needed = -(-tokens // s.limits.block_size)
     for group in s.memory.groups:
         holding = group.holdings.get(request)
         blocks = [] if holding is None else holding.blocks()
         # Blocks for drafts that were rejected are kept for the next ones.
-        enough = len(blocks) >= needed if s.lifecycle.drafter is not None else len(blocks) == needed
-        _hold(enough, f"{request!r} holds {len(blocks)} blocks, needs {needed}")
+        enough = (
+            len(blocks) >= blocks_needed if s.lifecycle.drafter is not None else len(blocks) == blocks_needed
+        )
+        _hold(enough, f"{request!r} holds {len(blocks)} blocks, needs {blocks_needed}")
         _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
     if request in running.decoders.requests:
         _hold(request.state is State.DECODE, f"{request!r} is among the decoding requests")
@@ -228,7 +230,7 @@ def _expected_tokens(s: Scheduler, request: Request) -> int:
     if not s.memory.holds(request):
         return 0
     if request.state is State.PREFILL and s.profile.whole_prompt:
-        return request.known
+        return request.known_tokens
     return s.running.planned(request)
 
 

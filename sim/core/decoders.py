@@ -121,15 +121,15 @@ class Decoders:
 
     def pop_ended(self, tick: int) -> list[Request]:
         """Takes out the requests whose last token this tick computes, in admission order."""
-        ended = self._ends.pop(tick, None)
-        if ended is None:
+        requests = self._ends.pop(tick, None)
+        if requests is None:
             return []
-        if len(ended) > 1:
-            ended.sort(key=admission_order)
-        for request in ended:
+        if len(requests) > 1:
+            requests.sort(key=admission_order)
+        for request in requests:
             self._unbucket(request)
             self._drop(request)
-        return ended
+        return requests
 
     # ---- blocks
 
@@ -164,12 +164,12 @@ class Decoders:
     def ticks_within(self, tick: int, crossings: int) -> int:
         """How many ticks from `tick` on have at most `crossings` block boundaries together."""
         size = self.block_size
-        rounds, left = divmod(crossings, self.count)
+        rounds, remaining = divmod(crossings, self.count)
         ticks = rounds * size
         at = tick % size
         for offset in range(size):
-            left -= len(self._buckets[(at + offset) % size])
-            if left < 0:
+            remaining -= len(self._buckets[(at + offset) % size])
+            if remaining < 0:
                 return ticks + offset
         return ticks + size
 
@@ -192,10 +192,10 @@ class Decoders:
         if ticks <= size:
             return order, len(order)
         rounds, rest = divmod(ticks, size)
-        needed = rounds * len(order)
+        blocks = rounds * len(order)
         for offset in range(rest):
-            needed += len(self._buckets[(at + offset) % size])
-        return order, needed
+            blocks += len(self._buckets[(at + offset) % size])
+        return order, blocks
 
 
 def admission_order(request: Request) -> int:

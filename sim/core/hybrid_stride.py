@@ -60,6 +60,6 @@ class HybridStride(Stride):
                 take_turn(running, memory, request, computed)
         running.tick = first + plan.steps
         lifecycle.log.step = step + plan.steps
-        ended = running.decoders.pop_ended(running.tick - 1)
-        if ended:
-            lifecycle.drain(ended, plan.last)
+        at_end = running.decoders.pop_ended(running.tick - 1)
+        if at_end:
+            lifecycle.drain(at_end, plan.last)

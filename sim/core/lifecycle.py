@@ -110,10 +110,10 @@ class Lifecycle:
         request.state = State.PREFILL
         self._admissions += 1
         request.order = self._admissions
-        request.computed = tokens
+        request.computed_tokens = tokens
         request.reused_tokens += tokens
         if request.first_token_ns == NEVER:
-            request.found_tokens = tokens
+            request.hit_tokens = tokens
         if request.cached_tokens == NEVER:
             request.cached_tokens = tokens
             request.external_tokens = external
@@ -132,11 +132,11 @@ class Lifecycle:
         """Begins to load what follows a waiting request's prefix hit; it gets blocks for `reach` tokens."""
         assert self.offloading is not None
         request.state = State.LOADING
-        request.computed = hit.tokens + tokens
+        request.computed_tokens = hit.tokens + tokens
         request.last_external = tokens
-        self.memory.claim(request, hit._replace(tokens=request.computed))
-        self.memory.grow(request, request.computed)
-        if reach > request.computed:
+        self.memory.claim(request, hit._replace(tokens=request.computed_tokens))
+        self.memory.grow(request, request.computed_tokens)
+        if reach > request.computed_tokens:
             self.memory.grow(request, reach)
         return self.offloading.load(request, tokens)
 
@@ -148,24 +148,24 @@ class Lifecycle:
         assert self.offloading is not None
         if self.offloading.take_failed(request):
             request.last_external = 0
-            if not request.computed:
+            if not request.computed_tokens:
                 self.memory.release(request)
                 request.state = State.WAITING
                 return
-            self.memory.publish(request, request.computed)
+            self.memory.publish(request, request.computed_tokens)
             return
         if not self.offloading.take_arrived(request):
             return
-        self.memory.publish(request, request.computed)
-        if request.computed == request.known:
-            request.computed -= 1
+        self.memory.publish(request, request.computed_tokens)
+        if request.computed_tokens == request.known_tokens:
+            request.computed_tokens -= 1
             request.last_external -= 1
 
     def admit_loaded(self, request: Request, now: int) -> None:
         """Starts the prefill of a request that a load has brought tokens to, after its prefix hit."""
         assert self.offloading is not None
         self.offloading.admitted(request)
-        self._start(request, request.computed, request.last_external, now)
+        self._start(request, request.computed_tokens, request.last_external, now)
 
     # ---- computing
 
@@ -176,14 +176,14 @@ class Lifecycle:
 
         `beyond`: what it has beyond its prefix hit, where this is its first chunk.
         """
-        start = request.computed
+        start = request.computed_tokens
         copied = self._begin(request, start, beyond) if beyond.tokens else None
         if request.swapped_tokens and self.swap is not None:
             self.swap.drop(request)  # all of it was still cached
-        request.computed = reached = start + tokens
+        request.computed_tokens = end = start + tokens
         if not self.running.at_commit:
-            self.memory.publish(request, min(reached, request.known))
-        last = reached >= request.known
+            self.memory.publish(request, min(end, request.known_tokens))
+        last = end >= request.known_tokens
         if request.state is State.PREFILL:
             if last:
                 self.running.chunked.pop(request, None)
@@ -239,8 +239,8 @@ class Lifecycle:
             request.state = State.DECODE
             running.chunked[request] = None
             return
-        known = request.known
-        ticks = request.prompt_tokens + request.output_tokens - known - 1
+        known_tokens = request.known_tokens
+        ticks = request.prompt_tokens + request.output_tokens - known_tokens - 1
         if not ticks:
             request.state = State.DRAINING
             # `Step.seal` has counted the plan already: its number is one less.
@@ -248,7 +248,7 @@ class Lifecycle:
             return
         request.state = State.DECODE
         self.memory.generate(request)
-        request.lag = running.tick - known
+        request.lag = running.tick - known_tokens
         request.last_tick = running.tick + ticks - 1
         if running.decoders.count < self.limits.max_num_seqs:
             running.decoders.add(request)
@@ -256,7 +256,7 @@ class Lifecycle:
             running.parked[request] = None
 
     def await_tokens(self, plan: StepPlan) -> None:
-        """Counts the tokens that a plan may yield to requests that speculate (`Request.flying`).
+        """Counts the tokens that a plan may yield to requests that speculate (`Request.in_flight_tokens`).
 
         At pipeline depth 1 it also asks the drafter: the next plan leaves room for the guesses before they
         are known. At depth 0 the commit asks.
@@ -266,7 +266,7 @@ class Lifecycle:
         for chunk in plan.chunks:
             if chunk.last:
                 request = chunk.request
-                request.flying += 1 + chunk.drafts
+                request.in_flight_tokens += 1 + chunk.drafts
                 if ahead:
                     request.drafts = self.drafter.draft(request, len(plan.chunks))
 
@@ -276,52 +276,52 @@ class Lifecycle:
         while running.parked and running.decoders.count < self.limits.max_num_seqs:
             request = next(iter(running.parked))
             del running.parked[request]
-            delay = running.tick - request.lag - request.known
+            delay = running.tick - request.lag - request.known_tokens
             request.lag += delay
             request.last_tick += delay
             running.decoders.add(request)
 
-    def drain(self, ended: list[Request], last_step: int) -> None:
+    def drain(self, requests: list[Request], last_step: int) -> None:
         """Moves decoding requests on whose last token is planned: they end with that step's commit."""
-        for request in ended:
+        for request in requests:
             request.state = State.DRAINING
-            request.computed = request.prompt_tokens + request.output_tokens - 1
-        self.running.draining[last_step] = ended
+            request.computed_tokens = request.prompt_tokens + request.output_tokens - 1
+        self.running.draining[last_step] = requests
 
     # ---- going back
 
-    def preempt(self, request: Request, *, served: bool = False) -> None:
+    def preempt(self, request: Request, *, had_turn: bool = False) -> None:
         """Takes a running request's blocks away and queues it again, to be computed anew.
 
-        `served`: it had its turn in the step being made, and gives its token back. In that turn it published
-        all blocks whose content was known.
+        `had_turn`: it had its turn in the step being made, and gives its token back. In that turn it
+        published all blocks whose content was known.
         """
         self.preemptions += 1
         request.preemptions += 1
         running = self.running
         computed = running.planned(request)
-        kept = 0 if self.swap is None else running.committed(request)
+        swappable = 0 if self.swap is None else running.committed(request)
         if self.drafter is not None:
-            computed = min(computed, request.known)
+            computed = min(computed, request.known_tokens)
             request.drafts = 0
         elif request.state is not State.PREFILL:
             # Publish what its turns have published by now. With a decode in flight that is one token less
             # than `computed`: the token was not known when its step was planned, and the next turn, which
             # would publish its block, does not come. A request served in this step has had that turn.
-            late = not served and self.limits.pipeline_depth > 0 and self._flies(request)
+            late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
             self.memory.publish(request, computed - late)
             if running.at_commit:
                 self.memory.withdraw(request, computed)
         running.remove(request)
         if request.state is State.DRAINING:
             # Its last token is in flight; the commit will find it waiting and end it.
-            request.known = request.total_tokens
+            request.known_tokens = request.total_tokens
         request.lost_tokens = computed
-        request.computed = 0
+        request.computed_tokens = 0
         if self.swap is not None and request.state is not State.DRAINING:
-            self.swap.put(request, kept)
+            self.swap.put(request, swappable)
             if request.swapped_tokens:
-                self.log.add(EventKind.SWAPPED_OUT, request.id, detail=f"tokens={kept}")
+                self.log.add(EventKind.SWAPPED_OUT, request.id, detail=f"tokens={swappable}")
         if self.offloading is not None:
             self.offloading.preempted(request)
         self.log.add(EventKind.PREEMPTED, request.id)
@@ -347,7 +347,7 @@ class Lifecycle:
     def _end_offloaded(self, offloading: Offloading, request: Request) -> None:
         """Gives the blocks of a request that has ended back, those that left a window first (as vLLM)."""
         if self.memory.holds(request):
-            self.memory.leave(request, request.computed)
+            self.memory.leave(request, request.computed_tokens)
         if offloading.ended(request):
             self._give_back(request)
 
@@ -398,7 +398,7 @@ class Lifecycle:
 
         A preempted request gets its tokens too; it computes them again.
         """
-        ended = []
+        endings = []
         accepted_of = dict(outcome.accepted)
         stopped = set(outcome.stopped)
         ahead = self.limits.pipeline_depth > 0
@@ -409,21 +409,21 @@ class Lifecycle:
             if request.first_token_ns == NEVER:
                 request.first_token_ns = now
             accepted = accepted_of.get(request.id, chunk.drafts)
-            request.flying -= 1 + chunk.drafts
-            request.known = min(request.known + 1 + accepted, request.total_tokens)
+            request.in_flight_tokens -= 1 + chunk.drafts
+            request.known_tokens = min(request.known_tokens + 1 + accepted, request.total_tokens)
             if request.id in stopped:
-                request.output_tokens = request.known - request.prompt_tokens
+                request.output_tokens = request.known_tokens - request.prompt_tokens
             runs = request.state is State.DECODE
             if runs:
-                request.computed -= chunk.drafts - accepted
+                request.computed_tokens -= chunk.drafts - accepted
                 if ahead:
-                    self.memory.publish(request, request.known - 1)
-            if request.known == request.total_tokens:
+                    self.memory.publish(request, request.known_tokens - 1)
+            if request.known_tokens == request.total_tokens:
                 self.finish(request, now)
-                ended.append(request)
+                endings.append(request)
             elif runs and not ahead:
                 request.drafts = drafter.draft(request, len(chunks))
-        return ended
+        return endings
 
     def finish(self, request: Request, now: int) -> None:
         """Ends a request that has all its output; what it computed stays findable."""
@@ -431,7 +431,7 @@ class Lifecycle:
         if self.drafter is None:
             self.memory.publish(request, total - 1)
         self._leave(request)
-        request.known = total
+        request.known_tokens = total
         self._end(request, State.FINISHED, EventKind.FINISHED, now)
 
     def cancel(self, id: str, now: int) -> bool:

@@ -112,12 +112,12 @@ class Limits:
         tokens = total - 1 + lookahead  # the last token is never computed
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)
-        needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
-        if needed > self.num_blocks:
-            return f"needs {needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
+        blocks_needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
+        if blocks_needed > self.num_blocks:
+            return f"needs {blocks_needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
         ceiling = None if self.tenants is None else self.tenants.share(tenant).blocks
         if ceiling is not None and -(-(total - 1) // self.block_size) > ceiling:
-            return f"needs {needed} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
+            return f"needs {blocks_needed} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
         return ""
 
     def most_held(self, tokens: int) -> int:

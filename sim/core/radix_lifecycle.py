@@ -34,31 +34,30 @@ class RadixLifecycle(Lifecycle):
             return self.limits.refusal(request.prompt_tokens, request.output_tokens)
         size = self.limits.block_size
         pool = self.limits.num_blocks * size
-        needed = -(-request.prompt_tokens // size) * size + request.output_tokens + size + 1
-        if needed > pool:
-            return (
-                f"needs {-(-needed // size)} blocks of {size} tokens; the pool has {self.limits.num_blocks}"
-            )
+        tokens_needed = -(-request.prompt_tokens // size) * size + request.output_tokens + size + 1
+        if tokens_needed > pool:
+            blocks = -(-tokens_needed // size)
+            return f"needs {blocks} blocks of {size} tokens; the pool has {self.limits.num_blocks}"
         return ""
 
     # ---- going back
 
-    def preempt(self, request: Request, *, served: bool = False) -> None:
+    def preempt(self, request: Request, *, had_turn: bool = False) -> None:
         """Retracts a request: it loses its KV and the token in flight, and waits at the end of the queue."""
         self.preemptions += 1
         request.preemptions += 1
         running = self.running
         request.lost_tokens = running.planned(request)
-        known = request.known if request.state is State.PREFILL else request.lost_tokens + 1
+        known_tokens = request.known_tokens if request.state is State.PREFILL else request.lost_tokens + 1
         if self._in_flight(request):
-            known -= 1
+            known_tokens -= 1
         if request.state is State.DRAINING:
             running.forget_end(request)
         running.remove(request)
-        request.computed = request.lost_tokens
+        request.computed_tokens = request.lost_tokens
         self._radix.release(request)
-        request.computed = 0
-        request.known = known
+        request.computed_tokens = 0
+        request.known_tokens = known_tokens
         self.log.add(EventKind.PREEMPTED, request.id)
         request.state = State.WAITING
         self.queue.put_back(request)
@@ -82,7 +81,7 @@ class RadixLifecycle(Lifecycle):
             if request in running.requests and request not in ending:
                 request.output_tokens = running.emitted(request)
                 ending[request] = None
-        ended = []
+        endings = []
         for chunk in plan.chunks:
             request = chunk.request
             if not chunk.last or request not in running.requests:
@@ -90,15 +89,15 @@ class RadixLifecycle(Lifecycle):
             if request.first_token_ns == NEVER:
                 request.first_token_ns = now
             if request in ending:
-                ended.append(request)
+                endings.append(request)
                 self.finish(request, now)
                 del ending[request]
             else:
                 self._radix.publish(request, chunk.start + chunk.tokens)
         for request in sorted(ending, key=admission_order) if len(ending) > 1 else list(ending):
-            ended.append(request)
+            endings.append(request)
             self.finish(request, now)
-        return ended
+        return endings
 
     def finish(self, request: Request, now: int) -> None:
         """Ends a request that has all its output; what was computed of it is inserted in the tree."""
@@ -107,5 +106,5 @@ class RadixLifecycle(Lifecycle):
         self._radix.settle(request, computed)
         self._radix.publish(request, min(computed, total))
         self._leave(request)
-        request.known = total
+        request.known_tokens = total
         self._end(request, State.FINISHED, EventKind.FINISHED, now)

@@ -46,6 +46,6 @@ class RadixStride(Stride):
         self._mix.ratio.decode(plan.steps)
         running.tick += plan.steps
         lifecycle.log.step += plan.steps
-        ended = running.decoders.pop_ended(running.tick - 1)
-        if ended:
-            lifecycle.drain(ended, plan.last)
+        at_end = running.decoders.pop_ended(running.tick - 1)
+        if at_end:
+            lifecycle.drain(at_end, plan.last)

@@ -28,13 +28,14 @@ class Request:
     """A request as the scheduler sees it. Times are integer nanoseconds, lengths are tokens.
 
     What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `adapter`, `parent`,
-    `retention`, `tenant`. How far it is: `state`, `known`, `computed`. The blocks it holds are in
-    `memory.holding.Holding`.
+    `retention`, `tenant`. How far it is: `state`, `known_tokens`, `computed_tokens`. The blocks it holds are
+    in `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
-    on in chunks instead. Plans in flight may yield it up to `flying` more tokens, and its `computed` is
-    `known + flying - 1`: until its commit, every guess in flight counts as right.
+    on in chunks instead. Plans in flight may yield it up to `in_flight_tokens` more tokens, and its
+    `computed_tokens` are `known_tokens + in_flight_tokens - 1`: until its commit, every guess in flight
+    counts as right.
     """
 
     __slots__ = (
@@ -42,17 +43,17 @@ class Request:
         "admitted_ns",
         "arrival_ns",
         "cached_tokens",
-        "computed",
+        "computed_tokens",
         "drafts",
         "external_tokens",
         "finished_ns",
         "first_token_ns",
-        "flying",
-        "found_tokens",
+        "hit_tokens",
         "id",
+        "in_flight_tokens",
         "index",
         "keys",
-        "known",
+        "known_tokens",
         "lag",
         "last_external",
         "last_tick",
@@ -99,10 +100,12 @@ class Request:
         self.parent = parent  # whose prompt it shares: it is queued when that prompt is computed
         self.state = State.NEW
         # Tokens whose content is decided: prompt, and output so far. Not updated while decoding.
-        self.known = prompt_tokens
-        self.computed = 0  # tokens whose KV is planned or there; not updated while decoding
+        self.known_tokens = prompt_tokens
+        self.computed_tokens = 0  # tokens whose KV is planned or there; not updated while decoding
         self.drafts = 0  # guesses that its next step verifies, beside its next token
-        self.flying = 0  # tokens that plans in flight may yield; counted only where requests speculate
+        self.in_flight_tokens = (
+            0  # tokens that plans in flight may yield; counted only where requests speculate
+        )
         self.lag = 0
         self.last_tick = NEVER
         self.order = 0  # number of its latest admission
@@ -110,7 +113,7 @@ class Request:
         self.partial_tokens = 0  # of `cached_tokens`, those of a block that matched partly
         self.swapped_tokens = 0  # computed tokens in host memory since its latest preemption
         self.reused_tokens = 0  # prefix hits of all admissions
-        self.found_tokens = 0  # prefix hit at its latest admission before its first token
+        self.hit_tokens = 0  # prefix hit at its latest admission before its first token
         self.external_tokens = 0  # of `cached_tokens`, those loaded from a lower tier
         self.last_external = 0  # tokens that its latest load brought or is to bring
         self.lost_tokens = 0  # computed tokens that its latest preemption threw away

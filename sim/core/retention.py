@@ -76,18 +76,18 @@ class Retention:
 
     def of_blocks(self, block_size: int, prompt_tokens: int) -> tuple[BlockRange, ...]:
         """The same by block numbers, without gaps from 0 on."""
-        made: list[BlockRange] = []
+        by_block: list[BlockRange] = []
         prompt_end = -(-prompt_tokens // block_size)
         at = 0
         for start, end, keep in self.ranges:
             first = min(-(-start // block_size), prompt_end)
             stop = min(-(-end // block_size), prompt_end)
             if first > at:
-                made.append(BlockRange(at, first, None))
+                by_block.append(BlockRange(at, first, None))
             if stop > first:
-                made.append(BlockRange(first, stop, keep))
+                by_block.append(BlockRange(first, stop, keep))
             at = max(at, stop)
         if at < prompt_end:
-            made.append(BlockRange(at, prompt_end, None))
-        made.append(BlockRange(prompt_end, FOREVER, self.decode))
-        return tuple(made)
+            by_block.append(BlockRange(at, prompt_end, None))
+        by_block.append(BlockRange(prompt_end, FOREVER, self.decode))
+        return tuple(by_block)

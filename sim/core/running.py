@@ -63,12 +63,12 @@ class Running:
         """Tokens of a request that plans so far compute."""
         if request.state is State.DECODE and request in self.decoders.requests:
             return self.tick - request.lag
-        return request.computed
+        return request.computed_tokens
 
     def committed(self, request: Request) -> int:
         """Tokens whose KV is certainly there: those that no plan in flight still computes."""
         if self.speculates(request):
-            return request.known - 1
+            return request.known_tokens - 1
         flying = 0
         for plan in self.in_flight:
             for chunk in plan.chunks:
@@ -84,7 +84,7 @@ class Running:
         if self.speculates(request):
             return 0  # what is right is published when that is known
         if request in self.chunked:
-            return min(request.computed, request.known)
+            return min(request.computed_tokens, request.known_tokens)
         late = self.late if request.state in (State.DECODE, State.DRAINING) else 0
         return self.planned(request) - late
 
@@ -96,7 +96,7 @@ class Running:
         """Output tokens that the plans committed so far have yielded."""
         if request.state in (State.DECODE, State.DRAINING) and request not in self.chunked:
             return self.committed(request) + 1 - request.prompt_tokens
-        return request.known - request.prompt_tokens
+        return request.known_tokens - request.prompt_tokens
 
     def remove(self, request: Request) -> None:
         """Takes a request out of what it does and notes how far it is."""
@@ -104,8 +104,8 @@ class Running:
         if request in self.chunked:
             del self.chunked[request]
         elif request.state is State.DECODE:
-            request.computed = self.planned(request)
-            request.known = request.computed + 1
+            request.computed_tokens = self.planned(request)
+            request.known_tokens = request.computed_tokens + 1
             if request in self.parked:
                 del self.parked[request]
             else:

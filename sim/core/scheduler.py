@@ -247,10 +247,10 @@ class Scheduler:
         last = plan.step + plan.steps - 1
         if outcome is DONE and not plan.chunks and last not in self.running.draining:
             return []
-        ended = failed + self.lifecycle.commit(plan, outcome, now)
+        endings = failed + self.lifecycle.commit(plan, outcome, now)
         if outcome.transferred:
             self.transferred(outcome.transferred, outcome.lost)
-        return ended
+        return endings
 
     def transferred(self, jobs: Sequence[int], lost: Sequence[int] = ()) -> None:
         """Takes note, between commits, that transfers to or from the host tier have ended, in this order.

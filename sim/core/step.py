@@ -45,7 +45,7 @@ class Step:
         self.flushed: tuple[int, ...] = ()  # stores that must be done before the step
         self.offloading = lifecycle.offloading
         self.failed_allocations = 0
-        self._given: list[Request] = []  # whose whole block tables are new in this step
+        self._newcomers: list[Request] = []  # whose whole block tables are new in this step
         self._memory = memory
         self._queue: Queue = lifecycle.queue
         self._log: EventLog = lifecycle.log
@@ -70,7 +70,7 @@ class Step:
         self.loads = []
         self.stores = []
         self.flushed = ()
-        self._given = []
+        self._newcomers = []
         self._computing = 0
         self._tick = self.running.tick
         self._decodes = ()
@@ -85,16 +85,16 @@ class Step:
 
     def next_chunk(self, request: Request) -> int:
         """Tokens that a running request with chunks to come computes now; 0 where the budget is used up."""
-        left = self._budget - self.running.decoders.count - self._computing
+        budget = self._budget - self.running.decoders.count - self._computing
         if self._drafter is None:
-            return max(min(request.known - request.computed, left), 0)
-        if request.flying and request.known + 1 >= request.total_tokens:
+            return max(min(request.known_tokens - request.computed_tokens, budget), 0)
+        if request.in_flight_tokens and request.known_tokens + 1 >= request.total_tokens:
             return 0  # even if every guess in flight is wrong, its last token is
-        known = request.known + request.flying
+        expected_tokens = request.known_tokens + request.in_flight_tokens
         longest = self.limits.max_model_len
         if longest is not None:
-            left = min(left, longest - 1 - request.computed)
-        return max(min(known + request.drafts - request.computed, left), 0)
+            budget = min(budget, longest - 1 - request.computed_tokens)
+        return max(min(expected_tokens + request.drafts - request.computed_tokens, budget), 0)
 
     @property
     def drafting(self) -> bool:
@@ -119,14 +119,14 @@ class Step:
 
         `start`: what it has beyond its prefix hit, in the step that admits it.
         """
-        reached = request.computed + tokens
+        end = request.computed_tokens + tokens
         if start.kind is StartKind.TAKE:
             assert start.run is not None
             self._memory.take_over(request, start.run)
-        self._memory.grow(request, self.reach(reached))
+        self._memory.grow(request, self.reach(end))
         drafts = 0
         if self._drafter is not None:
-            drafts = max(reached - request.known - request.flying, 0)
+            drafts = max(end - request.known_tokens - request.in_flight_tokens, 0)
             request.drafts = 0
         self._computing += tokens
         self.chunks.append(self.lifecycle.compute(request, tokens, start, drafts=drafts))
@@ -169,7 +169,7 @@ class Step:
                 # published by its own commit.
                 for request in running.decoders.crossing(running.tick - 1):
                     committed = running.planned(request) - 1
-                    if committed >= request.known:
+                    if committed >= request.known_tokens:
                         self._memory.publish(request, committed)
         if running.knows_ahead():
             self.publish_known()
@@ -191,8 +191,8 @@ class Step:
         running = self.running
         computed = running.planned(request)
         if begins:
-            taken = self._memory.grow_one(request)
-            self._log.add(EventKind.ALLOCATED, request.id, taken)
+            blocks = self._memory.grow_one(request)
+            self._log.add(EventKind.ALLOCATED, request.id, blocks)
             # The block before is full since the last step. Only a log or keys per block need it published on
             # the spot: otherwise that is made up for when somebody looks (`FullGroup.find`).
             if running.late == 1 and (self._log.events is not None or request.keys.explicit):
@@ -236,7 +236,7 @@ class Step:
         """Gives a waiting request its cached prefix and `forked` tokens to be copied. `run` has to follow."""
         self.lifecycle.admit(request, hit, self.now, forked)
         if self.offloading is not None:
-            self._given.append(request)
+            self._newcomers.append(request)
 
     def load(self, request: Request, hit: Hit, tokens: int) -> None:
         """Lets a waiting request load `tokens` tokens beyond its hit; it stays in the queue meanwhile.
@@ -246,12 +246,12 @@ class Step:
         cached = hit.tokens + tokens
         reach = cached if self._memory.recomputes_block else self.reach(cached)
         self.loads.append(self.lifecycle.load(request, hit, tokens, reach))
-        self._given.append(request)
+        self._newcomers.append(request)
 
     def admit_loaded(self, request: Request) -> None:
         """Lets a waiting request go on after what a load has brought. `run` has to follow."""
         self.lifecycle.admit_loaded(request, self.now)
-        self._given.append(request)
+        self._newcomers.append(request)
 
     def run(self, request: Request) -> None:
         """Moves an admitted request from the queue to the running ones.
@@ -270,12 +270,12 @@ class Step:
         coming = bool(self.running.joining)
         self._queue.blocked = not self._memory.may_find_more(request, hit, coming=coming)
 
-    def preempt(self, request: Request, *, served: bool = False) -> None:
+    def preempt(self, request: Request, *, had_turn: bool = False) -> None:
         """Takes a running request's blocks and queues it again.
 
-        `served`: it had its token, or its chunk, in this step already, and gives it back.
+        `had_turn`: it had its token, or its chunk, in this step already, and gives it back.
         """
-        self.lifecycle.preempt(request, served=served)
+        self.lifecycle.preempt(request, had_turn=had_turn)
         self.left_out.discard(request)
         self.preempted.append(request)
         for number, chunk in enumerate(self.chunks):
@@ -325,15 +325,15 @@ class Step:
             tuple(self.loads),
             tuple(self.stores),
             self.flushed,
-            () if lifecycle.swap is None else lifecycle.swap.take_moved(),
+            () if lifecycle.swap is None else lifecycle.swap.take_swaps(),
         )
         if self.left_out or running.left_out:
             left_out = [request for request in self.left_out if request.state is State.DECODE]
             running.left_out = frozenset(left_out)
         self._log.step += 1
-        ended = running.decoders.pop_ended(running.tick - 1)
-        if ended:
-            lifecycle.drain(ended, plan.step)
+        at_end = running.decoders.pop_ended(running.tick - 1)
+        if at_end:
+            lifecycle.drain(at_end, plan.step)
         if running.joining:
             for request in running.joining:
                 lifecycle.begin_decode(request)
@@ -345,7 +345,7 @@ class Step:
 
     def _offload(self, offloading: Offloading) -> None:
         preempted = bool(self.preempted)
-        self.stores = offloading.stores(self.chunks, self._decodes, self._given, preempted=preempted)
+        self.stores = offloading.stores(self.chunks, self._decodes, self._newcomers, preempted=preempted)
         self.flushed = offloading.take_flushed()
 
     def _seal_transfers(self) -> StepPlan:

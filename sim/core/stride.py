@@ -120,9 +120,9 @@ class Stride:
                 self._step.publish_known()
             running.tick += plan.steps
             lifecycle.log.step += plan.steps
-        ended = running.decoders.pop_ended(running.tick - 1)
-        if ended:
-            lifecycle.drain(ended, plan.last)
+        at_end = running.decoders.pop_ended(running.tick - 1)
+        if at_end:
+            lifecycle.drain(at_end, plan.last)
 
     def cut(self, plan: StepPlan, steps: int) -> StepPlan:
         """Shortens the open stretch to its first `steps` steps and settles it. Returns the plan as it is now.

@@ -21,7 +21,7 @@ class SwapSpace:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.free_blocks = num_blocks
         self.num_blocks = num_blocks
-        self.moved: list[Swap] = []  # since the last plan
+        self.swaps: list[Swap] = []  # since the last plan
         self.out_tokens = 0
         self.in_tokens = 0
         self._block_size = block_size
@@ -34,12 +34,12 @@ class SwapSpace:
         self.free_blocks -= blocks
         request.swapped_tokens = tokens
         self.out_tokens += tokens
-        self.moved.append(Swap(request, tokens, out=True))
+        self.swaps.append(Swap(request, tokens, out=True))
 
     def bring_back(self, request: Request, tokens: int) -> None:
         """Brings the last `tokens` tokens back; the others were still cached."""
         self.in_tokens += tokens
-        self.moved.append(Swap(request, tokens, out=False))
+        self.swaps.append(Swap(request, tokens, out=False))
         self.drop(request)
 
     def drop(self, request: Request) -> None:
@@ -47,7 +47,7 @@ class SwapSpace:
         self.free_blocks += -(-request.swapped_tokens // self._block_size)
         request.swapped_tokens = 0
 
-    def take_moved(self) -> tuple[Swap, ...]:
-        """What moved since it was last asked for."""
-        moved, self.moved = tuple(self.moved), []
-        return moved
+    def take_swaps(self) -> tuple[Swap, ...]:
+        """Returns the copies since the last call, and forgets them."""
+        swaps, self.swaps = tuple(self.swaps), []
+        return swaps

@@ -180,7 +180,7 @@ class DecisionReplay:
         for id, right in accepted:
             if id in outcome.stopped:
                 request = self.scheduler.requests[id]
-                left = int(tokens_out[request.index]) - (request.known - request.prompt_tokens)
+                left = int(tokens_out[request.index]) - (request.known_tokens - request.prompt_tokens)
                 right = min(right, left - 1)
             counts.append((id, right))
         return tuple(counts)
@@ -244,7 +244,7 @@ def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionRepo
     latest = run.meta.get("cached_tokens") == LATEST
     equal = 0
     for row, request in enumerate(replay.requests):
-        ours = request.found_tokens if latest else max(request.cached_tokens, 0)
+        ours = request.hit_tokens if latest else max(request.cached_tokens, 0)
         if ours == cached[row]:
             equal += 1
         elif first is None:

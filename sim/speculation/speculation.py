@@ -128,5 +128,5 @@ class Speculation:
 
     def _draw(self, request: Request, what: int) -> float:
         """A number from 0 to 1, the same for the same place of the same request's output."""
-        place = _PLACE(self._seed, request.index, request.known - request.prompt_tokens, what)
+        place = _PLACE(self._seed, request.index, request.known_tokens - request.prompt_tokens, what)
         return xxhash.xxh3_64_intdigest(place) / 2.0**64

@@ -381,7 +381,7 @@ class Engine:
         self.digests: list[int] = []
         self.stories: dict[str, Story] = {}
         self.steps: list[Step] = []
-        self.flying: deque[Computing] = deque()
+        self.in_flight_tokens: deque[Computing] = deque()
         self.now_us = 0
         self.device_free_us = 0
         self.worker = Worker(self.spec["links"]) if "links" in self.spec else None
@@ -428,11 +428,15 @@ class Engine:
 
     def run(self) -> Decisions:
         """Serves every request to its end."""
-        while len(self.stories) < len(self.rows) or self.scheduler.has_unfinished_requests() or self.flying:
+        while (
+            len(self.stories) < len(self.rows)
+            or self.scheduler.has_unfinished_requests()
+            or self.in_flight_tokens
+        ):
             self._take_in()
             if self._has_work():
                 self._plan()
-            elif self.flying:
+            elif self.in_flight_tokens:
                 self._commit()
             else:
                 self.now_us = self.rows[len(self.stories)]["arrival_us"]
@@ -475,9 +479,9 @@ class Engine:
         if not output.total_num_scheduled_tokens:
             if output.preempted_req_ids:
                 self.steps.append(self._step([], self.now_us))
-            elif not self.flying:
+            elif not self.in_flight_tokens:
                 raise RuntimeError(f"seed {self.seed}: nothing was scheduled and nothing is in flight")
-            if self.flying:
+            if self.in_flight_tokens:
                 self._commit()
             return
         chunks = self._chunks(output)
@@ -491,8 +495,8 @@ class Engine:
         self.steps.append(self._step(chunks, end_us, planned_us))
         ids = output.num_scheduled_tokens
         sampling = frozenset(id for id in ids if not self.scheduler.requests[id].is_prefill_chunk)
-        self.flying.append(Computing(output, end_us, sampling, transfers))
-        if len(self.flying) > self.depth:
+        self.in_flight_tokens.append(Computing(output, end_us, sampling, transfers))
+        if len(self.in_flight_tokens) > self.depth:
             self._commit()
 
     def _transfer(self, output: SchedulerOutput) -> KVConnectorOutput | None:
@@ -526,7 +530,7 @@ class Engine:
         assert self.worker is not None
         self.steps.append(self._step([], self.now_us, self.now_us))
         self.now_us = self.worker.run(output.kv_connector_metadata, self.now_us, self.device_free_us)
-        if not self.flying:
+        if not self.in_flight_tokens:
             # The engine asks again and again until something happens.
             coming = [self.worker.next_us]
             if len(self.stories) < len(self.rows):
@@ -536,9 +540,9 @@ class Engine:
                 raise Deadlock
             self.now_us = max(self.now_us, soonest or 0)
         transfers = self.worker.finished(self.now_us)
-        self.flying.append(Computing(output, self.now_us, frozenset(), transfers))
+        self.in_flight_tokens.append(Computing(output, self.now_us, frozenset(), transfers))
         self._commit()
-        if self.flying and not self.flying[0].output.total_num_scheduled_tokens:
+        if self.in_flight_tokens and not self.in_flight_tokens[0].output.total_num_scheduled_tokens:
             self._commit()
 
     def _look_at_contents(self, output: SchedulerOutput) -> None:
@@ -615,7 +619,7 @@ class Engine:
 
     def _commit(self) -> None:
         """Tells the scheduler what the oldest plan in flight has yielded."""
-        output, end_us, sampling, transfers = self.flying.popleft()
+        output, end_us, sampling, transfers = self.in_flight_tokens.popleft()
         self.now_us = max(self.now_us, end_us)
         if transfers is not None and transfers.kv_connector_worker_meta is not None:
             for number in transfers.kv_connector_worker_meta.completed_jobs:

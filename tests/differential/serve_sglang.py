@@ -57,7 +57,7 @@ class Server:
         self.submitted: list[int] = []
         self.first_us = [-1] * len(self.rows)
         self.turns: list[Turn] = []
-        self.flying: deque[tuple[StepPlan, int]] = deque()
+        self.in_flight_tokens: deque[tuple[StepPlan, int]] = deque()
         self.ended = 0
         self.retracted: list[int] = []
         self.now_us = self.device_free_us = 0
@@ -93,10 +93,10 @@ class Server:
                 end = max(self.now_us, self.device_free_us) + self._cost_us(plan)
                 self.device_free_us = end
                 self._note(plan, end)
-                self.flying.append((plan, end))
-                if len(self.flying) > depth:
+                self.in_flight_tokens.append((plan, end))
+                if len(self.in_flight_tokens) > depth:
                     self._commit()
-            elif self.flying:
+            elif self.in_flight_tokens:
                 self._commit()
             elif self.ended < len(self.rows):
                 if len(self.submitted) == len(self.rows):
@@ -146,7 +146,7 @@ class Server:
         )
 
     def _commit(self) -> None:
-        plan, end = self.flying.popleft()
+        plan, end = self.in_flight_tokens.popleft()
         self.now_us = max(self.now_us, end)
         stopped = []
         running = self.scheduler.running

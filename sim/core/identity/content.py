@@ -51,25 +51,25 @@ def with_items(
     Where a block holds a part of an item, its key has the item and where in the block it begins: the same
     that vLLM adds to the block's tokens. Items are in order and do not overlap.
     """
-    left = list(items)[::-1]
-    made: list[tuple[int, int, int]] = []
+    items_ahead = list(items)[::-1]
+    content_spans: list[tuple[int, int, int]] = []
     position = 0
     for content, offset, length in spans:
         end = position + length
         while position < end:
-            begin = left[-1][1] if left else end
+            begin = items_ahead[-1][1] if items_ahead else end
             if position < begin:
                 plain = min(begin, end) - position
-                made.append((content, offset + position - (end - length), plain))
+                content_spans.append((content, offset + position - (end - length), plain))
                 position += plain
                 continue
-            name, _, size = left[-1]
+            name, _, size = items_ahead[-1]
             part = min(begin + size, end) - position
-            made.append((item(name), position - begin, part))
+            content_spans.append((item(name), position - begin, part))
             position += part
             if position == begin + size:
-                left.pop()
-    return made
+                items_ahead.pop()
+    return content_spans
 
 
 def merge(spans: Iterable[tuple[int, int, int]]) -> list[Span]:

@@ -196,13 +196,13 @@ class BlockKeys:
         if self._origin is None:
             return None
         spans, output = self._origin
-        kept = []
+        head_spans = []
         for content, offset, length in merge([*spans, (*output, OPEN)]):
-            kept.append(Span(content, offset, min(length, tokens)))
+            head_spans.append(Span(content, offset, min(length, tokens)))
             tokens -= length
             if tokens <= 0:
                 break
-        return self._chain, *kept
+        return self._chain, *head_spans
 
     def block_key(self, block: int) -> bytes:
         """The 16-byte key of one block, by its number in the sequence.

@@ -90,14 +90,14 @@ class CostAware(RankedEviction):
         self._recompute = recompute
         self._most_blocks = most_blocks
         self._floor = 0.0  # the value of what was evicted last
-        self._reused = [1.0] * (_USES + 1)
-        self._lost = [1.0] * (_USES + 1)
+        self._reuses = [1.0] * (_USES + 1)
+        self._evictions = [1.0] * (_USES + 1)
         self._freed: dict[FreePiece, tuple[int, int, int]] = {}  # uses, and numbers of its first and last + 1
 
     def probability(self, uses: int) -> float:
         """The share of blocks with so many uses that are reused before they are evicted."""
         uses = min(uses, _USES)
-        return self._reused[uses] / (self._reused[uses] + self._lost[uses])
+        return self._reuses[uses] / (self._reuses[uses] + self._evictions[uses])
 
     def rank(self, piece: FreePiece) -> Rank:
         """The floor and the value of the piece's last block."""
@@ -120,7 +120,7 @@ class CostAware(RankedEviction):
         uses, _, freed = self._freed[piece]
         end = piece.run.start + piece.high
         if freed > self._most_blocks >= end:
-            self._lost[min(uses, _USES)] += freed - end
+            self._evictions[min(uses, _USES)] += freed - end
             return self.rank(piece)
         self._floor = max(self._floor, rank[0])
         return rank
@@ -139,8 +139,8 @@ class CostAware(RankedEviction):
         uses, low, high = self._freed.pop(piece)
         uses = min(uses, _USES)
         end = piece.run.start + piece.high
-        self._reused[uses] += end - low
-        self._lost[uses] += high - end
-        if self._reused[uses] + self._lost[uses] > _MEMORY:
-            self._reused[uses] /= 2
-            self._lost[uses] /= 2
+        self._reuses[uses] += end - low
+        self._evictions[uses] += high - end
+        if self._reuses[uses] + self._evictions[uses] > _MEMORY:
+            self._reuses[uses] /= 2
+            self._evictions[uses] /= 2

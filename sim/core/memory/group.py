@@ -202,29 +202,29 @@ class FullGroup:
             holding = self._open(request)
         tail = holding.tail
         held = holding.prefix_blocks if tail is None else tail.start + len(tail.blocks)
-        needed = -(-tokens // self.block_size) - held
-        if needed <= 0:
+        missing = -(-tokens // self.block_size) - held
+        if missing <= 0:
             return []
         if self.pool.ledger is not None:
             self.pool.ledger.taker = request.tenant
-        taken = self.pool.take(needed)
+        blocks = self.pool.take(missing)
         if self.log.events is not None:
-            self.log.add(EventKind.ALLOCATED, request.id, taken)
+            self.log.add(EventKind.ALLOCATED, request.id, blocks)
         if holding.retention is None:
-            self._place_alike(holding, held, taken, None)
+            self._place_alike(holding, held, blocks, None)
         else:
-            self._place(holding, held, taken)
-        return taken
+            self._place(holding, held, blocks)
+        return blocks
 
     def take_over(self, request: Request, run: Run) -> None:
         """Gives a request the last block of a cached run, which nobody holds, as its next one."""
         holding = self.holdings[request]
         while run.rest is not None and holding.end >= run.end:
             run = run.rest  # split while the prefix was claimed
-        taken = self.pool.take_last(run)
+        blocks = self.pool.take_last(run)
         if self.log.events is not None:
-            self.log.add(EventKind.ALLOCATED, request.id, taken)
-        self._place(holding, holding.end, taken)
+            self.log.add(EventKind.ALLOCATED, request.id, blocks)
+        self._place(holding, holding.end, blocks)
 
     def _open(self, request: Request) -> Holding:
         """A holding for a request that has none."""
@@ -249,30 +249,30 @@ class FullGroup:
                     self.pool.split(run, high - run.start)
                 run.keep = keep
 
-    def _place(self, holding: Holding, position: int, taken: list[int]) -> None:
+    def _place(self, holding: Holding, position: int, blocks: list[int]) -> None:
         """Puts blocks at the end of a holding, in a run for each segment and retention they reach into."""
         if holding.retention is None:
-            self._place_alike(holding, position, taken, None)
+            self._place_alike(holding, position, blocks, None)
             return
         used = 0
         for first, end, keep in holding.retention:
-            count = min(end, position + len(taken)) - max(first, position)
+            count = min(end, position + len(blocks)) - max(first, position)
             if count > 0:
-                part = taken[used : used + count]
+                part = blocks[used : used + count]
                 self._place_alike(holding, max(first, position), part, keep)
                 used += count
 
-    def _place_alike(self, holding: Holding, position: int, taken: list[int], keep: Keep | None) -> None:
+    def _place_alike(self, holding: Holding, position: int, blocks: list[int], keep: Keep | None) -> None:
         keys = holding.keys
         mark = self._mark
-        last = position + len(taken)
+        last = position + len(blocks)
         used = 0
         while position < last:
             segment = holding.segment
-            known = segment < len(keys.ends)
+            has_key = segment < len(keys.ends)
             end = position + 1 if keys.explicit else min(keys.ends[segment], last)
-            key = keys.digests[segment] + mark if known else None
-            part = taken[used : used + end - position]
+            key = keys.digests[segment] + mark if has_key else None
+            part = blocks[used : used + end - position]
             used += end - position
             tail = holding.tail
             if (
@@ -289,7 +289,7 @@ class FullGroup:
                 holding.own.append(tail)
                 holding.tail = tail
             position = end
-            if known and end == keys.ends[segment]:
+            if has_key and end == keys.ends[segment]:
                 holding.segment = segment + 1
 
     def grow_one(self, request: Request, block: int) -> None:
@@ -352,7 +352,7 @@ class FullGroup:
         index = self.pool.index
         kv = self.log.kv
         place = -1
-        stored: list[int] = []
+        new_blocks: list[int] = []
         for run in own[first:]:
             if full <= run.start:
                 break
@@ -371,10 +371,10 @@ class FullGroup:
                 self.log.add(EventKind.STORED, request.id, blocks, group=self.index)
                 if kv is not None and blocks:
                     place = run.start + before if place < 0 else place
-                    stored += blocks
-        if kv is not None and stored:
-            last = place + len(stored)
-            kv.stored(request, place, last, list(range(place, last)), stored, self.index, self._spec)
+                    new_blocks += blocks
+        if kv is not None and new_blocks:
+            last = place + len(new_blocks)
+            kv.stored(request, place, last, list(range(place, last)), new_blocks, self.index, self._spec)
 
     def _overtake(self, run: Run) -> None:
         """Moves what others still have to fill under this key behind what `run` has just published.

@@ -47,7 +47,7 @@ class HybridMemory(KvMemory):
         self.crossing_blocks = len(self.layers)
         self.places = _places(specs, limits.block_size)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
-        self.wanted = 0  # free blocks that the request last refused needs; 0: the batch was full
+        self.refused_blocks = 0  # free blocks that the request last refused needs; 0: the batch was full
         self._generating: dict[Request, None] = {}
         self._windowed = [group for group in self.layers if group.spec.reach]
         self._at_once = sum([spec.blocks_of(spec.reach) for spec in specs if spec.kind is KvKind.CHUNK])
@@ -95,20 +95,20 @@ class HybridMemory(KvMemory):
         if not self.caching:
             return _NO_HIT
         keys = request.keys
-        hit = most = request.known - 1
-        found: dict[int, list[list[int]]] = {}
+        hit = most = request.known_tokens - 1
+        tables_by_lookup: dict[int, list[list[int]]] = {}
         dropped: set[int] = set()
         while True:
             length = hit
             for number, lookup in enumerate(self._lookups):
                 size = lookup.spec.block_size
-                if lookup.keeps_all and number in found:
+                if lookup.keeps_all and number in tables_by_lookup:
                     # What was found once can only be cut.
                     length = length // size * size
                     continue
                 drop = self.recomputes_block and number not in dropped
                 tables = lookup.find(keys, min(length + size, most) if drop else length, drop=drop)
-                found[number] = tables
+                tables_by_lookup[number] = tables
                 shorter = len(tables[0]) * size < length
                 length = len(tables[0]) * size
                 if drop:
@@ -125,7 +125,7 @@ class HybridMemory(KvMemory):
         tables_of: dict[int, list[int]] = {}
         for number, lookup in enumerate(self._lookups):
             most = hit // lookup.spec.block_size
-            for group, table in zip(lookup.groups, found[number], strict=True):
+            for group, table in zip(lookup.groups, tables_by_lookup[number], strict=True):
                 del table[most:]
                 tables_of[group.index] = table
         return Hit(hit, 0, 0, (), tuple([tables_of[group.index] for group in self.layers]))
@@ -147,11 +147,11 @@ class HybridMemory(KvMemory):
         return sum([group.still_needed(request, tokens) for group in self.layers])
 
     def _needed(self, hit: Hit, tokens: int, *, capped: bool) -> int:
-        needed = 0
+        blocks = 0
         for group in self.layers:
             table = hit.tables[group.index] if hit.tables else []
-            needed += group.needed(table, hit.tokens, tokens, capped=capped)
-        return needed
+            blocks += group.needed(table, hit.tokens, tokens, capped=capped)
+        return blocks
 
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
@@ -162,10 +162,10 @@ class HybridMemory(KvMemory):
 
         `coming`: requests begin to generate with this step. Where its first chunk was refused, and not its
         whole sequence, a hit that shrinks may help as well. Also notes for `refused_for` how many blocks the
-        request needs (`wanted`).
+        request needs (`refused_blocks`).
         """
-        self.wanted = self._needed(hit, request.known, capped=True)
-        if coming or self.wanted <= len(self.blocks_pool.free):
+        self.refused_blocks = self._needed(hit, request.known_tokens, capped=True)
+        if coming or self.refused_blocks <= len(self.blocks_pool.free):
             return True
         keys = request.keys
         return keys.explicit or any(other.keys.digests[-1] in keys.digests for other in self._generating)
@@ -176,11 +176,11 @@ class HybridMemory(KvMemory):
         Each of them may give a block back in every windowed group whenever it begins one, and a chunk at its
         end.
         """
-        if not self.wanted or not self._windowed:
+        if not self.refused_blocks or not self._windowed:
             return _LONG
         if self.fresh:
             return 0
-        spare = self.wanted - len(self.blocks_pool.free) - 1 - count * self._at_once
+        spare = self.refused_blocks - len(self.blocks_pool.free) - 1 - count * self._at_once
         return max(spare // (count * len(self._windowed)) * self.block_size - 1, 0)
 
     def blocks_added(self, requests: Iterable[Request], tick: int, steps: int) -> int:
@@ -195,11 +195,11 @@ class HybridMemory(KvMemory):
                 places = len(table.blocks)
                 grown = max(group.spec.blocks_of(last + 1), places)
                 added += grown - places
-                left = group.spec.skipped_tokens(last) // group.spec.block_size
-                if left <= table.nulls:
+                skippable = group.spec.skipped_tokens(last) // group.spec.block_size
+                if skippable <= table.nulls:
                     continue
-                added -= max(left - places, 0)
-                for block in table.blocks[table.nulls : left]:
+                added -= max(skippable - places, 0)
+                for block in table.blocks[table.nulls : skippable]:
                     if holders[block] == 1:
                         added -= 1
                     else:
@@ -286,9 +286,9 @@ class HybridMemory(KvMemory):
         They stay free, ahead of all others. Returns how many that were.
         """
         pool = self.blocks_pool
-        taken = pool.take(min(blocks, len(pool.free)))
-        pool.drop(taken)
-        return len(taken)
+        victims = pool.take(min(blocks, len(pool.free)))
+        pool.drop(victims)
+        return len(victims)
 
     # ---- for a lower tier
 
@@ -302,17 +302,17 @@ class HybridMemory(KvMemory):
                 return place
         return last
 
-    def watch_taken(self, *, on: bool) -> None:
+    def watch_allocations(self, *, on: bool) -> None:
         """Takes note of every block taken from now on, or of none."""
-        self.blocks_pool.taken = [] if on else None
+        self.blocks_pool.allocations = [] if on else None
 
-    def take_taken(self) -> list[int]:
+    def take_allocations(self) -> list[int]:
         """The blocks taken since the last call, as far as they were noted."""
-        taken = self.blocks_pool.taken
-        if not taken:
+        allocations = self.blocks_pool.allocations
+        if not allocations:
             return []
-        self.blocks_pool.taken = []
-        return taken
+        self.blocks_pool.allocations = []
+        return allocations
 
     # ---- quiet time
 

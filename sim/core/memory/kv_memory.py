@@ -111,7 +111,7 @@ class KvMemory:
         if not self.caching:
             return self._no_hit
         size = self.block_size
-        most = (request.known - 1) // size
+        most = (request.known_tokens - 1) // size
         if self._single:
             group_hit = self._first.find(request, most)
             if self.recomputes_block and group_hit.blocks:
@@ -142,8 +142,8 @@ class KvMemory:
 
         `reserved` free blocks are kept for others. Cached blocks that nobody holds count as needed.
         """
-        needed = -(-tokens // self.block_size) * self.crossing_blocks - hit.blocks + hit.idle
-        return needed + reserved <= self.pool.free_blocks
+        new_blocks = -(-tokens // self.block_size) * self.crossing_blocks - hit.blocks + hit.idle
+        return new_blocks + reserved <= self.pool.free_blocks
 
     def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
@@ -164,7 +164,7 @@ class KvMemory:
 
         `coming`: requests begin to generate with this step, whose content is not in the index yet.
         """
-        if hit.tokens // self.block_size >= (request.known - 1) // self.block_size:
+        if hit.tokens // self.block_size >= (request.known_tokens - 1) // self.block_size:
             return False
         if coming:
             return True
@@ -177,19 +177,19 @@ class KvMemory:
         parent = request.parent
         if parent is None or parent.state not in (State.DECODE, State.DRAINING):
             return 0
-        tokens = min(request.prompt_tokens, request.known - 1) - hit.tokens
+        tokens = min(request.prompt_tokens, request.known_tokens - 1) - hit.tokens
         return tokens if 0 < tokens < self.block_size else 0
 
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
         """What a waiting request has beyond its hit: of its parent, put aside, or partly cached."""
         if request.parent is not None and (tokens := self.fork_tokens(request, hit)):
             return HeadStart(tokens, StartKind.FORK)
-        tokens = min(request.swapped_tokens, request.known - 1) - hit.tokens
+        tokens = min(request.swapped_tokens, request.known_tokens - 1) - hit.tokens
         if tokens > 0 and request.swapped_tokens:
             return HeadStart(tokens, StartKind.SWAP)
         if self.partial_reuse is None or not self._single:
             return NO_START
-        return self.partial_reuse.find(request.keys, hit.groups[0], request.known)
+        return self.partial_reuse.find(request.keys, hit.groups[0], request.known_tokens)
 
     # ---- claiming and growing
 
@@ -216,10 +216,10 @@ class KvMemory:
         """Takes the next block of a generating request, in every group. Returns the blocks."""
         if self.pool.ledger is not None:
             self.pool.ledger.taker = request.tenant
-        taken = self.pool.take(len(self.groups))
-        for group, block in zip(self.groups, taken, strict=True):
+        blocks = self.pool.take(len(self.groups))
+        for group, block in zip(self.groups, blocks, strict=True):
             group.grow_one(request, block)
-        return taken
+        return blocks
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
         """Takes `crossings` blocks for generating requests that need them in this order, over and over.
@@ -318,17 +318,17 @@ class KvMemory:
         """The first of a table's first `last` places that a load has to fill, beyond a hit of `cached`."""
         return min(cached // self.block_size, last)
 
-    def watch_taken(self, *, on: bool) -> None:
+    def watch_allocations(self, *, on: bool) -> None:
         """Takes note of every block taken from now on, or of none."""
-        self.pool.taken = [] if on else None
+        self.pool.allocations = [] if on else None
 
-    def take_taken(self) -> list[int]:
+    def take_allocations(self) -> list[int]:
         """The blocks taken since the last call, as far as they were noted."""
-        taken = self.pool.taken
-        if not taken:
+        allocations = self.pool.allocations
+        if not allocations:
             return []
-        self.pool.taken = []
-        return taken
+        self.pool.allocations = []
+        return allocations
 
     # ---- quiet time
 

@@ -97,25 +97,25 @@ class LayerGroup:
         skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
         while skipped < len(hit) and hit[skipped] == self.pool.null:
             skipped += 1  # a chunk that ends within a block
-        kept = hit[skipped:]
-        self.shared_blocks += self.pool.hold(kept)
-        table.blocks = [self.pool.null] * skipped + kept
+        cached_blocks = hit[skipped:]
+        self.shared_blocks += self.pool.hold(cached_blocks)
+        table.blocks = [self.pool.null] * skipped + cached_blocks
         table.nulls = skipped
         table.stored = len(table.blocks)
-        if kept:
-            self.log.add(EventKind.REUSED, request.id, kept, group=self.index)
+        if cached_blocks:
+            self.log.add(EventKind.REUSED, request.id, cached_blocks, group=self.index)
 
     def grow(self, request: Request, tokens: int) -> None:
         """Takes the missing blocks for the first `tokens` tokens; the caller checked that they are free."""
         table = self.tables.get(request)
         if table is None:
             table = self.tables[request] = Table()
-        wanted = self.spec.blocks_of(tokens) - len(table.blocks)
-        if wanted > 0:
-            taken = self.pool.take(wanted)
-            table.blocks += taken
+        missing = self.spec.blocks_of(tokens) - len(table.blocks)
+        if missing > 0:
+            blocks = self.pool.take(missing)
+            table.blocks += blocks
             if self.log.events is not None:
-                self.log.add(EventKind.ALLOCATED, request.id, taken, group=self.index)
+                self.log.add(EventKind.ALLOCATED, request.id, blocks, group=self.index)
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed, the last first."""
@@ -125,12 +125,12 @@ class LayerGroup:
             return
         blocks = table.blocks
         last = min(skipped, len(blocks))
-        gone = blocks[table.nulls : last][::-1]
-        blocks[table.nulls : last] = [self.pool.null] * len(gone)
+        unread = blocks[table.nulls : last][::-1]
+        blocks[table.nulls : last] = [self.pool.null] * len(unread)
         table.nulls = last
         if self.log.events is not None:
-            self.log.add(EventKind.LEFT, request.id, gone, group=self.index)
-        self._drop(request, gone)
+            self.log.add(EventKind.LEFT, request.id, unread, group=self.index)
+        self._drop(request, unread)
 
     def release(self, request: Request) -> None:
         """Gives back every block, the last first."""
@@ -236,7 +236,7 @@ class Lookup:
         self._pool = pool
         self._units = spec.block_size // unit
         self._aligned_blocks = aligned // spec.block_size
-        self._needed = -(-(spec.reach - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
+        self._window_blocks = -(-(spec.reach - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
 
     def find(self, keys: BlockKeys, tokens: int, *, drop: bool = False) -> list[list[int]]:
         """The longest prefix of at most `tokens` tokens: a table for each group, null where none is kept.
@@ -312,7 +312,7 @@ class Lookup:
 
         `dropped`: how many of its last blocks will be left out.
         """
-        needed = self._needed + dropped
+        run_blocks = self._window_blocks + dropped
         null = self._pool.null
         hits = [[null] * most for _ in self.groups]
         units = self._units
@@ -337,7 +337,7 @@ class Lookup:
                 for hit, block in zip(hits, row, strict=True):
                     hit[place] = block
                 count += 1
-                if count >= needed:
+                if count >= run_blocks:
                     for hit in hits:
                         del hit[place + count :]
                     return hits

@@ -26,7 +26,7 @@ class NumberedPool:
         self.null = num_blocks
         self.log = log
         self.evicted_blocks = 0
-        self.taken: list[int] | None = None  # blocks taken, where somebody wants to know
+        self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self.holders: list[int] = [0] * num_blocks
         self.keys: list[bytes | None] = [None] * num_blocks
@@ -42,12 +42,12 @@ class NumberedPool:
         pop = self.free.popitem
         holders, keys, numbers, index = self.holders, self.keys, self.numbers, self.index
         later = self.later
-        taken: list[int] = []
+        blocks: list[int] = []
         evicted: list[int] = []
         for _ in range(n):
             block = pop(last=False)[0]
             holders[block] = 1
-            taken.append(block)
+            blocks.append(block)
             key = keys[block]
             if key is None:
                 continue
@@ -67,9 +67,9 @@ class NumberedPool:
                 self.log.add(EventKind.EVICTED, "", evicted)
                 if self.log.kv is not None:
                     self.log.kv.removed(evicted)
-        if self.taken is not None:
-            self.taken += taken
-        return taken
+        if self.allocations is not None:
+            self.allocations += blocks
+        return blocks
 
     def hold(self, blocks: list[int]) -> int:
         """Adds a holder to each of these blocks. Returns how many were held already."""
@@ -88,22 +88,22 @@ class NumberedPool:
         Blocks without content go ahead of all others, in this order; the others go last.
         """
         blank: list[int] = []
-        kept: list[int] = []
+        with_content: list[int] = []
         free, holders, keys = self.free, self.holders, self.keys
         for block in blocks:
-            left = holders[block] - 1
-            holders[block] = left
-            if left:
+            count = holders[block] - 1
+            holders[block] = count
+            if count:
                 continue
             if keys[block] is None:
                 blank.append(block)
             else:
-                kept.append(block)
+                with_content.append(block)
                 free[block] = None
         for block in reversed(blank):
             free[block] = None
             free.move_to_end(block, last=False)
-        return blank + kept
+        return blank + with_content
 
     # ---- content
 

@@ -27,12 +27,12 @@ class PartialReuse:
         self.copied_blocks = 0
         self.taken_blocks = 0
 
-    def find(self, keys: BlockKeys, hit: GroupHit, known: int) -> HeadStart:
+    def find(self, keys: BlockKeys, hit: GroupHit, known_tokens: int) -> HeadStart:
         """The best block to go on in; at least one known token is left to compute."""
         if not hit.pieces or keys.explicit:
             return NO_START
         start = hit.blocks * self._block_size
-        most = min(known - 1 - start, self._block_size - 1)
+        most = min(known_tokens - 1 - start, self._block_size - 1)
         best = NO_START
         last, _, _ = hit.pieces[-1]
         if most <= 0:

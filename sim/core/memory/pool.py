@@ -59,7 +59,7 @@ class BlockPool:
         self.log = log
         self.watcher: Watcher | None = None
         self.births = 0  # runs made so far, where they are counted (`Run.born`)
-        self.taken: list[int] | None = None  # blocks taken, where somebody wants to know
+        self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
         self._free(Run(None, 0, list(_numbers(num_blocks))), 0, num_blocks)
         self.freed = []
@@ -78,11 +78,11 @@ class BlockPool:
             if piece.high - piece.low > n:
                 # The common case: one piece has enough.
                 piece.high -= n
-                taken = self._cut_off(piece.run, piece.high)
-                if self.taken is not None:
-                    self.taken += taken
-                return taken
-        taken = []
+                blocks = self._cut_off(piece.run, piece.high)
+                if self.allocations is not None:
+                    self.allocations += blocks
+                return blocks
+        blocks = []
         leaves_first = eviction.leaves_first
         while n:
             piece = eviction.next()
@@ -96,10 +96,10 @@ class BlockPool:
                 eviction.remove(piece)
                 assert run.free is not None
                 run.free.remove(piece)
-            taken += self._cut_off(run, length)
-        if self.taken is not None:
-            self.taken += taken
-        return taken
+            blocks += self._cut_off(run, length)
+        if self.allocations is not None:
+            self.allocations += blocks
+        return blocks
 
     def take_last(self, run: Run) -> list[int]:
         """Takes the last block of a run, which is free, with its content: that can't be found any more."""
@@ -125,14 +125,14 @@ class BlockPool:
         return blocks
 
     def _evict(self, run: Run, blocks: list[int]) -> None:
-        left = len(run.blocks)
-        self.evicted_blocks += run.published - left
+        length = len(run.blocks)
+        self.evicted_blocks += run.published - length
         if self.ledger is not None:
-            self.ledger.evict(run.tenant, run.published - left)
+            self.ledger.evict(run.tenant, run.published - length)
         if self.watcher is not None and run.key is not None:
-            self.watcher.removed(run.key, run.start + left, run.start + run.published)
-        run.published = left
-        if not left:
+            self.watcher.removed(run.key, run.start + length, run.start + run.published)
+        run.published = length
+        if not length:
             self._forget(run)
         if self.log.events is not None:
             detail = "" if run.keep is None else f"priority={run.keep.priority}"
@@ -230,9 +230,9 @@ class BlockPool:
             else:
                 self._free(blank, 0, n - published)
         if published:
-            left = max(run.held) if run.held else 0
-            if left < published:
-                self._free(run, left, published)
+            first_free = max(run.held) if run.held else 0
+            if first_free < published:
+                self._free(run, first_free, published)
         else:
             if run.indexed:
                 self.index.remove(run)
@@ -264,9 +264,9 @@ class BlockPool:
 
     def empty(self, blocks: int) -> None:
         """Evicts the next `blocks` free blocks; they stay free, ahead of all others."""
-        taken = self.take(blocks)
-        taken.reverse()
-        run = Run(None, 0, taken)
+        victims = self.take(blocks)
+        victims.reverse()
+        run = Run(None, 0, victims)
         run.free = [FreePiece(run, 0, blocks)]
         self.eviction.add_first(run.free[0])
         self.free_blocks += blocks

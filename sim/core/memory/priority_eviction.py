@@ -55,9 +55,9 @@ class LowestPriority(RankedEviction):
     def removed(self, piece: FreePiece) -> None:
         """Counts what was evicted of the piece, which is its end."""
         priority, end, _ = self._freed.pop(piece)
-        lost = end - piece.run.start - piece.high
-        if lost:
-            self.evicted[priority] += lost
+        evictions = end - piece.run.start - piece.high
+        if evictions:
+            self.evicted[priority] += evictions
 
     # ---- durations
 

@@ -74,7 +74,7 @@ class RadixMemory(KvMemory):
 
     def find(self, request: Request) -> Hit:
         """The longest cached prefix; the last known token is always left to compute."""
-        pages = self.match(request, request.known - 1).pages
+        pages = self.match(request, request.known_tokens - 1).pages
         return Hit(pages * self.block_size, pages, 0, ()) if pages else _NO_HIT
 
     def room_beside(self, node: Node) -> int:
@@ -195,7 +195,7 @@ class RadixMemory(KvMemory):
         held = self.held.pop(request, None)
         if held is None:
             return
-        pages = max(held.pages, -(-request.computed // self.block_size))
+        pages = max(held.pages, -(-request.computed_tokens // self.block_size))
         self.free += pages - held.shared
         self._shared -= held.shared
         self.tree.unlock(held.node)

@@ -117,12 +117,12 @@ class Run:
     def move_children(self, rest: Run) -> None:
         """Gives `rest`, just cut off this run's end, the children that follow its blocks."""
         if self.children:
-            moved = [child for child in self.children if child.start > rest.start]
-            for child in moved:
+            later = [child for child in self.children if child.start > rest.start]
+            for child in later:
                 del self.children[child]
                 child.parent = rest
-            if moved:
-                rest.children = dict.fromkeys(moved)
+            if later:
+                rest.children = dict.fromkeys(later)
 
 
 class Writer:

@@ -17,4 +17,4 @@ class WholeSequence:
 
     def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether the blocks of all known tokens are free."""
-        return memory.fits(request, hit, request.known)
+        return memory.fits(request, hit, request.known_tokens)

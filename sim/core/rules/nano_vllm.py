@@ -38,9 +38,9 @@ class NanoVllmMix:
     def _prefill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
         """Prefills the prompt in progress, if any, then waiting ones in order, whole but for the first."""
         limits = step.limits
-        left = limits.max_num_batched_tokens
+        budget = limits.max_num_batched_tokens
         queue.blocked = False
-        while len(step.chunks) < limits.max_num_seqs and left > 0:
+        while len(step.chunks) < limits.max_num_seqs and budget > 0:
             started = next(iter(step.running.chunked), None)
             request = started or queue.first()
             if request is None:
@@ -52,17 +52,17 @@ class NanoVllmMix:
                     step.refuse(request, hit)
                     return
                 forked = memory.fork_tokens(request, hit)
-                missing = request.known - hit.tokens - forked
-                if left < missing and step.chunks:
+                missing = request.known_tokens - hit.tokens - forked
+                if budget < missing and step.chunks:
                     return
                 step.admit(request, hit, forked)
-                memory.grow(request, request.known)
+                memory.grow(request, request.known_tokens)
             else:
-                missing = request.known - request.computed
-                if left < missing and step.chunks:
+                missing = request.known_tokens - request.computed_tokens
+                if budget < missing and step.chunks:
                     return
-            tokens = min(missing, left)
-            left -= tokens
+            tokens = min(missing, budget)
+            budget -= tokens
             if tokens == missing:
                 step.run(request)
             step.compute(request, tokens, HeadStart(forked, StartKind.FORK))

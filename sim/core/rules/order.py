@@ -18,27 +18,27 @@ class FirstComeFirstServed:
     def __init__(self) -> None:
         self.stable = True
         self._queue: deque[Request] = deque()
-        self._gone: set[Request] = set()
+        self._withdrawn: set[Request] = set()
         self._passed: set[Request] = set()  # all at the front
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for request in self._queue if request not in self._gone)
+        return (request for request in self._queue if request not in self._withdrawn)
 
     def add(self, request: Request) -> None:
         """Adds an arrival at the end."""
-        if self._gone:
+        if self._withdrawn:
             self._forget(request)
         self._queue.append(request)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Adds requests at the front, in their order, but behind those passed over."""
-        if self._gone:
+        if self._withdrawn:
             for request in requests:
                 self._forget(request)
         ahead = []
         if self._passed:
             queue = self._queue
-            while queue and (queue[0] in self._passed or queue[0] in self._gone):
+            while queue and (queue[0] in self._passed or queue[0] in self._withdrawn):
                 ahead.append(queue.popleft())
         for request in reversed(requests):
             self._queue.appendleft(request)
@@ -51,7 +51,7 @@ class FirstComeFirstServed:
     def bring_back(self, requests: Sequence[Request]) -> None:
         """Adds requests at the very front, in their order."""
         for request in requests:
-            if self._gone:
+            if self._withdrawn:
                 self._forget(request)
         self._queue.extendleft(reversed(requests))
         self._passed.update(requests)
@@ -59,8 +59,8 @@ class FirstComeFirstServed:
     def first(self, memory: KvMemory) -> Request | None:
         """The request at the front."""
         queue = self._queue
-        while self._gone and queue and queue[0] in self._gone:
-            self._gone.discard(queue.popleft())
+        while self._withdrawn and queue and queue[0] in self._withdrawn:
+            self._withdrawn.discard(queue.popleft())
         return queue[0] if queue else None
 
     def remove(self, request: Request) -> None:
@@ -70,12 +70,12 @@ class FirstComeFirstServed:
         if self._queue and self._queue[0] is request:
             self._queue.popleft()
         else:
-            self._gone.add(request)
+            self._withdrawn.add(request)
 
     def _forget(self, request: Request) -> None:
         # A request removed lazily and queued again must not be taken for the one that left.
-        if request in self._gone:
-            self._gone.discard(request)
+        if request in self._withdrawn:
+            self._withdrawn.discard(request)
             self._queue.remove(request)
 
 

@@ -120,9 +120,9 @@ class PrefillAdder:
         most = min(self.chunk, int(self.left_total))
         if most <= 0:
             most = self.chunk
-        missing = request.known - request.computed
+        missing = request.known_tokens - request.computed_tokens
         tokens = min(missing, most)
-        self.added.append(Prompt(request, request.computed, tokens, None))
+        self.added.append(Prompt(request, request.computed_tokens, tokens, None))
         if missing > most:
             self._charge(tokens, 0)
             self.unfinished = request
@@ -131,14 +131,14 @@ class PrefillAdder:
 
     def add(self, request: Request) -> AddVerdict:
         """Tries to add a waiting request, whose prefix is looked up now."""
-        match = self.memory.match(request, request.known - 1)
+        match = self.memory.match(request, request.known_tokens - 1)
         if self._in_full:
             return self._add_in_full(request, match)
         there = match.pages * self.page
-        missing = request.known - there
-        generated = request.known - request.prompt_tokens
-        wanted = missing + min(max(request.output_tokens - generated, 0), CLIP) + self.page
-        if not wanted < self.memory.room_beside(match.node) - self._total:
+        missing = request.known_tokens - there
+        generated = request.known_tokens - request.prompt_tokens
+        reserve = missing + min(max(request.output_tokens - generated, 0), CLIP) + self.page
+        if not reserve < self.memory.room_beside(match.node) - self._total:
             return AddVerdict.NO_TOKEN
         paged = self._ceil(missing)
         if self.chunk is None:
@@ -162,16 +162,16 @@ class PrefillAdder:
     def _add_in_full(self, request: Request, match: Match) -> AddVerdict:
         """Adds a request whose output's length is certain, where nothing is cached: all that run are played
         to their ends, the first to end first, and memory must be enough at each of them."""
-        missing = request.known
+        missing = request.known_tokens
         paged = self._ceil(missing) + self.page
         if paged > min(self.left_current, self.left_total):
             return AddVerdict.NO_TOKEN
         states = self._play(request)
-        left = self.left_current - paged
+        room = self.left_current - paged
         freed = 0
         for number, (more, held) in enumerate(states):
             together = len(states) - number
-            if left + freed - more * together <= together:
+            if room + freed - more * together <= together:
                 return AddVerdict.NO_TOKEN
             freed += held
         if self.chunk is None or missing <= self.chunk:
@@ -183,15 +183,15 @@ class PrefillAdder:
     def _play(self, request: Request) -> list[tuple[float, int]]:
         """Who ends when: (tokens still to generate, tokens freed then), with `request` added."""
         if self._states is None:
-            states = [self._state(request, request.known - request.prompt_tokens)]
+            states = [self._state(request, request.known_tokens - request.prompt_tokens)]
             states += [self._state(each, generated) for each, generated in self._running]
             states += [
-                self._state(prompt.request, prompt.request.known - prompt.request.prompt_tokens)
+                self._state(prompt.request, prompt.request.known_tokens - prompt.request.prompt_tokens)
                 for prompt in self.added
             ]
             self._states = sorted([state for state in states if state[0] > 0], key=_ends)
             return self._states
-        state = self._state(request, request.known - request.prompt_tokens)
+        state = self._state(request, request.known_tokens - request.prompt_tokens)
         if state[0] > 0:
             # As in SGLang: a state that is later than all others goes before the last of them.
             later = [place for place, other in enumerate(self._states) if state[0] <= other[0]]

@@ -23,7 +23,7 @@ def with_output(tokens: int) -> Reach:
     """The prompt and `tokens` of output, or what is known already where that is more."""
 
     def reach(request: Request) -> int:
-        return max(request.prompt_tokens + tokens - 1, request.known)
+        return max(request.prompt_tokens + tokens - 1, request.known_tokens)
 
     return reach
 
@@ -41,7 +41,7 @@ class ReserveOutput:
     def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether the blocks of the request, and of all running ones to their ends, are free."""
         running = step.running.requests
-        if not memory.fits(request, hit, request.known):
+        if not memory.fits(request, hit, request.known_tokens):
             return False
         reserved = sum([memory.missing(other, step.reach(self._reach(other))) for other in running])
         return not running or memory.fits(request, hit, step.reach(self._reach(request)), reserved)
@@ -70,7 +70,7 @@ class Watermarks:
         if self.closed and memory.used_blocks > self._low * blocks:
             return False
         self.closed = False
-        if not memory.fits(request, hit, request.known, blocks - int(self._high * blocks)):
+        if not memory.fits(request, hit, request.known_tokens, blocks - int(self._high * blocks)):
             self.closed = True
             self.closings += 1
             return False

@@ -69,7 +69,7 @@ class SglangMix:
         if unfinished is not None and unfinished not in running:
             self.unfinished = unfinished = None  # it was cancelled
         if unfinished is not None:
-            memory.publish(unfinished, unfinished.computed)
+            memory.publish(unfinished, unfinished.computed_tokens)
         merging, self.merging = self.merging, None
         if merging is not None:
             joining = [each for each in merging if each in running and each is not unfinished]
@@ -80,9 +80,9 @@ class SglangMix:
             if joining:
                 self._number(joining)
                 self.batch = self.batch + joining
-        left = [request for request in self.batch if request in running]
-        if len(left) < len(self.batch):
-            self.batch = left
+        batch = [request for request in self.batch if request in running]
+        if len(batch) < len(self.batch):
+            self.batch = batch
             self.full = False
 
     def _number(self, requests: list[Request]) -> None:
@@ -216,23 +216,23 @@ class SglangMix:
         it cannot go on alone, it is aborted.
         """
         generated = _generated(step)
-        left = sorted(
+        batch = sorted(
             self.batch, key=lambda request: (generated(request), -request.prompt_tokens), reverse=True
         )
         retracted: list[Request] = []
-        while len(left) > 1 and (not retracted or not memory.make_room(_next_tokens(step, memory))):
-            victim = left.pop()
+        while len(batch) > 1 and (not retracted or not memory.make_room(_next_tokens(step, memory))):
+            victim = batch.pop()
             step.preempt(victim)
             retracted.append(victim)
-            memory.make_room(len(left) * RETRACT_STEPS)
-        if len(left) == 1 and not memory.make_room(_next_tokens(step, memory)):
-            last = left.pop()
+            memory.make_room(len(batch) * RETRACT_STEPS)
+        if len(batch) == 1 and not memory.make_room(_next_tokens(step, memory)):
+            last = batch.pop()
             last.reason = "out of KV memory after all others were retracted"
             step.lifecycle.cancel(last.id, step.now)
-        self._number(left)
-        self.batch = left
-        longest = sum([request.output_tokens for request in left])
-        self.ratio.retract(sum([generated(request) for request in left]), len(left), longest)
+        self._number(batch)
+        self.batch = batch
+        longest = sum([request.output_tokens for request in batch])
+        self.ratio.retract(sum([generated(request) for request in batch]), len(batch), longest)
 
 
 def _generated(step: Step) -> Callable[[Request], int]:

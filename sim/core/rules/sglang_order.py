@@ -68,7 +68,7 @@ class SglangFcfs:
         self._attempts += 1
         if due:
             for request in reversed(waiting[:_MATCH_AT_MOST]):
-                memory.match(request, request.known)
+                memory.match(request, request.known_tokens)
 
 
 class LongestPrefixFirst(SglangFcfs):
@@ -88,9 +88,9 @@ class LongestPrefixFirst(SglangFcfs):
         rank: dict[Request, int] = {}
         heads: set[object] = set()
         for request in self._waiting:
-            cached = memory.match(request, request.known).pages * size
-            rank[request] = -min(cached, request.known - 1)
-            if cached <= _SHARED_HEAD and request.known >= _SHARED_HEAD:
+            cached = memory.match(request, request.known_tokens).pages * size
+            rank[request] = -min(cached, request.known_tokens - 1)
+            if cached <= _SHARED_HEAD and request.known_tokens >= _SHARED_HEAD:
                 head = _head(request, size)
                 if head is None:
                     continue

@@ -33,16 +33,16 @@ class ShedByTtft:
 
     def predicted_ns(self, request: Request, running: Running, queue: Queue) -> float:
         """The TTFT to expect of a request that joins the queue now."""
-        ahead = sum([other.known for other in queue])
-        chunks = sum([other.known - other.computed for other in running.chunked])
-        compute = self._prefill_ns(chunks + int((ahead + request.known) * self._uncached))
+        ahead = sum([other.known_tokens for other in queue])
+        chunks = sum([other.known_tokens - other.computed_tokens for other in running.chunked])
+        compute = self._prefill_ns(chunks + int((ahead + request.known_tokens) * self._uncached))
         if not ahead:
             self._recent.clear()  # what was admitted before came no faster than it was asked for
         if len(self._recent) < _LEAST:
             return compute
         first = self._recent[0][0]
         tokens = sum([count for _, count in self._recent])
-        return max(compute, (ahead + request.known) * (request.arrival_ns - first) / tokens)
+        return max(compute, (ahead + request.known_tokens) * (request.arrival_ns - first) / tokens)
 
     def refusal(self, request: Request, running: Running, queue: Queue) -> str:
         """The prediction, where it is above the limit."""
@@ -53,6 +53,6 @@ class ShedByTtft:
 
     def admitted(self, request: Request, cached_tokens: int, now: int) -> None:
         """Learns the pace of admissions, and how much of prompts is not cached."""
-        self._recent.append((now, request.known))
-        share = 1 - cached_tokens / request.known
+        self._recent.append((now, request.known_tokens))
+        share = 1 - cached_tokens / request.known_tokens
         self._uncached += _WEIGHT * (share - self._uncached)

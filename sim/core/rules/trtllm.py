@@ -70,7 +70,7 @@ class Contributed:
         """The key of the block after a cached prefix; None where the prompt has no full one there."""
         size = self._memory.block_size
         number = hit.tokens // size
-        if number >= (request.known - 1) // size:
+        if number >= (request.known_tokens - 1) // size:
             return None
         keys = request.keys
         for digest, end in zip(keys.digests, keys.ends, strict=True):
@@ -109,12 +109,12 @@ class GuaranteedNoEvict:
             if places <= 0:
                 queue.blocked = not queue.passed_over
                 break
-            needed = -(-request.total_tokens // memory.block_size) * memory.crossing_blocks
-            needed += hit.idle - hit.blocks
-            if needed > free:
+            blocks = -(-request.total_tokens // memory.block_size) * memory.crossing_blocks
+            blocks += hit.idle - hit.blocks
+            if blocks > free:
                 step.refuse(request, hit)
                 break
-            free -= needed
+            free -= blocks
             places -= 1
             fits.append(Candidate(request, hit))
         return fits
@@ -126,32 +126,32 @@ class MaxUtilization:
     def fitting(self, step: Step, memory: KvMemory, queue: Queue) -> list[Candidate]:
         """Requests in order, with the blocks of this step alone; the first chunk takes the whole prompt's."""
         running = step.running
-        begun = sorted([*running.decoders.requests, *running.chunked], key=arrival)
-        order = sorted([*begun, *queue], key=arrival)
-        started = set(begun)
+        in_progress = sorted([*running.decoders.requests, *running.chunked], key=arrival)
+        order = sorted([*in_progress, *queue], key=arrival)
+        started = set(in_progress)
         crossing = step.crossing()
         contributed = Contributed(step, memory)
         places = step.limits.max_num_seqs - len(running.requests)
         fits: list[Candidate] = []
-        taken = 0
+        blocks_in_step = 0
         position, end = 0, len(order)
         while position < end:
             request = order[position]
             hit = None
             if request in started:
-                needed = memory.crossing_blocks if request in crossing else 0
-                fitting = taken + needed <= memory.free_blocks
+                blocks = memory.crossing_blocks if request in crossing else 0
+                fitting = blocks_in_step + blocks <= memory.free_blocks
             else:
                 hit = memory.find(request)
                 if contributed.awaits(request, hit):
                     queue.pass_over(request)
                     position += 1
                     continue
-                needed = -(-request.known // memory.block_size) * memory.crossing_blocks
-                needed += hit.idle - hit.blocks
-                fitting = places > 0 and taken + needed <= memory.free_blocks
+                blocks = -(-request.known_tokens // memory.block_size) * memory.crossing_blocks
+                blocks += hit.idle - hit.blocks
+                fitting = places > 0 and blocks_in_step + blocks <= memory.free_blocks
             if fitting:
-                taken += needed
+                blocks_in_step += blocks
                 places -= hit is not None
                 fits.append(Candidate(request, hit))
                 position += 1
@@ -204,8 +204,8 @@ class TrtllmMix:
             elif self.settings.chunked_context:
                 contexts.append(candidate)
             else:
-                there = request.computed if candidate.hit is None else candidate.hit.tokens
-                missing = max(request.known - there, 1)
+                there = request.computed_tokens if candidate.hit is None else candidate.hit.tokens
+                missing = max(request.known_tokens - there, 1)
                 if tokens + missing > self.budget:
                     break
                 tokens += missing
@@ -228,47 +228,48 @@ class TrtllmMix:
         """Computes the chunks of prompts; those that do not end their prompt go first."""
         shapes = [
             Context(
-                request.known - (request.computed if hit is None else 0), 0 if hit is None else hit.tokens
+                request.known_tokens - (request.computed_tokens if hit is None else 0),
+                0 if hit is None else hit.tokens,
             )
             for request, hit in contexts
         ]
-        left = step.budget()
+        budget = step.budget()
         sizes = [shape.remaining for shape in shapes]
         if self.settings.chunked_context:
             equal = self.settings.chunking == "equal_progress"
-            sizes = chunk_sizes(shapes, left, self.budget, self.unit, equal=equal)
+            sizes = chunk_sizes(shapes, budget, self.budget, self.unit, equal=equal)
         work = [
             (candidate, cost(size, shape))
             for candidate, size, shape in zip(contexts, sizes, shapes, strict=True)
             if size > 0
         ]
         lasts = [size >= shape.remaining for size, shape in zip(sizes, shapes, strict=True) if size > 0]
-        for wanted in (False, True):
+        for completes in (False, True):
             for (candidate, tokens), last in zip(work, lasts, strict=True):
-                if last is wanted:
+                if last is completes:
                     self._compute(step, memory, candidate, tokens)
 
     def _compute(self, step: Step, memory: KvMemory, candidate: Candidate, tokens: int) -> None:
         request, hit = candidate
         if hit is None:
-            step.compute(request, min(tokens, request.known - request.computed))
+            step.compute(request, min(tokens, request.known_tokens - request.computed_tokens))
             return
-        found = memory.find(request)
-        if not memory.fits(request, found, request.known):
+        current = memory.find(request)
+        if not memory.fits(request, current, request.known_tokens):
             return  # its prefix was evicted by others of this step
-        start = step.head_start(request, found)
-        tokens = min(tokens, request.known - found.tokens - start.tokens)
-        step.admit(request, found, start.tokens)
+        start = step.head_start(request, current)
+        tokens = min(tokens, request.known_tokens - current.tokens - start.tokens)
+        step.admit(request, current, start.tokens)
         step.run(request)
         step.compute(request, tokens, start)
-        memory.grow(request, request.known)
+        memory.grow(request, request.known_tokens)
 
 
 def _shape(request: Request, hit: Hit | None) -> Context:
     """What is left of a prompt, and how much of that is cached."""
     if hit is None:
-        return Context(request.known - request.computed, 0)
-    return Context(request.known, hit.tokens)
+        return Context(request.known_tokens - request.computed_tokens, 0)
+    return Context(request.known_tokens, hit.tokens)
 
 
 class FitsWhole:
@@ -284,9 +285,9 @@ class FitsWhole:
     def refusal(self, request: Request, running: Running, queue: Queue) -> str:
         """Why a request may not join the queue; empty where it may."""
         limits = self._limits
-        needed = -(-request.total_tokens // limits.block_size)
-        if needed > limits.num_blocks:
-            return f"needs {needed} blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}"
+        blocks = -(-request.total_tokens // limits.block_size)
+        if blocks > limits.num_blocks:
+            return f"needs {blocks} blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}"
         if not self._settings.chunked_context and request.total_tokens - 1 > limits.max_num_batched_tokens:
             return (
                 f"{request.prompt_tokens} prompt + {request.output_tokens} output tokens exceed "

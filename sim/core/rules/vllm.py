@@ -66,7 +66,7 @@ class VllmMix:
         tokens = step.next_chunk(request)
         if step.drafting and not tokens:
             return True
-        blocks = memory.missing(request, step.reach(request.computed + tokens))
+        blocks = memory.missing(request, step.reach(request.computed_tokens + tokens))
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         if tokens:
@@ -98,7 +98,7 @@ class VllmMix:
             idle = victim.state is State.DRAINING or victim in step.left_out
             idle = idle or (step.running.speculates(victim) and not step.computes(victim))
             passed_over += before and idle
-            step.preempt(victim, served=before and not idle)
+            step.preempt(victim, had_turn=before and not idle)
             if victim is request:
                 return False
         if passed_over:
@@ -123,14 +123,14 @@ class VllmMix:
             request = queue.first() if slots is None else slots.first()
             if request is None:
                 return
-            if request.flying:
+            if request.in_flight_tokens:
                 return  # preempted between steps: what its last step yields comes first
             hit = memory.find(request)
             if not self.admission.admits(step, memory, queue, request, hit):
                 step.refuse(request, hit)
                 return
             start = step.head_start(request, hit)
-            tokens = min(request.known - hit.tokens - start.tokens, budget)
+            tokens = min(request.known_tokens - hit.tokens - start.tokens, budget)
             if step.drafting and not memory.fits(
                 request, hit, step.reach(hit.tokens + start.tokens + tokens)
             ):
@@ -155,7 +155,7 @@ def candidates(step: Step, queue: Queue) -> Candidates | None:
 def _enough_for_all(step: Step, memory: KvMemory) -> bool:
     """Whether nobody will be preempted and every chunk comes after all decodes: nearly always."""
     running = step.running
-    needed = len(step.crossing()) * memory.crossing_blocks
+    blocks = len(step.crossing()) * memory.crossing_blocks
     for request in running.chunked:
-        needed += memory.missing(request, request.computed + step.next_chunk(request))
-    return needed <= memory.free_blocks and next(reversed(running.requests)) in running.chunked
+        blocks += memory.missing(request, request.computed_tokens + step.next_chunk(request))
+    return blocks <= memory.free_blocks and next(reversed(running.requests)) in running.chunked

@@ -55,8 +55,8 @@ class VllmHybridMix(VllmMix):
         tokens = step.next_chunk(request)
         if not tokens:
             return True
-        memory.leave(request, request.computed)
-        blocks = memory.missing(request, step.reach(request.computed + tokens))
+        memory.leave(request, request.computed_tokens)
+        blocks = memory.missing(request, step.reach(request.computed_tokens + tokens))
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         step.compute(request, tokens)
@@ -82,16 +82,16 @@ class VllmHybridMix(VllmMix):
         slots = candidates(step, queue)
         while budget > 0 and queue.size:
             if len(step.running.requests) >= step.limits.max_num_seqs:
-                memory.wanted = 0
+                memory.refused_blocks = 0
                 queue.blocked = True
                 return
             request = queue.first() if slots is None else slots.first()
             if request is None:
                 return
-            if request.flying:
+            if request.in_flight_tokens:
                 return  # preempted between steps: what its last step yields comes first
             hit = memory.find(request)
-            tokens = min(request.known - hit.tokens, budget)
+            tokens = min(request.known_tokens - hit.tokens, budget)
             admitted = self.admission.admits(step, memory, queue, request, hit)
             if not admitted or not memory.fits_now(request, hit, step.reach(hit.tokens + tokens)):
                 step.refuse(request, hit)

@@ -32,7 +32,7 @@ class VllmHybridOffloadingMix(VllmHybridMix):
     """`VllmHybridMix` with a host tier."""
 
     def _admit_waiting(self, step: Step, memory: HybridMemory, queue: Queue) -> None:
-        memory.wanted = 0
+        memory.refused_blocks = 0
         WaitingPass(step, memory, queue, self.admission).run()
 
 
@@ -63,7 +63,7 @@ class WaitingPass:
             if len(running) >= self.step.limits.max_num_seqs:
                 queue.blocked = True
                 break
-            if request.flying or not self._takes(request):
+            if request.in_flight_tokens or not self._takes(request):
                 break
         if self.aside:
             queue.bring_back(self.aside)
@@ -117,7 +117,7 @@ class WaitingPass:
         if not self.admission.admits(step, self.memory, self.queue, request, hit):
             return self._refuse(request, hit)
         start = step.head_start(request, hit)
-        tokens = min(request.known - hit.tokens - start.tokens, self.budget)
+        tokens = min(request.known_tokens - hit.tokens - start.tokens, self.budget)
         if not self.memory.fits_now(request, hit, step.reach(hit.tokens + start.tokens + tokens)):
             return self._refuse(request, hit)
         step.admit(request, hit, start.tokens)
@@ -128,12 +128,12 @@ class WaitingPass:
         """Admits a request that a load has brought tokens to; it holds their blocks."""
         step, memory = self.step, self.memory
         limit = step.limits.max_model_len
-        known = request.known if limit is None else min(request.known, limit)
-        if memory.still_needed(request, known) > memory.free_blocks:
+        known_tokens = request.known_tokens if limit is None else min(request.known_tokens, limit)
+        if memory.still_needed(request, known_tokens) > memory.free_blocks:
             return self._wait()
-        memory.leave(request, request.computed)
-        tokens = min(request.known - request.computed, self.budget)
-        if memory.missing(request, step.reach(request.computed + tokens)) > memory.free_blocks:
+        memory.leave(request, request.computed_tokens)
+        tokens = min(request.known_tokens - request.computed_tokens, self.budget)
+        if memory.missing(request, step.reach(request.computed_tokens + tokens)) > memory.free_blocks:
             return self._wait()
         step.admit_loaded(request)
         self._run(request, tokens, NO_START)

@@ -91,8 +91,8 @@ class HostBlocks:
             count += 1
         return None if late else count
 
-    def last_run(self, names: Sequence[int], needed: int) -> int | None:
-        """The end of the last `needed` names in a row that can be loaded, or of those at the very start.
+    def last_run(self, names: Sequence[int], length: int) -> int | None:
+        """The end of the last `length` names in a row that can be loaded, or of those at the very start.
 
         0: there are none. None: a block that counts is still being written.
         """
@@ -105,8 +105,8 @@ class HostBlocks:
                 count = 0
                 continue
             count += 1
-            if count == needed:
-                return None if late else place + needed
+            if count == length:
+                return None if late else place + length
         return None if late else count
 
     def touch(self, names: Sequence[int]) -> None:
@@ -142,26 +142,26 @@ class HostBlocks:
         Their slots are in `slots`; they can be loaded from `written` on. None: there is no room now, since
         too many blocks are pinned.
         """
-        asked = names[0], names[-1], len(names)
+        query = names[0], names[-1], len(names)
         looks = self._looks
-        if self._refused and looks is None and self._is_refused_again(asked):
+        if self._refused and looks is None and self._is_refused_again(query):
             return None
         if looks is not None:
             often = [name for name in names if looks.get(name, 0) >= self._threshold]
             self.skipped_stores += len(names) - len(often)
             names = often
         slots = self.slots
-        wanted = [name for name in names if name not in slots]
-        missing = len(wanted) - (self.room - len(slots))
+        missing_names = [name for name in names if name not in slots]
+        missing = len(missing_names) - (self.room - len(slots))
         if missing > 0 and not self._give_way(missing, set(names)):
             self.refused_stores += 1
-            self._refused[asked] = (self._state, missing)
+            self._refused[query] = (self._state, missing)
             return None
-        if not wanted:
-            return wanted
+        if not missing_names:
+            return missing_names
         self._state += 1
         self._refused.clear()
-        for name in wanted:
+        for name in missing_names:
             if self._fresh < self.room:
                 slots[name] = self._fresh
                 self._fresh += 1
@@ -169,32 +169,32 @@ class HostBlocks:
                 slots[name] = self._free.pop()
             self.pins[name] = BEING_WRITTEN
             self.eviction.add(name)
-        return wanted
+        return missing_names
 
-    def _is_refused_again(self, asked: tuple[int, int, int]) -> bool:
+    def _is_refused_again(self, query: tuple[int, int, int]) -> bool:
         """Whether blocks that found no room (by the first, the last, how many) still find none.
 
         That is told without looking at each: nothing has been stored since, and too few are unpinned.
         """
-        if asked not in self._refused:
+        if query not in self._refused:
             return False
-        state, missing = self._refused[asked]
+        state, missing = self._refused[query]
         if state != self._state or missing <= len(self.slots) - len(self.pins):
             return False
         self.refused_stores += 1
         return True
 
-    def _give_way(self, count: int, kept: set[int]) -> bool:
+    def _give_way(self, count: int, spared: set[int]) -> bool:
         if count > len(self.slots) - len(self.pins):
             return False
-        gone = self.eviction.choose(count, kept)
-        if gone is None:
+        victims = self.eviction.choose(count, spared)
+        if victims is None:
             return False
-        for name in gone:
+        for name in victims:
             self._free.append(self.slots.pop(name))
-        self.evicted_blocks += len(gone)
+        self.evicted_blocks += len(victims)
         if self.changes is not None:
-            self.changes += [(name, False) for name in gone]
+            self.changes += [(name, False) for name in victims]
         return True
 
     def written(self, names: Iterable[int], *, failed: bool = False) -> None:

@@ -37,8 +37,8 @@ class HostEviction(Protocol):
     def touch(self, names: Sequence[int]) -> None:
         """A request looked for these blocks of its sequence, whether they are stored or not."""
 
-    def choose(self, count: int, kept: set[int]) -> list[int] | None:
-        """Takes out `count` blocks to give way, none of `kept`; None, and nothing is done, if too few may."""
+    def choose(self, count: int, spared: set[int]) -> list[int] | None:
+        """Takes out `count` blocks, none of `spared`; None, and nothing is done, where too few may go."""
         ...
 
     def clear(self) -> None:
@@ -80,14 +80,14 @@ class HostLeastRecentlyUsed:
             if name in idle:
                 move(name)
 
-    def choose(self, count: int, kept: set[int]) -> list[int] | None:
+    def choose(self, count: int, spared: set[int]) -> list[int] | None:
         """The first blocks in order."""
-        chosen = list(islice((name for name in self._idle if name not in kept), count))
-        if len(chosen) < count:
+        victims = list(islice((name for name in self._idle if name not in spared), count))
+        if len(victims) < count:
             return None
-        for name in chosen:
+        for name in victims:
             del self._idle[name]
-        return chosen
+        return victims
 
     def clear(self) -> None:
         """Forgets all blocks."""
@@ -146,31 +146,31 @@ class AdaptiveReplacement:
                 self.target = max(self.target - less, 0)
                 self.frequent_gone.move_to_end(name)
 
-    def choose(self, count: int, kept: set[int]) -> list[int] | None:
+    def choose(self, count: int, spared: set[int]) -> list[int] | None:
         """Recent blocks while they have more than their room, and frequent ones otherwise."""
-        recent, frequent = self._movable(self.recent, kept), self._movable(self.frequent, kept)
-        left = len(self.recent)
-        chosen: list[tuple[int, bool]] = []
+        recent, frequent = self._movable(self.recent, spared), self._movable(self.frequent, spared)
+        recent_blocks = len(self.recent)
+        victims: list[tuple[int, bool]] = []
         for _ in range(count):
-            name = next(recent, None) if left >= int(self.target) else None
+            name = next(recent, None) if recent_blocks >= int(self.target) else None
             if name is not None:
-                left -= 1
-                chosen.append((name, True))
+                recent_blocks -= 1
+                victims.append((name, True))
                 continue
             name = next(frequent, None)
             if name is None:
                 return None
-            chosen.append((name, False))
-        for name, was_recent in chosen:
+            victims.append((name, False))
+        for name, was_recent in victims:
             del (self.recent if was_recent else self.frequent)[name]
             (self.recent_gone if was_recent else self.frequent_gone)[name] = None
-        for gone in (self.recent_gone, self.frequent_gone):
-            while len(gone) > self._blocks:
-                gone.popitem(last=False)
-        return [name for name, _ in chosen]
+        for traces in (self.recent_gone, self.frequent_gone):
+            while len(traces) > self._blocks:
+                traces.popitem(last=False)
+        return [name for name, _ in victims]
 
-    def _movable(self, names: Iterable[int], kept: set[int]) -> Iterator[int]:
-        return (name for name in names if name not in self._pins and name not in kept)
+    def _movable(self, names: Iterable[int], spared: set[int]) -> Iterator[int]:
+        return (name for name in names if name not in self._pins and name not in spared)
 
     def clear(self) -> None:
         """Forgets all blocks and traces."""

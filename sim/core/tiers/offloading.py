@@ -109,7 +109,7 @@ class Offloading:
         self._lookups += self._windows
         self._plain = len(self.groups) == 1 and not self._windows and not drops_last
         if self._windows:
-            memory.watch_taken(on=True)
+            memory.watch_allocations(on=True)
         if log.kv is not None:
             self.host.changes = []
 
@@ -139,18 +139,18 @@ class Offloading:
             table.clear()
         if progress.jobs:
             return None
-        self._extend(progress, request, request.known)
+        self._extend(progress, request, request.known_tokens)
         progress.local = local
         tokens = self._look_up(progress, request)
-        found = local + (tokens or 0)
-        progress.hits = [found // group.size for group in self.groups]
+        hit = local + (tokens or 0)
+        progress.hits = [hit // group.size for group in self.groups]
         self._touch(progress)
         return tokens
 
-    def _extend(self, progress: Progress, request: Request, known: int) -> None:
+    def _extend(self, progress: Progress, request: Request, known_tokens: int) -> None:
         keys = request.keys
         for group, names in zip(self.groups, progress.names, strict=True):
-            blocks = known // keys.block_size // group.units
+            blocks = known_tokens // keys.block_size // group.units
             if len(names) < blocks:
                 self._names.extend(names, keys, group.number, group.units, blocks)
 
@@ -168,17 +168,17 @@ class Offloading:
         size = self.groups[0].size
         names = progress.names[0]
         local = progress.local
-        if min(request.known, len(names) * size) - local < size:
+        if min(request.known_tokens, len(names) * size) - local < size:
             return 0
         first = local // size
-        wanted = names[first:]
-        found = self.host.leading(wanted)
-        if found is None:
+        candidates = names[first:]
+        count = self.host.leading(candidates)
+        if count is None:
             return None
-        tokens = size * (first + found) - local
-        if not found or tokens < size:
+        tokens = size * (first + count) - local
+        if not count or tokens < size:
             return 0
-        if self._being_loaded and not self._being_loaded.isdisjoint(wanted[:found]):
+        if self._being_loaded and not self._being_loaded.isdisjoint(candidates[:count]):
             return None
         return tokens
 
@@ -189,7 +189,7 @@ class Offloading:
         block (EAGLE) does so once, and again when another group has shortened the hit.
         """
         local = progress.local
-        most = request.known - bool(self._windows)
+        most = request.known_tokens - bool(self._windows)
         hit = 0
         late = False
         dropped: set[int] = set()
@@ -206,20 +206,20 @@ class Offloading:
                     return 0
                 reach = min(most + size, len(names) * size) if drops and group.window else most
                 first = local // size
-                wanted = names[first : min(-(-reach // size), len(names))]
+                candidates = names[first : min(-(-reach // size), len(names))]
                 if group.window:
-                    found = self.host.last_run(wanted, group.window + drops)
+                    count = self.host.last_run(candidates, group.window + drops)
                 else:
-                    found = self.host.leading(wanted)
-                if found == 0:
+                    count = self.host.leading(candidates)
+                if count == 0:
                     return 0
-                if found is None:
+                if count is None:
                     late = True
                 else:
                     if drops:
-                        found -= 1
+                        count -= 1
                         dropped.add(group.number)
-                    most = min(most, size * (first + found))
+                    most = min(most, size * (first + count))
                 shorter = most - local
                 if shorter < size:
                     return 0
@@ -242,10 +242,10 @@ class Offloading:
         if not self._being_loaded:
             return False
         for group, names in zip(self.groups, progress.names, strict=True):
-            wanted = names[local // group.size : -(-(local + hit) // group.size)]
+            candidates = names[local // group.size : -(-(local + hit) // group.size)]
             if group.window:
-                wanted = wanted[-group.window :]
-            if not self._being_loaded.isdisjoint(wanted):
+                candidates = candidates[-group.window :]
+            if not self._being_loaded.isdisjoint(candidates):
                 return True
         return False
 
@@ -257,30 +257,30 @@ class Offloading:
         progress = self._progress[request]
         cached = progress.local + tokens
         factor = self.spec.factor
-        wanted: list[int] = []
+        names_to_load: list[int] = []
         parts: list[tuple[list[int], int, int]] = []
         for group, names in zip(self.groups, progress.names, strict=True):
             table = self._memory.blocks(request, group.number)
             last = -(-cached // group.block_size)
             first = self._memory.first_unknown(request, group.number, progress.local, last)
             offloaded = -(-cached // group.size)
-            parts.append((table[first:last], first, len(wanted) - first // factor))
+            parts.append((table[first:last], first, len(names_to_load) - first // factor))
             if first < last:
-                wanted += names[first // factor : offloaded]
+                names_to_load += names[first // factor : offloaded]
             progress.stored[group.number] = offloaded
-        slots = self.host.pin(wanted)
+        slots = self.host.pin(names_to_load)
         blocks: list[int] = []
         places: list[int] = []
         for part, first, shift in parts:
             blocks += part
             for number in range(first, first + len(part)):
                 places.append(slots[shift + number // factor] * factor + number % factor)
-        job = self._begin(request, progress, wanted, blocks, is_store=False)
+        job = self._begin(request, progress, names_to_load, blocks, is_store=False)
         self.loading[request] = None
         self.holders[request] = None
         self.loaded_blocks += len(blocks)
         if self._caching:
-            self._being_loaded.update(wanted)
+            self._being_loaded.update(names_to_load)
         if self._log.events is not None:
             self._log.add(EventKind.LOADING, request.id, blocks, detail=f"job={job.number}")
         return Transfer(job.number, request, tuple(blocks), tuple(places))
@@ -317,7 +317,11 @@ class Offloading:
         reserved = 0
         for request in (*self.holders, *self._running.chunked):
             if request.state is not State.DECODE:
-                tokens = request.known if max_model_len is None else min(request.known, max_model_len)
+                tokens = (
+                    request.known_tokens
+                    if max_model_len is None
+                    else min(request.known_tokens, max_model_len)
+                )
                 reserved += self._memory.still_needed(request, tokens)
         return reserved
 
@@ -327,25 +331,25 @@ class Offloading:
         self,
         chunks: Sequence[Chunk],
         decodes: Sequence[Request],
-        given: Iterable[Request],
+        newcomers: Iterable[Request],
         *,
         preempted: bool,
     ) -> list[Transfer]:
-        """What is stored after the step that computes these chunks and tokens.
+        """The transfers that store blocks after the step that computes these chunks and tokens.
 
-        `given`: the requests admitted, or that began to load, in this step. Notes which stores must be done
-        before it (`take_flushed`).
+        `newcomers`: the requests admitted, or that began to load, in this step. Notes which stores must be
+        done before it (`take_flushed`).
         """
-        taken = self._memory.take_taken() if self._watched or self._windows else ()
+        allocations = self._memory.take_allocations() if self._watched or self._windows else ()
         if self._watched or self._windows:
-            self._look_at_given(chunks, decodes, taken, given, preempted=preempted)
+            self._watch_newcomers(chunks, decodes, allocations, newcomers, preempted=preempted)
         self._room_made = False
-        made: list[Transfer] = []
+        transfers: list[Transfer] = []
         for request, tokens in self._storing(chunks, decodes):
             transfer = self._store(request, tokens)
             if transfer is not None:
-                made.append(transfer)
-        return made
+                transfers.append(transfer)
+        return transfers
 
     def _storing(self, chunks: Sequence[Chunk], decodes: Sequence[Request]) -> list[tuple[Request, int]]:
         """The requests that may have something to store, in admission order, and up to which token."""
@@ -354,7 +358,7 @@ class Offloading:
         storing = []
         for chunk in chunks:
             request = chunk.request
-            tokens = min(chunk.start + chunk.tokens, request.known)
+            tokens = min(chunk.start + chunk.tokens, request.known_tokens)
             storing.append((request, min(tokens, request.prompt_tokens) if prompt_only else tokens))
         late = False
         for request in decodes:
@@ -394,21 +398,21 @@ class Offloading:
             for place in range(first, last):
                 if table[(place + 1) * factor - 1] != self._memory.null and group.is_reachable(place):
                     names.append(of_group[place])
-        wanted = self.host.reserve(names) if names else []
-        if wanted is None:
+        new_names = self.host.reserve(names) if names else []
+        if new_names is None:
             self._refused.add(request)
             return None
-        if not wanted:
+        if not new_names:
             progress.stored = [tokens // group.size for group in self.groups]
             return None
         self._touch(progress)
-        return self._copy(request, progress, wanted, tokens)
+        return self._copy(request, progress, new_names, tokens)
 
-    def _copy(self, request: Request, progress: Progress, wanted: list[int], tokens: int) -> Transfer:
+    def _copy(self, request: Request, progress: Progress, new_names: list[int], tokens: int) -> Transfer:
         factor = self.spec.factor
         slots = self.host.slots
         null = self._memory.null
-        chosen = set(wanted)
+        in_copy = set(new_names)
         blocks: list[int] = []
         places: list[int] = []
         windowed: list[int] = []
@@ -420,7 +424,7 @@ class Offloading:
             before = len(blocks)
             for place in range(progress.stored[number], last):
                 name = names[place]
-                if name not in chosen:
+                if name not in in_copy:
                     continue
                 slot = slots[name] * factor
                 for part in range(factor):
@@ -431,7 +435,7 @@ class Offloading:
             if group.window:
                 windowed += blocks[before:]
             progress.stored[number] = last
-        job = self._begin(request, progress, wanted, blocks, is_store=True)
+        job = self._begin(request, progress, new_names, blocks, is_store=True)
         job.windowed = windowed
         for block in windowed:
             self._watched.setdefault(block, set()).add(job.number)
@@ -442,36 +446,36 @@ class Offloading:
 
     # ---- blocks given to others
 
-    def _look_at_given(
+    def _watch_newcomers(
         self,
         chunks: Sequence[Chunk],
         decodes: Sequence[Request],
-        taken: Iterable[int],
-        given: Iterable[Request],
+        allocations: Iterable[int],
+        newcomers: Iterable[Request],
         *,
         preempted: bool,
     ) -> None:
         """Notes which stores must be done before the step, because it gives their blocks to others."""
         memory = self._memory
-        new = set(taken)
+        new = set(allocations)
         computing = [*decodes, *(chunk.request for chunk in chunks)]
         if preempted:
             held: set[int] = set()
-            for request in (*computing, *given):
+            for request in (*computing, *newcomers):
                 for group in self.groups:
                     held.update(memory.blocks(request, group.number))
             new &= held
-        for request in given:
+        for request in newcomers:
             for group in self.groups:
                 new.update(memory.blocks(request, group.number))
         new.discard(memory.null)
         if self._windows:
-            self._update_tables(computing, new, set(given))
+            self._update_tables(computing, new, set(newcomers))
         if self._watched:
             for block in self._watched.keys() & new:
                 self._flushed.update(dict.fromkeys(self._watched[block]))
 
-    def _update_tables(self, computing: Iterable[Request], new: set[int], given: set[Request]) -> None:
+    def _update_tables(self, computing: Iterable[Request], new: set[int], newcomers: set[Request]) -> None:
         """Adds new blocks to the tables, and strikes out those that left a window and were given away."""
         memory = self._memory
         null = memory.null
@@ -480,7 +484,7 @@ class Offloading:
             progress = self._progress.get(request)
             if progress is None:
                 continue
-            if request in given:
+            if request in newcomers:
                 for table in progress.tables:
                     table.clear()
             ends[request] = [len(table) for table in progress.tables]
@@ -530,7 +534,7 @@ class Offloading:
                 for block in job.blocks:
                     self._watched.setdefault(block, set()).add(number)
         if self._watched:
-            self._memory.watch_taken(on=True)
+            self._memory.watch_allocations(on=True)
         if request in self.loading:
             self._abandoned.add(request)
             return False
@@ -559,7 +563,7 @@ class Offloading:
             if job is not None:
                 self._finish(job, failed=number in lost)
         if not self._watched and not self._windows:
-            self._memory.watch_taken(on=False)
+            self._memory.watch_allocations(on=False)
         if self._log.kv is not None and self.host.changes:
             self._tell(self._log.kv)
 
@@ -587,7 +591,7 @@ class Offloading:
                 if failed:
                     self.lost_loads += 1
                     self._failed.add(request)
-                    request.computed = progress.local
+                    request.computed_tokens = progress.local
             if self._log.events is not None:
                 self._log.add(EventKind.LOADED, request.id, detail=f"job={job.number}")
         if not progress.jobs and not request.alive:
@@ -604,6 +608,6 @@ class Offloading:
     def _tell(self, kv: KvEventStream) -> None:
         """Hands the changes of the host's content on as KV events."""
         changes, self.host.changes = self.host.changes or [], []
-        for name, stored in changes:
+        for name, added in changes:
             key, group = self._names.block_key(name)
-            kv.offloaded(key, group, stored=stored)
+            kv.offloaded(key, group, stored=added)

@@ -266,7 +266,7 @@ def test_a_request_computes_three_tokens_per_decode_step() -> None:
         accepted = (("0", 1),) if len(computed) % 2 == 0 and plan.chunks[0].drafts == 2 else ()
         s.commit(plan, Outcome(accepted=accepted))
         check(s)
-        outputs.append(one.known - 10)
+        outputs.append(one.known_tokens - 10)
     assert computed == [(0, 10), (10, 3), (12, 3), (15, 3), (17, 3)]
     assert outputs == [1, 3, 6, 8, 10]
     assert one.state is State.FINISHED and s.memory.used_blocks == 0

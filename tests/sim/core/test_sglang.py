@@ -113,7 +113,7 @@ def test_of_requests_with_equally_few_tokens_the_longest_prompt_is_retracted_and
     assert [each.id for each in s.queue] == ["9", "2"]
     retracted = s.requests["2"]
     assert retracted.state is State.WAITING
-    assert retracted.known > retracted.prompt_tokens  # what it has generated is kept, its KV is not
+    assert retracted.known_tokens > retracted.prompt_tokens  # what it has generated is kept, its KV is not
     assert not s.memory.holds(retracted)
     while s.requests:
         turn(s)
