@@ -1,4 +1,4 @@
-"""Runs it: a paged-KV engine in PyTorch, scheduled by `pagecast.sim.core`.
+"""Engine over a paged KV cache in PyTorch, scheduled by `pagecast.sim.core`.
 
     from pagecast.engine import Engine, SamplingParams
 

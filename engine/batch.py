@@ -42,7 +42,7 @@ def _aligned(length: int) -> int:
     return -(-length // _ALIGN) * _ALIGN
 
 
-class Packed:
+class StepBuffer:
     """The buffer on the device, and two of it in pinned host memory, filled in turn.
 
     Two are enough: a step's is filled again two steps later, when the step has been waited for.
@@ -85,7 +85,7 @@ class Packed:
         return self._arrays[self._turn][: self._end]
 
     def receive(self, numbers: Ints) -> None:
-        """Begins a step with what another `Packed` sent, and queues its transfer.
+        """Begins a step with what another `StepBuffer` sent, and queues its transfer.
 
         Nobody waits for such a step: its buffer is free once its own transfer has ended.
         """
@@ -178,9 +178,9 @@ class Batches:
     of the sizes `prompt_graphs`."""
 
     def __init__(
-        self, packed: Packed, rows: Rows, sequences: Mapping[Request, Sequence], backend: Backend
+        self, buffer: StepBuffer, rows: Rows, sequences: Mapping[Request, Sequence], backend: Backend
     ) -> None:
-        self.packed = packed
+        self.buffer = buffer
         self.rows = rows
         self.backend = backend
         self.graphs: list[int] = []
@@ -205,18 +205,18 @@ class Batches:
         for chunk, _ in yielding:
             takers += [self._sequences[chunk.request]] * (1 + chunk.drafts)
         sampled = _ints([*range(singles), *_ends_and_drafts(yielding)]) if longs else None
-        self.packed.begin()
+        self.buffer.begin()
         # In this order: CUDA graphs know the places of tokens and chunks.
         batch = StepLayout(
             singles=singles,
             columns=-(-max([plan.decode_max + 1, *_lens(longs)]) // self.rows.block_size),
             graph=graph,
-            tokens=Tokens(*map(self.packed.put, part)),
+            tokens=Tokens(*map(self.buffer.put, part)),
             chunks=self._chunks(longs, part.positions[:singles], graph),
             draws=self._draws(takers, part, sampled),
-            changes=Changes(*map(self.packed.put, (*self.rows.changes(), self._copies(plan, memory)))),
+            changes=Changes(*map(self.buffer.put, (*self.rows.changes(), self._copies(plan, memory)))),
         )
-        self.packed.send()
+        self.buffer.send()
         return batch
 
     def _graph(self, tokens: int, prompts: bool) -> int:
@@ -251,7 +251,7 @@ class Batches:
     def _draws(self, takers: list[Sequence | None], part: _Part, sampled: Ints | None) -> Draws:
         """`sampled` numbers the tokens after which `takers` get one; None: all, padding too, for nobody."""
         at = part.positions if sampled is None else part.positions[sampled]
-        section, forced = self.packed.room(len(at))
+        section, forced = self.buffer.room(len(at))
         forced[:] = -1
         filtered = []
         for i, taker in enumerate(takers):
@@ -265,9 +265,9 @@ class Batches:
                     forced[i] = taker.forced[number]
         return Draws(
             takers,
-            None if sampled is None else self.packed.put(sampled),
+            None if sampled is None else self.buffer.put(sampled),
             section,
-            self.packed.put(_ints(filtered)) if filtered else None,
+            self.buffer.put(_ints(filtered)) if filtered else None,
         )
 
     def _copies(self, plan: StepPlan, memory: KvMemory) -> Ints:
@@ -286,11 +286,11 @@ class Batches:
         prompts = PromptChunks([chunk.tokens for chunk in longs], _lens(longs), rows)
         plan = self.backend.plan(prompts, len(singles))
         if not graph:
-            return Chunks(prompts, slice(0, 0), self.packed.put(plan))
-        lens, seen = self.packed.room(self.most_singles(graph))
+            return Chunks(prompts, slice(0, 0), self.buffer.put(plan))
+        lens, seen = self.buffer.room(self.most_singles(graph))
         seen[:] = 0
         seen[: len(singles)] = singles + 1
-        extra, room = self.packed.room(self.backend.plan_room(graph))
+        extra, room = self.buffer.room(self.backend.plan_room(graph))
         room[: len(plan)] = plan
         return Chunks(prompts, lens, extra)
 

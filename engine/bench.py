@@ -86,13 +86,13 @@ def bench(
     waited = loop.waited_ns
     ended: list[Sequence] = []
     engine.on_end = ended.append
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         engine.generate(prompts, params)
     finally:
         loop.log = None
         engine.on_end = None
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     steps = recording.steps()
     alone = steps.prefill_start[1:] == steps.prefill_start[:-1]
     took = (steps.end_ns[1:] - steps.end_ns[:-1])[alone[1:]]

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.loading import Loaded, check_start, find_device, load
+from pagecast.engine.loading import LoadedModel, check_start, find_device, load
 from pagecast.engine.loop import Loop
 from pagecast.engine.ngram import NgramDrafter
 from pagecast.engine.options import Options
@@ -69,7 +69,7 @@ class Engine:
     def __init__(self, model: str, *, log_events: bool = False, **options: Any) -> None:
         self.options = Options(**options)
         self.options.check()
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedModel | None = None
         self._team: Team | None = None
         self.on_end: Callable[[Sequence], None] | None = None
         try:
@@ -103,7 +103,7 @@ class Engine:
             self.loop.runner.team = self._team
 
     @property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedModel:
         """The model and its memory. Errors: BadInput after `close`."""
         if self._loaded is None:
             raise BadInput("the engine is closed; make a new one")

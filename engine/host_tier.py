@@ -194,9 +194,9 @@ class PlainLane:
 
     def start(self, pairs: list[tuple[int, int]]) -> None:
         """See `_Lane`."""
-        begun = self._clock()
+        start_ns = self._clock()
         reference.copy_blocks(self._source, self._target, pairs, block_dim=1)
-        self._times.append((begun, self._clock()))
+        self._times.append((start_ns, self._clock()))
 
     def ended(self) -> tuple[int, int] | None:
         """See `_Lane`."""
@@ -230,26 +230,26 @@ class CudaLane:
 
     def start(self, pairs: list[tuple[int, int]]) -> None:
         """See `_Lane`."""
-        listed = torch.tensor(pairs, dtype=torch.int32).pin_memory()
-        begun, ended = _event(), _event()
+        host_pairs = torch.tensor(pairs, dtype=torch.int32).pin_memory()
+        start, end = _event(), _event()
         with torch.cuda.stream(self._stream):
-            numbers = listed.to("cuda", non_blocking=True)
-            begun.record()
-            self._copy(self._source, self._target, numbers, block_dim=1)
-            ended.record()
-        self._events.append((begun, ended, listed))
+            device_pairs = host_pairs.to("cuda", non_blocking=True)
+            start.record()
+            self._copy(self._source, self._target, device_pairs, block_dim=1)
+            end.record()
+        self._events.append((start, end, host_pairs))
 
     def ended(self) -> tuple[int, int] | None:
         """See `_Lane`."""
-        begun, ended, _ = self._events[0]
-        if not ended.query():
+        start, end, _ = self._events[0]
+        if not end.query():
             return None
         self._events.popleft()
-        took = int(begun.elapsed_time(ended) * _NS_PER_MS)
-        since_ms = self._base.elapsed_time(ended)
+        took = int(start.elapsed_time(end) * _NS_PER_MS)
+        since_ms = self._base.elapsed_time(end)
         end_ns = self._base_ns + int(since_ms * _NS_PER_MS)
         if since_ms > _REBASED_MS:
-            self._base, self._base_ns = ended, end_ns
+            self._base, self._base_ns = end, end_ns
         return end_ns - took, end_ns
 
     def hold(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Starts an engine: finds the device, loads the model, and makes the KV tensor of what memory remains."""
+"""Start of an engine: the device, the model and its weights, and the KV tensor in the memory that remains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU_BLOCKS = 1024  # where nobody says how many
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedModel:
     """A model ready to run, its KV tensor, and the limits that follow."""
 
     spec: ModelSpec
@@ -88,7 +88,7 @@ def make_runner(
     )
 
 
-def load(name: str, options: Options, shard: Shard = WHOLE) -> Loaded:
+def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     """Loads a share of the model `name` as `options` say. Errors: BadInput, CannotRunHere."""
     device = find_device(options.device, shard.rank if shard.size > 1 else None)
     spec = ModelSpec.find(name)
@@ -108,7 +108,9 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> Loaded:
     memory = report(spec, options, name, measured, blocks)
     host = make_host_tier(kv, options)
     limits = options.limits(blocks, max_len, 0 if host is None else host.places)
-    return Loaded(spec, model, kv, backend, limits, max_len, tokenizer(spec.folder), options, memory, host)
+    return LoadedModel(
+        spec, model, kv, backend, limits, max_len, tokenizer(spec.folder), options, memory, host
+    )
 
 
 def make_host_tier(kv: Tensor, options: Options) -> HostTier | None:

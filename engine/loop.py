@@ -242,9 +242,9 @@ class Loop:
         heard: list[tuple[Sequence, int]],
     ) -> None:
         block_size = self.runner.rows.block_size
-        begun = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         tokens = flight.wait()
-        self.waited_ns += time.perf_counter_ns() - begun
+        self.waited_ns += time.perf_counter_ns() - start
         yields: Iterable[tuple[Sequence | None, int]] = zip(flight.takers, tokens, strict=True)
         if self.drafter is not None:
             yields = _verified(flight.takers, tokens, accepted)

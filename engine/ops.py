@@ -10,7 +10,7 @@ from pagecast.kernels import reference
 from torch import Tensor
 
 
-class Placed(NamedTuple):
+class TokenInputs(NamedTuple):
     """Of each of a step's tokens: its id, its row of angles, its KV slot (-1: none), the tokens it sees."""
 
     ids: Tensor
@@ -27,7 +27,7 @@ def place(
     tables: Tensor,
     angles: Tensor,
     block_size: int,
-) -> Placed:
+) -> TokenInputs:
     """Looks up what tokens in `rows` at `positions` (int32 [n] both; position -1: padding, in any row) need.
 
     `ids` below 0 stand for the row's `newest`. `tables` [rows, blocks], `angles` float32 [positions, dim].
@@ -35,11 +35,11 @@ def place(
     if rows.is_cuda:
         from pagecast.engine import fused
 
-        return Placed(*fused.place(rows, ids, positions, newest, tables, angles, block_size))
+        return TokenInputs(*fused.place(rows, ids, positions, newest, tables, angles, block_size))
     at = positions.clamp(min=0)
     slots = tables[rows, at // block_size] * block_size + at % block_size
     slots = torch.where(positions < 0, -1, slots)
-    return Placed(torch.where(ids < 0, newest[rows], ids), angles[at], slots, positions + 1)
+    return TokenInputs(torch.where(ids < 0, newest[rows], ids), angles[at], slots, positions + 1)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from pagecast.engine.sampling import FIELDS, packed
+from pagecast.engine.sampling import FIELDS, pack
 from pagecast.engine.sequence import NO_ROW, Sequence
 from pagecast.sim.core.memory.kv_memory import KvMemory
 
@@ -38,7 +38,7 @@ class Rows:
             sequence.row = self._free.pop()
             sequence.blocks_sent = 0
             row = np.empty(FIELDS + 1, np.int32)
-            row[0], row[1:] = sequence.row, packed(sequence.params, sequence.seed)
+            row[0], row[1:] = sequence.row, pack(sequence.params, sequence.seed)
             self._params.append(row)
         sent, sequence.blocks_sent = sequence.blocks_sent, len(blocks)
         if sent < len(blocks):

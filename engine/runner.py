@@ -1,4 +1,4 @@
-"""Runs steps: the model, its KV cache, and the tables on the device; returns before the device is done."""
+"""Runner of steps: model, KV cache and tables on the device; it returns before the device is done."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from pagecast.engine import attention, ops
 from pagecast.engine.backend import Pages, PromptChunks, Shape
-from pagecast.engine.batch import PADDING, Batches, Packed, StepLayout, graph_sections
+from pagecast.engine.batch import PADDING, Batches, StepBuffer, StepLayout, graph_sections
 from pagecast.engine.graphs import StepGraphs
 from pagecast.engine.host_tier import HostTier
 from pagecast.engine.model import Decoder
-from pagecast.engine.ops import Placed, Turn
+from pagecast.engine.ops import TokenInputs, Turn
 from pagecast.engine.rope import rotary_table
 from pagecast.engine.rows import Rows
 from pagecast.engine.sampling import FIELDS, Sampler
@@ -98,8 +98,8 @@ class Runner:
         plan = self.backend.plan_room(max_tokens + max_rows)
         capacity = _capacity(max_rows, max_tokens, columns, plan) + 3 * self._most_draws
         self.step_capacity = (_LAYOUT_BYTES + _CHUNK_BYTES * max_rows, capacity)
-        packed = Packed(capacity, device)
-        self.batches = Batches(packed, self.rows, sequences, self.backend)
+        buffer = StepBuffer(capacity, device)
+        self.batches = Batches(buffer, self.rows, sequences, self.backend)
         self.sampler = Sampler(max_rows + 1, device, shard=shard, vocab=model.spec.facts.vocab)
         self._tables = torch.zeros(max_rows + 1, columns, dtype=torch.int32, device=device)
         self._angles = rotary_table(model.spec, max_len).to(device)
@@ -124,7 +124,7 @@ class Runner:
                 self.host.finish(plan)
             return self._bring_back(batch, tokens)
         with self.team.guarded():
-            self.team.publish(batch.without_takers(), self.batches.packed.sent)
+            self.team.publish(batch.without_takers(), self.batches.buffer.sent)
             return self._bring_back(batch, self.execute(batch))
 
     @torch.inference_mode()
@@ -135,7 +135,7 @@ class Runner:
 
     def receive(self, numbers: NDArray[np.int32]) -> None:
         """Queues the transfer of a step that another process has laid out; `numbers` are copied first."""
-        self.batches.packed.receive(numbers)
+        self.batches.buffer.receive(numbers)
 
     def check(self) -> None:
         """Errors: EngineFailed where a GPU of several is gone."""
@@ -186,37 +186,37 @@ class Runner:
 
     def _forget_rows(self) -> None:
         """Makes every row of the next step padding."""
-        self.batches.packed.device.fill_(PADDING)
+        self.batches.buffer.device.fill_(PADDING)
 
     def _single_states(self, size: int) -> Tensor:
         """States of a batch of `size` single tokens, reading nothing but what is on the device."""
-        packed, (where, _) = self.batches.packed.device, graph_sections(size)
-        rows = packed[where.rows]
-        placed = self._place(rows, packed[where.ids], packed[where.positions])
-        pages = Pages(size, self._tables[rows], placed.lens, placed.slots, self._tables)
-        return self._forward(placed, pages, None)
+        buffer, (where, _) = self.batches.buffer.device, graph_sections(size)
+        rows = buffer[where.rows]
+        inputs = self._place(rows, buffer[where.ids], buffer[where.positions])
+        pages = Pages(size, self._tables[rows], inputs.lens, inputs.slots, self._tables)
+        return self._forward(inputs, pages, None)
 
     def _prompt_states(self, size: int) -> Tensor:
         """The same for a step with prompts of `size` tokens."""
         singles = self.batches.most_singles(size)
-        packed = self.batches.packed.device
+        buffer = self.batches.buffer.device
         where, chunks = graph_sections(size, singles, self.backend.plan_room(size))
-        rows = packed[where.rows]
-        placed = self._place(rows, packed[where.ids], packed[where.positions])
-        lens = packed[chunks.lens].clamp(min=0)
-        table, extra = self._tables[rows[:singles]], packed[chunks.extra]
-        pages = Pages(singles, table, lens, placed.slots, self._tables, extra=extra)
-        return self._forward(placed, pages, None)
+        rows = buffer[where.rows]
+        inputs = self._place(rows, buffer[where.ids], buffer[where.positions])
+        lens = buffer[chunks.lens].clamp(min=0)
+        table, extra = self._tables[rows[:singles]], buffer[chunks.extra]
+        pages = Pages(singles, table, lens, inputs.slots, self._tables, extra=extra)
+        return self._forward(inputs, pages, None)
 
     def _change_tables(self, batch: StepLayout) -> None:
-        packed, changes = self.batches.packed.device, batch.changes
+        buffer, changes = self.batches.buffer.device, batch.changes
         if changes.places.stop > changes.places.start:
-            self._tables.view(-1)[packed[changes.places]] = packed[changes.blocks]
+            self._tables.view(-1)[buffer[changes.places]] = buffer[changes.blocks]
         if changes.params.stop > changes.params.start:
-            rows = packed[changes.params].view(-1, FIELDS + 1)
+            rows = buffer[changes.params].view(-1, FIELDS + 1)
             self.sampler.params[:, rows[:, 0]] = rows[:, 1:].T
         if changes.copies.stop > changes.copies.start:
-            self.backend.copy_blocks(packed[changes.copies].view(-1, 2))
+            self.backend.copy_blocks(buffer[changes.copies].view(-1, 2))
 
     def _states(self, batch: StepLayout) -> Tensor:
         """Final states after the tokens that are sampled, [rows, hidden]."""
@@ -226,30 +226,30 @@ class Runner:
         states = graphs(batch.graph)
         if batch.draws.sampled is None:
             return states
-        return states.index_select(0, self.batches.packed.device[batch.draws.sampled])
+        return states.index_select(0, self.batches.buffer.device[batch.draws.sampled])
 
     def _eager_states(self, batch: StepLayout) -> Tensor:
-        packed, tokens = self.batches.packed.device, batch.tokens
-        rows = packed[tokens.rows]
-        placed = self._place(rows, packed[tokens.ids], packed[tokens.positions])
+        buffer, tokens = self.batches.buffer.device, batch.tokens
+        rows = buffer[tokens.rows]
+        inputs = self._place(rows, buffer[tokens.ids], buffer[tokens.positions])
         chunks, n = batch.chunks, batch.singles
         pages = Pages(
             decode_rows=n,
             decode_table=self._tables[rows[:n], : batch.columns],
-            decode_lens=placed.lens[:n],
-            slots=placed.slots,
+            decode_lens=inputs.lens[:n],
+            slots=inputs.slots,
             tables=self._tables,
             prompts=chunks.prompts,
-            extra=packed[chunks.extra] if chunks.prompts.tokens else None,
+            extra=buffer[chunks.extra] if chunks.prompts.tokens else None,
         )
-        sampled = None if batch.draws.sampled is None else packed[batch.draws.sampled]
-        return self._forward(placed, pages, sampled)
+        sampled = None if batch.draws.sampled is None else buffer[batch.draws.sampled]
+        return self._forward(inputs, pages, sampled)
 
-    def _place(self, rows: Tensor, ids: Tensor, positions: Tensor) -> Placed:
+    def _place(self, rows: Tensor, ids: Tensor, positions: Tensor) -> TokenInputs:
         size = self.rows.block_size
         return ops.place(rows, ids, positions, self.sampler.newest, self._tables, self._angles, size)
 
-    def _forward(self, placed: Placed, pages: Pages, sampled: Tensor | None) -> Tensor:
+    def _forward(self, inputs: TokenInputs, pages: Pages, sampled: Tensor | None) -> Tensor:
         """The model over one step's tokens."""
         self.backend.begin(pages)
 
@@ -257,17 +257,17 @@ class Runner:
             keys, values = self._caches[layer]
             return self.backend.attend(layer, ops.turn_and_store(qkv, turn, keys, values, pages.slots))
 
-        return self.model(placed.ids, placed.angles, attend, sampled, placed.slots)
+        return self.model(inputs.ids, inputs.angles, attend, sampled, inputs.slots)
 
     def _draw(self, batch: StepLayout, states: Tensor) -> Tensor:
-        packed, draws = self.batches.packed.device, batch.draws
-        rows, positions = packed[batch.tokens.rows], packed[batch.tokens.positions]
+        buffer, draws = self.batches.buffer.device, batch.draws
+        rows, positions = buffer[batch.tokens.rows], buffer[batch.tokens.positions]
         if draws.sampled is not None:
-            sampled = packed[draws.sampled]
+            sampled = buffer[draws.sampled]
             rows, positions = rows[sampled], positions[sampled]
-        filtered = None if draws.filtered is None else packed[draws.filtered]
+        filtered = None if draws.filtered is None else buffer[draws.filtered]
         logits = self.model.logits(states)
-        return self.sampler.sample(logits, rows, positions + 1, packed[draws.forced], filtered)
+        return self.sampler.sample(logits, rows, positions + 1, buffer[draws.forced], filtered)
 
     def _bring_back(self, batch: StepLayout, tokens: Tensor) -> Flight:
         takers = batch.draws.takers

@@ -1,4 +1,4 @@
-"""Draws the next tokens on the device, a row at a time and whatever company a row is in.
+"""Sampler of the next tokens on the device, a row at a time and whatever company a row is in.
 
 A draw is the likeliest token after adding Gumbel noise to the logits divided by the temperature. The noise
 is a hash of (seed, position, token), so it needs no state and repeats with the seed.
@@ -19,7 +19,7 @@ _LOW = 0xFFFFFFFF
 _FILTERED_TOGETHER = 32  # rows sorted at a time, which bounds the memory that takes
 
 
-def packed(params: SamplingParams, seed: int) -> NDArray[np.int32]:
+def pack(params: SamplingParams, seed: int) -> NDArray[np.int32]:
     """The row of parameters the sampler keeps on the device: int32 [FIELDS]."""
     row = np.empty(FIELDS, np.int32)
     row[:2] = np.array([params.temperature, params.top_p], np.float32).view(np.int32)

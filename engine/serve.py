@@ -1,4 +1,4 @@
-"""Serves a trace in wall time and records what happened, step by step.
+"""Server of a trace in wall time, which records what happens step by step.
 
 Prompts are made from the trace's content ids, so equal content is equal tokens here as in the simulator.
 Outputs are sampled, save where the trace says what they are because a later prompt quotes them: these

@@ -1,4 +1,4 @@
-"""Records the sweep, segment by segment, so that an interrupted one goes on where it stopped."""
+"""Recorder of the sweep, segment by segment, so that an interrupted one goes on where it stopped."""
 
 from __future__ import annotations
 

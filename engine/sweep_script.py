@@ -1,4 +1,4 @@
-"""Writes traces whose requests come one group after another, each when the one before has ended."""
+"""Writer of traces whose requests come one group after another, each when the one before has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fills a model's parameters: from a folder's safetensors files, or with random numbers for timing."""
+"""Weights of a model: from a folder's safetensors files, or with random numbers for timing."""
 
 from __future__ import annotations
 

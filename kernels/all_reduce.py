@@ -93,8 +93,43 @@ def _sendable(words, EMPTY: tl.constexpr):
 
 
 @triton.jit
-def _receive(at, mask, stop, EMPTY: tl.constexpr):
-    """Waits for the words of a place, takes them and leaves it empty."""
+def _send(
+    words,
+    mask,
+    mailboxes,
+    slot,
+    channel,
+    peer,
+    PHASE: tl.constexpr,
+    RANK: tl.constexpr,
+    GPUS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Puts words into this GPU's place in the mailbox of `peer`."""
+    WORDS: tl.constexpr = words.shape[0]
+    to = _place(mailboxes + peer, slot, channel, PHASE, RANK, CHANNELS, GPUS, WORDS, words.dtype)
+    tl.store(to + tl.arange(0, WORDS), words, mask=mask)
+
+
+@triton.jit
+def _receive(
+    mask,
+    mailboxes,
+    stop,
+    slot,
+    channel,
+    sender,
+    PHASE: tl.constexpr,
+    RANK: tl.constexpr,
+    GPUS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WORDS: tl.constexpr,
+    EMPTY: tl.constexpr,
+    WORD: tl.constexpr,
+):
+    """Waits for the words of `sender`, takes them and leaves their place empty."""
+    at = _place(mailboxes + RANK, slot, channel, PHASE, sender, CHANNELS, GPUS, WORDS, WORD)
+    at += tl.arange(0, WORDS)
     words = tl.load(at, mask=mask, other=0, volatile=True)
     missing = tl.max((words == EMPTY).to(tl.int32), 0)
     while missing > 0:
@@ -103,6 +138,34 @@ def _receive(at, mask, stop, EMPTY: tl.constexpr):
         missing = tl.where(stopped != 0, 0, tl.max((words == EMPTY).to(tl.int32), 0))
     tl.store(at, tl.full(words.shape, EMPTY, words.dtype), mask=mask)
     return words
+
+
+@triton.jit
+def _sum(
+    own,
+    mask,
+    mailboxes,
+    stop,
+    slot,
+    channel,
+    RANK: tl.constexpr,
+    GPUS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EMPTY: tl.constexpr,
+    FLOAT: tl.constexpr,
+):
+    """The sum, as words, of `own` and what others sent in the first phase, in the order of the GPUs."""
+    WORDS: tl.constexpr = own.shape[0]
+    total = tl.zeros([WORDS], tl.float32)
+    for gpu in tl.static_range(GPUS):
+        if gpu == RANK:
+            words = own
+        else:
+            words = _receive(
+                mask, mailboxes, stop, slot, channel, gpu, 0, RANK, GPUS, CHANNELS, WORDS, EMPTY, own.dtype
+            )
+        total += words.to(FLOAT, bitcast=True).to(tl.float32)
+    return total.to(FLOAT).to(own.dtype, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["units"])
@@ -129,28 +192,22 @@ def _one_shot(
     channel = tl.program_id(0)
     turn = tl.load(turns + channel)
     slot = turn % 2
-    lanes = tl.arange(0, WORDS)
-    at = channel * WORDS + lanes
+    at = channel * WORDS + tl.arange(0, WORDS)
     mask = at < count
     own = _sendable(tl.load(x + at, mask=mask, other=0), EMPTY)
-    word: tl.constexpr = x.dtype.element_ty
     for step in tl.static_range(1, GPUS):
-        peer = (RANK + step) % GPUS
-        to = _place(mailboxes + peer, slot, channel, 0, RANK, CHANNELS, GPUS, WORDS, word)
-        tl.store(to + lanes, own, mask=mask)
-    total = tl.zeros([WORDS], tl.float32)
-    for gpu in tl.static_range(GPUS):
-        if gpu == RANK:
-            words = own
-        else:
-            came = _place(mailboxes + RANK, slot, channel, 0, gpu, CHANNELS, GPUS, WORDS, word)
-            words = _receive(came + lanes, mask, stop, EMPTY)
-        if SUM:
-            total += words.to(FLOAT, bitcast=True).to(tl.float32)
-        else:
-            tl.store(out + gpu * count + at, words, mask=mask)
+        _send(own, mask, mailboxes, slot, channel, (RANK + step) % GPUS, 0, RANK, GPUS, CHANNELS)
     if SUM:
-        tl.store(out + at, total.to(FLOAT).to(word, bitcast=True), mask=mask)
+        total = _sum(own, mask, mailboxes, stop, slot, channel, RANK, GPUS, CHANNELS, EMPTY, FLOAT)
+        tl.store(out + at, total, mask=mask)
+    else:
+        tl.store(out + RANK * count + at, own, mask=mask)
+        for step in tl.static_range(1, GPUS):
+            gpu = (RANK + step) % GPUS
+            words = _receive(
+                mask, mailboxes, stop, slot, channel, gpu, 0, RANK, GPUS, CHANNELS, WORDS, EMPTY, own.dtype
+            )
+            tl.store(out + gpu * count + at, words, mask=mask)
     tl.store(turns + channel, turn + 1)
 
 
@@ -179,38 +236,29 @@ def _two_shot(
     channel = tl.program_id(0)
     turn = tl.load(turns + channel)
     slot = turn % 2
-    lanes = tl.arange(0, WORDS)
-    inside = channel * WORDS + lanes
-    word: tl.constexpr = x.dtype.element_ty
+    inside = channel * WORDS + tl.arange(0, WORDS)
     for step in tl.static_range(1, GPUS):
         peer = (RANK + step) % GPUS
         at = peer * part + inside
         mask = (inside < part) & (at < count)
         words = _sendable(tl.load(x + at, mask=mask, other=0), EMPTY)
-        to = _place(mailboxes + peer, slot, channel, 0, RANK, CHANNELS, GPUS, WORDS, word)
-        tl.store(to + lanes, words, mask=mask)
+        _send(words, mask, mailboxes, slot, channel, peer, 0, RANK, GPUS, CHANNELS)
     at = RANK * part + inside
     mask = (inside < part) & (at < count)
-    total = tl.zeros([WORDS], tl.float32)
-    for gpu in tl.static_range(GPUS):
-        if gpu == RANK:
-            words = tl.load(x + at, mask=mask, other=0)
-        else:
-            came = _place(mailboxes + RANK, slot, channel, 0, gpu, CHANNELS, GPUS, WORDS, word)
-            words = _receive(came + lanes, mask, stop, EMPTY)
-        total += words.to(FLOAT, bitcast=True).to(tl.float32)
-    words = _sendable(total.to(FLOAT).to(word, bitcast=True), EMPTY)
-    tl.store(out + at, words, mask=mask)
+    own = tl.load(x + at, mask=mask, other=0)
+    total = _sum(own, mask, mailboxes, stop, slot, channel, RANK, GPUS, CHANNELS, EMPTY, FLOAT)
+    total = _sendable(total, EMPTY)
+    tl.store(out + at, total, mask=mask)
     for step in tl.static_range(1, GPUS):
-        peer = (RANK + step) % GPUS
-        to = _place(mailboxes + peer, slot, channel, 1, RANK, CHANNELS, GPUS, WORDS, word)
-        tl.store(to + lanes, words, mask=mask)
+        _send(total, mask, mailboxes, slot, channel, (RANK + step) % GPUS, 1, RANK, GPUS, CHANNELS)
     for step in tl.static_range(1, GPUS):
         peer = (RANK + step) % GPUS
         at = peer * part + inside
         mask = (inside < part) & (at < count)
-        came = _place(mailboxes + RANK, slot, channel, 1, peer, CHANNELS, GPUS, WORDS, word)
-        tl.store(out + at, _receive(came + lanes, mask, stop, EMPTY), mask=mask)
+        words = _receive(
+            mask, mailboxes, stop, slot, channel, peer, 1, RANK, GPUS, CHANNELS, WORDS, EMPTY, own.dtype
+        )
+        tl.store(out + at, words, mask=mask)
     tl.store(turns + channel, turn + 1)
 
 

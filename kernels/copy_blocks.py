@@ -1,4 +1,4 @@
-"""Copies many blocks in one launch: inside the pool, to pinned host memory and back, all layers at once.
+"""Copy of many blocks in one launch: inside the pool, to pinned host memory and back, all layers at once.
 
 The GPU reads and writes pinned host memory directly, so blocks may lie anywhere on both sides and no
 staging buffer or copy call per block is needed. Towards the host a few programs saturate the bus; the

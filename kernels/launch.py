@@ -1,4 +1,4 @@
-"""Launches Triton kernels cheaply: what depends on shapes is decided once, then remembered.
+"""Cheap launches of Triton kernels: what depends on shapes is decided once, then remembered.
 
 Triton's own launch binds, specialises and hashes every argument on every call. A `Launch` does it
 once; later calls with 16-byte aligned pointers go straight to the compiled kernel.

@@ -1,4 +1,4 @@
-"""Brings together the tiles of prefill attention whose keys were cut into pieces (see prefill_plan.py).
+"""Merge of the tiles of prefill attention whose keys were cut into pieces (see prefill_plan.py).
 
 Each piece left its output as if it were all, and for each row the logarithm of the sum it was divided by;
 the weights that follow from these add the pieces up, always in the same order.

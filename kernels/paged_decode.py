@@ -268,14 +268,14 @@ def _paged_decode(
                 _store(target, total, acc, v_factor, OUT, GROUP, DIM)
             else:
                 # The program that begins a head uses its second slot, those that continue it their first.
-                begun = unit // share
-                count = (unit + tiles - 1) // share - begun + 1
+                first_holder = unit // share
+                count = (unit + tiles - 1) // share - first_holder + 1
                 part = 2 * program + (first == 0)
                 arrival = arrivals + row * KV_HEADS + head
                 if _store_part(sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2, DIM_POW2):
                     tl.store(arrival, 0)
                     all_m, all_total, all_acc = _merge(
-                        sums, outputs, begun, count, GROUP_POW2, DIM_POW2, MERGE
+                        sums, outputs, first_holder, count, GROUP_POW2, DIM_POW2, MERGE
                     )
                     if sinks is not None:
                         lanes = tl.arange(0, GROUP_POW2)

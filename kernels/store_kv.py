@@ -1,4 +1,4 @@
-"""Writes the K and V of new tokens to their slots in the paged cache, quantising to fp8 on the way."""
+"""Store of the K and V of new tokens in their slots of the paged cache, with quantisation to fp8."""
 
 # Device code takes tensors of the kernel language, which has no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -93,13 +93,13 @@ class Ring:
         self._done[self._reader] = self._count
 
     def _wait(self, holds: Callable[[], bool]) -> None:
-        begun = 0.0
+        poll_start = 0.0
         while not holds():
             self._check()
             now = time.perf_counter()
-            begun = begun or now
-            waited = now - begun
-            time.sleep(0 if waited < _SPIN_S else _NAPS_S[waited > 1])
+            poll_start = poll_start or now
+            waiting_s = now - poll_start
+            time.sleep(0 if waiting_s < _SPIN_S else _NAPS_S[waiting_s > 1])
 
     def _order(self) -> None:
         """Keeps memory accesses before and after apart, on processors that would reorder them."""

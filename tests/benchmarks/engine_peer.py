@@ -47,9 +47,9 @@ def seconds(model: str, prompts: list[list[int]], outputs: list[int], repeat: in
     for turn in range(repeat):
         # Other ids each time: a prefix cached by the run before would be skipped.
         fresh = [[(token + turn) % 10_000 for token in prompt] for prompt in prompts]
-        begun = time.perf_counter()
+        start = time.perf_counter()
         llm.generate(fresh, params, use_tqdm=False)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return min(times)
 
 

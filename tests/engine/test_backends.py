@@ -68,8 +68,8 @@ def test_padded_steps_with_prompts_serve_the_same_tokens(model_of: Any, engine_o
     sizes: list[tuple[int, int]] = []
 
     def replay(size: int) -> torch.Tensor:
-        packed, (_, chunks) = runner.batches.packed.device, graph_sections(size, min(size, 4))
-        sizes.append((size, int((packed[chunks.lens] > 0).sum())))
+        buffer, (_, chunks) = runner.batches.buffer.device, graph_sections(size, min(size, 4))
+        sizes.append((size, int((buffer[chunks.lens] > 0).sum())))
         return runner._prompt_states(size)
 
     runner._prompt_graphs, runner.batches.prompt_graphs = replay, [8, 32]

@@ -37,10 +37,10 @@ def test_place_looks_up_what_tokens_need() -> None:
     rows, ids = torch.tensor([[1, 0, 0, 2], [-1, 40, 41, 0]], dtype=torch.int32)
     positions = torch.tensor([5, 2, 3, -1], dtype=torch.int32)
     given = (rows, ids, positions, newest, tables, angles)
-    placed = ops.place(*given, 4)
-    assert placed.slots.tolist() == [2 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, -1]
-    assert placed.ids.tolist() == [12, 40, 41, 0] and placed.lens.tolist() == [6, 3, 4, 0]
-    for ours, plain in zip(fused.place(*(x.to(DEVICE) for x in given), 4), placed, strict=True):
+    inputs = ops.place(*given, 4)
+    assert inputs.slots.tolist() == [2 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, -1]
+    assert inputs.ids.tolist() == [12, 40, 41, 0] and inputs.lens.tolist() == [6, 3, 4, 0]
+    for ours, plain in zip(fused.place(*(x.to(DEVICE) for x in given), 4), inputs, strict=True):
         torch.testing.assert_close(ours.cpu(), plain)
 
 
@@ -57,7 +57,7 @@ def test_sample_draws_the_same_tokens() -> None:
         sampler = Sampler(rows + 1, torch.device(device))
         for row in range(rows):
             params = SamplingParams(temperature=0.0 if row == 3 else 0.8)
-            sampler.params[:, row] = torch.from_numpy(sampling.packed(params, seed=row))
+            sampler.params[:, row] = torch.from_numpy(sampling.pack(params, seed=row))
         arguments = [each.to(device) for each in (logits, numbers, positions, forced)]
         if len(drawn) == 0:
             tokens = sampler.sample(arguments[0].clone(), *arguments[1:], None)

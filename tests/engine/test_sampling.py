@@ -15,7 +15,7 @@ from scipy import stats
 def draws(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
     """`count` draws from one row of logits [vocab], each at another position of one sequence."""
     sampler = Sampler(1, torch.device("cpu"))
-    sampler.params[:, 0] = torch.from_numpy(sampling.packed(params, seed=5))
+    sampler.params[:, 0] = torch.from_numpy(sampling.pack(params, seed=5))
     rows = torch.zeros(count, dtype=torch.int32)
     positions = torch.arange(count, dtype=torch.int32)
     filtered = torch.arange(count, dtype=torch.int32) if params.filtered else None
