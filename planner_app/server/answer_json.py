@@ -1,7 +1,7 @@
 """Bodies of answers: whole ones, and the chunks of a stream, with the fields that vLLM sends.
 
-A stream has one chunk for each token of each client, so what is the same in all chunks of a request is
-rendered once.
+A stream has one chunk for each token of each client. So what is the same in all chunks of a request is
+rendered once, and so is each token's text where it depends on no other token.
 """
 
 from __future__ import annotations
@@ -16,9 +16,24 @@ from pagecast.planner_app.server.intake import GenerationRequest
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
 
-_GOES_ON = ', "logprobs": null, "finish_reason": null}]}\n\n'
-DONE = "data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
+_MOST_QUOTED = 1 << 16
 _quoted = json.encoder.encode_basestring_ascii
+
+
+class QuotedTokens(dict[int, bytes]):
+    """Text of single tokens as it stands within a JSON string, made when it is first needed."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, id: int) -> bytes:
+        if len(self) >= _MOST_QUOTED:
+            self.clear()
+        text = _quoted(self._tokenizer.decode((id,)))[1:-1].encode()
+        self[id] = text
+        return text
 
 
 class AnswerChoice:
@@ -47,9 +62,18 @@ class AnswerChoice:
 
 
 class AnswerWriter:
-    """Renders one request's answer. `choices` are in the order of their index."""
+    """Renders one request's answer. `choices` are in the order of their index.
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, created: int) -> None:
+    `quoted` are the texts of tokens that depend on no other token; None where the tokenizer has none such.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        created: int,
+        quoted: QuotedTokens | None = None,
+    ) -> None:
         self.request = request
         self.tokenizer = tokenizer
         self.choices = [AnswerChoice(i, one, tokenizer) for i, one in enumerate(request.generations)]
@@ -57,14 +81,32 @@ class AnswerWriter:
         kind = "chat.completion.chunk" if request.chat else "text_completion"
         head = {"id": request.id, "object": kind, "created": created, "model": request.model}
         self._head = "data: " + json.dumps(head)[:-1] + ', "choices": ['
-        self._plain = (
-            request.logprobs is None and not request.return_token_ids and not request.continuous_usage
-        )
+        plain = request.logprobs is None and not request.return_token_ids and not request.continuous_usage
+        single = plain and len(self.choices) == 1 and not request.generations[0].sampling.stop
+        self._quoted = quoted if single and not request.echo else None
+        field = '"delta": {"content": "' if request.chat else '"text": "'
+        self._before = f'{self._head}{{"index": 0, {field}'.encode()
+        close = "}" if request.chat else ""
+        self._after = f'"{close}, "logprobs": null, "finish_reason": null}}]}}\n\n'.encode()
 
     # ---- streams
 
-    def chunks(self) -> str:
-        """What has come since the last call, as server-sent events; "" for nothing."""
+    def chunks(self) -> bytes:
+        """What has come since the last call, as server-sent events; b"" for nothing."""
+        quoted = self._quoted
+        if quoted is not None:
+            choice = self.choices[0]
+            generation = choice.generation
+            sent, count = choice.sent, generation.count
+            if sent < count and (sent or not self.request.chat) and not generation.finish_reason:
+                choice.sent = count
+                if count - sent == 1:
+                    return b"%b%b%b" % (self._before, quoted[generation.tokens[sent]], self._after)
+                text = b"".join([quoted[id] for id in generation.tokens[sent:count]])
+                return b"%b%b%b" % (self._before, text, self._after)
+        return self._rendered().encode()
+
+    def _rendered(self) -> str:
         parts: list[str] = []
         for choice in self.choices:
             if choice.finished:
@@ -76,11 +118,11 @@ class AnswerWriter:
                 parts.append(self._next(choice))
         return "".join(parts)
 
-    def tail(self) -> str:
+    def tail(self) -> bytes:
         """The end of a stream: usage where it was asked for, and the mark."""
         if not self.request.include_usage:
             return DONE
-        return f'{self._head}], "usage": {json.dumps(self.usage())}}}\n\n{DONE}'
+        return f'{self._head}], "usage": {json.dumps(self.usage())}}}\n\n'.encode() + DONE
 
     def _first(self, choice: AnswerChoice) -> str:
         choice.begun = True
@@ -95,8 +137,6 @@ class AnswerWriter:
             piece = self.tokenizer.decode(generation.prompt) + piece
         quoted = _quoted(piece)
         text = f'"delta": {{"content": {quoted}}}' if self.request.chat else f'"text": {quoted}'
-        if self._plain and not generation.done:
-            return f'{self._head}{{"index": {choice.index}, {text}{_GOES_ON}'
         choice.finished = generation.done
         finish = json.dumps(finish_reason(generation))
         more = f', "stop_reason": {json.dumps(generation.stop_reason)}' if generation.done else ""

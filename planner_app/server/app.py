@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pagecast.planner_app.server.answer_json import AnswerWriter
+from pagecast.planner_app.server.answer_json import AnswerWriter, QuotedTokens
 from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.errors import ApiError, not_found
 from pagecast.planner_app.server.guard import Guard
@@ -54,6 +54,7 @@ class ReplicaServer:
         self._registry = CollectorRegistry()
         self._registry.register(metrics)
         self._random = random.Random(options.seed)
+        self._quoted = QuotedTokens(intake.tokenizer) if intake.tokenizer.alone else None
         self.app = self._make_app()
 
     # ---- answers
@@ -75,7 +76,7 @@ class ReplicaServer:
                 for other in request.generations:
                     self.backend.cancel(other)
                 raise generation.error
-        writer = AnswerWriter(request, self.intake.tokenizer, int(time.time()))
+        writer = AnswerWriter(request, self.intake.tokenizer, int(time.time()), self._quoted)
         return Answering(writer, self.backend, self.metrics.answered)
 
     def _maybe_fail(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pagecast.planner_app.server.errors import ApiError
 
 NEVER = -1
+_STREAMS_PER_TURN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +33,66 @@ class Sampling:
     logprobs: int | None = None
 
 
-class Bell:
-    """Wakes the one task that waits for any of a request's generations."""
+class Outbox:
+    """Requests that have something to send to their clients: each once, in the order in which they rang.
 
-    __slots__ = ("_rung", "_waiter")
+    A step brings a token to every stream at once. Each turn of the event loop sends what there is for some of
+    them, so that new requests are read meanwhile; what comes for a stream before its turn is sent together.
+    """
 
     def __init__(self) -> None:
-        self._waiter: asyncio.Future[None] | None = None
-        self._rung = False
+        self._rung: deque[Bell] = deque()
+
+    def add(self, bell: Bell) -> None:
+        """Queues a bell that has rung. Called in the event loop's thread."""
+        self._rung.append(bell)
+        if len(self._rung) == 1:
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        rung = self._rung
+        for _ in range(min(len(rung), _STREAMS_PER_TURN)):
+            rung[0].answer()
+            rung.popleft()
+        if rung:
+            asyncio.get_running_loop().call_soon(self._send)
+
+
+class Bell:
+    """Rung when something has come of a request's generations; whoever answers the client listens.
+
+    Without an outbox nobody can listen.
+    """
+
+    __slots__ = ("_listener", "_outbox", "rung")
+
+    def __init__(self, outbox: Outbox | None = None) -> None:
+        self.rung = False  # since the last answer
+        self._outbox = outbox
+        self._listener: Callable[[], None] | None = None
 
     def ring(self) -> None:
-        """Wakes the waiting task, or lets the next wait return at once. Called in the event loop's thread."""
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self._rung = True
+        """Has the listener called soon, once for all rings until then. Called in the event loop's thread."""
+        if not self.rung:
+            self.rung = True
+            if self._listener is not None and self._outbox is not None:
+                self._outbox.add(self)
 
-    async def wait(self) -> None:
-        """Returns once something has happened since the last wait."""
-        if self._rung:
-            self._rung = False
-            return
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called at each ring from now on, and soon where it has rung before."""
+        self._listener = listener
+        if self.rung and self._outbox is not None:
+            self._outbox.add(self)
+
+    def answer(self) -> None:
+        """Calls the listener; to be called by the outbox."""
+        self.rung = False
+        if self._listener is not None:
+            self._listener()
+
+    def leave(self) -> None:
+        """Nobody listens any more."""
+        self._listener = None
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from pagecast.planner_app.server.errors import ApiError, not_found
-from pagecast.planner_app.server.generation import Bell, Generation, Sampling
+from pagecast.planner_app.server.generation import Bell, Generation, Outbox, Sampling
 from pagecast.planner_app.server.protocol import (
     ChatMessage,
     ChatRequest,
@@ -62,6 +62,7 @@ class RequestIntake:
         self.vocabulary = vocabulary
         self._most_logprobs = most_logprobs
         self._numbers = count()
+        self._outbox = Outbox()
 
     # ---- requests
 
@@ -125,7 +126,7 @@ class RequestIntake:
             logprobs=None,
             echo=False,
             return_token_ids=bool(body.return_token_ids),
-            bell=Bell(),
+            bell=Bell(self._outbox),
         )
 
     def _prompts(self, body: CompletionRequest) -> list[list[int]]:

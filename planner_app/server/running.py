@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -16,9 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 import uvicorn
 from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.serving import OwnSend
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 _BACKLOG = 4096
+_GC_THRESHOLD = 20_000  # objects; thousands of streams are many, and few of them are garbage
 
 
 class HttpServer(uvicorn.Server):
@@ -59,6 +62,9 @@ def serve(
 
     Errors: CannotRunHere where a backend failed.
     """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
         runner.run(_serve(replicas, sockets, ready))
@@ -109,7 +115,7 @@ def http_server(replica: ReplicaServer) -> HttpServer:
     """The server of one replica, not yet started."""
     options = replica.options
     config = uvicorn.Config(
-        replica.app,
+        OwnSend(replica.app),
         access_log=False,
         log_level="warning",
         limit_concurrency=options.max_connections,

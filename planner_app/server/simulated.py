@@ -366,7 +366,9 @@ class SimulatedBackend:
             gaps[gap] = gaps.get(gap, 0) + 1
             generation.count += 1
             generation.last_ns = end_ns
-            generation.bell.ring()
+            bell = generation.bell
+            if not bell.rung:
+                bell.ring()
         for chunk in plan.chunks:
             generation = live.get(chunk.request.index)
             if generation is None:
