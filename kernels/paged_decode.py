@@ -24,10 +24,9 @@ from pagecast.kernels.launch import (
     require_attention,
     require_sinks,
 )
-from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh, with_sink
+from pagecast.kernels.tile import compute_dtype, halves, load_tile, page_ids, scores, weigh, with_sink
 from torch import Tensor
 
-STAGES = 5
 MERGE = 32
 # What starting on another head costs a program, in tiles: its pipeline drains and fills again.
 START_COST = 2
@@ -116,6 +115,60 @@ def _attend(
         s = tl.where(seen[None, :], scores(q, keys) * scale, -float("inf"))
         m, total, acc = weigh(s, values, m, total, acc, q.dtype)
     return m, total, acc
+
+
+@triton.jit
+def _attend_fp8(
+    q,
+    k,
+    v,
+    table_row,
+    length,
+    first,
+    last,
+    scale,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_POW2: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STAGES: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
+    """`_attend` over an fp8 cache whose rows are dense: `q` are its even and its odd columns, in fp16."""
+    even, odd = q
+    HALF: tl.constexpr = DIM_POW2 // 2
+    k = k.to(tl.pointer_type(tl.int16), bitcast=True)
+    v = v.to(tl.pointer_type(tl.int16), bitcast=True)
+    KEYS: tl.constexpr = (K[0] // 2, K[1] // 2, K[2] // 2, 1)
+    VALUES: tl.constexpr = (V[0] // 2, V[1] // 2, V[2] // 2, 1)
+    m = tl.full([even.shape[0]], -float("inf"), tl.float32)
+    total = tl.zeros([even.shape[0]], tl.float32)
+    acc_even = tl.zeros([even.shape[0], HALF], tl.float32)
+    acc_odd = tl.zeros([even.shape[0], HALF], tl.float32)
+    for tile in tl.range(first, last, num_stages=STAGES):
+        start = tile * TILE
+        ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, True)
+        keys = load_tile(k, ids, start, length, KEYS, BLOCK_SIZE, TILE, DIM // 2, HALF, False)
+        values = load_tile(v, ids, start, length, VALUES, BLOCK_SIZE, TILE, DIM // 2, HALF, True)
+        token = start + tl.arange(0, TILE)
+        seen = token < length
+        if WINDOW > 0:
+            seen = seen & (token >= length - WINDOW)
+        even_keys, odd_keys = halves(keys, ON_GPU)
+        s = tl.dot(odd, tl.trans(odd_keys), tl.dot(even, tl.trans(even_keys)))
+        s = tl.where(seen[None, :], s * scale, -float("inf"))
+        new_m = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - new_m[:, None])
+        fade = tl.exp2(m - new_m)
+        m, total = new_m, total * fade + tl.sum(p, 1)
+        weights = p.to(tl.float16)
+        even_values, odd_values = halves(values, ON_GPU)
+        acc_even = tl.dot(weights, even_values, acc_even * fade[:, None])
+        acc_odd = tl.dot(weights, odd_values, acc_odd * fade[:, None])
+    return m, total, tl.join(acc_even, acc_odd).reshape(even.shape[0], DIM_POW2)
 
 
 @triton.jit
@@ -214,6 +267,8 @@ def _paged_decode(
     DTYPE: tl.constexpr,
     MERGE: tl.constexpr,
     STAGES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     program = tl.program_id(0)
     share = tl.load(ends)
@@ -235,31 +290,59 @@ def _paged_decode(
         if last > first:
             length = tl.load(seq_lens + row)
             skipped = tl.cdiv(length, TILE) - tiles
-            at = q + row.to(tl.int64) * Q[0] + (head * GROUP + rows) * Q[1] + dims * Q[2]
-            queries = tl.load(at, mask=(rows < GROUP) & (dims < DIM), other=0.0).to(DTYPE)
+            at = q + row.to(tl.int64) * Q[0] + (head * GROUP + rows) * Q[1]
             k_factor = 1.0
             v_factor = 1.0
             if k_scale is not None:
                 k_factor = tl.load(k_scale + head * SCALE_STRIDE)
                 v_factor = tl.load(v_scale + head * SCALE_STRIDE)
-            m, total, acc = _attend(
-                queries,
-                k_cache + head.to(tl.int64) * K[2],
-                v_cache + head.to(tl.int64) * V[2],
-                table + row.to(tl.int64) * table_stride,
-                length,
-                skipped + first,
-                skipped + last,
-                scale * k_factor,
-                K,
-                V,
-                BLOCK_SIZE,
-                TILE,
-                DIM,
-                DIM_POW2,
-                WINDOW,
-                STAGES,
-            )
+            keys = k_cache + head.to(tl.int64) * K[2]
+            values = v_cache + head.to(tl.int64) * V[2]
+            table_row = table + row.to(tl.int64) * table_stride
+            if PAIRS:
+                half = 2 * tl.arange(0, DIM_POW2 // 2)[None, :]
+                there = (rows < GROUP) & (half < DIM)
+                even = tl.load(at + half * Q[2], mask=there, other=0.0).to(tl.float16)
+                odd = tl.load(at + (half + 1) * Q[2], mask=there, other=0.0).to(tl.float16)
+                m, total, acc = _attend_fp8(
+                    (even, odd),
+                    keys,
+                    values,
+                    table_row,
+                    length,
+                    skipped + first,
+                    skipped + last,
+                    scale * k_factor,
+                    K,
+                    V,
+                    BLOCK_SIZE,
+                    TILE,
+                    DIM,
+                    DIM_POW2,
+                    WINDOW,
+                    STAGES,
+                    ON_GPU,
+                )
+            else:
+                there = (rows < GROUP) & (dims < DIM)
+                m, total, acc = _attend(
+                    tl.load(at + dims * Q[2], mask=there, other=0.0).to(DTYPE),
+                    keys,
+                    values,
+                    table_row,
+                    length,
+                    skipped + first,
+                    skipped + last,
+                    scale * k_factor,
+                    K,
+                    V,
+                    BLOCK_SIZE,
+                    TILE,
+                    DIM,
+                    DIM_POW2,
+                    WINDOW,
+                    STAGES,
+                )
             target = out + row.to(tl.int64) * OUT[0] + head * GROUP * OUT[1]
             if last - first == tiles:
                 if sinks is not None:
@@ -287,6 +370,22 @@ def _paged_decode(
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeCut:
+    """How decode attention uses a multiprocessor: `programs_per_sm` programs of `warps` warps, each with
+    pipelines of `stages` steps, which take `tile_bytes` of K. `registers` of a thread at most; 0: any."""
+
+    tile_bytes: int
+    programs_per_sm: int
+    stages: int
+    warps: int = 4
+    registers: int = 0
+
+
+WIDE_CUT = DecodeCut(16384, 2, 5)
+FP8_CUT = DecodeCut(8192, 4, 5, registers=128)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeShape:
     """What a schedule depends on: the model's attention heads, the cache's dtype and the window."""
 
@@ -297,15 +396,15 @@ class DecodeShape:
     window: int | None = None
 
     @property
-    def tile(self) -> int:
-        """Tokens of K that a step of the loop takes: 16 KiB of them, 8 KiB if fp8."""
-        row_bytes = next_power_of_2(self.head_dim) * self.kv_dtype.itemsize
-        return min(128, max(16, (8192 if self.is_fp8 else 16384) // row_bytes))
+    def cut(self) -> DecodeCut:
+        """How the work is cut up: measured on an H200."""
+        return FP8_CUT if self.is_fp8 else WIDE_CUT
 
     @property
-    def programs_per_sm(self) -> int:
-        """Programs that share a multiprocessor. Converting fp8 takes time, which more of them hide."""
-        return 4 if self.is_fp8 else 2
+    def tile(self) -> int:
+        """Tokens of K that a step of the loop takes."""
+        row_bytes = next_power_of_2(self.head_dim) * self.kv_dtype.itemsize
+        return min(128, max(16, self.cut.tile_bytes // row_bytes))
 
     @property
     def is_fp8(self) -> bool:
@@ -353,7 +452,7 @@ class DecodeSchedule:
 def _programs(shape: DecodeShape, device: torch.device) -> int:
     if device.type != "cuda":
         return 8
-    return shape.programs_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+    return shape.cut.programs_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 _launches: dict[Any, Launch] = {}
@@ -471,8 +570,16 @@ def _configure(
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
         "DTYPE": compute_dtype(q.dtype, shape.kv_dtype),
         "MERGE": MERGE,
-        "STAGES": STAGES,
+        "STAGES": shape.cut.stages,
+        "PAIRS": shape.is_fp8 and q.dtype != torch.float32 and _has_pairs(k_cache) and _has_pairs(v_cache),
+        "ON_GPU": q.is_cuda,
     }
-    options = {"maxnreg": 128} if shape.is_fp8 else {}
+    options = {"maxnreg": shape.cut.registers} if shape.cut.registers else {}
     # Not brought up early: its programs fill the GPU evenly only where nothing else is still there.
-    return Launch(_paged_decode, constants, num_warps=4, **options)
+    return Launch(_paged_decode, constants, num_warps=shape.cut.warps, **options)
+
+
+def _has_pairs(cache: Tensor) -> bool:
+    """True where two neighbours of a row of fp8 can be read as one int16."""
+    *strides, dense = cache.stride()
+    return dense == 1 and cache.data_ptr() % 2 == cache.shape[3] % 2 == 0 and not any(s % 2 for s in strides)

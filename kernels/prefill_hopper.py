@@ -26,7 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-TILE = 128
 STAGES = 2
 
 # Names that changed between Triton 3.6 and 3.9.
@@ -496,6 +495,11 @@ def _prefill_hopper(
     )
 
 
+def tile_of(head_dim: int) -> int:
+    """Tokens of a KV tile: as many as leave room for two tiles of K and of V beside the queries."""
+    return 64 if head_dim > 128 else 128
+
+
 def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     """True where this kernel can stand in for the plain one."""
     return (
@@ -503,7 +507,7 @@ def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
         and torch.cuda.get_device_capability(q.device) == (9, 0)
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.dtype == k_cache.dtype
-        and q.shape[2] in (64, 80, 96, 128)
+        and q.shape[2] in (64, 80, 96, 128, 192, 256)
         and q.shape[1] // k_cache.shape[2] <= 128
         and q.stride(2) == 1
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
@@ -527,9 +531,9 @@ def constants_of(
         "DIM": q.shape[2],
         "WIDTH": next_power_of_2(q.shape[2]),
         "BLOCK_SIZE": k_cache.shape[1],
-        "BOX": box_rows(k_cache.shape[1], TILE),
+        "BOX": box_rows(k_cache.shape[1], tile_of(q.shape[2])),
         "WINDOW": window or 0,
-        "TILE": TILE,
+        "TILE": tile_of(q.shape[2]),
         "STAGES": STAGES,
     }
 
@@ -539,7 +543,7 @@ class HopperPrefill:
 
     def __init__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, window: int | None) -> None:
         self._programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-        self._map = TensorMaps(TILE)
+        self._map = TensorMaps(tile_of(q.shape[2]))
         constants = constants_of(q, k_cache, v_cache, out, window)
         self._launch = Launch(_prefill_hopper, constants, num_warps=4)
 

@@ -61,6 +61,35 @@ def load_tile(
 
 
 @triton.jit
+def halves(x, ON_GPU: tl.constexpr):
+    """Two fp8 (e4m3) numbers of each int16, in fp16: those of the low bytes, and those of the high ones.
+
+    Reading fp8 as int16 lets shared memory be read as the tensor cores need it; single bytes can't be.
+    """
+    if ON_GPU:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, high;
+            .reg .b16 lows, highs, unused;
+            prmt.b32 low, $2, $2, 0x2020;
+            prmt.b32 high, $2, $2, 0x3131;
+            mov.b32 {lows, unused}, low;
+            mov.b32 {highs, unused}, high;
+            cvt.rn.f16x2.e4m3x2 $0, lows;
+            cvt.rn.f16x2.e4m3x2 $1, highs;
+            }""",
+            "=r,=r,r",
+            [x],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    low = (x & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    high = ((x >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return low.to(tl.float16), high.to(tl.float16)
+
+
+@triton.jit
 def scores(q, k):
     """q k^T in fp32, [rows, tile]; k may be fp8."""
     return tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
