@@ -1,0 +1,319 @@
+"""Matrix products with fp8 weights: activations quantised in groups of 128, products in fp8, sums in float32.
+
+A weight (e4m3) has a scale for each 128 of its inputs and some of its outputs, as checkpoints with blocks of
+128 x 128 have (DeepSeek-V3, Qwen3-FP8); a scale per tensor or channel is written to all of them. Each token's
+activations get a scale for each 128 of them. After 128 products the sum, scaled, joins one in float32, since
+the tensor cores add fp8 products with fewer bits.
+
+Weights are the rows of the tensor cores' tiles, and tokens their columns, of which there may be few. Where
+tiles are few, the inputs are split among programs; the one that ends last adds up, always in the same order.
+"""
+
+# Device code takes tensors of the kernel language, which has no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
+from pagecast.kernels.tensor_map import Address
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+GROUP = 128
+"""Inputs that share a scale."""
+
+_GROUPS = 8
+_MOST_MAPS = 4096
+_LEAST_SCALE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Cut:
+    """How a product is cut: tiles of `outputs` x `tokens`, the inputs split in `splits`, pipelines of
+    `stages` steps of 128 inputs, and `warps` per program."""
+
+    outputs: int
+    tokens: int
+    splits: int
+    stages: int
+    warps: int
+
+
+@triton.jit
+def _quantise(
+    x,
+    out,
+    scales,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    LEAST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Some groups of a row: fp8 numbers, and the scale that undoes it."""
+    after_predecessor(OVERLAP)
+    PARTS: tl.constexpr = (WIDTH // GROUP + GROUPS - 1) // GROUPS
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    group = tl.program_id(0) % PARTS * GROUPS + tl.arange(0, GROUPS)
+    at = row * WIDTH + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    there = group < WIDTH // GROUP
+    value = tl.load(x + at, mask=there[:, None], other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), 1), LEAST) / 448.0
+    small = tl.minimum(tl.maximum(value / scale[:, None], -448.0), 448.0)
+    tl.store(out + at, small.to(out.dtype.element_ty), mask=there[:, None])
+    tl.store(scales + row * (WIDTH // GROUP) + group, scale, mask=there)
+
+
+@triton.jit
+def _sum_of_groups(
+    x,
+    x_scales,
+    weight,
+    scales,
+    output,
+    token,
+    tokens,
+    first,
+    last,
+    INPUTS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The scaled products of the groups [first, last): fp32 [TILE, len(token)]."""
+    GROUPS: tl.constexpr = INPUTS // GROUP
+    acc = tl.zeros([TILE, token.shape[0]], tl.float32)
+    live = token < tokens
+    row = tl.where(live, token, 0).to(tl.int64)
+    at = x + row[:, None] * INPUTS + tl.arange(0, GROUP)[None, :]
+    scale_row = output // SCALE_ROWS
+    if TILE > SCALE_ROWS:
+        scale_row = (output + tl.arange(0, TILE)) // SCALE_ROWS
+    for group in tl.range(first, last, num_stages=STAGES):
+        a = tl.load(at + group * GROUP)
+        product = tl.dot(weight.load([output, group * GROUP]), a.T)
+        a_scale = tl.load(x_scales + row * GROUPS + group)
+        w_scale = tl.load(scales + scale_row * GROUPS + group)
+        if TILE > SCALE_ROWS:
+            acc += product * a_scale[None, :] * w_scale[:, None]
+        else:
+            acc += product * (a_scale * w_scale)[None, :]
+    return acc
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _product(
+    x,
+    x_scales,
+    weight,
+    scales,
+    out,
+    sums,
+    arrivals,
+    tokens,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    after_predecessor(OVERLAP)
+    GROUPS: tl.constexpr = INPUTS // GROUP
+    split = tl.program_id(0) % SPLITS
+    tile = tl.program_id(0) // SPLITS
+    # Neighbours share tokens where these are few tiles, so that a weight is read once from memory.
+    rounds = tl.cdiv(tokens, TOKENS)
+    output = tile // rounds * TILE
+    token = tile % rounds * TOKENS + tl.arange(0, TOKENS)
+    first = split * GROUPS // SPLITS
+    last = (split + 1) * GROUPS // SPLITS
+    acc = _sum_of_groups(
+        x,
+        x_scales,
+        weight,
+        scales,
+        output,
+        token,
+        tokens,
+        first,
+        last,
+        INPUTS,
+        SCALE_ROWS,
+        TILE,
+        GROUP,
+        STAGES,
+    )
+    if SPLITS > 1:
+        inside = tl.arange(0, TILE)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+        part = sums + (tile * SPLITS).to(tl.int64) * (TILE * TOKENS) + inside
+        tl.store(part + split * (TILE * TOKENS), acc)
+        tl.debug_barrier()  # all threads' stores come before the one thread's release
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrivals + tile, 0)
+            acc = tl.zeros([TILE, TOKENS], tl.float32)
+            for nth in range(SPLITS):
+                acc += tl.load(part + nth * (TILE * TOKENS))
+            _store(out, acc, output, token, tokens, OUTPUTS)
+    else:
+        _store(out, acc, output, token, tokens, OUTPUTS)
+
+
+@triton.jit
+def _store(out, acc, output, token, tokens, OUTPUTS: tl.constexpr):
+    lanes = output + tl.arange(0, acc.shape[0])
+    at = out + token.to(tl.int64)[:, None] * OUTPUTS + lanes[None, :]
+    tl.store(at, acc.T.to(out.dtype.element_ty), mask=(token < tokens)[:, None] & (lanes < OUTPUTS)[None, :])
+
+
+_launches: dict[Any, Launch] = {}
+_maps: dict[Any, TensorDescriptor] = {}
+_workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+
+def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [tokens, width] in fp8, and its scales, fp32 [tokens, width / 128]. Errors: BadInput for a width that
+    is no multiple of 128, and for x that is not dense."""
+    tokens, width = x.shape
+    require(
+        width % GROUP == 0 and x.is_contiguous(), f"fp8 needs dense rows of a multiple of {GROUP}: {width}"
+    )
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(tokens, width // GROUP, dtype=torch.float32, device=x.device)
+    key = ("quantise", x.dtype, width, x.device)
+    launch = _launches.get(key)
+    if launch is None:
+        constants = {"WIDTH": width, "GROUP": GROUP, "GROUPS": _GROUPS, "LEAST": _LEAST_SCALE}
+        launch = _launches[key] = Launch(_quantise, constants, x.device, num_warps=4)
+    if tokens:
+        launch(tokens * -(-width // (GROUP * _GROUPS)), (x, out, scales))
+    return out, scales
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, *, cut: Fp8Cut | None = None) -> Tensor:
+    """Dense x [tokens, inputs] times the transposed dense fp8 weight [outputs, inputs]: [tokens, outputs].
+
+    `scales`: fp32 [outputs / n, inputs / 128], each of n rows and 128 columns of the weight, for any n that
+    divides the outputs, and for n = 128. `cut`: in place of `cut_of`'s choice.
+    Safe inside CUDA graphs, on one stream. Errors: BadInput where shapes don't fit together.
+    """
+    numbers, x_scales = quantise_activations(x)
+    return fp8_product(numbers, x_scales, weight, scales, x.dtype, cut=cut)
+
+
+def fp8_product(
+    x: Tensor,
+    x_scales: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    dtype: torch.dtype,
+    *,
+    cut: Fp8Cut | None = None,
+) -> Tensor:
+    """`fp8_linear` of activations that are quantised already; the result is in `dtype`."""
+    (tokens, inputs), outputs = x.shape, weight.shape[0]
+    cut = cut or cut_of(tokens, outputs, inputs)
+    out = torch.empty(tokens, outputs, dtype=dtype, device=x.device)
+    if not tokens:
+        return out
+    key = ("product", x.device, dtype, weight.shape, scales.shape, cut)
+    launch = _launches.get(key)
+    if launch is None:
+        _check(x, x_scales, weight, scales)
+        launch = _launches[key] = product_launch(weight.shape, scales.shape, cut, x.device)
+    tiles = -(-outputs // cut.outputs) * -(-tokens // cut.tokens)
+    sums, arrivals = _workspace(x.device, tiles, cut)
+    launch(tiles * cut.splits, (x, x_scales, _map(weight, cut), scales, out, sums, arrivals), tokens)
+    return out
+
+
+def scale_rows(outputs: int, rows: int) -> int:
+    """Outputs of a weight that share a scale, where the weight has so many rows of scales."""
+    return -(-outputs // rows) if outputs % rows == 0 else GROUP
+
+
+def _check(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor) -> None:
+    (tokens, inputs), (outputs, width) = x.shape, weight.shape
+    groups = inputs // GROUP
+    require(
+        width == inputs
+        and inputs % GROUP == 0
+        and weight.is_contiguous()
+        and weight.dtype == x.dtype == torch.float8_e4m3fn
+        and x_scales.shape == (tokens, groups)
+        and scales.shape[1] == groups
+        and scales.is_contiguous()
+        and -(-outputs // scale_rows(outputs, scales.shape[0])) == scales.shape[0],
+        f"fp8_linear: x {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype} and scales "
+        f"{tuple(scales.shape)} don't fit; inputs must be a multiple of {GROUP}, with a scale each",
+    )
+
+
+def cut_of(tokens: int, outputs: int, inputs: int) -> Fp8Cut:
+    """How a product of this size is cut."""
+    if tokens > 128:
+        return Fp8Cut(128, 128, 1, 4, 8)
+    width = max(16, next_power_of_2(tokens))
+    tiles = -(-outputs // 64)
+    splits = max(1, min(inputs // GROUP // 4, 256 // tiles))
+    return Fp8Cut(64, width, splits, 5, 4)
+
+
+def product_launch(
+    shape: tuple[int, ...], scales: tuple[int, ...], cut: Fp8Cut, device: torch.device
+) -> Launch:
+    """The launch of the product for a weight and scales of these shapes."""
+    outputs, inputs = shape
+    constants = {
+        "OUTPUTS": outputs,
+        "INPUTS": inputs,
+        "SCALE_ROWS": scale_rows(outputs, scales[0]),
+        "TILE": cut.outputs,
+        "TOKENS": cut.tokens,
+        "SPLITS": cut.splits,
+        "GROUP": GROUP,
+        "STAGES": cut.stages,
+    }
+    return Launch(_product, constants, device, num_warps=cut.warps)
+
+
+def _workspace(device: torch.device, tiles: int, cut: Fp8Cut) -> tuple[Tensor | None, Tensor | None]:
+    """Where parts of sums wait, and counts of those that do, zero between uses."""
+    if cut.splits == 1:
+        return None, None
+    length = tiles * cut.splits * cut.outputs * cut.tokens
+    known = _workspaces.get(device)
+    if known is None or known[0].numel() < length or known[1].numel() < tiles:
+        sums = torch.empty(next_power_of_2(length), dtype=torch.float32, device=device)
+        arrivals = torch.zeros(next_power_of_2(max(tiles, 1024)), dtype=torch.int32, device=device)
+        known = _workspaces[device] = (sums, arrivals)
+    return known
+
+
+def _map(weight: Tensor, cut: Fp8Cut) -> TensorDescriptor:
+    """The weight as the tensor memory accelerator reads it."""
+    block = [cut.outputs, GROUP]
+    if not weight.is_cuda:
+        return TensorDescriptor.from_tensor(weight, block)
+    key = (weight.data_ptr(), weight.shape, *block)
+    known = _maps.get(key)
+    if known is None:
+        if len(_maps) >= _MOST_MAPS:
+            _maps.clear()
+        address = Address(weight.data_ptr(), weight.dtype)
+        known = _maps[key] = TensorDescriptor(address, list(weight.shape), [weight.shape[1], 1], block)
+    return known
+
+
+def common_rows(widths: list[int]) -> int:
+    """The most outputs that can share a scale where projections of these widths lie one after another."""
+    return gcd(GROUP, *widths)
