@@ -62,7 +62,7 @@ class _Job:
     lost: bool = False
 
 
-class _Lane(Protocol):
+class Lane(Protocol):
     """One direction: runs jobs in order."""
 
     def start(self, pairs: list[tuple[int, int]]) -> None:
@@ -101,7 +101,7 @@ class HostTier:
         beside = self.memory.transpose(0, 1)  # blocks are counted by the same dimension as in `kv`
         self._clock: Clock = time.perf_counter_ns
         on_gpu = kv.device.type == "cuda"
-        lane: Callable[[Tensor, Tensor], _Lane] = CudaLane if on_gpu else PlainLane
+        lane: Callable[[Tensor, Tensor], Lane] = CudaLane if on_gpu else PlainLane
         self._lanes = {LOAD: lane(beside, kv), STORE: lane(kv, beside)}
         self._jobs: dict[str, deque[_Job]] = {LOAD: deque(), STORE: deque()}
         self._lost: list[HostTransfer] = []
@@ -193,13 +193,13 @@ class PlainLane:
         self._clock: Clock = time.perf_counter_ns
 
     def start(self, pairs: list[tuple[int, int]]) -> None:
-        """See `_Lane`."""
+        """See `Lane`."""
         start_ns = self._clock()
         reference.copy_blocks(self._source, self._target, pairs, block_dim=1)
         self._times.append((start_ns, self._clock()))
 
     def ended(self) -> tuple[int, int] | None:
-        """See `_Lane`."""
+        """See `Lane`."""
         return self._times.popleft()
 
     def hold(self, number: int) -> None:
@@ -209,7 +209,7 @@ class PlainLane:
         """Nothing: all steps have ended."""
 
     def drain(self, clock: Clock) -> None:
-        """See `_Lane`."""
+        """See `Lane`."""
         self._times.clear()
         self._clock = clock
 
@@ -229,7 +229,7 @@ class CudaLane:
         self._base_ns = 0
 
     def start(self, pairs: list[tuple[int, int]]) -> None:
-        """See `_Lane`."""
+        """See `Lane`."""
         host_pairs = torch.tensor(pairs, dtype=torch.int32).pin_memory()
         start, end = _event(), _event()
         with torch.cuda.stream(self._stream):
@@ -240,7 +240,7 @@ class CudaLane:
         self._events.append((start, end, host_pairs))
 
     def ended(self) -> tuple[int, int] | None:
-        """See `_Lane`."""
+        """See `Lane`."""
         start, end, _ = self._events[0]
         if not end.query():
             return None
@@ -253,15 +253,15 @@ class CudaLane:
         return end_ns - took, end_ns
 
     def hold(self, number: int) -> None:
-        """See `_Lane`."""
+        """See `Lane`."""
         torch.cuda.current_stream().wait_event(self._events[number][1])
 
     def follow(self) -> None:
-        """See `_Lane`."""
+        """See `Lane`."""
         self._stream.wait_stream(torch.cuda.current_stream())
 
     def drain(self, clock: Clock) -> None:
-        """See `_Lane`."""
+        """See `Lane`."""
         self._stream.synchronize()
         self._events.clear()
         self._base = _event()

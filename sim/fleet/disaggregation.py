@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import simpy
-from pagecast.sim.core.memory.kv_memory import Hit
+from pagecast.sim.core import handoff as blocks
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.fleet.fleet import Fleet, at
 from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports
@@ -123,10 +123,9 @@ class DisaggregatedFleet(Fleet):
 
     def _hold(self, member: Member, row: int) -> Request:
         """Holds the blocks of a prompt that has just been computed, until they have been read."""
-        memory = member.scheduler.memory
-        stand_in = self.prompts.feed(member.limits.block_size).request(row, 0)
-        memory.claim(stand_in, memory.find(stand_in))
-        return stand_in
+        holder = self.prompts.feed(member.limits.block_size).request(row, 0)
+        blocks.hold(member.scheduler, holder)
+        return holder
 
     # ---- figures
 
@@ -181,19 +180,16 @@ class DisaggregatedFleet(Fleet):
                 continue
             now = int(self.env.now)
             member.replica.cut(now)
-            memory = member.scheduler.memory
-            stand_in = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
-            hit: Hit = memory.find(stand_in)
-            if memory.fits(stand_in, hit, stand_in.prompt_tokens):
-                memory.claim(stand_in, hit)
-                memory.grow(stand_in, stand_in.prompt_tokens)
-                handoff.reserved = stand_in
-            elif memory.used_blocks:
+            holder = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
+            hit = blocks.reserve(member.scheduler, holder)
+            if hit is not None:
+                handoff.reserved = holder
+            elif member.scheduler.memory.used_blocks:
                 return
             # A prompt that never fits goes to the replica as it is, which says so.
             short.popleft()
-            missing = stand_in.prompt_tokens - (hit.tokens if self.settings.transfer == "missing" else 0)
-            self._carry(handoff, missing, now)
+            known = hit.tokens if hit is not None and self.settings.transfer == "missing" else 0
+            self._carry(handoff, holder.prompt_tokens - known, now)
 
     def _carry(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
         scenario = handoff.decode.scenario
@@ -218,14 +214,12 @@ class DisaggregatedFleet(Fleet):
 
     def _let_go(self, handoff: Handoff[Member], now: int) -> None:
         """Frees the blocks read, and makes those written findable."""
-        for member, stand_in in ((handoff.prefill, handoff.held), (handoff.decode, handoff.reserved)):
-            if stand_in is None:
+        for member, holder in ((handoff.prefill, handoff.held), (handoff.decode, handoff.reserved)):
+            if holder is None:
                 continue
             member.replica.cut(now)
-            if stand_in is handoff.reserved:
-                member.scheduler.memory.publish(stand_in, stand_in.prompt_tokens)
-            member.scheduler.memory.release(stand_in)
-            member.scheduler.queue.blocked = False
+            end = blocks.land if holder is handoff.reserved else blocks.give_back
+            end(member.scheduler, holder)
             member.replica.wake(now)
         handoff.held = handoff.reserved = None
 

@@ -19,6 +19,17 @@ class ExternalEventKind(IntEnum):
     CANCELLED = 1
     PLANNED_NOTHING = 2  # a plan that computed nothing: it preempted requests, or began to load blocks
     TRANSFERRED = 3  # the engine learned that a transfer to or from the host tier had ended
+    GIVEN_BACK = 4  # another engine has read the blocks of a prompt, which were held for it
+    RESERVED = 5  # blocks were taken for a prompt that another engine has computed
+    LANDED = 6  # they were written
+
+
+HANDOFFS = {
+    "given_back_s": ExternalEventKind.GIVEN_BACK,
+    "reserved_s": ExternalEventKind.RESERVED,
+    "landed_s": ExternalEventKind.LANDED,
+}
+"""Columns of `requests.csv.gz` in runs of engines that hand prompts over."""
 
 
 class Outside(NamedTuple):
@@ -74,6 +85,11 @@ def outside(run: RecordedRun) -> Iterator[Outside]:
         for row, time_s in enumerate(run.requests["cancelled_s"].to_numpy(np.float64).tolist()):
             if not np.isnan(time_s) and int(to_ns(time_s)) not in ends:
                 yield Outside(int(to_ns(time_s)), ExternalEventKind.CANCELLED, row)
+    for name, kind in HANDOFFS.items():
+        if name in run.requests:
+            times = run.requests[name].to_numpy(np.float64)
+            for row in np.flatnonzero(~np.isnan(times)).tolist():
+                yield Outside(int(to_ns(times[row])), kind, row)
     if run.idle is not None:
         for row, time_ns in enumerate(run.idle.start_ns.tolist()):
             yield Outside(time_ns, ExternalEventKind.PLANNED_NOTHING, row)

@@ -29,7 +29,9 @@ REQUEST_COLUMNS: dict[str, type] = {
 }
 HUGE = 2**53  # counts below it are exact in every column
 LATEST_S = 9e9  # of what nanoseconds of 64 bits hold
-_MAY_BE_EMPTY = ("first_token_s", "finish_s", "cancelled_s")  # of a request cancelled or refused
+_HANDOFF = ("given_back_s", "reserved_s", "landed_s")  # of engines that hand prompts over
+_OPTIONAL = ("cancelled_s", *_HANDOFF)
+_MAY_BE_EMPTY = ("first_token_s", "finish_s", *_OPTIONAL)  # of a request cancelled or refused
 _LONGEST_FIELD = 1 << 30  # characters; a request's output tokens stand in one
 
 
@@ -65,7 +67,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
         if len(row) != len(header):
             raise BadInput(f"{path} line {number}: columns are short: {len(row)} of {len(header)}")
     table = pd.DataFrame(rows[1:], columns=header)
-    for key, kind in (REQUEST_COLUMNS | {"cancelled_s": float}).items():
+    for key, kind in (REQUEST_COLUMNS | dict.fromkeys(_OPTIONAL, float)).items():
         if key in table:
             table[key] = _numbers(path, table[key], key, kind)
     _check_rows(path, table)

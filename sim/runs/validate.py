@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagecast.sim.core import handoff
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import Outcome, StepPlan
-from pagecast.sim.core.request import Request
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
@@ -125,6 +126,8 @@ class DecisionReplay:
             feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())
         ]
         self._endings = Endings.of(run)
+        self._gives = "given_back_s" in run.requests  # it computed prompts for another engine
+        self._holders: dict[int, Request] = {}  # stand-ins of prompts that are handed over, by row
         self._outside = sorted(outside(run), reverse=True)  # the next stands last
         self._pipeline: Pipeline[int] = Pipeline(self.scheduler)  # with the end of each step
         self.idle_differences: list[tuple[int, str]] = []
@@ -169,7 +172,16 @@ class DecisionReplay:
         if self._speculation is not None:
             accepted = self._speculation.outcome(plan).accepted
             outcome = outcome._replace(accepted=self._until_stop(accepted, outcome))
-        self._pipeline.commit(outcome, end)
+        ended = self._pipeline.commit(outcome, end)
+        if self._gives:
+            self._hold(ended)
+
+    def _hold(self, ended: list[Request]) -> None:
+        """Holds the prompts that ended for another engine to read."""
+        for request in ended:
+            if request.state is State.FINISHED:
+                holder = self._holders[request.index] = handoff.stand_in(request)
+                handoff.hold(self.scheduler, holder)
 
     def _until_stop(self, accepted: Accepted, outcome: Outcome) -> Accepted:
         """The guesses that count: those of a request that stopped end with its last token."""
@@ -196,6 +208,13 @@ class DecisionReplay:
         elif what.kind is ExternalEventKind.TRANSFERRED:
             transfer = self.run.transfers[what.row]
             s.transferred((transfer.job,), (transfer.job,) if transfer.lost else ())
+        elif what.kind is ExternalEventKind.RESERVED:
+            holder = self._holders[what.row] = handoff.stand_in(self.requests[what.row])
+            handoff.reserve(s, holder)
+        elif what.kind is ExternalEventKind.LANDED:
+            handoff.land(s, self._holders.pop(what.row))
+        elif what.kind is ExternalEventKind.GIVEN_BACK:
+            handoff.give_back(s, self._holders.pop(what.row))
         elif what.row < 0:
             s.plan(what.time_ns)
         else:

@@ -18,7 +18,6 @@ import json
 import os
 import sys
 import time
-from collections import deque
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -39,11 +38,11 @@ from pagecast.sim.fleet.routers.registry import make
 from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.fleet.view import View
-from pagecast.sim.replay.clients import NEVER_NS, NS, Arrivals
+from pagecast.sim.replay.clients import NS, Arrivals
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.operations import scale, select
+from pagecast.traces.operations import scale
 from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
 
@@ -52,78 +51,18 @@ _ROUTERS = (
     *("round-robin", "random", "least-loaded", "power-of-two", "session"),
     *("prefix-affinity", "sglang", "aibrix", "production-stack"),
 )  # those that need nothing but what this script's router sees
-_POLL_NS = 300_000
 
 
 # ---- an engine's process
-
-
-class Inlet:
-    """Arrivals that come through a pipe, as `(row, arrival)`; None ends them. Times of `perf_counter_ns`.
-
-    Stands for `Arrivals` in a `TraceServer`, with the engine's clock.
-    """
-
-    def __init__(self, pipe: Any, clock: Any) -> None:
-        self._pipe = pipe
-        self._clock = clock
-        self._entries: deque[tuple[int, int]] = deque()
-        self._open = True
-
-    @property
-    def base_ns(self) -> int:
-        """When the engine's clock was 0."""
-        return time.perf_counter_ns() - int(self._clock().now())
-
-    @property
-    def next_ns(self) -> int:
-        """When to look again; never, once the router has sent its last."""
-        if self._open or self._entries:
-            return int(self._clock().now()) + _POLL_NS
-        return NEVER_NS
-
-    def take(self, now: int) -> tuple[int, int | None] | None:
-        """The next request that has come."""
-        while self._open and self._pipe.poll():
-            entry = self._pipe.recv()
-            if entry is None:
-                self._open = False
-            else:
-                self._entries.append(entry)
-        if not self._entries:
-            return None
-        row, sent_ns = self._entries.popleft()
-        return row, min(max(sent_ns - self.base_ns, 0), now)
-
-    def ended(self, row: int, now: int) -> None:
-        """Tells the router."""
-        self._pipe.send(row)
 
 
 def run_engine(pipe: Any, number: int, model: str, options: dict[str, Any], trace: Trace, out: Path) -> None:
     """Serves what comes through the pipe, and writes the recorded run."""
     if options.get("device") != "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+    from live_server import Inlet, LiveServer
     from pagecast.engine.described import described
     from pagecast.engine.engine import Engine
-    from pagecast.engine.recording import recorded_run
-    from pagecast.engine.serve import TraceServer
-
-    class LiveServer(TraceServer):
-        """A trace's requests, as a router sends them."""
-
-        def _recorded(self, recording: Any, events: Any) -> RecordedRun:
-            rows = sorted(self._sequences)
-            place = {str(row): str(position) for position, row in enumerate(rows)}
-            mine = select(self.trace, np.array(rows, np.int64))
-            sequences, submitted = {}, {}
-            for position, row in enumerate(rows):
-                self._sequences[row].request.index = position
-                sequences[position] = self._sequences[row]
-                submitted[position] = self._submitted_ns[row]
-            named = [event._replace(request=place.get(event.request, event.request)) for event in events]
-            run = recorded_run(mine, recording, sequences, submitted, named, self._meta())
-            return replace(run, requests=run.requests.assign(trace_row=rows))
 
     with Engine(model, log_events=True, **options) as engine:
         engine.warm_up()

@@ -9,6 +9,7 @@ FRONT = {
     "drafter",
     "errors",
     "events",
+    "handoff",
     "identity.content",
     "identity.keys",
     "limits",

@@ -1,0 +1,236 @@
+"""One engine of ours that computes prompts for another one, in wall time; and the same fleet forecast.
+
+    python tests/benchmarks/handoff_engines.py record OUT --model Qwen/Qwen3-8B --random-weights   # two GPUs
+    python tests/benchmarks/handoff_engines.py forecast OUT                                        # anywhere
+
+`record` starts an engine per GPU, each a process of its own. The prefill engine gets the trace's requests at
+their times and computes their prompts; the decode engine reads the KV blocks over the link between the two
+GPUs and generates (`engine/handoff.py`). OUT gets a recorded run per engine, `prefill` and `decode`, and
+`fleet.json`. `forecast` replays the same requests on a simulated pair, and prints TPOT, E2E and TTFT beside
+the measured ones. It exits with 1 where TPOT or E2E is off by more than 10% in the mean. The link's rate is
+NVLink's data sheet's, and its latency the settings' default: neither is fitted to the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from fleet_engines import BOUND, costs_for
+from pagecast.sim.core.errors import PagecastError
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.replay.clients import NS, Arrivals
+from pagecast.sim.runs.forecast import scenario_of
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import scale
+from pagecast.traces.read import read
+from pagecast.traces.schema import Trace
+
+ROLES = ("prefill", "decode")
+NVLINK_BYTES_PER_S = 450e9  # one way, of an H100's or H200's 18 links (NVIDIA's data sheet)
+
+# ---- an engine's process
+
+
+def run_engine(
+    role: str,
+    router: Any,
+    peer: Any,
+    number: int,
+    model: str,
+    options: dict[str, Any],
+    trace: Trace,
+    out: Path,
+) -> None:
+    """Serves what comes through the pipes, and writes the recorded run."""
+    import torch
+    from handoff_servers import DecodeServer, PrefillServer
+    from pagecast.engine.described import described
+    from pagecast.engine.engine import Engine
+
+    if options.get("device") != "cpu":
+        torch.cuda.set_device(number)
+    with Engine(model, log_events=True, **options) as engine:
+        engine.warm_up()
+        described(engine)
+        server = (PrefillServer if role == "prefill" else DecodeServer)(engine, trace, router, peer)
+        server.connect()
+        router.send("ready")
+        router.recv()
+        run = server.run()
+        run.write(out)
+        server.close()
+        router.send("written")
+        router.recv()  # the other engine may still read this one's memory
+
+
+# ---- the router's process
+
+
+def serve(trace: Trace, prefill: Any, decode: Any) -> None:
+    """Sends the trace's requests to the prefill engine at their times; returns when all have ended."""
+    for pipe in (prefill, decode):
+        pipe.recv()
+    for pipe in (prefill, decode):
+        pipe.send("begin")
+    begun = time.perf_counter_ns()
+    arrivals = Arrivals(trace)
+    left = len(trace)
+    while left:
+        now = time.perf_counter_ns() - begun
+        while (due := arrivals.take(now)) is not None:
+            row, arrival_ns = due
+            if arrival_ns is not None:
+                prefill.send((row, begun + arrival_ns))
+        rest_s = min(max(arrivals.next_ns - (time.perf_counter_ns() - begun), 0) / NS, 0.001)
+        for pipe in (decode, prefill):
+            while pipe.poll(rest_s if pipe is decode else 0):
+                arrivals.ended(pipe.recv(), time.perf_counter_ns() - begun)
+                left -= 1
+                rest_s = 0.0
+    for pipe in (prefill, decode):
+        pipe.send(None)
+    for pipe in (prefill, decode):
+        pipe.recv()
+    for pipe in (prefill, decode):
+        pipe.send("close")
+
+
+def trace_of(name: str, requests: int, rate: float) -> Trace:
+    """The requests, at so many times the trace's rate, without clients that give up."""
+    trace = read(name, limit=requests)
+    if rate != 1:
+        trace = scale(trace, rate)
+    if "cancel_after_s" in trace.requests:
+        trace = replace(trace, requests=trace.requests.drop(columns="cancel_after_s"))
+    return trace
+
+
+def record(options: argparse.Namespace) -> int:
+    """Starts both engines, serves the trace and writes the folder. 0 where that was done."""
+    out = Path(options.out)
+    if out.exists() and any(out.iterdir()):
+        sys.exit(f"{out} is not empty; give a new folder")
+    trace = trace_of(options.trace, options.requests, options.rate)
+    engine = {"random_weights": options.random_weights, "device": options.device}
+    engine["max_model_len"] = options.max_model_len
+    if options.num_blocks is not None:
+        engine["num_blocks"] = options.num_blocks
+    context = get_context("spawn")
+    ours, theirs = zip(*(context.Pipe() for _ in ROLES), strict=True)
+    peers = context.Pipe()
+    processes = []
+    for number, role in enumerate(ROLES):
+        part = trace
+        if role == "prefill":
+            part = replace(trace, requests=trace.requests.assign(output_tokens=1))
+        arguments = (role, theirs[number], peers[number], number, options.model, engine, part, out / role)
+        process = context.Process(target=run_engine, args=arguments, daemon=True)
+        process.start()
+        theirs[number].close()  # so that an engine that dies ends the wait for it
+        peers[number].close()
+        processes.append(process)
+    serve(trace, *ours)
+    for process in processes:
+        process.join()
+    about = {"trace": options.trace, "requests": len(trace), "rate": options.rate, "model": options.model}
+    (out / "fleet.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    moved = RecordedRun.load(out / "decode").requests
+    size = moved["moved_bytes"].astype(float).sum()
+    copying = (moved["copy_end_s"].astype(float) - moved["copy_start_s"].astype(float)).sum()
+    print(f"{out}: {len(trace):,} requests, {size / 1e9:.2f} GB in {copying:.3f} s of copies")
+    return 0
+
+
+# ---- the forecast
+
+
+def measured(out: Path) -> tuple[pd.DataFrame, list[RecordedRun]]:
+    """Latencies of all requests by row of the trace, as their clients saw them, and both runs."""
+    runs = [RecordedRun.load(out / role) for role in ROLES]
+    table = runs[1].requests.copy()
+    table["trace_row"] = table["trace_row"].astype(int)
+    table = table.set_index("trace_row").sort_index()
+    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
+    table["e2e_s"] = table["finish_s"] - table["arrival_s"]
+    later = (table["output_tokens"] - 1).where(table["output_tokens"] > 1)
+    table["tpot_s"] = (table["finish_s"] - table["first_token_s"]) / later
+    return table, runs
+
+
+def forecast(options: argparse.Namespace) -> int:
+    """Prints the comparison. 1 where mean TPOT or E2E is off by more than `BOUND`."""
+    out = Path(options.out)
+    about = json.loads((out / "fleet.json").read_text(encoding="utf-8"))
+    table, runs = measured(out)
+    trace = trace_of(about["trace"], about["requests"], about["rate"])
+    scenarios = [scenario_of(run, options.costs, transfer=options.transfer) for run in runs]
+    if Path(about["model"]).is_dir():
+        scenarios = [
+            Scenario.make({**each.model_dump(), "model": about["model"]}, "fleet.json") for each in scenarios
+        ]
+    scenario, costs = costs_for(runs[1], scenarios[1])
+    groups = [
+        {"name": role, "role": role, "scenario": {"num_gpu_blocks": each.num_gpu_blocks}}
+        for role, each in zip(ROLES, scenarios, strict=True)
+    ]
+    link = {"bytes_per_s": NVLINK_BYTES_PER_S}
+    fleet = FleetSettings.make({"groups": groups, "disaggregation": link})
+    result = replay_fleet(trace, scenario, fleet, costs=costs, keep_steps=False)
+    made = result.requests.set_index("row").sort_index()
+    print(f"{len(table):,} requests, one engine prefilling for another")
+    print(f"costs: {result.summary['costs']}")
+    worst = 0.0
+    for name in ("tpot_s", "e2e_s", "ttft_s"):
+        for statistic, of in (("mean", np.nanmean), ("p90", lambda values: np.nanpercentile(values, 90))):
+            real = float(of(table[name].to_numpy(np.float64)))
+            ours = float(of(made[name].to_numpy(np.float64)))
+            error = ours / real - 1
+            print(f"{name:7}{statistic:5} measured {real:9.5f}  forecast {ours:9.5f}  {error:+7.1%}")
+            if statistic == "mean" and name != "ttft_s":
+                worst = max(worst, abs(error))
+    real = table["moved_bytes"].astype(float).sum() / 1e9
+    ours = result.summary["fleet"]["handoff"]["moved_bytes"] / 1e9
+    print(f"moved: {real:.2f} GB measured, {ours:.2f} forecast")
+    print(f"mean TPOT and E2E are within {worst:.1%}; the bound is {BOUND:.0%}")
+    return int(worst > BOUND)
+
+
+def main() -> None:
+    """Records a pair of engines, or forecasts a recorded one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    tasks = parser.add_subparsers(dest="task", required=True)
+    recording = tasks.add_parser("record")
+    recording.add_argument("out")
+    recording.add_argument("--model", required=True)
+    recording.add_argument("--random-weights", action="store_true")
+    recording.add_argument("--trace", default="chat")
+    recording.add_argument("--requests", type=int, default=1000)
+    recording.add_argument("--rate", type=float, default=1.0, help="times as fast as the trace")
+    recording.add_argument("--num-blocks", type=int)
+    recording.add_argument("--max-model-len", type=int)
+    recording.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    comparing = tasks.add_parser("forecast")
+    comparing.add_argument("out")
+    comparing.add_argument("--costs", default="auto", help="a calibration's file or name, auto, roofline")
+    comparing.add_argument("--transfer", action="store_true", help="allow another GPU's calibration, scaled")
+    options = parser.parse_args()
+    try:
+        code = record(options) if options.task == "record" else forecast(options)
+    except PagecastError as error:
+        sys.exit(f"handoff_engines: {error}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
