@@ -2,7 +2,9 @@
 
 A term stays where the fit without it is worse on steps left out. Left out in turn are each recording, each
 load of a sweep, and each fifth of all recordings: the last, because a term may occur in one recording alone.
-Rows keep the weights of a fit of all terms, so each trial only solves the normal equations of its columns.
+Errors of windows of steps count by the time that they took: a replay's clock is their sum, and steps with
+prompts, though few, take most of it. Rows keep the weights of a fit of all terms, so each trial only solves
+the normal equations of its columns.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def _partitions(full: Design) -> list[list[npt.NDArray[np.bool_]]]:
 
 
 def _error(full: Design, parts: list[_Part], names: list[str]) -> float:
-    """The mean error in the time of a window left out, summed over the partitions."""
+    """The error in the time of windows left out, as a share of it, summed over the partitions."""
     first, terms = len(full.knots), len(full.names)
     columns = [
         *range(first),
@@ -122,4 +124,4 @@ def _error_of(part: _Part, columns: Ints) -> float:
     solution, _ = nnls(upper, target, maxiter=50 * len(columns))
     expected = part.sums[:, columns] @ (solution / norms)
     errors = np.abs(np.log(np.maximum(expected, 1.0) / np.maximum(part.measured, 1.0)))
-    return float(errors.mean())
+    return float(np.average(errors, weights=part.measured))

@@ -66,8 +66,13 @@ class ForecastRow:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval holds the measurement; None without an interval."""
+        """Whether the interval holds the measurement; None without an interval.
+
+        None as well for a figure that no draw changes and that is as measured: it tells nothing of intervals.
+        """
         if self.low is None or self.high is None:
+            return None
+        if self.low == self.high == self.measured:
             return None
         return self.low <= self.measured <= self.high
 

@@ -37,8 +37,9 @@ class Drawn(CalibratedCosts):
     ) -> None:
         random = np.random.default_rng([seed, index])
         noise = calibration.noise
-        of_total, of_kind = (_heavy(value, noise.freedom) for value in _levels(index, seed))
-        total, apart = of_total * noise.total_sd, of_kind * noise.kind_sd
+        of_total, of_kind = _levels(index, seed)
+        total = _heavy(of_total, noise.freedom) * noise.total_sd
+        apart = _heavy(of_kind, noise.kind_freedom) * noise.kind_sd
         # Steps with prompts take exp(apart) times as long. The level compensates for that in the total of a
         # load like the fitted ones.
         level = math.exp(total - noise.prompt_share * apart)

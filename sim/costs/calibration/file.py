@@ -24,7 +24,12 @@ _MOST_BYTES = 16 << 20
 _MOST_NS = 1e15  # eleven days, for one term of one step
 _MOST_TOKENS = 1 << 40
 _MOST_SD = 10.0  # of a natural logarithm
-_NOISE = {"correlation": (-1, 1), "prompt_share": (0, 1), "freedom": (1e-9, 1e15)}
+_NOISE = {
+    "correlation": (-1, 1),
+    "prompt_share": (0, 1),
+    "freedom": (1e-9, 1e15),
+    "kind_freedom": (1e-9, 1e15),
+}
 
 # Where a calibration's `Host` comes from.
 MEASURED = "the scheduler's and hand-over time as recorded: a lower bound"
@@ -65,8 +70,9 @@ class Noise:
     mean of few runs), `model_sd` between loads (effects that no term describes), `gpu_sd` between GPUs of one
     type. `kind_sd`: of a run's steps with prompts against its pure decode steps, without the GPU's part.
 
-    `freedom`: degrees of freedom behind these (Student's t). `prompt_share`: share of the fitted time in
-    steps with prompts, which `draw.py` uses to change the two kinds of steps without changing the total.
+    `freedom`: degrees of freedom behind the total's (Student's t), `kind_freedom` behind `kind_sd`.
+    `prompt_share`: share of the fitted time in steps with prompts, which `draw.py` uses to change the two
+    kinds of steps without changing the total.
     """
 
     decode_sd: float
@@ -79,6 +85,7 @@ class Noise:
     freedom: float = 1e9
     prompt_share: float = 0.0
     gpu_sd: float = 0.0
+    kind_freedom: float = 1e9
 
     @property
     def total_sd(self) -> float:

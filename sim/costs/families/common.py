@@ -54,6 +54,11 @@ PROMPT_STEPS = Term(
     every_shape(lambda step: 1.0 if step.prefill else 0.0),
     ratio=lambda new: new.layers,
 )
+REQUESTS_BESIDE_PROMPTS = Term(
+    "request_beside_prompt",
+    "a decoding request in a step with prompt chunks",
+    every_shape(lambda step: step.n if step.prefill else 0.0),
+)
 UNGRAPHED_STEPS = Term(
     "ungraphed_step",
     "a step with more tokens than any CUDA graph",

@@ -19,6 +19,7 @@ from pagecast.sim.costs.families.common import (
     ARRIVING_TOKENS,
     PROMPT_STEPS,
     REQUESTS,
+    REQUESTS_BESIDE_PROMPTS,
     TOKENS_AFTER_PROMPTS,
     UNGRAPHED_STEPS,
     prompt_tiles,
@@ -139,6 +140,7 @@ FLASH_ATTENTION_3 = KernelFamily(
         REQUESTS,
         PROMPT_STEPS,
         UNGRAPHED_STEPS,
+        REQUESTS_BESIDE_PROMPTS,
         TOKENS_AFTER_PROMPTS,
         Term(
             "kv_token",

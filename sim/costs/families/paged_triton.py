@@ -21,6 +21,7 @@ from pagecast.sim.costs.families.common import (
     LAUNCH_FLOOR,
     PROMPT_STEP,
     REQUEST,
+    REQUESTS_BESIDE_PROMPTS,
     TOKENS_AFTER_PROMPTS,
     every_shape,
 )
@@ -200,11 +201,7 @@ PAGED_TRITON = KernelFamily(
             ratio=_of_layers,
         ),
         Term("prompt_chunk", "a prompt chunk", every_shape(lambda step: len(step.prefill)), Place.HOST),
-        Term(
-            "request_beside_prompt",
-            "a decoding request in a step with prompt chunks",
-            every_shape(lambda step: step.n if step.prefill else 0.0),
-        ),
+        REQUESTS_BESIDE_PROMPTS,
         TOKENS_AFTER_PROMPTS,
         Term(
             "decode_after_prompts",

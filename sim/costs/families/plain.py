@@ -11,6 +11,7 @@ from pagecast.sim.costs.families.common import (
     ARRIVING_TOKENS,
     PROMPT_STEPS,
     REQUESTS,
+    REQUESTS_BESIDE_PROMPTS,
     TOKENS_AFTER_PROMPTS,
     UNGRAPHED_STEPS,
     every_shape,
@@ -37,6 +38,7 @@ PLAIN = KernelFamily(
         REQUESTS,
         PROMPT_STEPS,
         UNGRAPHED_STEPS,
+        REQUESTS_BESIDE_PROMPTS,
         TOKENS_AFTER_PROMPTS,
         Term(
             "kv_token",

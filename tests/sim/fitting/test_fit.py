@@ -218,7 +218,7 @@ def test_a_load_that_the_terms_do_not_explain_widens_what_is_expected_of_another
 
 def test_few_runs_make_heavy_tails_and_a_total_like_the_fitted_is_split_between_kinds():
     made = calibrate([CalibrationRun(made_run(1500, 22, 0.02))], "made", replicates=0)
-    many = replace(made, noise=replace(made.noise, freedom=1e9))
+    many = replace(made, noise=replace(made.noise, freedom=1e9, kind_freedom=1e9))
 
     def spread(source: Calibration) -> np.ndarray:
         decode = [np.log(Drawn(source, i).decode_line(64).ns(64_000, 1500)) for i in range(400)]

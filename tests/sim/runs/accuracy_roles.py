@@ -10,6 +10,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
 OWN, MODELS = TESTS / "engine" / "recorded", TESTS / "sim" / "runs" / "recorded"
+FLEET = TESTS / "engine" / "recorded_fleet" / "h200x2-qwen3-8b-chat-least-loaded"
 PUBLIC = Path("groundtruth") / "vllm-0.24.0-h200-qwen3-8b"  # below the shared folder
 
 # Sweeps of our engine on the GPUs A and B were fitted as well; they are not in the repository.
@@ -21,10 +22,13 @@ FIT = (
     MODELS / "vllm-h200-qwen3-30b-a3b-azure",
     MODELS / "vllm-h200-qwen3-30b-a3b-azure-async",
 )
-# How far a load repeated strays (`azure_conv`), and how far one GPU strays from another (B and C).
+# How far a load repeated strays (`azure_conv`), and how far one GPU strays from another (B, C and those of a
+# fleet of two engines).
 SPREAD = (
     PUBLIC / "azure_conv",
     PUBLIC / "azure_conv_repeat3",
+    FLEET / "engine-0",
+    FLEET / "engine-1",
     OWN / "h200b-qwen3-8b-chat-async",
     OWN / "h200c-qwen3-8b-chat-async",
     OWN / "h200c-qwen3-8b-chat-sync",

@@ -60,7 +60,9 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, name):
 def test_most_measurements_lie_in_intervals_that_are_narrow(runs, name, replicates):
     result = forecast(runs[name], VLLM, replicates=replicates, workers=1)
     coverage = result.coverage()
-    assert coverage["figures"] == 25
+    certain = [row for row in result.rows if row.covered is None]
+    assert all(row.low == row.high == row.measured for row in certain)
+    assert coverage["figures"] == 25 - len(certain) >= 20
     assert coverage["covered"] >= 0.8
     assert coverage["median_half_width_percent"] <= 10
     assert all(row.low <= row.predicted <= row.high for row in result.rows)
@@ -89,7 +91,7 @@ def test_few_draws_make_rough_intervals_that_are_said_to_be(runs, count, words):
     result = forecast(runs["mooncake_conv"], VLLM, replicates=count, workers=1)
     assert words in expected_error(result)
     assert all(row.low <= row.predicted <= row.high for row in result.rows)
-    assert result.coverage()["figures"] == 25
+    assert result.coverage()["figures"] >= 20
     assert 0 < result.coverage()["inside"] <= 25
 
 
@@ -179,3 +181,5 @@ def test_errors_are_signed_and_nothing_against_nothing_is_none():
     assert ForecastRow("x", 1.0, 1.0).covered is None
     assert ForecastRow("x", 1.0, 1.0, 0.9, 1.1).covered is True
     assert ForecastRow("x", 1.0, 2.0, 0.9, 1.1).covered is False
+    assert ForecastRow("x", 4, 4, 4, 4).covered is None
+    assert ForecastRow("x", 4, 5, 4, 4).covered is False
