@@ -81,10 +81,6 @@ class Limits:
                 "swapping and partial reuse are for models whose layers all keep every token, and without a "
                 "host tier"
             )
-        if self.tenants is not None and self.tenants.limited and (self.host or self.trtllm):
-            raise BadInput("block ceilings of tenants are for the profile vllm without a host tier")
-        if self.tenants is not None and self.groups:
-            raise BadInput("tenants are told apart for models whose layers all keep every token")
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
 
@@ -116,9 +112,18 @@ class Limits:
         if blocks_needed > self.num_blocks:
             return f"needs {blocks_needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
         ceiling = None if self.tenants is None else self.tenants.share(tenant).blocks
-        if ceiling is not None and -(-(total - 1) // self.block_size) > ceiling:
+        if ceiling is not None and self.blocks_at_end(total) > ceiling:
             return f"needs {blocks_needed} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
         return ""
+
+    def blocks_at_end(self, total_tokens: int) -> int:
+        """Blocks that a request of so many tokens is counted with against its tenant's ceiling.
+
+        The last token is never computed. Where layers keep different tokens it is the most it ever holds.
+        """
+        if self.groups:
+            return self.most_held(total_tokens - 1)
+        return -(-(total_tokens - 1) // self.block_size)
 
     def most_held(self, tokens: int) -> int:
         """Blocks that a request of so many tokens holds at most at a time, in all of `groups`."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pagecast.sim.core.queue import Queue
-from pagecast.sim.core.request import Request
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.step import Step
 
 
@@ -61,7 +61,10 @@ class Candidates:
 
 
 class TenantCeilings:
-    """Blocks that the running requests of each tenant will hold when they end, against its ceiling."""
+    """Blocks that the requests of each tenant will hold when they end, against its ceiling.
+
+    Those that run are counted, and those that wait for a load and hold blocks.
+    """
 
     lasting = True
 
@@ -69,19 +72,30 @@ class TenantCeilings:
         tenants = step.limits.tenants
         assert tenants is not None
         self._tenants = tenants
-        self._size = step.limits.block_size
         self._held: Counter[str] = Counter()
+        self._limits = step.limits
+        self._counted: set[Request] = set()
         for request in step.running.requests:
             self.enter(request)
+        for request in step.running.chunked:
+            self.enter(request)  # nano-vLLM keeps a prompt in chunks in the queue
+        if step.offloading is not None:
+            for request in step.offloading.holders:
+                if request.state is State.LOADING:
+                    self.enter(request)
 
     def opens(self, request: Request) -> bool:
         """Whether a request fits below its tenant's ceiling, to its end."""
         most = self._tenants.share(request.tenant).blocks
-        return most is None or self._held[request.tenant] + self._blocks(request) <= most
+        if most is None or request in self._counted:
+            return True
+        return self._held[request.tenant] + self._blocks(request) <= most
 
     def enter(self, request: Request) -> None:
-        """Counts a request's blocks."""
-        self._held[request.tenant] += self._blocks(request)
+        """Counts a request's blocks, once."""
+        if request not in self._counted and self._tenants.share(request.tenant).blocks is not None:
+            self._counted.add(request)
+            self._held[request.tenant] += self._blocks(request)
 
     def _blocks(self, request: Request) -> int:
-        return -(-(request.total_tokens - 1) // self._size)
+        return self._limits.blocks_at_end(request.total_tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pagecast.sim.core.memory.head_start import HeadStart, StartKind
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.rules.candidates import Candidates, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.step import Step
 
@@ -40,9 +41,13 @@ class NanoVllmMix:
         limits = step.limits
         budget = limits.max_num_batched_tokens
         queue.blocked = False
+        limited = step.limits.tenants is not None and step.limits.tenants.limited
+        slots: Candidates | None = None
         while len(step.chunks) < limits.max_num_seqs and budget > 0:
             started = next(iter(step.running.chunked), None)
-            request = started or queue.first()
+            if started is None and limited and slots is None:
+                slots = Candidates(queue, [TenantCeilings(step)])
+            request = started or (queue.first() if slots is None else slots.first())
             if request is None:
                 return
             forked = 0

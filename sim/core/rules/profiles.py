@@ -50,8 +50,6 @@ def _vllm_hybrid_mix(limits: Limits) -> Mix:
 
 
 def _nano_vllm_mix(limits: Limits) -> Mix:
-    if limits.tenants is not None and limits.tenants.limited:
-        raise BadInput("block ceilings of tenants are for the profile vllm without a host tier")
     return NanoVllmMix(WholeSequence(), Newest())
 
 

@@ -16,6 +16,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.candidates import TenantCeilings
 from pagecast.sim.core.rules.trtllm_chunks import Context, chunk_sizes, cost
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
@@ -79,6 +80,12 @@ class Contributed:
         return None
 
 
+def _ceilings(step: Step) -> TenantCeilings | None:
+    """The ceilings of tenants; None where nobody has one."""
+    tenants = step.limits.tenants
+    return TenantCeilings(step) if tenants is not None and tenants.limited else None
+
+
 class GuaranteedNoEvict:
     """Admits what can run to its end: nobody is ever paused. `static`: a batch ends before another begins."""
 
@@ -100,8 +107,12 @@ class GuaranteedNoEvict:
             free -= memory.missing(request, request.total_tokens)
             fits.append(Candidate(request))
         contributed = Contributed(step, memory)
-        places = step.limits.max_num_seqs - len(running.requests)
+        ceilings = _ceilings(step)
+        places = open_places = step.limits.max_num_seqs - len(running.requests)
         for request in list(queue):
+            if ceilings is not None and not ceilings.opens(request):
+                queue.pass_over(request, lasting=True)
+                continue
             hit = memory.find(request)
             if not self.static and contributed.awaits(request, hit):
                 queue.pass_over(request)
@@ -116,7 +127,12 @@ class GuaranteedNoEvict:
                 break
             free -= blocks
             places -= 1
+            if ceilings is not None:
+                ceilings.enter(request)
             fits.append(Candidate(request, hit))
+        else:
+            if queue.gated and places == open_places:
+                queue.blocked = not queue.passed_over
         return fits
 
 
@@ -131,6 +147,7 @@ class MaxUtilization:
         started = set(in_progress)
         crossing = step.crossing()
         contributed = Contributed(step, memory)
+        ceilings = _ceilings(step)
         places = step.limits.max_num_seqs - len(running.requests)
         fits: list[Candidate] = []
         blocks_in_step = 0
@@ -141,6 +158,10 @@ class MaxUtilization:
             if request in started:
                 blocks = memory.crossing_blocks if request in crossing else 0
                 fitting = blocks_in_step + blocks <= memory.free_blocks
+            elif ceilings is not None and not ceilings.opens(request):
+                queue.pass_over(request)  # a pause may make room for it
+                position += 1
+                continue
             else:
                 hit = memory.find(request)
                 if contributed.awaits(request, hit):
@@ -153,6 +174,8 @@ class MaxUtilization:
             if fitting:
                 blocks_in_step += blocks
                 places -= hit is not None
+                if ceilings is not None:
+                    ceilings.enter(request)
                 fits.append(Candidate(request, hit))
                 position += 1
                 continue
@@ -183,6 +206,7 @@ class TrtllmMix:
         running = step.running
         queue.passed_over = False
         queue.blocked = False
+        queue.gated = False
         if not queue.size and not running.chunked and step.decode_all():
             step.end_decodes()
             return

@@ -144,12 +144,18 @@ class VllmMix:
 
 def candidates(step: Step, queue: Queue) -> Candidates | None:
     """The waiting requests that adapters and ceilings let pass; None where there are neither."""
+    gates = gates_of(step)
+    return Candidates(queue, gates) if gates else None
+
+
+def gates_of(step: Step) -> list[Gate]:
+    """The adapters and the ceilings of tenants, where there are any."""
     gates: list[Gate] = []
     if step.limits.max_loras is not None:
         gates.append(AdapterSlots(step, step.limits.max_loras))
     if step.limits.tenants is not None and step.limits.tenants.limited:
         gates.append(TenantCeilings(step))
-    return Candidates(queue, gates) if gates else None
+    return gates
 
 
 def _enough_for_all(step: Step, memory: KvMemory) -> bool:

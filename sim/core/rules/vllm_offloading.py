@@ -14,9 +14,9 @@ from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.adapters import AdapterSlots
+from pagecast.sim.core.rules.candidates import TenantCeilings
 from pagecast.sim.core.rules.rules import Admission
-from pagecast.sim.core.rules.vllm import VllmMix
+from pagecast.sim.core.rules.vllm import VllmMix, gates_of
 from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
 from pagecast.sim.core.step import Step
 
@@ -48,17 +48,20 @@ class WaitingPass:
         self.offloading = step.offloading
         self.budget = step.budget()
         self.aside: list[Request] = []
-        most = step.limits.max_loras
-        self._adapters = AdapterSlots(step, most) if most is not None else None
+        self._gates = gates_of(step)
+        ceilings = [gate for gate in self._gates if isinstance(gate, TenantCeilings)]
+        self._ceilings = ceilings[0] if ceilings else None
+        self._lasting = True  # whoever was passed over is, until a request comes or goes
 
     def run(self) -> None:
         """Goes through the queue until the batch, the budget or the blocks are used up."""
         queue = self.queue
-        queue.blocked = queue.passed_over = False
+        queue.blocked = queue.passed_over = queue.gated = False
         running = self.step.running.requests
         while self.budget > 0:
             request = queue.first()
             if request is None:
+                queue.blocked = bool(self.aside) and self._lasting
                 break
             if len(running) >= self.step.limits.max_num_seqs:
                 queue.blocked = True
@@ -67,7 +70,9 @@ class WaitingPass:
                 break
         if self.aside:
             queue.bring_back(self.aside)
-            queue.passed_over = len(running) < self.step.limits.max_num_seqs
+            queue.gated = self._lasting
+            if not self._lasting:
+                queue.passed_over = len(running) < self.step.limits.max_num_seqs
 
     def _takes(self, request: Request) -> bool:
         """Admits a request or passes it over. False: it can't be admitted now, nor can those behind it."""
@@ -76,9 +81,10 @@ class WaitingPass:
                 self._pass_over(request)
                 return True
             self.step.lifecycle.receive(request)
-        if self._adapters is not None and not self._adapters.opens(request):
-            self._pass_over(request)
-            return True
+        for gate in self._gates:
+            if not gate.opens(request):
+                self._pass_over(request, lasting=gate.lasting)
+                return True
         if request.state is State.LOADING:
             return self._go_on(request)
         hit = self.memory.find(request)
@@ -88,7 +94,8 @@ class WaitingPass:
             return True
         return self._load(request, hit, external) if external else self._admit(request, hit)
 
-    def _pass_over(self, request: Request) -> None:
+    def _pass_over(self, request: Request, *, lasting: bool = False) -> None:
+        self._lasting &= lasting
         self.queue.set_aside(request)
         self.aside.append(request)
 
@@ -109,6 +116,8 @@ class WaitingPass:
         if not self.memory.fits_now(request, whole, reach, reserved):
             return self._refuse(request, refused)
         step.load(request, hit, external)
+        if self._ceilings is not None:
+            self._ceilings.enter(request)
         self._pass_over(request)
         return True
 
@@ -148,6 +157,6 @@ class WaitingPass:
     def _run(self, request: Request, tokens: int, start: HeadStart) -> None:
         self.budget -= tokens
         self.step.run(request)
-        if self._adapters is not None:
-            self._adapters.enter(request)
+        for gate in self._gates:
+            gate.enter(request)
         self.step.compute(request, tokens, start)

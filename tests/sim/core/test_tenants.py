@@ -2,21 +2,24 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys, Public
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.cache_policy import EVICTIONS, CachePolicy
-from pagecast.sim.core.rules.profiles import VLLM
+from pagecast.sim.core.rules.profiles import PROFILES, VLLM
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tenants import Tenants, TenantShare
+from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.trtllm_settings import TrtllmSettings
 from pagecast.sim.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -284,10 +287,79 @@ def test_tenants_never_share_in_a_million_operations(eviction: str) -> None:
         life.drain(10**6)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"kv_offloading_size": 1.0}, {"profile": "nano-vllm"}, {"profile": "trtllm-max-utilization"}]
-)
-def test_ceilings_are_refused_where_rules_do_not_keep_them(fields: dict[str, Any]) -> None:
-    scenario = Scenario(tenants="a:blocks=4", num_gpu_blocks=100, costs="roofline", **fields)
-    with pytest.raises(BadInput, match="ceilings of tenants are for the profile vllm"):
+# ---- ceilings under every rule that admits
+
+HOST = HostTierSpec(64)
+CEILINGS = {
+    "host tier": (VLLM, {"host": HOST}),
+    "nano-vllm": (PROFILES["nano-vllm"], {}),
+    "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"trtllm": TrtllmSettings()}),
+    "max utilization": (PROFILES["trtllm-max-utilization"], {"trtllm": TrtllmSettings()}),
+    "windows": (VLLM, {"groups": (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.WINDOW, SIZE, 8))}),
+}
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_ceilings_hold_under_the_rules_of_every_engine_that_has_them(name: str) -> None:
+    profile, more = CEILINGS[name]
+    most = 12 if name == "windows" else 6
+    limits = Limits(60, SIZE, 8, 64, tenants=Tenants.parse(f"a:blocks={most}"), **more)
+    s = Scheduler(limits, profile)
+    made = [request(f"{'ab'[i % 2]}{i}", "ab"[i % 2], 7 * i, 8 + i % 5, 9) for i in range(12)]
+    for each in made:
+        assert s.submit(each), each.reason
+    together = most_of_a = 0
+    for _ in range(400):
+        plan = s.plan(0)
+        if plan is None or not s.requests:
+            break
+        running = list(s.running.requests)
+        counted = sum(limits.blocks_at_end(each.total_tokens) for each in running if each.tenant == "a")
+        most_of_a = max(most_of_a, counted)
+        together = max(together, len({each.tenant for each in running}))
+        jobs = tuple(transfer.job for transfer in (*plan.loads, *plan.stores))
+        if plan.computes:
+            s.commit(plan, Outcome(transferred=jobs))
+        elif jobs:
+            s.transferred(jobs)
+        check(s)
+    assert not s.requests
+    assert together == 2, "others pass a tenant at its ceiling"
+    assert 0 < most_of_a <= most
+    assert all(each.state is State.FINISHED for each in made)
+
+
+def test_what_a_load_brings_counts_below_the_ceiling() -> None:
+    limits = Limits(60, SIZE, 8, 64, tenants=Tenants.parse("a:blocks=6"), host=HOST)
+    s = Scheduler(limits)
+
+    def serve(one: Request) -> None:
+        s.submit(one)
+        while s.requests:
+            plan = s.plan(0)
+            s.commit(plan, Outcome(transferred=tuple(transfer.job for transfer in plan.stores)))
+
+    serve(request("a0", "a", 1, 17))
+    s.evict(60)
+    first, second = request("a1", "a", 1, 17), request("a2", "a", 2, 9)
+    s.submit(first)
+    s.submit(second)
+    plan = s.plan(0)
+    assert len(plan.loads) == 1
+    assert first.state is State.LOADING
+    assert second.state is State.WAITING, "the load holds 5 of 6 blocks"
+    s.transferred([plan.loads[0].job])
+    plan = s.plan(0)
+    assert first.state is not State.LOADING
+    assert first.external_tokens == 16
+    s.commit(plan, Outcome(transferred=tuple(transfer.job for transfer in plan.stores)))
+    while s.requests:
+        plan = s.plan(0)
+        s.commit(plan, Outcome(transferred=tuple(transfer.job for transfer in plan.stores)))
+    assert second.state is State.FINISHED
+
+
+def test_rules_that_know_no_shares_of_tenants_say_so() -> None:
+    scenario = Scenario(tenants="a:blocks=4", num_gpu_blocks=100, costs="roofline", profile="sglang")
+    with pytest.raises(BadInput, match="the profile sglang has no shares of tenants"):
         Scheduler(scenario.limits(), scenario.rules(scenario.step_costs()))
