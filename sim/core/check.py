@@ -44,7 +44,8 @@ def check_counts(s: Scheduler) -> None:
     _hold(live == len(s.requests), f"{live} requests running or waiting, {len(s.requests)} live")
     flying = len(running.in_flight)
     _hold(flying <= s.limits.pipeline_depth + 1, f"{flying} plans in flight")
-    _hold(bool(s.requests) or free == s.limits.num_blocks, "blocks are held while no request lives")
+    held = bool(s.requests) or (s.offloading is not None and s.offloading.keeps_blocks)
+    _hold(held or free == s.limits.num_blocks, "blocks are held while no request lives")
 
 
 def check(s: Scheduler) -> None:
@@ -62,13 +63,15 @@ def check(s: Scheduler) -> None:
         _check_hybrid(s, memory)
     else:
         _check_runs(s, memory)
-    stuck = s.queue.size and not s.running.requests and s.queue.blocked
+    # A request that has loaded may hold what the first in the queue needs (as in vLLM).
+    holds = s.offloading is not None and (s.offloading.holders or s.offloading.keeps_blocks)
+    stuck = s.queue.size and not s.running.requests and s.queue.blocked and not holds
     _hold(not stuck, "the queue is blocked and nothing runs")
 
 
 def _check_runs(s: Scheduler, memory: KvMemory) -> None:
     pool = memory.pool
-    runs = _runs_held(memory)
+    runs = _runs_held(s, memory)
     _check_index(pool)
     held: Counter[int] = Counter()
     for run in runs:
@@ -82,6 +85,7 @@ def _check_runs(s: Scheduler, memory: KvMemory) -> None:
     entries = 0
     for group in memory.groups:
         entries += sum(len(holding.blocks()) for holding in group.holdings.values())
+    entries += sum(len(holding.blocks()) for holding in memory.detached)
     shared = sum(group.shared_blocks for group in memory.groups)
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     for request in s.requests.values():
@@ -170,20 +174,23 @@ def _free_blocks(pool: BlockPool) -> set[int]:
     return free
 
 
-def _runs_held(memory: KvMemory) -> list[Run]:
-    """The runs that requests hold; their holders are counted on the way."""
+def _runs_held(s: Scheduler, memory: KvMemory) -> list[Run]:
+    """The runs that requests hold, or that wait to be given back; their holders are counted on the way."""
     readers: dict[Run, Counter[int]] = {}
     runs: dict[Run, None] = {}
     for group in memory.groups:
-        for request, holding in group.holdings.items():
-            _hold(request.alive, f"{request!r} has ended and holds blocks")
-            for run, count in holding.prefix_parts():
-                runs[run] = None
-                readers.setdefault(run, Counter())[count] += 1
-            for run in holding.own:
-                runs[run] = None
-                _hold(run.writer is holding, "a run's writer is not its holder")
-            _hold(not holding.own or holding.tail is holding.own[-1], "the tail is not the last own run")
+        for request in group.holdings:
+            loads = s.offloading is not None and s.offloading.is_abandoned(request)
+            _hold(request.alive or loads, f"{request!r} has ended and holds blocks")
+    held = [holding for group in memory.groups for holding in group.holdings.values()]
+    for holding in (*held, *memory.detached):
+        for run, count in holding.prefix_parts():
+            runs[run] = None
+            readers.setdefault(run, Counter())[count] += 1
+        for run in holding.own:
+            runs[run] = None
+            _hold(run.writer is holding, "a run's writer is not its holder")
+        _hold(not holding.own or holding.tail is holding.own[-1], "the tail is not the last own run")
     for run in runs:
         _hold(dict(readers.get(run, {})) == (run.held or {}), f"readers of a run: {run.held}")
         written = run.writer is None or run in run.writer.own
@@ -215,10 +222,11 @@ def _check_request(s: Scheduler, request: Request) -> None:
     for group in s.memory.groups:
         holding = group.holdings.get(request)
         blocks = [] if holding is None else holding.blocks()
-        # Blocks for drafts that were rejected are kept for the next ones.
-        enough = (
-            len(blocks) >= blocks_needed if s.lifecycle.drafter is not None else len(blocks) == blocks_needed
-        )
+        # Blocks for drafts that were rejected are kept for the next ones, and those of a load that failed for
+        # the tokens that are computed instead.
+        loads = s.offloading is not None and request.state in (State.LOADING, State.PREFILL)
+        more = s.lifecycle.drafter is not None or loads
+        enough = len(blocks) >= blocks_needed if more else len(blocks) == blocks_needed
         _hold(enough, f"{request!r} holds {len(blocks)} blocks, needs {blocks_needed}")
         _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
     if request in running.decoders.requests:

@@ -31,10 +31,13 @@ class Forks:
 
     def drop(self, request: Request) -> bool:
         """Takes out a request that has ended. False: it is not held back."""
-        held = self._held.get(request.parent, []) if request.parent is not None else []
-        if request not in held:
+        parent = request.parent
+        held = self._held.get(parent) if parent is not None else None
+        if parent is None or held is None or request not in held:
             return False
         held.remove(request)
+        if not held:
+            del self._held[parent]
         self.count -= 1
         return True
 

@@ -76,11 +76,10 @@ class Limits:
             raise BadInput("tenants take turns by weight or requests by priority; leave one out")
         if self.partial_reuse not in ("", "copy", "take"):
             raise BadInput(f"partial reuse {self.partial_reuse!r} is not known; choose copy or take")
-        if (self.swap_blocks or self.partial_reuse) and (self.groups or self.host is not None):
-            raise BadInput(
-                "swapping and partial reuse are for models whose layers all keep every token, and without a "
-                "host tier"
-            )
+        if (self.swap_blocks or self.partial_reuse) and self.groups:
+            raise BadInput("swapping and partial reuse are for models whose layers all keep every token")
+        if self.partial_reuse and self.host is not None:
+            raise BadInput("partial reuse copies blocks that a load may overwrite; leave out the host tier")
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
 

@@ -15,6 +15,7 @@ from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, GroupHit, Progress
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
+from pagecast.sim.core.memory.holding import Holding
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
@@ -97,6 +98,7 @@ class KvMemory:
         self.timed: LowestPriority | FairEviction | None = None
         if isinstance(order, LowestPriority) or (isinstance(order, FairEviction) and order.timed):
             self.timed = order
+        self.detached: list[Holding] = []  # taken from their requests, and still to be given back
         self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
@@ -273,10 +275,13 @@ class KvMemory:
         Until then they count as used, and their content can be found.
         """
         detached = [(group, group.detach(request)) for group in self.groups]
+        holdings = [holding for _, holding in detached if holding is not None]
+        self.detached += holdings
 
         def give_back() -> None:
             for group, holding in detached:
                 if holding is not None:
+                    self.detached.remove(holding)
                     group.give_back(request, holding)
 
         return give_back

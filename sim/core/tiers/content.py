@@ -6,6 +6,7 @@ Blocks of one segment of content are numbered in a row, so the names of a long p
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from struct import Struct
 
 import xxhash
@@ -15,12 +16,19 @@ _APART = 40  # bits of a block's number within its segment
 _SPAN = Struct("<qqq").pack
 
 
+_LEAST_SWEPT = 4096  # segments that may always be named
+
+
 class ContentNames:
-    """The names given so far. Names are never given back: equal content has one for as long as this lives."""
+    """The names of content. Equal content has one name for as long as somebody keeps it (see `sweep`)."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
-        self._digests: list[tuple[bytes, int, bool]] = []  # by number: digest, group, whether of one block
+        self._digests: dict[
+            int, tuple[bytes, int, bool]
+        ] = {}  # by number: digest, group, whether of one block
+        self._given = 0
+        self._kept = 0  # segments that were named after the last sweep
 
     def extend(self, names: list[int], keys: BlockKeys, group: int, units: int, blocks: int) -> None:
         """Appends the names of a sequence's blocks until there are `blocks`; each has `units` key blocks."""
@@ -37,9 +45,25 @@ class ContentNames:
         key = digest + bytes([group])
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self._digests)
-            self._digests.append((digest, group, single))
+            number = self._numbers[key] = self._given
+            self._digests[number] = digest, group, single
+            self._given += 1
         return number << _APART
+
+    @property
+    def many(self) -> bool:
+        """Whether there are twice as many segments as after the last sweep: it is time for another."""
+        return len(self._numbers) > 2 * self._kept + _LEAST_SWEPT
+
+    def sweep(self, names: Iterable[int]) -> None:
+        """Forgets all segments but those of `names`: every name that a tier or a request still keeps.
+
+        A segment that comes again gets new names, so no old name ever means other content.
+        """
+        numbers = {name >> _APART for name in names}
+        self._digests = {number: self._digests[number] for number in numbers}
+        self._numbers = {key: number for key, number in self._numbers.items() if number in numbers}
+        self._kept = len(numbers)
 
     def block_key(self, name: int) -> tuple[bytes, int]:
         """The key of a block as `BlockKeys.block_key` gives it, and the block's group."""

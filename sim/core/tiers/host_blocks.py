@@ -6,7 +6,7 @@ Source: vllm/v1/kv_offload/cpu/manager.py (0.24).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pagecast.sim.core.tiers.host_eviction import (
     AdaptiveReplacement,
@@ -48,6 +48,12 @@ class HostBlocks:
     def used(self) -> int:
         """Slots that have content or are about to."""
         return len(self.slots)
+
+    def names(self) -> Iterator[int]:
+        """Every name that is kept here: of content, and of content that was looked for or gave way."""
+        yield from self.slots
+        yield from self.eviction.names()
+        yield from self._looks or ()
 
     @property
     def settles(self) -> bool:

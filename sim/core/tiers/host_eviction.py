@@ -41,6 +41,10 @@ class HostEviction(Protocol):
         """Takes out `count` blocks, none of `spared`; None, and nothing is done, where too few may go."""
         ...
 
+    def names(self) -> Iterator[int]:
+        """The names of blocks that gave way and are remembered."""
+        ...
+
     def clear(self) -> None:
         """Forgets all blocks."""
 
@@ -88,6 +92,10 @@ class HostLeastRecentlyUsed:
         for name in victims:
             del self._idle[name]
         return victims
+
+    def names(self) -> Iterator[int]:
+        """None."""
+        return iter(())
 
     def clear(self) -> None:
         """Forgets all blocks."""
@@ -171,6 +179,11 @@ class AdaptiveReplacement:
 
     def _movable(self, names: Iterable[int], spared: set[int]) -> Iterator[int]:
         return (name for name in names if name not in self._pins and name not in spared)
+
+    def names(self) -> Iterator[int]:
+        """The traces."""
+        yield from self.recent_gone
+        yield from self.frequent_gone
 
     def clear(self) -> None:
         """Forgets all blocks and traces."""

@@ -11,7 +11,7 @@ Source: vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py (0.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.events import EventKind, EventLog
@@ -112,6 +112,15 @@ class Offloading:
             memory.watch_allocations(on=True)
         if log.kv is not None:
             self.host.changes = []
+
+    def is_abandoned(self, request: Request) -> bool:
+        """Whether a request has ended while it was loading, and keeps its blocks until the load has."""
+        return request in self._abandoned
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether blocks of requests that have gone are still kept for a load or a step."""
+        return bool(self._abandoned or self._kept)
 
     # ---- quiet time
 
@@ -566,6 +575,15 @@ class Offloading:
             self._memory.watch_allocations(on=False)
         if self._log.kv is not None and self.host.changes:
             self._tell(self._log.kv)
+        if self._names.many:
+            self._names.sweep(self._names_in_use())
+
+    def _names_in_use(self) -> Iterator[int]:
+        """Every name that somebody keeps. Those of transfers are among these."""
+        yield from self.host.names()
+        for progress in self._progress.values():
+            for names in progress.names:
+                yield from names
 
     def _finish(self, job: TransferJob, *, failed: bool) -> None:
         request = job.request

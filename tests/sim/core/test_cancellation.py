@@ -1,8 +1,6 @@
 """Cancellation at any instant: idempotent, references dropped once, nothing half written is found; churn."""
 
-import random
 import sys
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
 from pagecast.sim.core.identity.keys import BlockKeys
-from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.cache_policy import EVICTIONS, CachePolicy
 from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.tenants import Tenants
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -146,99 +142,3 @@ def test_with_everything_on_no_cancellation_loses_a_block(data: bytes, eviction:
             break
     life.drain()
     assert life.s.lifecycle.swap.free_blocks == 6
-
-
-# ---- churn
-
-
-class Churn:
-    """Requests that come, are cancelled at random instants, and come again."""
-
-    def __init__(self, seed: int, eviction: str) -> None:
-        self.random = random.Random(seed)
-        limits = Limits(
-            400,
-            16,
-            24,
-            512,
-            pipeline_depth=1,
-            tenants=Tenants.parse("a:weight=2,blocks=300 *:weight=1"),
-            **ALL,
-        )
-        rules = CachePolicy(eviction, watermarks=(0.8, 0.95))
-        self.s = Scheduler(limits, rules.applied(VLLM))
-        self.count = self.cancelled = self.retried = 0
-        self.ended = 0
-        self.plans: list = []
-        self.doomed: dict[str, int] = {}
-        self.step = 0
-
-    def submit(self, text: int, *, retry: bool = False) -> None:
-        r = self.random
-        tenant = "abc"[text % 3]
-        spans = [(1, 0, 64), (10 + text % 40, 0, r.randrange(1, 120))]
-        keys = BlockKeys.of_spans(16, spans, (1000 + self.count, 0), Scope(salt=tenant))
-        made = Request(str(self.count), keys, sum(span[2] for span in spans), r.randrange(1, 60))
-        made.tenant = tenant
-        self.count += 1
-        self.retried += retry
-        assert self.s.submit(made)
-        if r.random() < 0.3:
-            self.doomed[made.id] = self.step + r.randrange(0, 60)
-
-    def run(self, requests: int) -> None:
-        """Until so many have come and all have ended."""
-        s, r = self.s, self.random
-        while self.count < requests or s.requests:
-            self.step += 1
-            while self.count < requests and len(s.requests) < 60:
-                self.submit(r.randrange(120))
-            plan = s.plan(self.step)
-            if plan is not None:
-                self.plans.append(plan)
-            for id in [id for id, at in self.doomed.items() if at <= self.step]:
-                del self.doomed[id]
-                if s.cancel(id, self.step):
-                    self.cancelled += 1
-                    self.ended += 1
-                    if self.count < requests and r.random() < 1 / 3:
-                        self.submit(int(id) % 120, retry=True)
-            while self.plans and (plan is None or len(self.plans) > 1):
-                self.ended += len(s.commit(self.plans.pop(0), now=self.step))
-        while self.plans:
-            self.ended += len(s.commit(self.plans.pop(0), now=self.step))
-
-    def proof(self) -> None:
-        """Nothing is lost, and every block is home."""
-        check(self.s)
-        assert self.s.memory.used_blocks == 0
-        assert self.s.lifecycle.swap.free_blocks == ALL["swap_blocks"]
-        assert self.ended == self.count
-
-
-@pytest.mark.parametrize("eviction", ["lru", "cost"])
-def test_churn_brings_every_block_home(eviction: str) -> None:
-    churn = Churn(1, eviction)
-    churn.run(1500)
-    churn.proof()
-    assert churn.cancelled > 200
-    assert churn.retried > 50
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_churn_of_a_million_requests_in_flat_memory() -> None:
-    churn = Churn(2, "priority")
-    churn.run(20_000)
-    tracemalloc.start()
-    churn.run(40_000)
-    before, _ = tracemalloc.get_traced_memory()
-    for goal in range(60_000, 1_000_001, 20_000):
-        churn.run(goal)
-        check(churn.s)
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    churn.proof()
-    assert churn.count == 1_000_000
-    assert churn.cancelled > 0.2 * churn.count
-    assert after < 1.2 * before + 2e6, (before, after)

@@ -1,6 +1,8 @@
 """Tenants: ceilings, weighted fairness, accounts, isolation and public namespaces."""
 
+import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -204,87 +206,207 @@ def test_public_prompts_of_different_cuts_are_told_apart() -> None:
     assert keys[0].block_key(6) != keys[1].block_key(6)
 
 
-def test_a_lookup_does_not_depend_on_what_others_cached() -> None:
-    """The same prompt, a salt of its own: as many questions to the index whatever others have cached."""
-    asked = {}
+class Counted(dict):
+    """A dictionary that counts how often it is asked, and how often there is an answer."""
+
+    asked = answered = 0
+
+    def get(self, key, default=None):
+        value = super().get(key, default)
+        self.asked += 1
+        self.answered += value is not None
+        return value
+
+    def __contains__(self, key):
+        there = super().__contains__(key)
+        self.asked += 1
+        self.answered += there
+        return there
+
+    def __getitem__(self, key):
+        self.asked += 1
+        self.answered += super().__contains__(key)
+        return super().__getitem__(key)
+
+
+def work_of_lookup(s: Scheduler, probe: Request) -> tuple[int, ...]:
+    """How often a lookup asks the device's index and the host's slots, and is answered."""
+    index, first = s.memory.pool.index, s.memory.pool.index.first
+    index.first = on_device = Counted(first)
+    hit = s.memory.find(probe)
+    index.first = first
+    assert hit.tokens == 0
+    if s.offloading is None:
+        return on_device.asked, on_device.answered
+    host, slots = s.offloading.host, s.offloading.host.slots
+    host.slots = in_host = Counted(slots)
+    assert s.offloading.ask(probe, 0) == 0
+    host.slots = slots
+    s.offloading.ended(probe)
+    return on_device.asked, on_device.answered, in_host.asked, in_host.answered
+
+
+@pytest.mark.parametrize("host", [None, HostTierSpec(400), HostTierSpec(400, eviction_policy="arc")])
+def test_a_lookup_does_not_depend_on_what_others_cached(host: HostTierSpec | None) -> None:
+    """The same prompt, a salt of its own: as many questions whatever others have cached and offloaded."""
+    asked = set()
     for others in (0, 1, 30):
-        s = Scheduler(Limits(400, SIZE, 8, 4096))
+        s = Scheduler(Limits(400, SIZE, 8, 4096, host=host))
         for i in range(others):
-            run(s, request(f"x{i}", f"t{i}", 1, 24, scope=Scope(salt=f"t{i}")))
-        index = s.memory.pool.index
-        count = [0, 0]
-
-        class Counted(dict):
-            def get(self, key, default=None, count=count):
-                count[0] += 1
-                value = super().get(key, default)
-                count[1] += value is not None
-                return value
-
-        index.first = Counted(index.first)
-        assert s.memory.find(request("me", "me", 1, 24, scope=Scope(salt="me"))).tokens == 0
-        asked[others] = tuple(count)
-    assert set(asked.values()) == {(1, 0)}
+            one = request(f"x{i}", f"t{i}", 1, 24, scope=Scope(salt=f"t{i}"))
+            s.submit(one)
+            plan = s.plan(0)
+            s.commit(plan, Outcome(transferred=tuple(transfer.job for transfer in plan.stores)))
+        if host is not None:
+            assert s.offloading.host.used == 6 * others
+        asked.add(work_of_lookup(s, request("me", "me", 1, 24, scope=Scope(salt="me"))))
+    assert len(asked) == 1
+    assert asked.pop() in [(1, 0), (1, 0, 1, 0)]
 
 
 class TwoTenants(Life):
-    """Random lives of two tenants with equal texts; no block may ever be held by both."""
+    """Random lives of two tenants with equal texts; no block may ever be held, found or loaded by both.
+
+    With a host tier transfers take some steps, and one of twenty fails.
+    """
+
+    def __init__(self, draw: Iterator[int], **how: object) -> None:
+        super().__init__(draw, **how)
+        self.jobs: list[int] = []
+        self.owner: dict[int, str] = {}  # of what is stored in each place of the host
+        self.loads = self.failed = self.lookups = 0
 
     def submit(self, id: str) -> None:
         if id in self.s.requests:
             return
         made, _ = self.make(id)
-        tenant = "ab"[next(self.draw) % 2]
+        self.s.submit(self.salted(made, "ab"[next(self.draw) % 2]))
+
+    def salted(self, made: Request, tenant: str) -> Request:
         spans = [(text % 2, 0, length) for text, _, length in self.spans]
         output = (50 + next(self.draw) % 2, 0)
         made.keys = BlockKeys.of_spans(self.limits.block_size, spans, output, Scope(salt=tenant))
         made.tenant = tenant
-        self.s.submit(made)
+        return made
+
+    def step(self) -> None:
+        self.settle()
+        plan = self.s.plan(self.operations)
+        if plan is None:
+            if self.plans:
+                self.commit()
+            elif self.jobs:
+                self.s.transferred(*self.take_ended())
+            elif self.s.offloading is not None and self.s.offloading.holders:
+                self.cancel()  # who has loaded may hold what the first needs: a client's patience ends it
+            return
+        if plan.flushed:
+            self.s.transferred(*self.take_ended(plan.flushed))
+        for transfer in plan.loads:
+            self.loads += 1
+            for place in transfer.places:
+                assert self.owner[place] == transfer.request.tenant, "foreign content is loaded"
+        for transfer in plan.stores:
+            self.owner.update(dict.fromkeys(transfer.places, transfer.request.tenant))
+        self.jobs += [transfer.job for transfer in (*plan.loads, *plan.stores)]
+        if plan.computes:
+            self.plans.append(plan)
+
+    def take_ended(self, at_once: tuple[int, ...] = ()) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Transfers that have ended, and those of them that failed."""
+        done = tuple(job for job in self.jobs if job in at_once or next(self.draw) % 3 == 0)
+        self.jobs = [job for job in self.jobs if job not in done]
+        lost = tuple(job for job in done if 0 < next(self.draw) < 14)
+        self.failed += len(lost)
+        return done, lost
+
+    def commit(self) -> None:
+        done, lost = self.take_ended() if self.jobs else ((), ())
+        outcome = Outcome(transferred=done, lost=lost)
+        for request in self.s.commit(self.plans.pop(0), outcome, now=self.operations):
+            self.ended.append(request.id)
 
     def operate(self) -> None:
         super().operate()
         holders: dict[int, str] = {}
-        for each in self.s.running.requests:
+        for each in self.s.requests.values():
             for block in self.s.memory.blocks(each):
                 assert holders.setdefault(block, each.tenant) == each.tenant, "a block is held by both"
-        for each in self.s.requests.values():
-            for hit in self.s.memory.find(each).groups if self.limits.caching else ():
-                for piece, _, _ in hit.pieces:
-                    assert piece.tenant == each.tenant, "a foreign block was found"
+        if self.limits.caching:
+            for each in self.s.requests.values():
+                for hit in self.s.memory.find(each).groups:
+                    for piece, _, _ in hit.pieces:
+                        assert piece.tenant == each.tenant, "a foreign block was found"
+            if self.operations % 20 == 0:
+                self.look_up_a_foreign_prompt()
+
+    def look_up_a_foreign_prompt(self) -> None:
+        """Asks for a prompt that both tenants have, under a salt that neither has."""
+        size = self.limits.block_size
+        keys = BlockKeys.of_spans(size, [(0, 0, 9)], (50, 0), Scope(salt="c"))
+        probe = Request("probe", keys, 9, 1)
+        blocks = 8 // size
+        expected = (1, 0) if blocks else (0, 0)
+        if self.s.offloading is not None:
+            # Without a full block there is nothing to ask the host for.
+            factor = self.s.offloading.spec.factor
+            expected += (1, 0) if 9 // size // factor else (0, 0)
+        assert work_of_lookup(self.s, probe) == expected
+        self.lookups += 1
 
 
-def two_tenants(data: bytes, eviction: str, fair: bool) -> TwoTenants:
-    life = TwoTenants(
-        endless(data), policy=CachePolicy(eviction), tenants="*:weight=2" if fair else "a:blocks=1000000"
-    )
-    return life
+TIERS: dict[str, dict[str, object]] = {
+    "device": {},
+    "host": {"host": HostTierSpec(24)},
+    "arc": {"host": HostTierSpec(12, 2, "arc")},
+}
 
 
-@settings(max_examples=20, deadline=None)
-@given(data=st.binary(min_size=300, max_size=900), eviction=st.sampled_from(EVICTIONS), fair=st.booleans())
-def test_tenants_with_equal_prompts_never_share(data: bytes, eviction: str, fair: bool) -> None:
-    life = two_tenants(data, eviction, fair)
+def two_tenants(data: bytes, eviction: str, *, fair: bool, tier: str = "device") -> TwoTenants:
+    shares = "*:weight=2" if fair else "a:blocks=1000000"
+    return TwoTenants(endless(data), policy=CachePolicy(eviction), tenants=shares, more=TIERS[tier])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    data=st.binary(min_size=300, max_size=900),
+    eviction=st.sampled_from(EVICTIONS),
+    fair=st.booleans(),
+    tier=st.sampled_from(tuple(TIERS)),
+)
+def test_tenants_with_equal_prompts_never_share(data: bytes, eviction: str, fair: bool, tier: str) -> None:
+    life = two_tenants(data, eviction, fair=fair, tier=tier)
     while life.operations < len(data) // 4:
         life.operate()
     life.drain()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_tenants_never_share_in_a_million_operations(eviction: str) -> None:
-    """1,000,000 operations over all orders, with cancellations, preemptions and evictions."""
-    import random
-
+def test_tenants_never_share_in_a_million_operations(eviction: str, tier: str) -> None:
+    """1,000,000 operations for each tier over all orders, with cancellations, preemptions and evictions."""
     left = -(-1_000_000 // len(EVICTIONS))
-    seed = 0
+    seed = operations = lookups = loads = failed = 0
     while left > 0:
         seed += 1
-        life = two_tenants(random.Random(seed).randbytes(40_000), eviction, fair=bool(seed % 2))
+        life = two_tenants(random.Random(seed).randbytes(40_000), eviction, fair=bool(seed % 2), tier=tier)
         for _ in range(min(left, 5_000)):
             life.operate()
         left -= life.operations
+        operations += life.operations
+        lookups += life.lookups
+        loads += life.loads
+        failed += life.failed
         check(life.s)
         life.drain(10**6)
+    print(
+        f"\n{eviction}, {tier}: {operations} operations, {lookups} foreign lookups, {loads} loads, "
+        f"{failed} transfers failed"
+    )
+    assert lookups > 1000
+    assert tier == "device" or (loads > 100 and failed > 100)
 
 
 # ---- ceilings under every rule that admits
