@@ -28,11 +28,11 @@ class TritonBackend:
         kv = shape.kv
         self._shape = shape
         kv_heads, head_dim = kv.shape[4:]
-        self._tile_tokens = tokens_per_tile(shape.heads, kv_heads, kv.dtype)
+        self._tile_tokens = tokens_per_tile(shape.heads, kv_heads, shape.dtype)
         self._pieces = None
         if kv.is_cuda and not any(shape.windows):
             processors = torch.cuda.get_device_properties(kv.device).multi_processor_count
-            self._pieces = Pieces(shape.heads, kv_heads, head_dim, kv.dtype, kv.device, processors)
+            self._pieces = Pieces(shape.heads, kv_heads, head_dim, shape.dtype, kv.device, processors)
         self._schedules = {
             window: DecodeSchedule(
                 DecodeShape(shape.heads, kv_heads, head_dim, kv.dtype, window), shape.max_rows, kv.device

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pagecast.engine.spec import ModelSpec
 from torch import Tensor
@@ -18,18 +19,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a backend is made for. `kv` is [layers, blocks, 2, block_size, kv heads, head_dim]."""
+    """What a backend is made for. `kv` is [layers, blocks, 2, block_size, kv heads, head_dim], in fp8 or the
+    `dtype` of the queries."""
 
     kv: Tensor
+    dtype: torch.dtype
     heads: int
     windows: tuple[int | None, ...]
     max_rows: int
 
     @classmethod
-    def of(cls, spec: ModelSpec, kv: Tensor, max_rows: int, shards: int = 1) -> Shape:
+    def of(cls, spec: ModelSpec, kv: Tensor, dtype: torch.dtype, max_rows: int, shards: int = 1) -> Shape:
         """The shape of one of `shards` GPUs' attention over its cache `kv`, for at most `max_rows` sequences
         per step."""
-        return cls(kv, spec.facts.attention.heads // shards, spec.windows, max_rows)
+        return cls(kv, dtype, spec.facts.attention.heads // shards, spec.windows, max_rows)
 
 
 class PromptChunks(NamedTuple):

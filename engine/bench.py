@@ -135,11 +135,12 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     except BadInput:
         return None
     facts = engine.loaded.spec.facts
-    element = engine.loaded.kv.element_size()
+    element = engine.loaded.model.dtype.itemsize
     gpus = engine.options.tensor_parallel_size
-    kv_bytes = facts.kv_bytes_per_token(tensor_parallel_size=gpus) * gpus // facts.dtype_bytes * element
+    stored = facts.kv_bytes_per_token(tensor_parallel_size=gpus) // facts.dtype_bytes
+    kv_bytes = stored * gpus * engine.loaded.kv.element_size()
     decoding = steps.decode_n > 0
-    read = int(parameters_read(facts, steps.decode_n[decoding]).sum() * element)
+    read = int(bytes_read(facts, steps.decode_n[decoding], element).sum())
     read += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
     flops = int(steps.prefill_tokens.sum()) * facts.matmul_flops_per_token()
     chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
@@ -148,13 +149,18 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     return (seconds + flops / (known.flops["bf16"] * _MATMUL_SHARE)) / gpus
 
 
-def parameters_read(facts: ModelFacts, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Parameters that a step of so many tokens reads, elementwise; embeddings are looked up, not read.
+def bytes_read(facts: ModelFacts, tokens: NDArray[np.int64], element: int) -> NDArray[np.float64]:
+    """Bytes of weights that a step of so many tokens reads, elementwise, where numbers that are not quantised
+    take `element` bytes; embeddings are looked up, not read.
 
     Of a mixture's experts, those that tokens routed evenly and independently are expected to touch.
     """
+    linears = facts.linears()
     unread = 0 if facts.tied else facts.embedding_params
-    read = np.full(tokens.shape, float(facts.params - unread))
-    for linear in facts.linears():
-        read -= linear.params * (1 - linear.active / linear.experts) ** tokens
+    rest = facts.params - unread - sum(linear.params for linear in linears)
+    read = np.full(tokens.shape, float(rest * element))
+    for linear in linears:
+        share = 1 - (1 - linear.active / linear.experts) ** tokens
+        bits = facts.linear_bits(linear) if facts.weight_dtype == "fp8" else 8 * element
+        read += linear.params * bits / 8 * share
     return read

@@ -50,7 +50,8 @@ def described(engine: Engine) -> dict[str, Any]:
             "attention": loaded.backend,
             "cuda_graph_sizes": engine.loop.runner.batches.graphs,
             "prompt_graph_sizes": engine.loop.runner.batches.prompt_graphs,
-            "dtype": str(loaded.kv.dtype).removeprefix("torch."),
+            "dtype": str(loaded.model.dtype).removeprefix("torch."),
+            **({"kv_cache_dtype": engine.options.kv_cache_dtype} if engine.options.fp8_kv else {}),
             "enforce_eager": engine.options.enforce_eager,
             "gpu_memory_utilization": engine.options.gpu_memory_utilization,
             "num_blocks": engine.options.num_blocks,
@@ -90,6 +91,7 @@ def model_config(spec: ModelSpec) -> dict[str, Any]:
         "max_position_embeddings": facts.max_position,
         "tie_word_embeddings": facts.tied,
         "dtype": _DTYPES.get(facts.dtype, facts.dtype),
+        **({"quantization_config": {"quant_method": "fp8"}} if spec.fp8 else {}),
         **_experts(spec),
     }
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from pagecast.engine import ops
+from pagecast.engine.fp8_weights import GROUP, Fp8Weights, quantised, weight_of, whole_scales
 from pagecast.engine.shard import WHOLE, Shard
 from torch import Tensor, nn
 
@@ -44,6 +45,7 @@ class ColumnLinear(nn.Module):
         bias: bool,
         shard: Shard = WHOLE,
         units: Sequence[int] | None = None,
+        fp8: Fp8Weights | None = None,
     ) -> None:
         super().__init__()
         self.shard = shard
@@ -52,33 +54,56 @@ class ColumnLinear(nn.Module):
         self._copies = [shard.copies(n) if n else 1 for n in units or [0] * len(self.outputs)]
         pairs = zip(self.outputs, self._copies, strict=True)
         self._widths = [whole * copies // shard.size for whole, copies in pairs]
-        width = sum(self._widths)
-        self.weight = parameter(width, inputs)
-        self.bias = parameter(width) if bias else None
+        self.weight, self.scales = weight_of(self._widths, inputs, fp8)
+        self.bias = parameter(sum(self._widths)) if bias else None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole parameter `name` of projection number `part`."""
         return (self.outputs[part], self.inputs) if name == "weight" else (self.outputs[part],)
 
     def load(self, part: int, name: str, value: Tensor) -> None:
-        """Fills in this shard's rows of projection number `part` of the parameter `name`."""
-        first = sum(self._widths[:part])
-        target = getattr(self, name)[first : first + self._widths[part]]
-        fill(target, self.shard.share(value, 0, self.outputs[part], self._copies[part]))
+        """Fills in this shard's rows of projection number `part` of the parameter `name`.
+
+        A weight that is to be fp8 and is not is quantised, scales and all.
+        """
+        if self.scales is not None and name != "bias":
+            rows = self.weight.shape[0] // self.scales.shape[0]
+            if name == "scales":
+                value = whole_scales(value, self.outputs[part], self.inputs, rows)
+                self._load(self.scales, part, value, rows)
+                return
+            if value.dtype != self.weight.dtype:
+                value, scales = quantised(value, rows)
+                self._load(self.scales, part, scales, rows)
+        self._load(getattr(self, name), part, value, 1)
+
+    def _load(self, parameter: Tensor, part: int, value: Tensor, rows: int) -> None:
+        """Fills in a parameter that has one row for each `rows` outputs."""
+        first, width = sum(self._widths[:part]) // rows, self._widths[part] // rows
+        share = self.shard.share(value, 0, self.outputs[part] // rows, self._copies[part])
+        fill(parameter[first : first + width], share)
 
     def forward(self, x: Tensor) -> Tensor:
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
-        return F.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.scales, self.bias)
 
 
 class RowLinear(nn.Module):
     """A projection whose inputs are split among the shards; the results are added up."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, shard: Shard = WHOLE) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool,
+        shard: Shard = WHOLE,
+        fp8: Fp8Weights | None = None,
+    ) -> None:
         super().__init__()
         self.shard = shard
         self.inputs, self.outputs = inputs, outputs
-        self.weight = parameter(outputs, inputs // shard.size)
+        self.weight, self.scales = weight_of([outputs], inputs // shard.size, fp8)
         self.bias = parameter(outputs) if bias else None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
@@ -91,11 +116,20 @@ class RowLinear(nn.Module):
             assert self.bias is not None
             fill(self.bias, value if self.shard.rank == 0 else torch.zeros_like(value))
             return
+        if self.scales is not None:
+            rows = self.outputs // self.scales.shape[0]
+            if name == "scales":
+                value = whole_scales(value, self.outputs, self.inputs, rows)
+                fill(self.scales, self.shard.share(value, 1, self.inputs // GROUP))
+                return
+            if value.dtype != self.weight.dtype:
+                value, scales = quantised(value, rows)
+                fill(self.scales, self.shard.share(scales, 1, self.inputs // GROUP))
         fill(self.weight, self.shard.share(value, 1, self.inputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole product, summed over the GPUs: [tokens, columns]."""
-        return self.shard.sum(F.linear(x, self.weight, self.bias))
+        return self.shard.sum(ops.linear(x, self.weight, self.scales, self.bias))
 
 
 class ExpertColumns(nn.Module):

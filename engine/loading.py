@@ -102,7 +102,7 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     if meter is not None:
         blocks, measured = _measure(meter, spec, model, dtype, backend, max_len, options)
     blocks = shard.least(blocks)
-    kv = make_kv(spec, blocks, options.block_size, dtype, device, shard.size)
+    kv = make_kv(spec, blocks, options.block_size, _kv_dtype(options, dtype), device, shard.size)
     measured["KV cache"] = kv.nbytes
     name = torch.cuda.get_device_name(device) if meter is not None else "CPU"
     memory = report(spec, options, name, measured, blocks)
@@ -133,7 +133,9 @@ def _measure(
 ) -> tuple[int, dict[str, int]]:
     """How many blocks fit, and what the rest of the memory holds; runs the largest step to know."""
     meter.weights_loaded()
-    one_block = make_kv(spec, 1, options.block_size, dtype, meter.device, model.shard.size)
+    one_block = make_kv(
+        spec, 1, options.block_size, _kv_dtype(options, dtype), meter.device, model.shard.size
+    )
     tokens = options.max_num_batched_tokens
     try:
         make_runner(model, one_block, backend, max_len, options, {}).rehearse(tokens)
@@ -222,6 +224,11 @@ def _uninitialised(spec: ModelSpec, dtype: torch.dtype, device: torch.device, sh
             return Decoder(spec, shard)
     finally:
         torch.set_default_dtype(before)
+
+
+def _kv_dtype(options: Options, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the KV cache of a model that computes in `dtype`."""
+    return torch.float8_e4m3fn if options.fp8_kv else dtype
 
 
 def make_kv(

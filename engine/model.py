@@ -8,6 +8,7 @@ is given as a function of (layer, qkv, turn).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pagecast.engine import ops
@@ -40,8 +41,8 @@ class Attention(nn.Module):
         self.kv_heads = spec.facts.local_kv_heads(shard.size)
         widths = (a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.head_dim)
         units = (a.heads, a.kv_heads, a.kv_heads)
-        self.qkv = ColumnLinear(hidden, widths, bias=a.qkv_bias, shard=shard, units=units)
-        self.o = RowLinear(widths[0], hidden, bias=a.o_bias, shard=shard)
+        self.qkv = ColumnLinear(hidden, widths, bias=a.qkv_bias, shard=shard, units=units, fp8=spec.fp8)
+        self.o = RowLinear(widths[0], hidden, bias=a.o_bias, shard=shard, fp8=spec.fp8)
         self.q_norm = Norm(a.head_dim) if a.qk_norm else None
         self.k_norm = Norm(a.head_dim) if a.qk_norm else None
 
@@ -61,8 +62,9 @@ class Mlp(nn.Module):
         super().__init__()
         facts = spec.facts
         widths = (facts.intermediate, facts.intermediate)
-        self.gate_up = ColumnLinear(facts.hidden, widths, bias=facts.mlp_bias, shard=shard)
-        self.down = RowLinear(facts.intermediate, facts.hidden, bias=facts.mlp_bias, shard=shard)
+        shared: Any = {"bias": facts.mlp_bias, "shard": shard, "fp8": spec.fp8}
+        self.gate_up = ColumnLinear(facts.hidden, widths, **shared)
+        self.down = RowLinear(facts.intermediate, facts.hidden, **shared)
 
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         """The gated MLP of each token: [tokens, hidden]."""
@@ -151,6 +153,11 @@ class Decoder(nn.Module):
         if sampled is not None:
             x, residual = x.index_select(0, sampled), residual.index_select(0, sampled)
         return ops.add_rms_norm(x, residual, self.norm.weight, self.spec.norm_eps)[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that activations have."""
+        return self.embedding.weight.dtype
 
     def logits(self, states: Tensor) -> Tensor:
         """Final states [rows, hidden] to this shard's columns of the logits, [rows, vocab / shards]."""

@@ -65,6 +65,19 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     return rows.masked_fill(~here[:, None], 0)
 
 
+def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x [tokens, inputs] through a weight [outputs, inputs]; where it is fp8, with its `scales`."""
+    if scales is None:
+        return F.linear(x, weight, bias)
+    if x.is_cuda:
+        from pagecast.kernels.fp8_linear import fp8_linear
+
+        out = fp8_linear(x, weight, scales)
+    else:
+        out = reference.fp8_linear(x, weight, scales)
+    return out if bias is None else out + bias
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for [tokens, 2 * width] with the gate first; returns [tokens, width]."""
     if gate_up.is_cuda:

@@ -11,6 +11,7 @@ from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.speculation.config import SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Options:
     """Limits are the scheduler's; names are vLLM's where it has them.
 
     `device`: auto (a CUDA GPU), cuda or cpu. `num_blocks` None: what fits `gpu_memory_utilization` of the
-    GPU's memory. `dtype` auto: the checkpoint's, float32 on the CPU. `attention`: auto, triton, flash-attn
+    GPU's memory. `dtype` auto: the checkpoint's, float32 on the CPU. `kv_cache_dtype` auto: that dtype; fp8:
+    e4m3 with a scale of 1. `attention`: auto, triton, flash-attn
     or torch. `pipeline_depth` 1 plans a step while its predecessor runs (None: it does, unless requests
     speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `tensor_parallel_size` GPUs hold a
     share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
@@ -35,6 +37,7 @@ class Options:
     max_model_len: int | None = None
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     attention: str = "auto"
     pipeline_depth: int | None = None
     scheduling_policy: str = "fcfs"
@@ -55,6 +58,11 @@ class Options:
         """Errors: BadInput naming the first option that can't work."""
         if self.dtype not in DTYPES:
             raise BadInput(f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in KV_DTYPES:
+            known = ", ".join(KV_DTYPES)
+            raise BadInput(f"the engine's kv_cache_dtype is one of {known}, not {self.kv_cache_dtype!r}")
+        if self.fp8_kv and self.attention == "flash-attn":
+            raise BadInput("attention backend flash-attn has no fp8 KV here; choose triton")
         if self.device not in ("auto", "cuda", "cpu"):
             raise BadInput(f"device {self.device!r} is not known; choose auto, cuda or cpu")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -74,6 +82,11 @@ class Options:
         if self.tensor_parallel_size < 1:
             raise BadInput(f"tensor_parallel_size is {self.tensor_parallel_size}; it must be at least 1")
         self.limits(1 if self.num_blocks is None else self.num_blocks, self.max_model_len).check()
+
+    @property
+    def fp8_kv(self) -> bool:
+        """True where the KV cache holds fp8."""
+        return self.kv_cache_dtype != "auto"
 
     @property
     def speculation(self) -> SpeculativeConfig | None:

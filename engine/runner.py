@@ -92,7 +92,9 @@ class Runner:
         block_size = kv.shape[3]
         columns = -(-max_len // block_size)
         shard = model.shard
-        self.backend = attention.make(backend, Shape.of(model.spec, kv, max_rows + 1, shard.size))
+        self.backend = attention.make(
+            backend, Shape.of(model.spec, kv, model.dtype, max_rows + 1, shard.size)
+        )
         self.rows = Rows(max_rows, columns, block_size)
         self._most_draws = max(max_rows, min(max_tokens, max_rows * (1 + most_guesses)))
         plan = self.backend.plan_room(max_tokens + max_rows)

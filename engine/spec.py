@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pagecast.engine.fp8_weights import Fp8Weights, fp8_weights
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.models import model as find_facts
@@ -28,7 +29,8 @@ class Mixtures:
 class ModelSpec:
     """A model the engine can run. `folder` is None where only its sizes are known (random weights).
 
-    `rope` holds `rope_type`, `rope_theta` and the parameters of its scaling; `eos_ids` end a text.
+    `rope` holds `rope_type`, `rope_theta` and the parameters of its scaling; `eos_ids` end a text. `fp8`: how
+    the projections are fp8; None where they are not.
     """
 
     facts: ModelFacts
@@ -37,6 +39,7 @@ class ModelSpec:
     rope: Mapping[str, Any] = field(default_factory=dict)
     eos_ids: frozenset[int] = frozenset()
     mixtures: Mixtures = Mixtures()
+    fp8: Fp8Weights | None = None
 
     @classmethod
     def find(cls, model: str) -> ModelSpec:
@@ -50,7 +53,7 @@ class ModelSpec:
             folder = folder.parent
         if not folder.is_dir():
             _check(facts, {}, model)
-            return cls(facts, None, mixtures=_mixtures(facts, {}, model))
+            return cls(facts, None, mixtures=_mixtures(facts, {}, model), fp8=_fp8(facts, {}, model))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         _check(facts, config, str(folder / "config.json"))
         return cls(
@@ -60,6 +63,7 @@ class ModelSpec:
             rope=_rope(config),
             eos_ids=_eos_ids(folder, config),
             mixtures=_mixtures(facts, config, str(folder / "config.json")),
+            fp8=_fp8(facts, config, str(folder / "config.json")),
         )
 
     @property
@@ -72,11 +76,22 @@ def _check(facts: ModelFacts, config: Mapping[str, Any], where: str) -> None:
     if facts.model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise BadInput(f"{where}: the engine can't run model_type {facts.model_type!r}; it runs {known}")
-    if config.get("quantization_config"):
-        raise BadInput(f"{where}: quantization_config is set; the engine runs bf16, fp16 and fp32 weights")
+    if facts.weight_dtype == "fp8" and facts.moe is not None:
+        raise BadInput(f"{where}: the engine runs experts in bf16, fp16 and fp32, not in fp8")
+    if facts.weight_dtype not in ("bf16", "fp16", "fp32", "fp8"):
+        raise BadInput(
+            f"{where}: weights are {facts.weight_dtype}; the engine runs bf16, fp16, fp32 and fp8 weights"
+        )
     act = config.get("hidden_act", "silu")
     if act != "silu":
         raise BadInput(f"{where}: hidden_act is {act!r}; the engine knows silu only")
+
+
+def _fp8(facts: ModelFacts, config: Mapping[str, Any], where: str) -> Fp8Weights | None:
+    """How its weights are fp8; None where they are not. By name alone: in blocks."""
+    if facts.weight_dtype != "fp8":
+        return None
+    return fp8_weights(config["quantization_config"], where) if config else Fp8Weights()
 
 
 def _mixtures(facts: ModelFacts, config: Mapping[str, Any], where: str) -> Mixtures:

@@ -31,6 +31,9 @@ _MIXTURES = {
 }
 _OUTSIDE = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"}
 
+# Our parameters of a projection, and transformers' names for them.
+_KINDS = {"weight": "weight", "bias": "bias", "scales": "weight_scale_inv"}
+
 _POSITIVE = (1 << 62) - 1
 
 Places = dict[str, tuple[nn.Module, int, str]]
@@ -51,8 +54,9 @@ def load(model: Decoder, folder: Path) -> None:
     for path in files:
         with safe_open(path, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                if name in missing:
-                    _fill(missing.pop(name), name, tensors.get_tensor(name), path)
+                place = name + "_inv" if name.endswith(".weight_scale") else name
+                if place in missing:
+                    _fill(missing.pop(place), name, tensors.get_tensor(name), path)
     if missing:
         raise BadInput(f"{folder}: tensor {min(missing)} is in none of {len(files)} safetensors files")
 
@@ -65,6 +69,8 @@ def randomise(model: Decoder, seed: int = 0) -> None:
     like = next(model.parameters())
     generator = torch.Generator(device=like.device)
     for name, (module, part, kind) in _places(model).items():
+        if kind == "scales":  # they follow from the weight
+            continue
         whole = torch.ones(module.shape(part, kind), dtype=like.dtype, device=like.device)
         if "norm" not in name:
             generator.manual_seed(xxhash.xxh3_64_intdigest(name.encode(), seed) & _POSITIVE)
@@ -85,9 +91,9 @@ def _places(model: Decoder) -> Places:
         for theirs, (path, part) in _IN_LAYER.items():
             if mixed and path.startswith("mlp."):
                 continue
-            for kind in ("weight", "bias"):
+            for kind, suffix in _KINDS.items():
                 if f"{path}.{kind}" in parameters:
-                    places[f"{prefix}{theirs}.{kind}"] = (layer.get_submodule(path), part, kind)
+                    places[f"{prefix}{theirs}.{suffix}"] = (layer.get_submodule(path), part, kind)
         if mixed:
             places |= _expert_places(layer.mlp, prefix, *_MIXTURES[model.spec.facts.model_type])
     return places
@@ -106,6 +112,9 @@ def _expert_places(mixture: Mixture, prefix: str, name: str, projections: tuple[
 
 def _fill(place: tuple[nn.Module, int, str], name: str, value: Tensor, path: Path) -> None:
     module, part, kind = place
+    fp8 = getattr(module, "scales", None) is not None
+    if kind == "weight" and fp8 and value.dtype != torch.float8_e4m3fn:
+        raise BadInput(f"{path}: tensor {name} is {value.dtype}, where config.json says fp8")
     try:
         module.load(part, kind, value)
     except (ValueError, IndexError) as error:

@@ -238,7 +238,7 @@ def fp8_product(
 
 def scale_rows(outputs: int, rows: int) -> int:
     """Outputs of a weight that share a scale, where the weight has so many rows of scales."""
-    return -(-outputs // rows) if outputs % rows == 0 else GROUP
+    return GROUP if -(-outputs // GROUP) == rows else outputs // rows
 
 
 def _check(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor) -> None:

@@ -176,6 +176,30 @@ def _rotated(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+def quantise_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """x [rows, width] in fp8 and a scale for each `group` columns of a row, float32 [rows, width / group]."""
+    wide = x.float().unflatten(1, (-1, group))
+    scales = wide.abs().amax(-1).clamp(min=1e-12) / FP8_MAX
+    small = (wide / scales[..., None]).clamp(-FP8_MAX, FP8_MAX)
+    return small.flatten(1).to(torch.float8_e4m3fn), scales
+
+
+def dequantise(weight: Tensor, scales: Tensor) -> Tensor:
+    """The float32 of an fp8 weight [outputs, inputs] with scales [outputs / n, inputs / m]; where n is m, the
+    last row of scales may stand for fewer outputs."""
+    (outputs, inputs), (height, width) = weight.shape, scales.shape
+    group = inputs // width
+    rows = group if -(-outputs // group) == height else outputs // height
+    factor = scales.repeat_interleave(rows, 0)[:outputs]
+    return weight.float() * factor.repeat_interleave(group, 1)
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """See `pagecast.kernels.fp8_linear`."""
+    numbers, x_scales = quantise_groups(x, weight.shape[1] // scales.shape[1])
+    return (dequantise(numbers, x_scales) @ dequantise(weight, scales).T).to(x.dtype)
+
+
 def choose_experts(logits: Tensor, active: int, *, normalised: bool) -> tuple[Tensor, Tensor]:
     """The `active` likeliest experts of each token and their weights, [tokens, active] both.
 

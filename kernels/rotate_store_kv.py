@@ -8,6 +8,7 @@ Apart, three kernels would read and write the same rows again; between matrix pr
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
@@ -29,6 +30,14 @@ def _normed(
     w2 = tl.load(q_norm + HALF + at, mask=is_q, other=0.0).to(tl.float32)
     w2 += tl.load(k_norm + HALF + at, mask=is_k, other=0.0).to(tl.float32)
     return first * scale * w1, second * scale * w2
+
+
+@triton.jit
+def _stored(x, dtype: tl.constexpr, FP8: tl.constexpr):
+    """x as the cache holds it: fp8 ends at 448."""
+    if FP8:
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0)
+    return x.to(dtype)
 
 
 @triton.jit(do_not_specialize=["eps"])
@@ -53,6 +62,7 @@ def _rotate_store(
     KV_POW2: tl.constexpr,
     HALF_POW2: tl.constexpr,
     DIM_POW2: tl.constexpr,
+    FP8: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     after_predecessor(OVERLAP)
@@ -83,12 +93,12 @@ def _rotate_store(
     is_k = mask & (heads >= Q_HEADS) & (heads * 0 + slot >= 0)
     k_at = k_cache + block * K[0] + offset * K[1] + (heads - Q_HEADS) * K[2]
     # Rounded to q's precision first, as K is where it is stored by a kernel of its own.
-    turned = turned.to(qkv.dtype.element_ty).to(k_cache.dtype.element_ty)
-    turned2 = turned2.to(qkv.dtype.element_ty).to(k_cache.dtype.element_ty)
+    turned = _stored(turned.to(qkv.dtype.element_ty), k_cache.dtype.element_ty, FP8)
+    turned2 = _stored(turned2.to(qkv.dtype.element_ty), k_cache.dtype.element_ty, FP8)
     tl.store(k_at + lanes * K[3], turned, mask=is_k)
     tl.store(k_at + (HALF + lanes) * K[3], turned2, mask=is_k)
     to = v_cache + block * V[0] + offset * V[1] + kv_heads * V[2] + dims * V[3]
-    tl.store(to, new_v.to(v_cache.dtype.element_ty), mask=live)
+    tl.store(to, _stored(new_v, v_cache.dtype.element_ty, FP8), mask=live)
 
 
 _launches: dict[Any, Launch] = {}
@@ -154,5 +164,6 @@ def _configure(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, heads: int) -> Lau
         "KV_POW2": next_power_of_2(kv_heads),
         "HALF_POW2": next_power_of_2(dim // 2),
         "DIM_POW2": next_power_of_2(dim),
+        "FP8": k_cache.dtype == torch.float8_e4m3fn,
     }
     return Launch(_rotate_store, constants, qkv.device, num_warps=4)

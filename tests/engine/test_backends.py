@@ -17,7 +17,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1
 def with_triton(engine: Any) -> Any:
     """The same engine with its attention by the kernels."""
     runner = engine.loop.runner
-    shape = Shape.of(runner.model.spec, runner.kv, runner.rows.padding + 1)
+    shape = Shape.of(runner.model.spec, runner.kv, runner.model.dtype, runner.rows.padding + 1)
     runner.backend = TritonBackend(shape)
     runner.batches.backend = runner.backend
     return engine

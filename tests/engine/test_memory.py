@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pagecast.engine import memory_report
-from pagecast.engine.bench import parameters_read
+from pagecast.engine.bench import bytes_read
 from pagecast.engine.options import Options
 from pagecast.engine.spec import ModelSpec
 from pagecast.sim.core.errors import BadInput, CannotRunHere
@@ -51,7 +51,7 @@ def test_the_prediction_counts_every_expert() -> None:
     assert abs(items["weights"] - spec.facts.params * 2) < 64 << 20
     # Rows of each token's 8 experts, between the products and after them.
     assert items["activations"] > 8192 * 8 * (768 + 2048) * 2
-    few, many = parameters_read(spec.facts, np.array([1, 256])).tolist()
+    few, many = bytes_read(spec.facts, np.array([1, 256]), 1).tolist()
     embedding = spec.facts.embedding_params
     assert few == pytest.approx(spec.facts.active_params - embedding)
     assert 0.99 < many / (spec.facts.params - embedding) <= 1
