@@ -26,7 +26,9 @@ from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.machine.host_link import DISK_LATENCY_MS, DISK_LOAD_GB_PER_S, DISK_STORE_GB_PER_S
 from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.machine.secondary_tiers import check_secondary_tiers
 from pagecast.sim.yaml_documents import read_mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
     from pagecast.sim.core.sglang_settings import SglangSettings
     from pagecast.sim.costs.calibration.target import Target
     from pagecast.sim.costs.step_costs import StepCosts
-    from pagecast.sim.machine.host_link import HostLinks
+    from pagecast.sim.machine.host_link import DiskLinks, HostLinks
     from pagecast.sim.machine.memory import HbmBudget
     from pagecast.sim.speculation.config import SpeculativeConfig
 
+PAGE = 4096  # bytes: with a disk, offloaded blocks are whole pages of shared memory (as vLLM's)
 CHECK = "check"  # the section of a scenario file that holds what `pagecast check` asks of it
 
 
@@ -215,6 +218,20 @@ class Scenario(BaseModel):
     kv_offloading_store_threshold: int = Field(
         0, ge=0, description="offload a block once it was looked up so often (vLLM: 0, at once)"
     )
+    secondary_tiers: str | None = Field(
+        None,
+        description="what is behind the host tier: fs, or vLLM's JSON list with one tier of the type fs "
+        "(vLLM: secondary_tiers; default: nothing)",
+    )
+    disk_load_gb_per_s: float = Field(
+        DISK_LOAD_GB_PER_S, gt=0, description="GB/s that reading offloaded blocks from disk reaches"
+    )
+    disk_store_gb_per_s: float = Field(
+        DISK_STORE_GB_PER_S, gt=0, description="GB/s that writing offloaded blocks to disk reaches"
+    )
+    disk_latency_ms: float = Field(
+        DISK_LATENCY_MS, ge=0, description="milliseconds that each job of the disk takes beside"
+    )
     host_load_gb_per_s: float | None = Field(
         None,
         gt=0,
@@ -276,6 +293,16 @@ class Scenario(BaseModel):
             from pagecast.sim.speculation.config import SpeculativeConfig
 
             SpeculativeConfig.parse(value)
+        return value
+
+    @field_validator("secondary_tiers", mode="before")
+    @classmethod
+    def _check_secondary_tiers(cls, value: Any) -> Any:
+        """A list of a scenario file is kept as vLLM's JSON; whatever it is, it is checked."""
+        if isinstance(value, list):
+            value = json.dumps(value)
+        if isinstance(value, str):
+            check_secondary_tiers(value)
         return value
 
     @field_validator("retention")
@@ -387,6 +414,8 @@ class Scenario(BaseModel):
     def host_tier(self) -> HostTierSpec | None:
         """The host tier; None where KV is not offloaded. Errors: BadInput for a size that does not fit."""
         if self.kv_offloading_size is None:
+            if self.secondary_tiers is not None:
+                raise BadInput("secondary_tiers needs a host tier in front: give kv_offloading_size")
             return None
         wanted = self.kv_offloading_block_size or self.block_size
         if wanted % self.block_size:
@@ -394,8 +423,10 @@ class Scenario(BaseModel):
                 f"kv_offloading_block_size {wanted} is no multiple of block_size {self.block_size}"
             )
         factor = wanted // self.block_size
-        block_bytes = self.layout().block_bytes * self.tensor_parallel_size
-        room = int(self.kv_offloading_size * GIB) // (block_bytes * factor)
+        block_bytes = self.layout().block_bytes * self.tensor_parallel_size * factor
+        if self.secondary_tiers is not None:
+            block_bytes = -(-block_bytes // PAGE) * PAGE
+        room = int(self.kv_offloading_size * GIB) // block_bytes
         if not room:
             raise BadInput(f"kv_offloading_size {self.kv_offloading_size} GiB has no room for a single block")
         return HostTierSpec(
@@ -404,6 +435,7 @@ class Scenario(BaseModel):
             eviction_policy=self.kv_offloading_eviction_policy,
             prompt_only=self.offload_prompt_only,
             store_threshold=self.kv_offloading_store_threshold,
+            disk=self.secondary_tiers is not None,
         )
 
     def host_links(self) -> HostLinks | None:
@@ -430,7 +462,26 @@ class Scenario(BaseModel):
             self.seed,
             step_ns=round(self.offloading_step_ms * 1e6),
             submit_ns=round(self.offloading_block_us * 1e3),
+            disk=self._disk_links(),
         )
+
+    def _disk_links(self) -> DiskLinks | None:
+        """How fast blocks move between host memory and the disk; None where there is no disk."""
+        if self.secondary_tiers is None:
+            return None
+        from pagecast.sim.machine.host_link import DiskLinks, LinkSpec
+
+        factor = (self.kv_offloading_block_size or self.block_size) // self.block_size
+        load, store = (
+            LinkSpec(
+                bytes_per_s=gb_per_s * 1e9,
+                latency_ns=round(self.disk_latency_ms * 1e6),
+                failing=self.failing_transfers,
+                slow=self.slow_transfers,
+            )
+            for gb_per_s in (self.disk_load_gb_per_s, self.disk_store_gb_per_s)
+        )
+        return DiskLinks(self.layout().block_bytes * self.tensor_parallel_size * factor, load, store)
 
     @property
     def swaps(self) -> bool:

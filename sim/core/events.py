@@ -32,6 +32,10 @@ class EventKind(Enum):
     LOADED = "loaded"  # that job has ended
     STORING = "storing"  # blocks to be copied to host memory by the job in `detail`
     OFFLOADED = "offloaded"  # that job has ended
+    PROMOTING = "promoting"  # blocks to be brought from disk to host memory by the job in `detail`
+    PROMOTED = "promoted"  # that job has ended
+    CASCADING = "cascading"  # blocks to be copied from host memory to disk by the job in `detail`
+    CASCADED = "cascaded"  # that job has ended
     FINISHED = "finished"
     CANCELLED = "cancelled"
     REJECTED = "rejected"

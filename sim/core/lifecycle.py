@@ -117,6 +117,7 @@ class Lifecycle:
         if request.cached_tokens == NEVER:
             request.cached_tokens = tokens
             request.external_tokens = external
+            request.disk_tokens = min(request.last_disk, external)
             request.admitted_ns = now
         elif tokens < request.lost_tokens:
             request.recomputed_tokens += request.lost_tokens - tokens

@@ -44,6 +44,7 @@ class Request:
         "arrival_ns",
         "cached_tokens",
         "computed_tokens",
+        "disk_tokens",
         "drafts",
         "external_tokens",
         "finished_ns",
@@ -55,6 +56,7 @@ class Request:
         "keys",
         "known_tokens",
         "lag",
+        "last_disk",
         "last_external",
         "last_tick",
         "lost_tokens",
@@ -115,6 +117,8 @@ class Request:
         self.reused_tokens = 0  # prefix hits of all admissions
         self.hit_tokens = 0  # prefix hit at its latest admission before its first token
         self.external_tokens = 0  # of `cached_tokens`, those loaded from a lower tier
+        self.disk_tokens = 0  # of `external_tokens`, those that a disk behind it had to bring first
+        self.last_disk = 0  # of `last_external`, the same
         self.last_external = 0  # tokens that its latest load brought or is to bring
         self.lost_tokens = 0  # computed tokens that its latest preemption threw away
         self.recomputed_tokens = 0  # lost tokens that the next admission did not find, of all preemptions

@@ -44,6 +44,7 @@ from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stride import Stride
 from pagecast.sim.core.tiers.offloading import Offloading
+from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 
 
 class Scheduler:
@@ -130,7 +131,8 @@ class Scheduler:
         if not profile.offloads:
             raise BadInput(f"the profile {profile.name} has no KV offloading; choose vllm")
         drops_last = self.memory.recomputes_block
-        return Offloading(limits.host, limits, self.memory, self.running, self.log, drops_last=drops_last)
+        kind = TieredOffloading if limits.host.disk else Offloading
+        return kind(limits.host, limits, self.memory, self.running, self.log, drops_last=drops_last)
 
     # ---- requests come and go
 

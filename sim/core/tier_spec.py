@@ -15,6 +15,7 @@ class HostTierSpec:
 
     `eviction_policy`: `lru` or `arc`. `prompt_only`: what a request generates is not stored.
     `store_threshold`: a block is stored once it was looked up so often; below 2 every block is.
+    `disk`: there is a disk behind it, as vLLM's tiering with one tier of the type `fs`.
     """
 
     blocks: int
@@ -22,6 +23,7 @@ class HostTierSpec:
     eviction_policy: str = "lru"
     prompt_only: bool = True
     store_threshold: int = 0
+    disk: bool = False
 
     def check(self) -> None:
         """Errors: BadInput naming the field that cannot be."""
@@ -29,6 +31,8 @@ class HostTierSpec:
             raise BadInput(f"the host tier has {self.blocks} blocks; it must have at least 1")
         if self.factor < 1:
             raise BadInput(f"an offloaded block has {self.factor} device blocks; it must have at least 1")
+        if self.disk and self.store_threshold > 1:
+            raise BadInput("a disk behind the host tier takes no store threshold (as vLLM's)")
         if self.eviction_policy not in EVICTION_POLICIES:
             raise BadInput(
                 f"host eviction policy {self.eviction_policy!r} is not known; "

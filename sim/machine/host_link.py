@@ -2,7 +2,8 @@
 
 PCIe 5: a plain copy from pinned memory reached 54.7 of 64 GB/s on an H200, one way; our engine's reloads
 reached 46.6 GB/s in a run (docs/engine.md). PCIe 4 is assumed to reach about the same share, 25 of 32 GB/s:
-it was not measured.
+it was not measured. The disk is assumed to be one NVMe drive on PCIe 4: 6 GB/s read, 3 GB/s written for long,
+0.2 ms per job; this was not measured either.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from pagecast.sim.machine.gpus import Gpu
 _OLDER = ("A100", "A10", "A10G", "A30", "A40", "L4", "L40", "L40S", "RTX", "T4", "V100", "MI250X", "MI210")
 GEN4_BYTES_PER_S = 25e9
 GEN5_BYTES_PER_S = 55e9
+DISK_LOAD_GB_PER_S = 6.0
+DISK_STORE_GB_PER_S = 3.0
+DISK_LATENCY_MS = 0.2
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,14 @@ class LinkSpec:
     slowness: float = 10.0
 
 
+class DiskLinks(NamedTuple):
+    """Link of a host tier to the disk behind it: bytes of an offloaded block, and the two directions."""
+
+    block_bytes: int
+    load: LinkSpec
+    store: LinkSpec
+
+
 class HostLinks(NamedTuple):
     """Link of a replica to its host tier: bytes of a device block, and the link's two directions.
 
@@ -44,6 +56,7 @@ class HostLinks(NamedTuple):
     seed: int = 0
     step_ns: int = 0
     submit_ns: int = 0
+    disk: DiskLinks | None = None
 
 
 def host_bytes_per_s(gpu: Gpu) -> float:

@@ -40,6 +40,15 @@ class Link:
         self.transfers += 1
         return self.free_ns, bool(spec.failing) and self._draw(number, "failing") < spec.failing
 
+    def figures(self, name: str, makespan_s: float) -> dict[str, float]:
+        """What it has carried: transfers, bytes, the share of time that it was busy, seconds of waiting."""
+        return {
+            f"{name}s": self.transfers,
+            f"{name}_bytes": self.bytes,
+            f"{name}_busy": self.busy_ns / 1e9 / makespan_s if makespan_s > 0 else 0.0,
+            f"{name}_wait_s": self.waited_ns / 1e9,
+        }
+
     def _draw(self, number: int, what: str) -> float:
         """A number from 0 to 1 that is the same in every run."""
         digest: int = xxhash.xxh3_64_intdigest(f"{self._seed} {self.name} {number} {what}".encode())

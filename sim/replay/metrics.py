@@ -68,6 +68,7 @@ def request_table(
         "output_tokens",
         "cached_tokens",
         "external_tokens",
+        "disk_tokens",
         "partial_tokens",
         "reused_tokens",
         "recomputed_tokens",
@@ -97,11 +98,13 @@ def prompt_sources(admitted: pd.DataFrame) -> dict[str, int]:
     """Where the tokens of admitted prompts came from at the first admission; `missed` were computed."""
     cached = int(admitted["cached_tokens"].sum())
     partial = int(admitted["partial_tokens"].sum())
-    host = int(admitted["external_tokens"].sum())
+    external = int(admitted["external_tokens"].sum())
+    disk = int(admitted["disk_tokens"].sum())
     return {
-        "exact": cached - partial - host,
+        "exact": cached - partial - external,
         "partial": partial,
-        "host": host,
+        "host": external - disk,
+        "disk": disk,
         "missed": int(admitted["input_tokens"].sum()) - cached,
     }
 

@@ -39,6 +39,7 @@ REQUEST_COLUMNS = (
     "output_tokens",
     "cached_tokens",
     "external_tokens",
+    "disk_tokens",
     "partial_tokens",
     "reused_tokens",
     "recomputed_tokens",
@@ -55,7 +56,7 @@ class Recorder:
     """Collects requests, steps and events of one replica.
 
     `out`: a folder that gets `steps.parquet` and `events.parquet` in pieces while the replay goes on.
-    `keep_steps`: hold the steps in memory as well. Requests are always held, 112 bytes each.
+    `keep_steps`: hold the steps in memory as well. Requests are always held, 128 bytes each.
     """
 
     def __init__(self, *, keep_steps: bool = False, out: Path | None = None) -> None:
@@ -126,6 +127,7 @@ class Recorder:
                 request.output_tokens,
                 request.cached_tokens,
                 request.external_tokens,
+                request.disk_tokens,
                 request.partial_tokens,
                 request.reused_tokens,
                 request.recomputed_tokens,

@@ -24,9 +24,11 @@ from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 from pagecast.sim.machine.host_link import HostLinks
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
+from pagecast.sim.replay.disk_transfers import DiskTransfers
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.transfers import Ended, Transfers
@@ -37,6 +39,7 @@ from simpy.events import URGENT
 FlightTimes = tuple[int, int, int]
 """A plan under way: planned at, host free to plan the next step at, done at. In nanoseconds."""
 
+_MOST_IDLE_TURNS = 20_000  # in which somebody waits for the disk and nothing is computed
 _COMMITS_PER_EVENT = 1024
 """A lone replica runs ahead of the environment's clock; so often it lets the environment catch up."""
 
@@ -86,6 +89,8 @@ class Replica:
         # Host time of a step of so many requests; KV offloading may take some in every step.
         self._host_ns: Callable[[int], int] = self._offloading_host_ns if self._step_ns else costs.host_ns
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
+        self.disk = _disk_of(scheduler, links)
+        self._idle_turns = 0
         self._transfer_ends: deque[tuple[int, Ended]] = (
             deque()
         )  # ends of transfers, by the step that reports them
@@ -190,7 +195,7 @@ class Replica:
                     now = launched
                     if len(flights) <= depth:
                         continue
-                elif not flights and self.transfers is not None and self.transfers.busy:
+                elif not flights and self.transfers is not None and self._transferring(self.transfers):
                     now = yield from self._wait_for_transfer(self.transfers, now)
                     continue
                 elif not flights:
@@ -219,7 +224,7 @@ class Replica:
             outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
             ended = pipeline.commit(outcome, now)
             while self._transfer_ends and self._transfer_ends[0][0] <= plan.step:
-                self.scheduler.transferred(*self._transfer_ends.popleft()[1])
+                self._tell(self._transfer_ends.popleft()[1], now)
             self.recorder.step(plan, start_ns, end_ns)
             for request in ended:
                 self._ended(request, now)
@@ -231,9 +236,11 @@ class Replica:
     def _wait_for_transfer(self, transfers: Transfers, now: int) -> Generator[Any, Any, int]:
         """Lets time pass until a transfer ends or something arrives, where nothing can be computed before."""
         transfers.begin(None, now, self._device_free)
-        end = transfers.next_ns
-        assert end is not None
-        goal = max(now, min(end, self.arrivals.next_ns))
+        ends = [transfers.next_ns]
+        if self.disk is not None:
+            ends += [self.disk.next_ns, now + max(self._host_ns(1), 1) if self.disk.disk.asked else None]
+            self._check_progress(self.disk)
+        goal = max(now, min(self.arrivals.next_ns, *(end for end in ends if end is not None)))
         others = self.env._queue
         if others and others[0][0] <= goal:
             self._idle = self.env.event()
@@ -242,9 +249,28 @@ class Replica:
             goal = max(now, min(goal, int(self.env.now)))
         done = transfers.ended(goal)
         if done is not None:
-            self.scheduler.transferred(*done)
+            self._tell(done, goal)
             goal += self._host_ns(1)
         return goal
+
+    def _transferring(self, transfers: Transfers) -> bool:
+        """Whether transfers are under way, or the disk has answered, so that planning again may help."""
+        return transfers.busy or (self.disk is not None and self.disk.disk.busy)
+
+    def _tell(self, ended: Ended, now: int) -> None:
+        """Tells the scheduler of transfers that have ended."""
+        self.scheduler.transferred(*ended)
+        if self.disk is not None:
+            self.disk.take(now)
+
+    def _check_progress(self, disk: DiskTransfers) -> None:
+        """Errors: BadInput where requests wait for the disk for ever."""
+        self._idle_turns += 1
+        if self._idle_turns > _MOST_IDLE_TURNS and self.scheduler.requests:
+            raise BadInput(
+                "requests wait for blocks from the disk for ever: those of one prompt do not fit in the host "
+                "tier together, and give way to one another (as in vLLM 0.24); raise kv_offloading_size"
+            )
 
     def _others_first(self, goal: int) -> bool:
         """Whether other processes have something to do before a step planned at `goal`: earlier, or urgently
@@ -287,6 +313,8 @@ class Replica:
         if now >= self.look_ns and self.look is not None:
             self.look(now)
         self.clock = now
+        if self.disk is not None:
+            self.disk.advance(now)
         stride = self.scheduler.stride
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
@@ -299,6 +327,8 @@ class Replica:
             plan = self.scheduler.decide(now)
         else:
             plan = self.scheduler.plan(now)
+        if self.disk is not None:
+            self.disk.take(now)
         if plan is None:
             return None
         if self.transfers is not None and not plan.computes:
@@ -309,6 +339,7 @@ class Replica:
         """Times one step. It ends no sooner than its last kernel is launched."""
         costs = self.costs
         n = plan.decode_n
+        self._idle_turns = 0
         launched = host = now + self._host_ns(len(plan.decodes) + len(plan.chunks))
         if self.transfers is not None and (self.transfers.busy or plan.loads or plan.stores):
             launched = host = self._transfer(self.transfers, plan, host)
@@ -443,6 +474,15 @@ class Replica:
             self.arrivals.failed(request.index)
         self.arrivals.ended(request.index, now)
         self.recorder.request(request)
+
+
+def _disk_of(scheduler: Scheduler, links: HostLinks | None) -> DiskTransfers | None:
+    """The transfers to and from the disk behind the host tier; None where there is no disk."""
+    if not isinstance(scheduler.offloading, TieredOffloading):
+        return None
+    if links is None or links.disk is None:
+        raise BadInput("a replica with a disk behind its host tier needs `links.disk`: how fast it is")
+    return DiskTransfers(links.disk, scheduler.offloading.disk, links.seed)
 
 
 def _checked(links: HostLinks | None) -> HostLinks:

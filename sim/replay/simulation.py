@@ -163,7 +163,7 @@ def replay(
             summary["speculation"] = speculation.figures()
         if scheduler.offloading is not None and replica.transfers is not None:
             summary["offloading"] = offloading_figures(
-                scheduler.offloading, replica.transfers, table, summary["makespan_s"]
+                scheduler.offloading, replica.transfers, table, summary["makespan_s"], replica.disk
             )
         remarks = notes(trace, scenario, costs, table, recorder, share)
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)

@@ -89,9 +89,6 @@ class Transfers:
         """Figures of the transfers: bytes moved, and the share of time that each direction was busy."""
         figures: dict[str, Any] = {}
         for name, link in (("load", self.load), ("store", self.store)):
-            figures[f"{name}s"] = link.transfers
-            figures[f"{name}_bytes"] = link.bytes
-            figures[f"{name}_busy"] = link.busy_ns / 1e9 / makespan_s if makespan_s > 0 else 0.0
-            figures[f"{name}_wait_s"] = link.waited_ns / 1e9
+            figures |= link.figures(name, makespan_s)
         figures["flush_wait_s"] = self.flush_wait_ns / 1e9
         return figures

@@ -25,10 +25,16 @@ def host_tier_of(run: RecordedRun) -> HostTierSpec | None:
             raise BadInput(f"{where}: {name!r} is {value!r}, must be a whole number of at least 0")
         return value
 
+    tiers = options.get("secondary_tiers") or []
+    if not isinstance(tiers, list) or any(not isinstance(tier, dict) for tier in tiers):
+        raise BadInput(f"{where}: 'secondary_tiers' is {str(tiers)[:60]!r}, must be a list of objects")
+    if [tier.get("type") for tier in tiers] not in ([], ["fs"]):
+        raise BadInput(f"{where}: 'secondary_tiers' is {str(tiers)[:60]!r}; one of the type fs is supported")
     return HostTierSpec(
         blocks=whole("cpu_blocks", 0),
         factor=whole("block_size_factor", 1),
         eviction_policy=str(options.get("eviction_policy", "lru")),
         prompt_only=bool(options.get("offload_prompt_only", True)),
         store_threshold=whole("store_threshold", 0),
+        disk=bool(tiers),
     )

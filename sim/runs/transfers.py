@@ -7,7 +7,8 @@ ends. Times are seconds of the run's clock:
      "queued_s": 1.02, "start_s": 1.0201, "end_s": 1.0219}
 
 Decisions need `job` and `told_s` (and `lost`, true where a transfer failed). The rest is for link costs.
-`queued_s`: the device was given the job, and may have been at work on others still.
+`queued_s`: the device was given the job, and may have been at work on others still. With a disk behind the
+host, jobs between the two have the `kind` `disk` and the time when they were done; nothing else is known of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pagecast.sim.runs.recorded_requests import HUGE, LATEST_S, has, lines
 
 FILE = "transfers.jsonl.gz"
 LOAD, STORE = "load", "store"
+DISK = "disk"  # between host and disk; `job` is numbered for itself
 _COUNTS = ["job", "blocks", "bytes"]
 _TIMES = ["told", "queued", "start", "end"]
 _NS = 1_000_000_000
@@ -50,7 +52,9 @@ class RecordedTransfer(NamedTuple):
     def line(self) -> dict[str, Any]:
         """As a line of the file."""
         line: dict[str, Any] = {"job": self.job, "told_s": self.told_ns / _NS}
-        if self.kind:
+        if self.kind == DISK:
+            line["kind"] = DISK
+        elif self.kind:
             line |= {"kind": self.kind, "blocks": self.blocks, "bytes": self.bytes}
             times = {"queued_s": self.queued_ns, "start_s": self.start_ns, "end_s": self.end_ns}
             line |= {name: time / _NS for name, time in times.items()}
@@ -73,10 +77,11 @@ def read_transfers(folder: Path) -> tuple[RecordedTransfer, ...]:
 
 def _transfer(line: dict[str, Any]) -> RecordedTransfer:
     kind = line.get("kind", "")
-    if kind not in ("", LOAD, STORE):
-        raise ValueError(f"'kind' is {kind!r}, must be load or store")
-    counts = _COUNTS if kind else _COUNTS[:1]
-    times = _TIMES if kind else _TIMES[:1]
+    if kind not in ("", LOAD, STORE, DISK):
+        raise ValueError(f"'kind' is {kind!r}, must be load, store or disk")
+    timed = kind in (LOAD, STORE)
+    counts = _COUNTS if timed else _COUNTS[:1]
+    times = _TIMES if timed else _TIMES[:1]
     fields: dict[str, int] = {}
     for name in counts:
         value: Any = line.get(name)

@@ -20,11 +20,13 @@ from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.external_events import Endings, ExternalEventKind, Outside, outside
 from pagecast.sim.runs.host_tier import host_tier_of
 from pagecast.sim.runs.kv_groups import recorded_groups
 from pagecast.sim.runs.recorded import RecordedRun, Steps
+from pagecast.sim.runs.transfers import DISK, RecordedTransfer
 from pagecast.sim.speculation.config import SpeculativeConfig
 from pagecast.sim.speculation.recorded import RecordedGuesses
 from pagecast.sim.speculation.speculation import Speculation
@@ -207,6 +209,9 @@ class DecisionReplay:
             s.cancel(request.id, what.time_ns)
         elif what.kind is ExternalEventKind.TRANSFERRED:
             transfer = self.run.transfers[what.row]
+            if transfer.kind == DISK:
+                self._end_on_disk(transfer)
+                return
             s.transferred((transfer.job,), (transfer.job,) if transfer.lost else ())
         elif what.kind is ExternalEventKind.RESERVED:
             holder = self._holders[what.row] = handoff.stand_in(self.requests[what.row])
@@ -219,6 +224,14 @@ class DecisionReplay:
             s.plan(what.time_ns)
         else:
             self._plan_nothing(what)
+
+    def _end_on_disk(self, transfer: RecordedTransfer) -> None:
+        offloading = self.scheduler.offloading
+        if not isinstance(offloading, TieredOffloading):
+            raise BadInput(f"{self.run.folder}: has transfers of a disk, but no disk in meta.json")
+        if transfer.job not in offloading.disk.jobs:
+            raise BadInput(f"{self.run.folder}: disk job {transfer.job} ended, which was never begun")
+        offloading.disk.end(transfer.job, lost=transfer.lost)
 
     def _plan_nothing(self, what: Outside) -> None:
         """Plans what computed nothing in the recorded run. A plan that computes is not taken back: all that

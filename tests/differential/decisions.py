@@ -81,8 +81,16 @@ class Served(NamedTuple):
     external_tokens: int = 0
 
 
+def disk_job(number: int) -> int:
+    """How a job between host and disk is numbered among all jobs; called again, its own number."""
+    return -1 - number
+
+
 class Delivered(NamedTuple):
-    """The end of a transfer, when the scheduler was told of it; several at one time are in their order."""
+    """The end of a transfer, when the scheduler was told of it; several at one time are in their order.
+
+    Jobs between host and disk have numbers below 0 (`disk_job`), and the time when they were done.
+    """
 
     time_us: int
     job: int

@@ -31,12 +31,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hybrid_specifications
 import specifications
 import torch
+import virtual_disk
 from contents import Contents
-from decisions import BlockTrail, Decisions, Delivered, EventDigests, Served, Step, to_line
+from decisions import BlockTrail, Decisions, Delivered, EventDigests, Served, Step, disk_job, to_line
 from host_tier import TransferDigests
 from hybrid_specifications import HYBRID
 from specifications import Spec, checksum
 from speculation import Guesses
+from virtual_disk import Disk
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -76,7 +78,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 Row = dict[str, Any]
 
-BLOCK_BYTES = 1000  # any size will do
+BLOCK_BYTES = 4096  # any multiple of a page will do
 
 
 class Deadlock(Exception):
@@ -84,6 +86,7 @@ class Deadlock(Exception):
     that this one needs."""
 
 
+MOST_IDLE_PLANS = 2_000  # plans of transfers alone: with more of them somebody is promoted for ever
 EVENTS = "events"  # compare whole KV events, not contents alone
 PLACEHOLDER = 1 << 44  # the token that stands for a part of any image
 STOP = 0  # the token that ends an output early
@@ -302,6 +305,10 @@ def transfer_config(config: Row) -> KVTransferConfig:
     options = dict(config["kv_offloading"])
     factor = options.pop("block_size_factor")
     options["cpu_bytes_to_use"] = options.pop("cpu_blocks") * factor * BLOCK_BYTES
+    tiers = options.get("secondary_tiers")
+    if tiers:
+        options["spec_name"] = "TieringOffloadingSpec"
+        options["secondary_tiers"] = [{**tier, "root_dir": tempfile.gettempdir()} for tier in tiers]
     if factor > 1:
         sizes = [group["block_size"] for group in config.get("kv_groups", [config])]
         options["block_size"] = sizes[0] * factor
@@ -365,6 +372,9 @@ class Engine:
         self.spec = spec
         self.rows: list[Row] = self.spec["requests"]
         self.depth = int(self.spec["config"]["async_scheduling"])
+        self.disk = Disk(self.spec["links"]) if "disk_load_us" in self.spec.get("links", ()) else None
+        if self.disk is not None:
+            self.disk.use()
         self.scheduler = make_scheduler(self.spec["config"], folder)
         self.trail = watch_blocks(self.scheduler.kv_cache_manager.block_pool) if HYBRID in features else None
         see(self.scheduler)
@@ -386,15 +396,18 @@ class Engine:
         self.device_free_us = 0
         self.worker = Worker(self.spec["links"]) if "links" in self.spec else None
         self.delivered: list[Delivered] = []
+        self.idle_plans = 0
         self.transfers: list[int] = []
         self.transfer_digests = TransferDigests()
+        self.host_events: list[Any] = []
         if self.worker is not None:
             self._watch_host()
 
     def _watch_host(self) -> None:
         """Lets the host tier tell of its blocks, and the connector of each load."""
         connector = self.scheduler.connector.connector_scheduler
-        connector.manager.events = []
+        host = connector.manager if self.disk is None else connector.manager.primary_tier
+        host.events = self.host_events = []
         self.scheduler.connector.take_events = lambda: ()
         load = connector.update_state_after_alloc
 
@@ -470,6 +483,8 @@ class Engine:
     def _plan(self) -> None:
         """Lets the scheduler decide, and computes the oldest plan where no further one may be in flight."""
         self.now_us += 1
+        if self.disk is not None:
+            self._look_at_disk(self.disk)
         output = self.scheduler.schedule()
         self._look_at_contents(output)
         transfers = self._transfer(output)
@@ -505,7 +520,6 @@ class Engine:
             return None
         digests = self.transfer_digests
         meta = output.kv_connector_metadata
-        manager = self.scheduler.connector.connector_scheduler.manager
         digests.flushed(list(meta.jobs_to_flush or ()))
         for number, job in meta.load_jobs.items():
             host, device = job.transfer_spec
@@ -513,12 +527,23 @@ class Engine:
         for number, job in meta.store_jobs.items():
             device, host = job.transfer_spec
             self._digest_job("store", number, job, device, host)
-        for event in manager.events:
+        for event in self.host_events:
             for key in event.keys:
                 digests.host(key, not event.removed)
-        manager.events.clear()
+        self.host_events.clear()
+        if self.disk is not None:
+            for job in self.disk.submitted:
+                digests.disk(*job)
+            self.disk.submitted.clear()
         self.transfers.append(digests.digest())
         return KVConnectorOutput()
+
+    def _look_at_disk(self, disk: Disk) -> None:
+        """Lets the disk's transfers end that are done by now."""
+        disk.looked_up = False
+        disk.advance(self.now_us)
+        self.delivered += [Delivered(end, disk_job(number)) for end, number in disk.ended]
+        disk.ended.clear()
 
     def _digest_job(self, kind: str, number: int, job: Any, device: Any, host: Any) -> None:
         blocks = [int(block) - 1 for block in device.block_ids]
@@ -533,17 +558,27 @@ class Engine:
         if not self.in_flight_tokens:
             # The engine asks again and again until something happens.
             coming = [self.worker.next_us]
+            if self.disk is not None:
+                coming += [self.disk.next_us, self.now_us if self.disk.looked_up else None]
+                self._check_progress()
             if len(self.stories) < len(self.rows):
                 coming.append(self.rows[len(self.stories)]["arrival_us"])
             soonest = min((time for time in coming if time is not None), default=None)
             if soonest is None and not output.preempted_req_ids and not self.worker._stores:
                 raise Deadlock
-            self.now_us = max(self.now_us, soonest or 0)
+            # What comes at the time of a plan would seem to have come before it.
+            self.now_us = max(self.now_us + (self.disk is not None), soonest or 0)
         transfers = self.worker.finished(self.now_us)
         self.in_flight_tokens.append(Computing(output, self.now_us, frozenset(), transfers))
         self._commit()
         if self.in_flight_tokens and not self.in_flight_tokens[0].output.total_num_scheduled_tokens:
             self._commit()
+
+    def _check_progress(self) -> None:
+        """A request whose blocks do not fit in the host together is promoted for ever."""
+        self.idle_plans += 1
+        if self.idle_plans > MOST_IDLE_PLANS:
+            raise Deadlock
 
     def _look_at_contents(self, output: SchedulerOutput) -> None:
         """Takes note of the blocks stored and removed since the last step."""
@@ -621,6 +656,8 @@ class Engine:
         """Tells the scheduler what the oldest plan in flight has yielded."""
         output, end_us, sampling, transfers = self.in_flight_tokens.popleft()
         self.now_us = max(self.now_us, end_us)
+        if self.disk is not None:
+            self.disk.now_us = self.now_us
         if transfers is not None and transfers.kv_connector_worker_meta is not None:
             for number in transfers.kv_connector_worker_meta.completed_jobs:
                 self.delivered.append(Delivered(self.now_us, number))
@@ -687,6 +724,7 @@ def main() -> None:
     family = hybrid_specifications if HYBRID in features else specifications
     others = [feature for feature in features if feature not in (HYBRID, EVENTS)]
     init_none_hash(sha256)
+    virtual_disk.install()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, last + 1):
             spec = family.specification(seed, *others)

@@ -14,6 +14,8 @@ from typing import Any
 
 Spec = dict[str, Any]
 
+COMING_BACK = 3_000_000  # content ids of prompts that come back
+
 
 def offload(spec: Spec, seed: int) -> Spec:
     """Gives a specification a host tier."""
@@ -51,6 +53,42 @@ def offload(spec: Spec, seed: int) -> Spec:
     return spec
 
 
+def add_disk(spec: Spec, seed: int) -> Spec:
+    """Gives a specification a host tier and a disk behind it.
+
+    Adds `secondary_tiers` to the connector's options, and to `links` `disk_latency_us`, `disk_load_us` and
+    `disk_store_us` for each offloaded block; one in `disk_failing` stores fails, if any.
+    """
+    spec = offload(spec, seed)
+    draw = random.Random(f"disk {seed}")
+    tier = spec["config"]["kv_offloading"]
+    tier.pop("store_threshold", None)
+    tier["secondary_tiers"] = [{"type": "fs"}]
+    blocks = spec["config"]["usable_blocks"] // tier["block_size_factor"]
+    tier["cpu_blocks"] = max(2, blocks * draw.choice((1, 2, 2, 3, 4, 8)) // 4)
+    spec["links"] |= {
+        "disk_latency_us": draw.choice((0, 100, 2_000)),
+        "disk_load_us": draw.choice((1, 200, 3_000)),
+        "disk_store_us": draw.choice((1, 200, 3_000, 10_000)),
+        "disk_failing": draw.choice((0, 0, 0, 4)),
+    }
+    if draw.randrange(4):
+        _ask_again(spec["requests"], draw)
+    return spec
+
+
+def _ask_again(requests: list[Spec], draw: random.Random) -> None:
+    """Lets the prompts of some requests come back when the host has had others meanwhile."""
+    latest = max(request["arrival_us"] for request in requests)
+    again = []
+    for number, request in enumerate(requests[: len(requests) // 2 + 1]):
+        request.setdefault("spans", [[COMING_BACK + number, 0, request["input_tokens"]]])
+        copy = {name: value for name, value in request.items() if name != "output_content"}
+        copy["arrival_us"] = latest + draw.choice((1, 1_000, 50_000)) * (number + 1)
+        again.append(copy)
+    requests += sorted(again, key=lambda request: request["arrival_us"])
+
+
 def _serve_groups(config: Spec) -> None:
     """Leaves out of a hybrid model what vLLM's connector does not serve."""
     if "kv_groups" not in config:
@@ -77,6 +115,11 @@ class TransferDigests:
     def job(self, kind: str, number: int, row: int, blocks: list[int], places: list[int]) -> None:
         """A job of a request: device blocks, and host places of a block each."""
         self._happened.append(f"{kind}{number} {row} {blocks} {places}")
+
+    def disk(self, number: int, kind: str, contents: list[Any], places: list[int]) -> None:
+        """A job between host and disk: contents, and a host place for each."""
+        names = [self._numbers.setdefault(content, len(self._numbers)) for content in contents]
+        self._happened.append(f"{kind}{number} {names} {places}")
 
     def flushed(self, jobs: list[int]) -> None:
         """Jobs that had to be done before the step."""

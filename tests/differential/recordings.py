@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contents import Contents
-from decisions import BlockTrail, Decisions, EventDigests, Served, Step
+from decisions import BlockTrail, Decisions, Delivered, EventDigests, Served, Step, disk_job
 from host_tier import TransferDigests
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.kv_events import BlockRemoved, BlockStored, KvEventStream
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.tiers.disk import DiskJob
+from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 from specifications import Spec
@@ -122,6 +124,7 @@ class TransferWatch:
         assert scheduler.offloading is not None
         self._replay = replay
         self._factor = spec["config"]["kv_offloading"]["block_size_factor"]
+        self._offloading = scheduler.offloading
         self._host = scheduler.offloading.host
         self._host.changes = []
         self._digests = TransferDigests()
@@ -131,16 +134,22 @@ class TransferWatch:
 
     def _watch(self, now: int, *, once: bool = False) -> StepPlan | None:
         plan = self._plan(now, once=once)
+        disk_jobs: list[DiskJob] = []
         if plan is not None:
             self._digests.flushed(list(plan.flushed))
             for kind, jobs in (("load", plan.loads), ("store", plan.stores)):
                 for job in jobs:
                     slots = list(dict.fromkeys(place // self._factor for place in job.places))
                     self._digests.job(kind, job.job, job.request.index, list(job.blocks), slots)
+        if isinstance(self._offloading, TieredOffloading):
+            disk_jobs = self._offloading.disk.take_submitted()
         assert self._host.changes is not None
         for name, stored in self._host.changes:
             self._digests.host(name, stored)
         self._host.changes.clear()
+        for one in disk_jobs:
+            kind = "promotion" if one.is_promotion else "cascade"
+            self._digests.disk(one.number, kind, list(one.names), list(one.slots))
         self.made.append(self._digests.digest())
         return plan
 
@@ -211,7 +220,8 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
     _write_lines(folder / "steps.jsonl.gz", [_step(step, config["usable_blocks"]) for step in run.steps])
     _write_lines(folder / "inputs.jsonl.gz", [_input(request) for request in spec["requests"]])
     if run.delivered:
-        told = [{"job": one.job, "told_s": one.time_us / US} for one in run.delivered]
+        failing = spec["links"].get("disk_failing", 0)
+        told = [_told(one, failing) for one in run.delivered]
         _write_lines(folder / "transfers.jsonl.gz", told)
     with gzip.open(folder / "requests.csv.gz", "wt", compresslevel=1, newline="") as out:
         table = csv.writer(out)
@@ -219,6 +229,16 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
         for index, (request, served) in enumerate(zip(spec["requests"], run.served, strict=True)):
             table.writerow(_row(index, request, served))
     return folder
+
+
+def _told(one: Delivered, disk_failing: int) -> dict[str, Any]:
+    told: dict[str, Any] = {"job": one.job, "told_s": one.time_us / US}
+    if one.job < 0:
+        number = disk_job(one.job)
+        told |= {"job": number, "kind": "disk"}
+        if disk_failing and number % disk_failing == 0:  # a promotion never fails
+            told["lost"] = True
+    return told
 
 
 def _row(index: int, request: dict[str, Any], served: Served) -> tuple[float, ...]:

@@ -56,6 +56,10 @@ class LogKind(IntEnum):
     LEFT = 17
     SWAPPED_OUT = 18
     SWAPPED_IN = 19
+    PROMOTING = 20
+    PROMOTED = 21
+    CASCADING = 22
+    CASCADED = 23
 
 
 _NUMBER = {kind: LogKind[kind.name] for kind in EventKind}

@@ -5,5 +5,7 @@
     host_eviction.py  the order in which it gives way: LRU and ARC
     content.py        names of offloaded blocks
 
+    tiered_offloading.py, tiered_blocks.py, disk.py    the same with a disk behind the host
+
 Nothing here moves or times a byte: a plan names the jobs, and whoever runs it reports which have ended.
 """

@@ -78,7 +78,7 @@ class Offloading:
         drops_last: bool = False,
     ) -> None:
         self.spec = spec
-        self.host = HostBlocks(spec.blocks, spec.eviction_policy, spec.store_threshold)
+        self.host = self._make_host(spec)
         self.jobs: dict[int, TransferJob] = {}
         self.loading: dict[Request, None] = {}
         self.holders: dict[Request, None] = {}
@@ -121,6 +121,9 @@ class Offloading:
     def keeps_blocks(self) -> bool:
         """Whether blocks of requests that have gone are still kept for a load or a step."""
         return bool(self._abandoned or self._kept)
+
+    def _make_host(self, spec: HostTierSpec) -> HostBlocks:
+        return HostBlocks(spec.blocks, spec.eviction_policy, spec.store_threshold)
 
     # ---- quiet time
 

@@ -1,0 +1,123 @@
+"""Host blocks with a disk behind them: what is not in the host may be promoted from there.
+
+Whatever comes to the host from the device goes on to the disk, and is pinned until it is written. A block
+that a request looks for and that only the disk has is promoted: it gets a slot at once, is read after the
+step, and the request asks again. Where no slot can be had it counts as not there.
+
+Source: vllm/v1/kv_offload/tiering/manager.py (0.24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.tiers.disk import Disk, DiskJob
+from pagecast.sim.core.tiers.host_blocks import BEING_WRITTEN, HostBlocks
+
+
+class TieredBlocks(HostBlocks):
+    """`HostBlocks` with a disk. `asking` is the request whose blocks are looked up.
+
+    `promoted` are the blocks that a promotion brought and no request has loaded yet. Ends of jobs are taken
+    note of at most once from one `end_schedule` to the next, when somebody looks or stores.
+    """
+
+    def __init__(self, room: int, eviction_policy: str = "lru") -> None:
+        super().__init__(room, eviction_policy)
+        self.disk = Disk()
+        self.asking: Request | None = None
+        self.promoted: set[int] = set()
+        self.refused_promotions = 0
+        self.ended_jobs: list[DiskJob] = []  # whose ends were taken note of, for the log
+        self._polled = False
+        self._promoting: dict[Request, list[int]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing moves between host and disk, nor waits to be taken note of."""
+        return not (self.disk.busy or self._promoting or self._polled)
+
+    # ---- looking
+
+    def has(self, name: int) -> bool | None:
+        """Whether a block can be loaded; None: not yet."""
+        if not self._polled:
+            self._poll()
+        if name in self.slots:
+            return None if self.pins.get(name) == BEING_WRITTEN else True
+        assert self.asking is not None
+        there = self.disk.lookups.ask(name, self.asking)
+        if there and not self._promote(name, self.asking):
+            return False
+        return None if there else there
+
+    def leading(self, names: Sequence[int]) -> int | None:
+        """How many of the first names can be loaded; None: one of them only later."""
+        late = False
+        count = 0
+        for name in names:
+            there = self.has(name)
+            if there is False:
+                break
+            late |= there is None
+            count += 1
+        return None if late else count
+
+    def _promote(self, name: int, request: Request) -> bool:
+        refused = self.refused_stores
+        if super().reserve((name,)) is None:
+            self.refused_stores = refused
+            self.refused_promotions += 1
+            return False
+        self._promoting.setdefault(request, []).append(name)
+        return True
+
+    # ---- storing
+
+    def reserve(self, names: Sequence[int]) -> list[int] | None:
+        """Makes room for blocks that come from the device (see `HostBlocks.reserve`)."""
+        if not self._polled:
+            self._poll()
+        wanted = super().reserve(names)
+        if wanted and self.promoted:
+            self.promoted.difference_update(wanted)
+        return wanted
+
+    def cascade(self, request: Request, names: Sequence[int]) -> DiskJob:
+        """Begins to copy blocks to disk that have just come from the device."""
+        return self.disk.begin(request, names, self.pin(names), promotion=False)
+
+    # ---- steps
+
+    def _poll(self) -> None:
+        """Takes note of the jobs that have ended."""
+        self._polled = True
+        for job, lost in self.disk.take_ended():
+            self.ended_jobs.append(job)
+            if not job.is_promotion:
+                self.unpin(job.names)
+                continue
+            self.written(job.names, failed=lost)
+            self.promoted.update(job.names)
+
+    def end_schedule(self) -> list[DiskJob]:
+        """Ends a step's looking: promotions begin, questions are answered. Returns the promotions."""
+        if not self._polled:
+            self._poll()
+        self._polled = False
+        begun = []
+        for request, names in self._promoting.items():
+            slots = [self.slots[name] for name in names]
+            begun.append(self.disk.begin(request, names, slots, promotion=True))
+        self._promoting.clear()
+        self.disk.end_step()
+        return begun
+
+    def take_promoted(self, names: Sequence[int]) -> set[int]:
+        """Those of blocks about to be loaded that came from the disk, and that nobody has loaded since."""
+        if not self.promoted:
+            return set()
+        brought = self.promoted.intersection(names)
+        self.promoted -= brought
+        return brought

@@ -1,0 +1,107 @@
+"""Offloading to host memory with a disk behind it, as vLLM's TieringOffloadingSpec does it.
+
+Source: vllm/v1/kv_offload/tiering/manager.py (0.24), called by the OffloadingConnector's scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pagecast.sim.core.events import EventKind
+from pagecast.sim.core.plan import Chunk, Transfer
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.tiers.disk import Disk
+from pagecast.sim.core.tiers.host_blocks import HostBlocks
+from pagecast.sim.core.tiers.offloading import Offloading, TransferJob
+from pagecast.sim.core.tiers.tiered_blocks import TieredBlocks
+
+
+class TieredOffloading(Offloading):
+    """`Offloading` with a disk. Whoever runs its jobs takes them by `disk.take_submitted` after each plan and
+    each end of transfers, and tells `disk.end` of their ends before the next plan."""
+
+    host: TieredBlocks
+
+    def _make_host(self, spec: HostTierSpec) -> HostBlocks:
+        return TieredBlocks(spec.blocks, spec.eviction_policy)
+
+    @property
+    def disk(self) -> Disk:
+        """What is behind the host tier."""
+        return self.host.disk
+
+    @property
+    def quiet_steps(self) -> int:
+        """How many decode steps may be planned ahead: none while anything moves between the tiers."""
+        return super().quiet_steps if self.host.idle and not self.jobs else 0
+
+    @property
+    def settled(self) -> bool:
+        """Never: what a refused request finds on the device may shrink, and the disk have what is missing."""
+        return False
+
+    @property
+    def asks_again(self) -> bool:
+        """Whether the last step's questions are answered, so that planning again may decide otherwise."""
+        return self.disk.asked
+
+    def ask(self, request: Request, local: int) -> int | None:
+        """Tokens that a waiting request can load beyond its prefix hit; None: ask again later."""
+        self.host.asking = request
+        return super().ask(request, local)
+
+    def load(self, request: Request, tokens: int) -> Transfer:
+        """Begins to load; counts the tokens whose blocks came from the disk."""
+        transfer = super().load(request, tokens)
+        brought = self.host.take_promoted(self.jobs[transfer.job].names)
+        request.last_disk = 0
+        if brought:
+            names = self._progress[request].names
+            found = [
+                len(brought.intersection(of_group)) * group.size
+                for of_group, group in zip(names, self.groups, strict=True)
+            ]
+            request.last_disk = min(tokens, max(found))
+        return transfer
+
+    def stores(
+        self,
+        chunks: Sequence[Chunk],
+        decodes: Sequence[Request],
+        given: Iterable[Request],
+        *,
+        preempted: bool,
+    ) -> list[Transfer]:
+        """What is stored after a step; before that the step's promotions begin."""
+        for job in self.host.end_schedule():
+            self._log_job(EventKind.PROMOTING, job.request, job.number)
+        made = super().stores(chunks, decodes, given, preempted=preempted)
+        self._log_ended()
+        return made
+
+    def ended(self, request: Request) -> bool:
+        """A request has ended (see `Offloading.ended`)."""
+        gives_back = super().ended(request)
+        if request not in self._progress:
+            self.disk.lookups.forget(request)
+        return gives_back
+
+    def _finish(self, job: TransferJob, *, failed: bool) -> None:
+        super()._finish(job, failed=failed)
+        if job.is_store and not failed:
+            cascade = self.host.cascade(job.request, job.names)
+            self._log_job(EventKind.CASCADING, job.request, cascade.number)
+        if job.request not in self._progress:
+            self.disk.lookups.forget(job.request)
+
+    def _log_job(self, kind: EventKind, request: Request, number: int) -> None:
+        if self._log.events is not None:
+            self._log.add(kind, request.id, detail=f"disk job={number}")
+
+    def _log_ended(self) -> None:
+        """Notes the ends of jobs that were taken note of in a step."""
+        for job in self.host.ended_jobs:
+            kind = EventKind.PROMOTED if job.is_promotion else EventKind.CASCADED
+            self._log_job(kind, job.request, job.number)
+        self.host.ended_jobs.clear()
