@@ -133,6 +133,8 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         table.add_row("hits by tier", _hits_by_tier(offloading))
         table.add_row("host tier", _host_tier(offloading))
         table.add_row("transfers", _transfers(offloading))
+        if "disk_blocks" in offloading:
+            table.add_row("disk", _disk(offloading))
     if speculation := s.get("speculation"):
         table.add_row("guesses", _guesses(speculation))
     return table
@@ -140,9 +142,12 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
 
 def _hits_by_tier(tiers: dict[str, Any]) -> str:
     requests = counted(tiers["requests_with_host_hit"], "request")
+    disk = ""
+    if tiers.get("disk_hit_tokens"):
+        disk = f" ({tiers['disk_hit_rate']:.1%} from the disk behind it)"
     return (
         f"{tiers['device_hit_rate']:.1%} of prompt tokens found on the GPU, "
-        f"{tiers['host_hit_rate']:.1%} loaded from the host, for {requests}"
+        f"{tiers['host_hit_rate']:.1%} loaded from the host{disk}, for {requests}"
     )
 
 
@@ -151,6 +156,17 @@ def _host_tier(tiers: dict[str, Any]) -> str:
     return (
         f"{tiers['host_blocks']:,} blocks, {tiers['used_host_blocks']:,} used at the end, "
         f"{tiers['evicted_host_blocks']:,} evicted{refused}"
+    )
+
+
+def _disk(tiers: dict[str, Any]) -> str:
+    refused = f", {tiers['refused_promotions']:,} blocks without room" if tiers["refused_promotions"] else ""
+    lost = f", {counted(tiers['lost_disk_stores'], 'store')} failed" if tiers["lost_disk_stores"] else ""
+    return (
+        f"{tiers['disk_blocks']:,} blocks; {tiers['disk_loads']:,} promotions "
+        f"({console.size(tiers['disk_load_bytes'])}, busy {tiers['disk_load_busy']:.1%}){refused}, "
+        f"{tiers['disk_stores']:,} stores ({console.size(tiers['disk_store_bytes'])}, "
+        f"busy {tiers['disk_store_busy']:.1%}){lost}"
     )
 
 

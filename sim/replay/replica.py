@@ -39,7 +39,7 @@ from simpy.events import URGENT
 FlightTimes = tuple[int, int, int]
 """A plan under way: planned at, host free to plan the next step at, done at. In nanoseconds."""
 
-_MOST_IDLE_TURNS = 20_000  # in which somebody waits for the disk and nothing is computed
+_MOST_IDLE_TURNS = 2_000  # in which somebody waits for the disk and nothing is computed
 _COMMITS_PER_EVENT = 1024
 """A lone replica runs ahead of the environment's clock; so often it lets the environment catch up."""
 

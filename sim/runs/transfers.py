@@ -8,7 +8,8 @@ ends. Times are seconds of the run's clock:
 
 Decisions need `job` and `told_s` (and `lost`, true where a transfer failed). The rest is for link costs.
 `queued_s`: the device was given the job, and may have been at work on others still. With a disk behind the
-host, jobs between the two have the `kind` `disk` and the time when they were done; nothing else is known of them.
+host, jobs between the two have the `kind` `disk` and the time when they were done; nothing else is known of
+them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hybrid_specifications
 import specifications
 from decisions import Decisions, Step, from_line, read, to_line, write
-from recordings import compare
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import DecisionReplay
+from recordings import compare, lay
 from specifications import Spec, checksum, specification
 
 HERE = Path(__file__).parent
@@ -32,9 +34,14 @@ FEATURES = {  # what is added to scenarios, by the name of the recorded files; h
     "offloading": (("offloading",), 24, 301),
     "hybrid-offloading": (("hybrid", "offloading"), 16, 200),
     "mixed-offloading": (("hybrid", "speculation", "keys", "offloading"), 16, 200),
+    "disk": (("disk",), 16, 220),
+    "hybrid-disk": (("hybrid", "disk"), 8, 80),
+    "mixed-disk": (("hybrid", "speculation", "keys", "disk"), 8, 60),
     "mixed": (("hybrid", "speculation", "keys"), 16, 200),
 }
 DEADLOCKS = {("offloading", 123), ("hybrid-offloading", 40)}  # vLLM does not get on either: see README.md
+DEADLOCKS |= {("disk", seed) for seed in (24, 31, 44, 54, 75, 95, 98, 100, 123, 170, 208)}
+DEADLOCKS |= {("hybrid-disk", seed) for seed in (44, 49, 71)} | {("mixed-disk", 49)}
 FEW_EACH = [(name, seed) for name, (_, few, _) in FEATURES.items() for seed in range(few)]
 MANY_EACH = [(name, seed) for name, (_, few, most) in FEATURES.items() for seed in range(few, most)]
 MANY_EACH = [case for case in MANY_EACH if case not in DEADLOCKS]
@@ -197,6 +204,25 @@ def test_scenarios_with_speculation_are_rough():
         counts["prefix hits"] += any(served.cached_tokens for served in run.served)
         counts["preemptions"] += any(served.preemptions for served in run.served)
         counts["removed blocks"] += len(set(run.contents)) > 1
+    assert min(counts.values()) >= 2, counts
+
+
+def test_scenarios_with_a_disk_are_rough(tmp_path):
+    """What a disk is for must happen in the scenarios that every test run compares."""
+    counts = Counter()
+    for seed, run in recorded_few("disk").items():
+        spec = featured("disk", seed)
+        replay = DecisionReplay(RecordedRun.load(lay(spec, run, tmp_path / str(seed))))
+        for number in range(len(replay.run.steps)):
+            replay.step(number)
+        host = replay.scheduler.offloading.host
+        counts["asynchronous" if spec["config"]["async_scheduling"] else "synchronous"] += 1
+        counts[spec["config"]["kv_offloading"]["eviction_policy"]] += 1
+        counts["cascades"] += host.disk.cascaded_blocks > 0
+        counts["promotions"] += host.disk.promoted_blocks > 0
+        counts["promotions without room"] += host.refused_promotions > 0
+        counts["lost stores"] += host.disk.lost_stores > 0
+        counts["hits"] += any(request.disk_tokens for request in replay.requests)
     assert min(counts.values()) >= 2, counts
 
 

@@ -1,9 +1,9 @@
 """A disk in virtual time for vLLM's file-system tier, without files and threads.
 
-vLLM's own code decides: `TieringOffloadingManager`, its primary tier, `FileSystemTierManager` and its lookups.
-What is replaced is what takes real time: the pool of threads that read and write files, the thread that looks
-for them, and the shared memory they copy from. `install()` does that, once; `Disk.use()` before a scheduler is
-made says which disk its tier has.
+vLLM's own code decides: `TieringOffloadingManager`, its primary tier, `FileSystemTierManager` and its
+lookups. What is replaced is what takes real time: the pool of threads that read and write files, the thread
+that looks for them, and the shared memory they copy from. `install()` does that, once; `Disk.use()` before a
+scheduler is made says which disk its tier has.
 
 Each direction takes one job after another. A store writes the blocks that have no file and are not being
 written. A job is done, and its files are there, once all of its blocks are. Lookups see the files that are

@@ -32,3 +32,24 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     scenario.save(tmp_path / "scenario.yaml")
     assert Scenario.load(tmp_path / "scenario.yaml") == scenario
     assert Scenario.load(tmp_path / "scenario.yaml", gpu="H100").gpu == "H100"
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        ("s3", "must be fs, or a list as JSON"),
+        ('[{"type": "obj"}]', "has the type 'obj'; fs is simulated"),
+        ('[{"type": "fs", "root": "/x"}]', "has the field 'root'"),
+        ('[{"type": "fs"}, {"type": "fs"}]', "it has 2 tiers"),
+        ('[{"type": "fs", "n_read_threads": 0}]', "n_read_threads is 0"),
+    ],
+)
+def test_secondary_tiers_that_cannot_be_are_refused(tiers, message):
+    with pytest.raises(BadInput, match=message):
+        Scenario.make({"kv_offloading_size": 8.0, "secondary_tiers": tiers})
+
+
+def test_secondary_tiers_may_be_vllms_list():
+    tiers = [{"type": "fs", "root_dir": "/cache", "n_read_threads": 8}]
+    scenario = Scenario.make({"kv_offloading_size": 8.0, "secondary_tiers": tiers})
+    assert scenario.host_tier().disk

@@ -71,8 +71,8 @@ class DiskLookups:
 class Disk:
     """The disk of one replica. `stored` are the blocks that have a file.
 
-    `jobs` are those that the scheduler has not taken note of; `submitted` those that whoever runs them has not
-    taken yet. `asked`: the last step asked for blocks, so the next one may decide otherwise.
+    `jobs` are those whose end the scheduler has not taken note of; `submitted` those that whoever runs them
+    has not taken yet. `asked`: the last step asked for blocks, so the next one may decide otherwise.
     """
 
     def __init__(self) -> None:

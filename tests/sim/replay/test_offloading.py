@@ -81,6 +81,61 @@ def test_slow_transfers_take_longer():
     assert slow["offloading"]["load_busy"] > 4 * sound["offloading"]["load_busy"]
 
 
+def test_a_disk_finds_what_the_host_had_to_give_up():
+    trace = conversations()
+    small, with_disk = (
+        figures(trace, kv_offloading_size=1.0, secondary_tiers=tiers, disk_load_gb_per_s=20.0)
+        for tiers in (None, "fs")
+    )
+    tiers = with_disk["offloading"]
+    assert small["offloading"]["host_hit_tokens"] == 0
+    assert tiers["disk_hit_tokens"] == tiers["host_hit_tokens"] > 50_000
+    assert tiers["promoted_blocks"] == tiers["loaded_blocks"]
+    assert tiers["disk_blocks"] == tiers["cascaded_blocks"] == 2700  # each block is written once
+    assert with_disk["prompt_tokens_by_source"]["disk"] == tiers["disk_hit_tokens"]
+    assert with_disk["prompt_tokens_by_source"]["host"] == 0
+    assert with_disk["ttft_s"]["mean"] < small["ttft_s"]["mean"]
+
+
+def test_a_slow_disk_hurts_and_a_full_one_does_not_exist():
+    trace = conversations()
+    slow = figures(trace, kv_offloading_size=1.0, secondary_tiers="fs", disk_load_gb_per_s=0.5)
+    assert slow["ttft_s"]["mean"] > 2 * figures(trace, kv_offloading_size=1.0)["ttft_s"]["mean"]
+    assert slow["offloading"]["disk_load_busy"] > 0.1
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_fast_forward_changes_nothing_with_a_disk(async_scheduling):
+    trace = conversations(turns=4)
+    scenario = Scenario(
+        **TIGHT,
+        kv_offloading_size=1.0,
+        secondary_tiers="fs",
+        async_scheduling=async_scheduling,
+        disk_load_gb_per_s=2.0,
+        disk_store_gb_per_s=0.5,
+    )
+    fast, slow = (replay(trace, scenario, fast_forward=fast, check_every=5) for fast in (True, False))
+    pd.testing.assert_frame_equal(fast.requests, slow.requests)
+    assert fast.summary["offloading"] == slow.summary["offloading"]
+    assert fast.summary["offloading"]["promoted_blocks"] > 0
+
+
+def test_stores_to_disk_that_fail_are_not_found_there():
+    trace = conversations(turns=4)
+    fields = {"kv_offloading_size": 1.0, "secondary_tiers": "fs"}
+    failing, sound = (figures(trace, **fields, failing_transfers=share) for share in (0.3, 0.0))
+    assert failing["completed"] == len(trace)
+    assert failing["offloading"]["lost_disk_stores"] > 0
+    assert failing["offloading"]["disk_hit_tokens"] < sound["offloading"]["disk_hit_tokens"]
+
+
+def test_a_prompt_whose_blocks_do_not_fit_in_the_host_together_is_refused():
+    trace = conversations(users=3, turns=8, tokens=900)
+    with pytest.raises(BadInput, match="raise kv_offloading_size"):
+        figures(trace, kv_offloading_size=0.5, secondary_tiers="fs")
+
+
 def test_a_threshold_stores_only_what_was_looked_up_often():
     trace = conversations(turns=4)
     often = figures(trace, kv_offloading_size=40.0, kv_offloading_store_threshold=2)
@@ -111,6 +166,8 @@ def test_a_link_carries_one_transfer_after_another():
         ({"kv_offloading_block_size": 24}, "no multiple of block_size 16"),
         ({"kv_offloading_size": 1e-6}, "no room for a single block"),
         ({"profile": "nano-vllm"}, "has no KV offloading"),
+        ({"secondary_tiers": "fs", "kv_offloading_size": None}, "needs a host tier in front"),
+        ({"secondary_tiers": "fs", "kv_offloading_store_threshold": 2}, "takes no store threshold"),
     ],
 )
 def test_what_cannot_be_is_refused(fields, message):
