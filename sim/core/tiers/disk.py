@@ -9,7 +9,7 @@ Source: vllm/v1/kv_offload/tiering (0.24): async_lookup.py, fs/manager.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pagecast.sim.core.request import Request
@@ -92,6 +92,12 @@ class Disk:
     def busy(self) -> bool:
         """Whether a job is under way or its end not taken note of, or a question open."""
         return bool(self.jobs or self.lookups.open or self.asked)
+
+    def names(self) -> Iterator[int]:
+        """Every name that has a file, gets one, or is read."""
+        yield from self.stored
+        for job in self.jobs.values():
+            yield from job.names
 
     def begin(
         self, request: Request, names: Iterable[int], slots: Iterable[int], *, promotion: bool

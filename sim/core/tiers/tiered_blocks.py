@@ -9,7 +9,7 @@ Source: vllm/v1/kv_offload/tiering/manager.py (0.24).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.disk import Disk, DiskJob
@@ -87,6 +87,11 @@ class TieredBlocks(HostBlocks):
     def cascade(self, request: Request, names: Sequence[int]) -> DiskJob:
         """Begins to copy blocks to disk that have just come from the device."""
         return self.disk.begin(request, names, self.pin(names), promotion=False)
+
+    def names(self) -> Iterator[int]:
+        """Every name that the host or the disk keeps."""
+        yield from super().names()
+        yield from self.disk.names()
 
     # ---- steps
 
