@@ -30,15 +30,18 @@ NOT_FINITE = "the model's logits are not finite"
 
 
 class Clock:
-    """Nanoseconds since it was made; no two readings are equal, so they order what happened."""
+    """Nanoseconds since it was made; no two readings are equal, so they order what happened.
+
+    `start_ns` is its zero on the system's monotonic clock, which other processes read too.
+    """
 
     def __init__(self) -> None:
-        self._start = time.perf_counter_ns()
+        self.start_ns = time.perf_counter_ns()
         self._last = 0
 
     def now(self) -> int:
         """Later than every reading before it."""
-        self._last = max(self._last + 1, time.perf_counter_ns() - self._start)
+        self._last = max(self._last + 1, time.perf_counter_ns() - self.start_ns)
         return self._last
 
 

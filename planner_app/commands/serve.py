@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,20 +94,15 @@ def serve_command(options: dict[str, Any]) -> None:
     on a GPU or the CPU.
     """
     _need_server()
-    from pagecast.planner_app.server.running import listen, serve
+    if not options["simulate"]:
+        _serve_engine(options)
+        return
+    from pagecast.planner_app.server.running import announce, listen, serve
 
-    with _replicas(options) as replicas:
-        server_options = replicas[0].options
-        sockets = listen(server_options, len(replicas))
-
-        def ready(ports: list[int]) -> None:
-            for port in ports:
-                url = f"http://{server_options.host}:{port}"
-                console.out.print(
-                    f"serving {server_options.names[0]} on {url}", soft_wrap=True, highlight=False
-                )
-
-        serve(replicas, sockets, ready)
+    replicas = _simulated_replicas(options)
+    server_options = replicas[0].options
+    sockets = listen(server_options, len(replicas))
+    serve(replicas, sockets, lambda ports: announce(server_options, ports))
 
 
 def _simulated_replicas(options: dict[str, Any]) -> list[ReplicaServer]:
@@ -130,26 +123,27 @@ def _simulated_replicas(options: dict[str, Any]) -> list[ReplicaServer]:
     return replicas
 
 
-@contextmanager
-def _replicas(options: dict[str, Any]) -> Iterator[list[ReplicaServer]]:
-    """The replicas to be served."""
-    if options["simulate"]:
-        yield _simulated_replicas(options)
-        return
+def _serve_engine(options: dict[str, Any]) -> None:
     if options["replicas"] > 1:
         raise BadInput("--replicas needs --simulate: the engine has one GPU")
     if options["model"] is None:
         raise BadInput("name a --model to serve, or give --simulate to serve its forecast")
     from pagecast.planner_app.commands.engine import memory_table, open_engine
+    from pagecast.planner_app.server.running import listen
 
     server = _server_options(options, options["model"], options["seed"] or 0)
+    sockets = listen(server, 1)
     events = server.kv_events_endpoint is not None
     with open_engine(options["model"], engine_options(options), log_events=events) as engine:
-        from pagecast.planner_app.server.building_engine import engine_replica
+        from pagecast.planner_app.server.building_engine import engine_facts, engine_work
+        from pagecast.planner_app.server.engine_front import serve_engine
+        from pagecast.planner_app.server.engine_mail import mail_sockets
 
         console.err.print(memory_table(engine.loaded.memory))
         engine.warm_up()
-        yield [engine_replica(engine, options["tokenizer"], server)]
+        ours, theirs = mail_sockets()
+        work = engine_work(engine, server, ours)
+        serve_engine(work, engine_facts(engine), theirs, options["tokenizer"], server, sockets)
 
 
 def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:

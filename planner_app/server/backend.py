@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagecast.planner_app.server.generation import Generation
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import Outcome, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,42 @@ class HostTierUse:
     store_s: float
     usage: float
     skipped_stores: int
+
+
+@dataclass(slots=True)
+class SpeculationUse:
+    """Guesses so far: how many times a request had some verified, how many these were, and which were right.
+
+    `accepted_per_position[i]` counts the times that the guess at place `i` was right.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    def count(self, plan: StepPlan, outcome: Outcome) -> None:
+        """Counts the guesses of a step that has ended."""
+        accepted: dict[str, int] | None = None
+        for chunk in plan.chunks:
+            guesses = chunk.drafts
+            if not guesses:
+                continue
+            if accepted is None:
+                accepted = dict(outcome.accepted)
+            right = accepted.get(chunk.request.id, guesses)
+            self.drafts += 1
+            self.draft_tokens += guesses
+            self.accepted_tokens += right
+            if len(self.accepted_per_position) < guesses:
+                self.accepted_per_position += [0] * (guesses - len(self.accepted_per_position))
+            for place in range(right):
+                self.accepted_per_position[place] += 1
+
+    @classmethod
+    def of(cls, guesses: int) -> SpeculationUse:
+        """No guesses so far, of requests that make at most `guesses` at once."""
+        return cls(accepted_per_position=[0] * guesses)
 
 
 class Observer(Protocol):
@@ -74,6 +111,10 @@ class GenerationBackend(Protocol):
 
     def host_tier(self) -> HostTierUse | None:
         """KV offloading so far; None where there is no host tier."""
+        ...
+
+    def speculation(self) -> SpeculationUse | None:
+        """Guesses so far; None where requests do not speculate."""
         ...
 
     @property

@@ -1,41 +1,40 @@
-"""Builds a replica that serves the real engine. Importing this imports torch."""
+"""Builds what serves the real engine: its work, and the server in front. Importing this imports torch."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
 from pagecast.planner_app.server.app import ReplicaServer
-from pagecast.planner_app.server.engine_backend import EngineBackend
-from pagecast.planner_app.server.intake import RequestIntake
+from pagecast.planner_app.server.engine_front import front_replica
+from pagecast.planner_app.server.engine_mail import EngineFacts, mail_sockets
+from pagecast.planner_app.server.engine_work import EngineWork
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
-from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.recording import JournalKeeper
-from pagecast.planner_app.server.tokenizer import NumberTokenizer, PackedTokenizer, Tokenizer, tokenizer_for
 from pagecast.sim.core.errors import BadInput
 
-_NO_LOGPROBS = -1
 
-
-def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOptions) -> ReplicaServer:
-    """A replica of an engine, which it closes in the end. Errors: BadInput."""
-    facts = engine.loaded.spec.facts
+def engine_work(engine: Engine, options: ServerOptions, connection: socket.socket) -> EngineWork:
+    """The engine's side of a server, with what keeps its history. Errors: BadInput."""
     if options.lora_modules:
         raise BadInput("--lora-modules needs --simulate: the engine has no adapters")
-    chosen: Tokenizer = tokenizer_for(options.model, tokenizer)
-    if isinstance(chosen, PackedTokenizer):
-        chosen = NumberTokenizer(facts.vocab)
-    backend = EngineBackend(engine, chosen, most_waiting=options.max_waiting_queue_length)
-    limits = engine.limits
+    work = EngineWork(engine, connection)
     if options.record is not None:
-        meta = {"name": f"{facts.name} served", **described(engine)}
-        backend.history.add(JournalKeeper(options.record, meta, segment_bytes=options.record_segment_bytes))
+        meta = {"name": f"{engine.loaded.spec.facts.name} served", **described(engine)}
+        work.history.add(JournalKeeper(options.record, meta, segment_bytes=options.record_segment_bytes))
     if options.kv_events_endpoint is not None:
         endpoints = (options.kv_events_endpoint, options.kv_events_replay_endpoint)
         publisher = Publisher(*endpoints, options.kv_events_topic)
-        backend.history.add(KvEvents(lambda: engine.loop.scheduler.events, publisher))
+        work.history.add(KvEvents(lambda: engine.loop.scheduler.events, publisher))
+    return work
+
+
+def engine_facts(engine: Engine) -> EngineFacts:
+    """What the server in front needs to know of an engine whose `EngineWork` has been made."""
+    limits, facts = engine.limits, engine.loaded.spec.facts
     cache_config = {
         "block_size": str(limits.block_size),
         "cache_dtype": str(engine.loaded.kv.dtype).removeprefix("torch."),
@@ -43,14 +42,27 @@ def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOption
         "gpu_memory_utilization": str(engine.options.gpu_memory_utilization),
         "num_gpu_blocks": str(limits.num_blocks),
     }
-    metrics = ServerMetrics(backend, options.names[0], cache_config=cache_config)
-    backend.observer = metrics
-    intake = RequestIntake(
-        chosen,
-        options.names,
-        {},
-        backend.max_model_len,
-        vocabulary=facts.vocab,
-        most_logprobs=_NO_LOGPROBS,
+    return EngineFacts(
+        facts.name,
+        facts.vocab,
+        limits,
+        engine.loaded.max_model_len,
+        cache_config,
+        engine.loop.clock.start_ns,
     )
-    return ReplicaServer(backend, intake, metrics, options)
+
+
+def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOptions) -> ReplicaServer:
+    """A replica of an engine that runs in a thread of this process, and is closed in the end.
+
+    `serve_engine` gives the server a process of its own, so that it doesn't slow the engine down. Errors:
+    BadInput.
+    """
+    ours, theirs = mail_sockets()
+    work = engine_work(engine, options, theirs)
+
+    def run() -> None:
+        work.run()
+        engine.close()
+
+    return front_replica(engine_facts(engine), tokenizer, options, ours, run)

@@ -1,94 +1,127 @@
-"""Engine backend: the real engine's step loop in a thread of its own.
+"""Engine backend: the server's side of an engine that runs in another process, or another thread.
 
-The thread takes requests and cancellations from an inbox between steps, and hands each step's tokens to the
-event loop as one batch. It is the only one that touches the engine; what a scrape reads are single numbers.
+It sends submissions and cancellations by mail, and hands what each step brings to the clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from pagecast.engine.engine import Engine
-from pagecast.engine.host_tier import HostTransfer
-from pagecast.engine.params import SamplingParams
-from pagecast.engine.sampling import SEEDS
-from pagecast.engine.sequence import Sequence
-from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad
+from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad, SpeculationUse
+from pagecast.planner_app.server.engine_mail import (
+    Cancellation,
+    Draining,
+    EngineFacts,
+    Failure,
+    Farewell,
+    GenerationEnd,
+    MailReader,
+    StepNews,
+    Submission,
+    packed,
+)
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
-from pagecast.planner_app.server.history import History
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
-from pagecast.planner_app.stderr import complain
-from pagecast.sim.core.identity.keys import BlockKeys
-from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
-from pagecast.sim.core.plan import Outcome, StepPlan
-from pagecast.sim.core.request import Request
-
-_NAP_S = 0.1  # the longest wait for something to do
-_FLUSH_NS = 200_000_000
 
 
-class _Step:
-    """Results of the steps since the last hand-over."""
+class EngineBackend(asyncio.Protocol):
+    """Implements `GenerationBackend` with an engine at the other end of `connection`.
 
-    def __init__(self) -> None:
-        self.tokens = 0  # computed in the step
-        self.end_ns = 0
-        self.heard: list[Generation] = []
-        self.ended: list[tuple[Generation, Sequence]] = []
+    `work` runs the engine in a thread of this process; without it, the engine has a process of its own.
+    `drain` is called when that process is told to end.
+    """
 
-
-class EngineBackend:
-    """Implements `GenerationBackend` with an engine, which it closes in the end."""
-
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, most_waiting: int | None = None) -> None:
-        self.engine = engine
-        self.limits = engine.limits
-        self.max_model_len = engine.loaded.max_model_len
+    def __init__(
+        self,
+        facts: EngineFacts,
+        connection: socket.socket,
+        tokenizer: Tokenizer,
+        *,
+        most_waiting: int | None = None,
+        work: Callable[[], None] | None = None,
+    ) -> None:
+        self.limits = facts.limits
+        self.max_model_len = facts.max_model_len
         self.observer: Observer | None = None
-        self.history = History()
+        self.drain: Callable[[], None] | None = None
+        self._start_ns = facts.start_ns
+        self._connection = connection
         self._tokenizer = tokenizer
         self._most_waiting = most_waiting
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._coming = 0  # submissions in the inbox
-        self._live: dict[int, Generation] = {}  # the event loop's
-        self._texts: dict[int, GrowingText] = {}  # of those with stop strings
-        self._computing: dict[Sequence, Generation] = {}  # the thread's
-        self._step = _Step()
-        self._work = threading.Event()
-        self._stopping = False
-        self._failed: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work = work
         self._thread: threading.Thread | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._reader = MailReader()
+        self._live: dict[int, Generation] = {}
+        self._submitted = 0
+        self._taken = 0  # of these, those that the engine's scheduler has been given
+        self._texts: dict[int, GrowingText] = {}  # of those with stop strings
+        self._load = ReplicaLoad(0, 0, 0, facts.limits.num_blocks)
+        self._preemptions = 0
+        self._speculation: SpeculationUse | None = None
+        self._host_tier: HostTierUse | None = None
+        self._failure = ""
+        self._stopping = False
+        self._closed: asyncio.Event = asyncio.Event()
 
-    # ---- the event loop's side
+    def now(self) -> int:
+        """The present on the engine's clock."""
+        return time.perf_counter_ns() - self._start_ns
 
     async def start(self) -> None:
         """See `GenerationBackend`."""
-        self._loop = asyncio.get_running_loop()
-        self.engine.loop.restart()
-        self.engine.loop.log = self
-        self.engine.on_end = self._note_end
-        self._thread = threading.Thread(target=self._run, name="engine")
-        self._thread.start()
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=self._connection)
+        if self._work is not None:
+            self._thread = threading.Thread(target=self._work, name="engine")
+            self._thread.start()
 
     async def stop(self) -> None:
         """See `GenerationBackend`."""
         self._stopping = True
-        self._work.set()
+        self._send(Farewell())
+        await self._closed.wait()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        await asyncio.sleep(0)
         for generation in list(self._live.values()):
             self._end(generation, "abort", "the server was stopped")
-        self.engine.close()
+
+    # ---- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's classes are its own
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        for message in self._reader.feed(data):
+            if isinstance(message, StepNews):
+                self._deliver(message)
+            elif isinstance(message, Failure):
+                self._give_up(message.reason)
+            elif isinstance(message, Draining) and self.drain is not None:
+                self.drain()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._closed.set()
+        if self._live and not self._failure:
+            self._give_up("it has ended")
+
+    def _send(self, message: Any) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(packed(message))
+
+    # ---- requests
 
     def submit(self, generation: Generation) -> None:
         """See `GenerationBackend`."""
@@ -99,31 +132,35 @@ class EngineBackend:
             generation.reason = error.message
             generation.bell.ring()
             return
-        generation.arrival_ns = self.engine.loop.clock.now()
+        generation.arrival_ns = self.now()
         self._live[generation.number] = generation
+        self._submitted += 1
         if generation.sampling.stop:
             sampling = generation.sampling
             text = GrowingText(self._tokenizer, sampling.stop, include_stop=sampling.include_stop)
             self._texts[generation.number] = text
-        self._coming += 1
-        self._inbox.append(lambda: self._take(generation))
-        self._work.set()
+        prompt = np.asarray(generation.prompt, np.int32)
+        asked = Submission(
+            generation.number,
+            prompt,
+            generation.sampling,
+            generation.arrival_ns,
+            generation.priority,
+            generation.salt,
+            generation.choice,
+        )
+        self._send(asked)
 
     def cancel(self, generation: Generation) -> None:
         """See `GenerationBackend`."""
         if generation.number in self._live and not generation.done:
             self._end(generation, "abort", "")
-            self._let_go(generation)
-
-    def _let_go(self, generation: Generation) -> None:
-        """Has the engine end a request that nobody waits for any more."""
-        id = str(generation.number)
-        self._inbox.append(lambda: self._cancel(id))
-        self._work.set()
+            self._send(Cancellation(generation.number))
 
     def _refusal(self, generation: Generation) -> ApiError | None:
-        if self._failed is not None:
-            return ApiError(f"the engine has failed: {self._failed}", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        if not self.alive:
+            reason = self._failure or "it has ended"
+            return ApiError(f"the engine has failed: {reason}", status=HTTPStatus.INTERNAL_SERVER_ERROR)
         if self._most_waiting is not None and self.load().waiting >= self._most_waiting:
             return ApiError(
                 f"the waiting queue is full: {self._most_waiting} requests wait; try again later",
@@ -140,43 +177,68 @@ class EngineBackend:
     def _output_tokens(self, generation: Generation) -> int:
         return generation.sampling.max_tokens or max(1, self.max_model_len - len(generation.prompt))
 
-    def _deliver(self, step: _Step) -> None:
-        """Tells clients what came of a step, in the event loop."""
+    def _give_up(self, reason: str) -> None:
+        self._failure = reason
+        for generation in list(self._live.values()):
+            generation.error = ApiError(
+                f"the engine has failed: {reason}", status=HTTPStatus.INTERNAL_SERVER_ERROR
+            )
+            self._end(generation, "error", reason)
+
+    # ---- what comes of them
+
+    def _deliver(self, news: StepNews) -> None:
+        """Tells clients what came of the last steps."""
+        live = self._live
+        self._load = news.load
+        self._taken = news.taken
+        self._preemptions = news.preemptions
+        self._speculation = news.speculation
+        self._host_tier = news.host_tier
+        end_ns = news.end_ns
+        for start in news.admitted:
+            generation = live.get(start.number)
+            if generation is not None:
+                generation.admitted_ns = start.admitted_ns
+                generation.cached_tokens = start.cached_tokens
+                generation.external_tokens = start.external_tokens
         gaps: dict[int, int] = {}
         first: list[Generation] = []
-        for generation in step.heard:
-            if generation.done:
+        for number, token in zip(news.numbers, news.tokens, strict=True):
+            generation = live.get(number)
+            if generation is None:
                 continue
             if generation.first_ns == NEVER:
-                generation.first_ns = step.end_ns
+                generation.first_ns = end_ns
                 first.append(generation)
             else:
-                gap = step.end_ns - generation.last_ns
+                gap = end_ns - generation.last_ns
                 if gap:  # several tokens of one step are one output
                     gaps[gap] = gaps.get(gap, 0) + 1
+            generation.tokens.append(token)
             generation.count += 1
-            generation.last_ns = step.end_ns
-            generation.bell.ring()
-            self._stop_at_text(generation)
-        for generation, sequence in step.ended:
-            if not generation.done:
-                self._end_as(generation, sequence)
-        if self.observer is not None and step.tokens:
-            late = self.engine.loop.clock.now() - step.end_ns
-            self.observer.step(step.tokens, gaps, first, late)
+            generation.last_ns = end_ns
+            if not generation.bell.rung:
+                generation.bell.ring()
+            if generation.sampling.stop:
+                self._stop_at_text(generation)
+        for end in news.ended:
+            generation = live.get(end.number)
+            if generation is not None:
+                self._end_as(generation, end)
+        if self.observer is not None and news.computed:
+            self.observer.step(news.computed, gaps, first, self.now() - end_ns)
 
     def _stop_at_text(self, generation: Generation) -> None:
-        text = self._texts.get(generation.number)
-        if text is None:
-            return
-        text.add(generation.tokens[generation.count - 1 : generation.count])
+        text = self._texts[generation.number]
+        text.add(generation.tokens[-1:])
         if text.stopped is not None:
             generation.stop_reason = text.stopped
             self._end(generation, "stop", "")
-            self._let_go(generation)
+            self._send(Cancellation(generation.number))
 
-    def _end_as(self, generation: Generation, sequence: Sequence) -> None:
-        reason = sequence.finish_reason
+    def _end_as(self, generation: Generation, end: GenerationEnd) -> None:
+        reason = end.finish_reason
         if reason == "stop":
             last = generation.tokens[-1]
             if last in generation.sampling.stop_token_ids:
@@ -184,156 +246,33 @@ class EngineBackend:
             generation.hidden = 0 if generation.sampling.include_stop else 1
         if reason in ("failed", "rejected"):
             status = HTTPStatus.BAD_REQUEST if reason == "rejected" else HTTPStatus.INTERNAL_SERVER_ERROR
-            generation.error = ApiError(sequence.reason, status=status)
+            generation.error = ApiError(end.reason, status=status)
         finish_reason = {"cancelled": "abort", "failed": "error", "rejected": "error"}.get(reason, reason)
-        self._end(generation, finish_reason, sequence.reason)
+        self._end(generation, finish_reason, end.reason)
 
     def _end(self, generation: Generation, finish_reason: str, reason: str) -> None:
         self._live.pop(generation.number, None)
         self._texts.pop(generation.number, None)
         generation.finish_reason = finish_reason
         generation.reason = reason
-        generation.finished_ns = self.engine.loop.clock.now()
+        generation.finished_ns = self.now()
         generation.bell.ring()
         if self.observer is not None:
             self.observer.ended(generation)
-
-    # ---- the engine's side
-
-    def _run(self) -> None:
-        loop = self.engine.loop
-        flushed = 0
-        try:
-            while not self._stopping:
-                while self._inbox:
-                    self._inbox.popleft()()
-                busy = loop.step()
-                self._hand_over()
-                now = loop.clock.now()
-                if now - flushed > _FLUSH_NS:
-                    flushed = now
-                    self.history.flush()
-                if not busy and not self._inbox:
-                    self._work.clear()
-                    if not self._inbox:
-                        self._work.wait(_NAP_S)
-            loop.drain()
-        except BaseException as error:
-            self._failed = error
-            complain(f"the engine has failed: {error}")
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._give_up, error)
-        finally:
-            self._hand_over()
-            self.history.close()
-
-    def _give_up(self, error: BaseException) -> None:
-        for generation in list(self._live.values()):
-            generation.error = ApiError(
-                f"the engine has failed: {error}", status=HTTPStatus.INTERNAL_SERVER_ERROR
-            )
-            self._end(generation, "error", str(error))
-
-    def _take(self, generation: Generation) -> None:
-        """Hands a generation to the engine."""
-        self._coming -= 1
-        if generation.done:
-            return
-        engine, sampling = self.engine, generation.sampling
-        prompt = np.asarray(generation.prompt, np.int32)
-        params = SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            ignore_eos=sampling.ignore_eos or sampling.min_tokens > 0,
-            stop_token_ids=sampling.stop_token_ids,
-        )
-        stops = frozenset(sampling.stop_token_ids)
-        if not params.ignore_eos:
-            stops |= engine.loaded.spec.eos_ids
-        keys = BlockKeys.of_ids(self.limits.block_size, prompt.astype(np.int64), _scope(generation))
-        request = Request(
-            str(generation.number),
-            keys,
-            len(prompt),
-            self._output_tokens(generation),
-            arrival_ns=generation.arrival_ns,
-            priority=generation.priority,
-            index=generation.number,
-        )
-        seed = generation.number if sampling.seed is None else sampling.seed + generation.choice
-        sequence = Sequence(request, prompt, params, seed=seed % SEEDS, stops=stops, listener=self._hear)
-        self._computing[sequence] = generation
-        self.history.note_coming(request, generation)
-        self.history.note_outside(engine.loop.clock.now(), generation.number, cancelled=False)
-        engine.loop.submit(sequence)
-
-    def _cancel(self, id: str) -> None:
-        self.engine.loop.cancel(id)
-
-    def _hear(self, sequence: Sequence, token: int) -> None:
-        generation = self._computing.get(sequence)
-        if generation is None:
-            return
-        generation.tokens.append(token)
-        if generation.admitted_ns == NEVER:
-            generation.admitted_ns = sequence.request.admitted_ns
-            generation.cached_tokens = sequence.request.cached_tokens
-        self._step.heard.append(generation)
-
-    def _note_end(self, sequence: Sequence) -> None:
-        generation = self._computing[sequence]
-        self.history.note_ended(sequence.request, sequence.request.finished_ns)
-        self._step.ended.append((generation, sequence))
-
-    def _hand_over(self) -> None:
-        """Passes what has come of the last steps to the event loop."""
-        step = self._step
-        if not (step.heard or step.ended or step.tokens):
-            return
-        self._step = _Step()
-        for _, sequence in step.ended:
-            self._computing.pop(sequence, None)
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._deliver, step)
-
-    # ---- `engine.loop.Log`
-
-    def idle(self, start_ns: int) -> None:
-        """See `engine.loop.Log`."""
-        self.history.note_idle(start_ns)
-
-    def step(self, plan: StepPlan, start_ns: int, planned_ns: int) -> None:
-        """See `engine.loop.Log`."""
-        self.history.note_planned(start_ns)
-
-    def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
-        """See `engine.loop.Log`."""
-        if self.engine.loop.drafter is not None:
-            self.history.note_guessed(plan, outcome)
-        self.history.note_committed(plan, end_ns)
-        self._step.end_ns = end_ns
-        self._step.tokens += plan.decode_n + sum(computed for computed, _ in plan.prefill)
-
-    def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
-        """See `engine.loop.Log`."""
-        self.history.note_transferred([one.recorded(now_ns) for one in transfers], now_ns)
 
     # ---- figures
 
     @property
     def alive(self) -> bool:
         """See `GenerationBackend`."""
-        return self._failed is None
+        gone = self._closed.is_set() and not self._stopping
+        return not (self._failure or gone)
 
     def load(self) -> ReplicaLoad:
-        """See `GenerationBackend`."""
-        scheduler = self.engine.loop.scheduler
-        waiting = len(scheduler.queue) + self._coming
-        return ReplicaLoad(
-            len(scheduler.running.requests), waiting, scheduler.memory.used_blocks, self.limits.num_blocks
-        )
+        """See `GenerationBackend`: as of the engine's last step."""
+        load = self._load
+        waiting = load.waiting + self._submitted - self._taken
+        return ReplicaLoad(load.running, waiting, load.used_blocks, load.num_blocks)
 
     def adapters(self) -> tuple[list[str], list[str]]:
         """See `GenerationBackend`: the engine has none."""
@@ -341,12 +280,12 @@ class EngineBackend:
 
     def host_tier(self) -> HostTierUse | None:
         """See `GenerationBackend`: the engine's is in its recordings."""
-        return None
+        return self._host_tier
+
+    def speculation(self) -> SpeculationUse | None:
+        """See `GenerationBackend`."""
+        return self._speculation
 
     def preemptions(self) -> int:
         """See `GenerationBackend`."""
-        return self.engine.loop.scheduler.preemptions
-
-
-def _scope(generation: Generation) -> Any:
-    return Scope(salt=generation.salt) if generation.salt else DEFAULT_SCOPE
+        return self._preemptions

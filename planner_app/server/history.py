@@ -52,6 +52,11 @@ class History:
         self._planned: deque[int] = deque()  # when the plans in flight were made
         self._live: dict[int, tuple[Request, Generation]] = {}
 
+    @property
+    def kept(self) -> bool:
+        """Whether anybody keeps it."""
+        return bool(self._keepers)
+
     def add(self, keeper: Keeper) -> None:
         """Lets somebody keep the history."""
         self._keepers.append(keeper)

@@ -210,6 +210,7 @@ class ServerMetrics(Collector):
         )
         yield from self._counters()
         yield from self._offloading()
+        yield from self._speculation()
         for histogram in self._histograms:
             yield histogram.family(self._labels)
         yield self._info(
@@ -278,6 +279,22 @@ class ServerMetrics(Collector):
         for name, (about, value) in counters.items():
             yield self._counter(name, about, value)
         yield self._gauge("kv_offload_cpu_cache_usage_perc", "Usage of the host tier, 0 to 1.", tier.usage)
+
+    def _speculation(self) -> Iterable[Metric]:
+        """Guesses and which were right, where requests speculate."""
+        use = self._backend.speculation()
+        if use is None:
+            return
+        counters = {
+            "spec_decode_num_drafts": ("Number of spec decoding drafts.", use.drafts),
+            "spec_decode_num_draft_tokens": ("Number of draft tokens.", use.draft_tokens),
+            "spec_decode_num_accepted_tokens": ("Number of accepted tokens.", use.accepted_tokens),
+        }
+        for name, (about, value) in counters.items():
+            yield self._counter(name, about, value)
+        name, about = "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position."
+        accepted = {str(place): count for place, count in enumerate(use.accepted_per_position)}
+        yield self._labelled(CounterMetricFamily, name, about, "position", accepted)
 
     def _counter(self, name: str, about: str, value: float) -> Metric:
         family = CounterMetricFamily(f"vllm:{name}", about, labels=list(self._labels))

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
+from pagecast.planner_app import console
 from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.serving import OwnSend
@@ -55,10 +56,22 @@ def listen(options: ServerOptions, count: int) -> list[socket.socket]:
     return sockets
 
 
+def announce(options: ServerOptions, ports: Sequence[int]) -> None:
+    """Prints where replicas are served."""
+    for port in ports:
+        text = f"serving {options.names[0]} on http://{options.host}:{port}"
+        console.out.print(text, soft_wrap=True, highlight=False)
+
+
 def serve(
-    replicas: Sequence[ReplicaServer], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
+    replicas: Sequence[ReplicaServer],
+    sockets: Sequence[socket.socket],
+    ready: Callable[[list[int]], None],
+    drain_by: Callable[[Callable[[], None]], None] | None = None,
 ) -> None:
     """Serves until a signal comes. `ready` is called with the ports once all of them answer.
+
+    `drain_by` gets what is to be called for an end in order, where signals are somebody else's business.
 
     Errors: CannotRunHere where a backend failed.
     """
@@ -67,7 +80,7 @@ def serve(
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
-        runner.run(_serve(replicas, sockets, ready))
+        runner.run(_serve(replicas, sockets, ready, drain_by or _drain_at_signals))
     if not all(replica.backend.alive for replica in replicas):
         raise CannotRunHere("a replica has failed; see the messages above")
 
@@ -82,8 +95,17 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return make
 
 
+def _drain_at_signals(stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop)
+
+
 async def _serve(
-    replicas: Sequence[ReplicaServer], sockets: Sequence[socket.socket], ready: Callable[[list[int]], None]
+    replicas: Sequence[ReplicaServer],
+    sockets: Sequence[socket.socket],
+    ready: Callable[[list[int]], None],
+    drain_by: Callable[[Callable[[], None]], None],
 ) -> None:
     servers = [http_server(replica) for replica in replicas]
     stopping = asyncio.Event()
@@ -96,9 +118,7 @@ async def _serve(
             replica.draining = True
             server.should_exit = True
 
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop)
+    drain_by(stop)
     tasks = [
         asyncio.create_task(server.serve(sockets=[one])) for server, one in zip(servers, sockets, strict=True)
     ]

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import simpy
 from pagecast.planner_app.server.answers import Answers
-from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad
+from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad, SpeculationUse
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
@@ -299,6 +299,10 @@ class SimulatedBackend:
             offloading.host.used / offloading.host.room,
             offloading.host.refused_stores,
         )
+
+    def speculation(self) -> SpeculationUse | None:
+        """See `GenerationBackend`."""
+        return None
 
     @property
     def alive(self) -> bool:

@@ -8,77 +8,32 @@ starts `pagecast serve --simulate` and a client of plain sockets, each a process
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import select
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-CHUNK = b"data: {"
+from stream_client import load
+
 _OPENED_PER_S = 500
-
-
-class Stream:
-    """One request whose chunks are counted."""
-
-    def __init__(self, port: int, body: bytes) -> None:
-        self.chunks = 0
-        self.first_s = 0.0
-        self.last_s = 0.0
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-        head += "content-type: application/json\r\nconnection: close\r\n\r\n"
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.sendall(head.encode() + body)
-        self.socket.setblocking(False)
-
-    def read(self, now: float) -> bool:
-        """Counts what has come; False at the end."""
-        data = self.socket.recv(1 << 16)
-        if not data:
-            self.socket.close()
-            return False
-        chunks = data.count(CHUNK)
-        if chunks:
-            self.last_s = now
-            self.first_s = self.first_s or now
-            self.chunks += chunks
-        return True
-
-
-def load(port: int, streams: int, tokens: int, prompt: int) -> list[Stream]:
-    """Opens all streams, `_OPENED_PER_S` of them per second, and reads them to their ends.
-
-    Sockets and epoll alone, so that the client takes little of the machine: it reads every 5 ms.
-    """
-    poll = select.epoll()
-    opened: list[Stream] = []
-    reading: dict[int, Stream] = {}
-    begun = time.monotonic()
-    while reading or len(opened) < streams:
-        now = time.monotonic()
-        while len(opened) < min(streams, 1 + (now - begun) * _OPENED_PER_S):
-            number = len(opened)
-            ids = [number * 7 % 50_000 + 10, *range(prompt - 1)]
-            body = json.dumps({"prompt": ids, "max_tokens": tokens, "stream": True}).encode()
-            stream = Stream(port, body)
-            opened.append(stream)
-            reading[stream.socket.fileno()] = stream
-            poll.register(stream.socket.fileno(), select.EPOLLIN)
-        for number, _ in poll.poll(0, streams):
-            if not reading[number].read(now):
-                del reading[number]
-        time.sleep(0.005)
-    return opened
 
 
 def cpu_s(pid: int) -> float:
     """CPU seconds a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def bodies(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The requests: prompts of token ids that share nothing."""
+    asked = []
+    for number in range(given.streams):
+        ids = [number * 7 % 50_000 + 10, *range(given.prompt - 1)]
+        asked.append({"prompt": ids, "max_tokens": given.tokens, "stream": True})
+    return asked
 
 
 def main() -> None:
@@ -96,7 +51,7 @@ def main() -> None:
     url = server.stdout.readline().split()[-1]
     try:
         before, started = cpu_s(server.pid), time.monotonic()
-        opened = load(int(url.rsplit(":", 1)[1]), given.streams, given.tokens, given.prompt)
+        opened = load(int(url.rsplit(":", 1)[1]), bodies(given), _OPENED_PER_S)
         seconds, used = time.monotonic() - started, cpu_s(server.pid) - before
         metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
     finally:

@@ -1,6 +1,9 @@
 """The engine behind HTTP: it says what it says offline, and a recorded run of it is replayed."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ from pagecast.planner_app.server.building_engine import engine_replica
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
+from prometheus_client.parser import text_string_to_metric_families
 
 from ..planner_app.server.conftest import Running, running
 
@@ -37,6 +41,7 @@ def serve(model_with_text: Any, engine_of: Any) -> Any:
         )
         context = running(replica)
         opened.append(context)
+        start.engine = engine  # type: ignore[attr-defined]
         return context.__enter__()
 
     yield start
@@ -114,23 +119,61 @@ def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
     assert report.requests == 40
     assert run.requests["cancelled_s"].notna().sum() >= 5
     if more:
+        metrics = {s.name: s.value for f in families(one) for s in f.samples if "position" not in s.labels}
+        guesses = sum(map(int, " ".join(run.inputs["drafts"]).split()))
+        accepted = sum(map(int, " ".join(run.inputs["accepted_drafts"]).split()))
+        assert 0 < metrics["vllm:spec_decode_num_draft_tokens_total"] <= guesses
+        assert metrics["vllm:spec_decode_num_accepted_tokens_total"] == accepted
+        places = [s.value for f in families(one) for s in f.samples if "position" in s.labels]
+        assert len(places) == 3 and sum(places) == accepted
         assert {"load", "store"} <= {transfer.kind for transfer in run.transfers}
         assert "1" in " ".join(run.inputs["accepted_drafts"])
 
 
+def families(one: Running) -> list[Any]:
+    with one.client() as http:
+        return list(text_string_to_metric_families(http.get("/metrics").text))
+
+
 def test_an_engine_that_fails_says_so_and_is_not_healthy(
-    serve: Callable[..., Running], capsys: pytest.CaptureFixture[str]
+    serve: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = serve()
-    backend: Any = one.replica.backend
 
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
-    backend.engine.loop.step = fail
+    serve.engine.loop.step = fail
     with one.client() as http:
         answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})
         assert answer.status_code == 500
         assert "the device is gone" in answer.json()["error"]["message"]
         assert http.get("/health").status_code == 503
     assert "pagecast: the engine has failed: the device is gone" in capsys.readouterr().err
+
+
+def test_the_command_serves_the_engine_in_a_process_of_its_own(model_with_text: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pagecast.planner_app", "serve", "--model", str(model_with_text.folder)]
+    command += ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks", "200"]
+    command += ["--record", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[-1]
+    text = ""
+    try:
+        body = {"prompt": "Once upon a time", "max_tokens": 60, "stream": True, "temperature": 0}
+        with (
+            httpx.Client(timeout=60) as http,
+            http.stream("POST", f"{url}/v1/completions", json=body) as answer,
+        ):
+            for number, line in enumerate(answer.iter_lines()):
+                text += line
+                if number == 4:
+                    process.send_signal(signal.SIGTERM)
+    finally:
+        _, errors = process.communicate(timeout=60)
+    assert text.endswith("data: [DONE]") and '"finish_reason": "length"' in text
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    run = RecordedRun.load(tmp_path / "run")
+    assert compare_decisions(run).ok and run.requests["tokens_out"].tolist() == [60]

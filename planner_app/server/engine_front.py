@@ -1,0 +1,123 @@
+"""The server in front of an engine, in a process of its own. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagecast.planner_app.server.app import ReplicaServer
+from pagecast.planner_app.server.engine_backend import EngineBackend
+from pagecast.planner_app.server.engine_mail import EngineFacts
+from pagecast.planner_app.server.intake import RequestIntake
+from pagecast.planner_app.server.metrics import ServerMetrics
+from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.running import announce, serve
+from pagecast.planner_app.server.tokenizer import NumberTokenizer, PackedTokenizer, Tokenizer, tokenizer_for
+from pagecast.planner_app.stderr import complain
+from pagecast.sim.core.errors import CannotRunHere
+
+if TYPE_CHECKING:
+    from pagecast.planner_app.server.engine_work import EngineWork
+
+_NO_LOGPROBS = -1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def front_replica(
+    facts: EngineFacts,
+    tokenizer: Path | None,
+    options: ServerOptions,
+    connection: socket.socket,
+    work: Callable[[], None] | None = None,
+) -> ReplicaServer:
+    """The server of an engine at the other end of `connection`; `work` runs the engine in a thread.
+
+    Errors: BadInput.
+    """
+    chosen: Tokenizer = tokenizer_for(options.model, tokenizer)
+    if isinstance(chosen, PackedTokenizer):
+        chosen = NumberTokenizer(facts.vocabulary)
+    most_waiting = options.max_waiting_queue_length
+    backend = EngineBackend(facts, connection, chosen, most_waiting=most_waiting, work=work)
+    metrics = ServerMetrics(backend, options.names[0], cache_config=facts.cache_config)
+    backend.observer = metrics
+    intake = RequestIntake(
+        chosen,
+        options.names,
+        {},
+        backend.max_model_len,
+        vocabulary=facts.vocabulary,
+        most_logprobs=_NO_LOGPROBS,
+    )
+    return ReplicaServer(backend, intake, metrics, options)
+
+
+def serve_engine(
+    work: EngineWork,
+    facts: EngineFacts,
+    connection: socket.socket,
+    tokenizer: Path | None,
+    options: ServerOptions,
+    sockets: Sequence[socket.socket],
+) -> None:
+    """Runs an engine's work here, and the server in front of it in another process, until a signal comes.
+
+    Errors: CannotRunHere where either failed.
+    """
+    server = get_context("spawn").Process(
+        target=_front, args=(facts, tokenizer, options, connection, list(sockets)), name="pagecast server"
+    )
+    server.start()
+    for one in (connection, *sockets):
+        one.close()
+    signals = 0
+
+    def stop(*_: object) -> None:
+        nonlocal signals
+        signals += 1
+        work.drain()
+        if signals > 1:
+            server.terminate()
+
+    before = [signal.signal(name, stop) for name in _SIGNALS]
+    try:
+        work.run()
+        server.join()
+    finally:
+        for name, handler in zip(_SIGNALS, before, strict=True):
+            signal.signal(name, handler)
+        if server.is_alive():
+            server.kill()
+    if work.failed is not None or server.exitcode:
+        raise CannotRunHere("the server has failed; see the messages above")
+
+
+def _front(
+    facts: EngineFacts,
+    tokenizer: Path | None,
+    options: ServerOptions,
+    connection: socket.socket,
+    sockets: list[socket.socket],
+) -> None:
+    """The process of the server: the engine's process hears the signals, and says when to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        replica = front_replica(facts, tokenizer, options, connection)
+        backend = replica.backend
+        assert isinstance(backend, EngineBackend)
+
+        def drain_by(stop: Callable[[], None]) -> None:
+            backend.drain = stop
+
+        serve([replica], sockets, lambda ports: announce(options, ports), drain_by)
+    except CannotRunHere as error:
+        with suppress(OSError):
+            complain(str(error))
+        sys.exit(1)
