@@ -28,19 +28,29 @@ def present() -> bool:
     )
 
 
-def seconds(model: str, prompts: list[list[int]], outputs: list[int], repeat: int = 2) -> float:
-    """The least of `repeat` runs of the workload, after a warm-up."""
+def install() -> None:
+    """Gives nano-vLLM random weights, no tokenizer, and attention where flash-attn is not installed.
+
+    Its workers are new processes: the main module of the benchmark must call this when it is imported there.
+    """
     if importlib.util.find_spec("flash_attn") is None:
         _stand_in()
     import nanovllm.engine.llm_engine as engine
     import nanovllm.engine.model_runner as runner
-    from nanovllm import LLM, SamplingParams
 
     runner.load_model = _randomise
     engine.AutoTokenizer = types.SimpleNamespace(from_pretrained=lambda *_, **__: _Tokenizer())
+
+
+def seconds(
+    model: str, prompts: list[list[int]], outputs: list[int], *, gpus: int = 1, repeat: int = 2
+) -> float:
+    """The least of `repeat` runs of the workload on so many GPUs, after a warm-up and `install`."""
+    from nanovllm import LLM, SamplingParams
+
     with tempfile.TemporaryDirectory() as folder:
         _write_config(model, Path(folder))
-        llm = LLM(folder, enforce_eager=False, max_model_len=4096)
+        llm = LLM(folder, enforce_eager=False, max_model_len=4096, tensor_parallel_size=gpus)
     params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=n) for n in outputs]
     llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
     times = []
@@ -63,7 +73,7 @@ class _Tokenizer:
 
 
 def _randomise(model: Any, path: str) -> None:
-    generator = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
     for weight in model.parameters():
         weight.data.normal_(0, 0.02, generator=generator)
 
