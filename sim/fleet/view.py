@@ -16,7 +16,8 @@ class View:
     `requests`, `prompt_tokens`: sent by this router and not ended yet. `prefilling`: rows of those whose
     first token it has not seen, in order; call `settle` before reading it. `first_token_ns(row)` is when a
     request got its first token, `NEVER_NS` where it has not; `changed_ns()` is when the replica changed last;
-    `gauges(now)` are those of the latest scrape.
+    `gauges(now)` are those of the latest scrape. `kept` is what the router has derived from the counts; it is
+    None again after each change of them.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class View:
         "costs",
         "first_token_ns",
         "gauges",
+        "kept",
         "max_num_seqs",
         "name",
         "num_blocks",
@@ -60,6 +62,7 @@ class View:
         self.first_token_ns = first_token_ns
         self.changed_ns = changed_ns
         self._settled_ns: int | None = None  # the change after which `prefilling` was settled
+        self.kept: tuple[float, float] | None = None
         self.requests = 0
         self.prompt_tokens = 0
         self.sent = 0
@@ -72,12 +75,14 @@ class View:
         self.sent += 1
         self.prompt_tokens += prompt_tokens
         self.prompts[row] = prompt_tokens
+        self.kept = None
 
     def remove(self, row: int) -> None:
         """A request has ended there, whichever way."""
         self.requests -= 1
         self.prompt_tokens -= self.prompts.pop(row)
         self._settled_ns = None
+        self.kept = None
 
     def settle(self, now: int) -> list[int]:
         """Drops from `prefilling` those at its head that have ended or got their first token by `now`."""

@@ -55,7 +55,7 @@ class Feed:
         if self._rollout_ns is not None and arrival_ns >= self._rollout_ns:
             keys = self._revised_keys(row)
         else:
-            keys = self._keys_in(row, DEFAULT_SCOPE if self._scopes is None else self._scopes[row])
+            keys = self.keys(row)
         request = Request(
             str(row),
             keys,

@@ -1,13 +1,14 @@
 """One engine of ours that computes prompts for another one, in wall time; and the same fleet forecast.
 
-    python tests/benchmarks/handoff_engines.py record OUT --model Qwen/Qwen3-8B --random-weights   # two GPUs
+    python tests/benchmarks/handoff_engines.py record OUT --model Qwen/Qwen3-8B --random-weights   # on GPUs
     python tests/benchmarks/handoff_engines.py forecast OUT                                        # anywhere
 
-`record` starts an engine per GPU, each a process of its own. The prefill engine gets the trace's requests at
-their times and computes their prompts; the decode engine reads the KV blocks over the link between the two
-GPUs and generates (`engine/handoff.py`). OUT gets a recorded run per engine, `prefill` and `decode`, and
-`fleet.json`. `forecast` replays the same requests on a simulated pair, and prints TPOT, E2E and TTFT beside
-the measured ones. It exits with 1 where TPOT or E2E is off by more than 10% in the mean. The link's rate is
+`record` starts two engines, each a process of its own, on a GPU of its own where there are two; on one GPU
+they take turns, which the forecast does not model. The prefill engine gets the requests at their times and
+computes their prompts; the decode engine reads the KV blocks over the link between the two GPUs and
+generates (`engine/handoff.py`). OUT gets a recorded run per engine, `prefill` and `decode`, and `fleet.json`.
+`forecast` replays the same requests on a simulated pair, and prints TPOT, E2E and TTFT beside the measured
+ones. It exits with 1 where TPOT or E2E is off by more than 10% in the mean. The link's rate is
 NVLink's data sheet's, and its latency the settings' default: neither is fitted to the run.
 """
 
@@ -59,7 +60,7 @@ def run_engine(
     from pagecast.engine.engine import Engine
 
     if options.get("device") != "cpu":
-        torch.cuda.set_device(number)
+        torch.cuda.set_device(number % torch.cuda.device_count())
     with Engine(model, log_events=True, **options) as engine:
         engine.warm_up()
         described(engine)
@@ -188,7 +189,9 @@ def forecast(options: argparse.Namespace) -> int:
     fleet = FleetSettings.make({"groups": groups, "disaggregation": link})
     result = replay_fleet(trace, scenario, fleet, costs=costs, keep_steps=False)
     made = result.requests.set_index("row").sort_index()
-    print(f"{len(table):,} requests, one engine prefilling for another")
+    gpus = len({run.meta.get("gpu_id") for run in runs})
+    place = "on two GPUs" if gpus > 1 else "both on one GPU"
+    print(f"{len(table):,} requests, one engine prefilling for another, {place}")
     print(f"costs: {result.summary['costs']}")
     worst = 0.0
     for name in ("tpot_s", "e2e_s", "ttft_s"):

@@ -12,6 +12,7 @@ from pagecast.sim.fleet.view import View, Views
 
 _FIRST_GUESS = 256.0  # output tokens of a request, before any has ended
 _NEWEST = 0.02  # weight of the newest output length in the running mean
+_ROUNDING = 1 + 1e-9  # a floor may exceed its cost by so much
 
 
 class _Pace:
@@ -60,40 +61,22 @@ class ExpectedCost:
         self._paces: dict[int, _Pace] = {}  # by the cost model's id
 
     def choose(self, query: Query, views: Views) -> Choice:
-        """The replica with the least expected cost."""
+        """The replica with the least expected cost.
+
+        Few costs are computed: those whose floor is not above the cost of the replica with the least floor.
+        """
         overlaps = self._prefixes.overlaps(query)
         size = self._prefixes.block_tokens
         prompt = query.prompt_tokens
-        output = self._output_tokens
-        waiting = self._waiting
-        pace = self._pace(views[0])
-        uncached = pace.prefill(prompt, 0)
+        floors = self._floors(query, views, overlaps)
+        first = views[floors.index(min(floors))]
+        bound = self.cost(first, prompt, overlaps.get(first.number, 0) * size) * _ROUNDING
         best: list[View] = []
         least = float("inf")
-        for view in views:
-            if view.costs is not pace.costs:
-                pace = self._pace(view)
-                uncached = pace.prefill(prompt, 0)
-            if view.prefilling:
-                self._settle(view, query.now)
-            number = view.number
-            cost: float = uncached
-            if number in overlaps:
-                cached = min(overlaps[number] * size, prompt - 1)
-                cost = pace.prefill(prompt - cached, cached)
-            if number in waiting:
-                cost += waiting[number]
-            if cost > least:
-                continue  # its decode can only add to it
-            requests = view.requests
-            base, per_token = pace.step(min(requests + 1, view.max_num_seqs))
-            context = view.prompt_tokens + prompt
-            decode = output * (base + per_token * context)
-            held = context + output * (requests / 2 + 1)
-            short = held - view.num_blocks * view.block_size
-            if short > 0 and requests:
-                decode += short / held * (requests + 1) * decode / requests
-            cost += decode
+        for view, floor in zip(views, floors, strict=True):
+            if floor > bound:
+                continue
+            cost = self.cost(view, prompt, overlaps.get(view.number, 0) * size)
             if cost < least:
                 least = cost
                 best = [view]
@@ -103,6 +86,55 @@ class ExpectedCost:
         cached = min(overlaps.get(chosen.number, 0) * size, prompt - 1)
         self._estimate[query.row] = (chosen, self._pace(chosen).prefill(prompt - cached, cached))
         return Choice(chosen, cached)
+
+    def cost(self, view: View, prompt: int, cached: int) -> float:
+        """Expected nanoseconds until a prompt of so many tokens, `cached` of them there, is answered."""
+        pace = self._pace(view)
+        cached = min(cached, prompt - 1)
+        cost: float = pace.prefill(prompt - cached, cached)
+        cost += self._waiting.get(view.number, 0)
+        output = self._output_tokens
+        requests = view.requests
+        base, per_token = pace.step(min(requests + 1, view.max_num_seqs))
+        context = view.prompt_tokens + prompt
+        decode = output * (base + per_token * context)
+        held = context + output * (requests / 2 + 1)
+        short = held - view.num_blocks * view.block_size
+        if short > 0 and requests:
+            decode += short / held * (requests + 1) * decode / requests
+        return cost + decode
+
+    def _floors(self, query: Query, views: Views, overlaps: dict[int, int]) -> list[float]:
+        """The cost at each replica but for what short blocks add, and for rounding.
+
+        A step of the requests there is kept until one of them comes or goes.
+        """
+        prompt = query.prompt_tokens
+        size = self._prefixes.block_tokens
+        output = self._output_tokens
+        waiting = self._waiting
+        costs = None
+        overlap = 0
+        prefill_ns = 0
+        floors: list[float] = []
+        for view in views:
+            if view.prefilling:
+                self._settle(view, query.now)
+            number = view.number
+            blocks = overlaps.get(number, 0)
+            if blocks != overlap or view.costs is not costs:
+                overlap = blocks
+                costs = view.costs
+                cached = min(blocks * size, prompt - 1)
+                prefill_ns = self._pace(view).prefill(prompt - cached, cached)
+            kept = view.kept
+            if kept is None:
+                base, per_token = self._pace(view).step(min(view.requests + 1, view.max_num_seqs))
+                kept = view.kept = (base + per_token * view.prompt_tokens, per_token)
+            step_ns, per_token = kept
+            floor = prefill_ns + output * (step_ns + per_token * prompt)
+            floors.append(floor + waiting[number] if number in waiting else floor)
+        return floors
 
     def _pace(self, view: View) -> _Pace:
         costs = view.costs

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from random import Random
 from typing import NamedTuple, Protocol
 
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
 from pagecast.sim.fleet.view import View, Views
+
+_REQUESTS = attrgetter("requests")
 
 
 class Choice(NamedTuple):
@@ -96,6 +99,8 @@ def longest_prefix(views: Views, overlaps: dict[int, int]) -> tuple[int, list[Vi
 
 def fewest_requests(views: Views, rng: Random) -> View:
     """The view with the fewest requests in flight; of equals one at random."""
-    least = min([view.requests for view in views])
-    best = [view for view in views if view.requests == least]
-    return best[0] if len(best) == 1 else rng.choice(best)
+    requests = list(map(_REQUESTS, views))
+    least = min(requests)
+    if requests.count(least) == 1:
+        return views[requests.index(least)]
+    return rng.choice([view for view, count in zip(views, requests, strict=True) if count == least])
