@@ -6,8 +6,9 @@ from pathlib import Path
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.fleet.emit import FORMS, emit
-from pagecast.planner_app.planner.fleet.sizing import FleetSize, against, fewest, sized
+from pagecast.planner_app.planner.fleet.sizing import FleetSize, Sizing, against, sized
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
@@ -25,22 +26,23 @@ def plan_fleet(
     *,
     routers: list[str],
     most: int,
+    workers: int | None,
+    cluster: str | None,
     form: str | None,
     out: Path | None,
     json: bool,
 ) -> None:
     """Prints the fewest replicas, and writes the cheapest fleet as others start it.
 
+    Each router is one task of `workers` processes or of a Dask `cluster`; neither changes the answer.
     Exit code 1 where no router keeps the level with `most` replicas. Errors: BadInput.
     """
     if form is not None and form not in FORMS:
         raise BadInput(f"--emit {form}: forms are {', '.join(FORMS)}")
-    sizes: list[FleetSize] = []
     fleets = against(settings, routers)
-    with console.progress("routers", len(fleets)) as update:
-        for fleet in fleets:
-            sizes.append(fewest(work, scenario, fleet, level, most=most))
-            update(len(sizes))
+    sizing = Sizing(work, scenario, level, most)
+    with executor(workers, cluster) as run, console.progress("routers", len(fleets)) as update:
+        sizes = run.map(sizing.run, fleets, progress=update)
     enough = [size for size in sizes if size.replicas is not None]
     text = None
     if form is not None and enough:

@@ -107,6 +107,8 @@ def plan_command(
             level,
             routers=against or [],
             most=most_replicas,
+            workers=workers,
+            cluster=cluster,
             form=emit,
             out=out,
             json=json,

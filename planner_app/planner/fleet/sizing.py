@@ -90,6 +90,20 @@ def fewest(
     return FleetSize(settings.router.policy, high, most, result, verdict, below, len(seen))
 
 
+@dataclass(frozen=True)
+class Sizing:
+    """What the searches of several routers share. An executor calls `run` with one fleet at a time."""
+
+    trace: Trace
+    scenario: Scenario
+    slo: Slo
+    most: int
+
+    def run(self, settings: FleetSettings) -> FleetSize:
+        """As `fewest`."""
+        return fewest(self.trace, self.scenario, settings, self.slo, most=self.most)
+
+
 def against(settings: FleetSettings, routers: Sequence[str]) -> list[FleetSettings]:
     """The same fleet behind other routers as well, each with its defaults."""
     choices = [settings]

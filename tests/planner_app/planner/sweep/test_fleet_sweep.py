@@ -1,6 +1,10 @@
 """Sweeps of fleets: each trial is the fleet's replay, its cost is of all GPUs, and no role is left empty."""
 
+import json
+
+import pandas as pd
 import pytest
+from pagecast.planner_app.cli import run
 from pagecast.planner_app.planner.fleet.knobs import fleet_at
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
@@ -37,6 +41,23 @@ def test_each_trial_is_the_replay_of_its_fleet_and_costs_what_its_gpus_do():
     assert row["usd_per_hour"].item() == pytest.approx(3 * 2.0)
     empty = table[(table["replicas"] == 2) & (table["prefill_replicas"] == 2)]
     assert empty["reason"].str.contains("none is left to decode").all()
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same_table_of_fleets_and_the_same_plan(capsys):
+    distributed = pytest.importorskip("distributed")
+    question = asked(["replicas=1,2,3", "router=round-robin,cost", "prefill_replicas=0,1"])
+    plan = ["plan", "chat", "--gpu", "L4", "--costs", "roofline", "--limit", "200", "--slo", "ttft_p90<2s"]
+    plan += ["--router", "cost", "--against", "round-robin", "--json"]
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        table = sweep(question, cluster=cluster.scheduler_address).table
+        assert run([*plan, "--cluster", cluster.scheduler_address]) == 0
+        there = json.loads(capsys.readouterr().out)
+    pd.testing.assert_frame_equal(table, sweep(question, workers=1).table)
+    assert run([*plan, "--workers", "1"]) == 0
+    assert json.loads(capsys.readouterr().out) == there
 
 
 def test_the_cheapest_fleet_has_the_fewest_gpus_that_meet_the_slo():
