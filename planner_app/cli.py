@@ -59,7 +59,7 @@ class _Interrupts:
     def __init__(self) -> None:
         self.ending = False
         self._first_s: float | None = None
-        self._lost = False
+        self._stream_closed = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._first_s is None and not self.ending:
@@ -68,8 +68,8 @@ class _Interrupts:
                 os.write(2, b"pagecast: stopping...\n")
             _thread.start_new_thread(self._watch, ())  # takes no lock, as `threading` would in a handler
             raise KeyboardInterrupt
-        if self._lost and not self.ending:
-            self._lost = False
+        if self._stream_closed and not self.ending:
+            self._stream_closed = False
             raise KeyboardInterrupt
         if self._first_s is None or time.monotonic() - self._first_s > _PATIENCE_S:
             os._exit(INTERRUPTED)
@@ -79,7 +79,7 @@ class _Interrupts:
         time.sleep(_LOST_S)
         if self.ending:
             return
-        self._lost = True
+        self._stream_closed = True
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         time.sleep(_LOST_S)

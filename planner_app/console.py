@@ -91,16 +91,16 @@ def progress(title: str, total: int) -> Iterator[Any]:
         return
     import time
 
-    begun = time.monotonic()
+    start_s = time.monotonic()
     task = bar.add_task(title, total=total)
-    shown = False
+    visible = False
 
     def update(done: int) -> None:
-        nonlocal shown
-        if not shown and time.monotonic() - begun > 1:
-            shown = True
+        nonlocal visible
+        if not visible and time.monotonic() - start_s > 1:
+            visible = True
             bar.start()
-        if shown:
+        if visible:
             bar.update(task, completed=done)
 
     try:

@@ -377,7 +377,7 @@ class Scenario(BaseModel):
         return limits
 
     def _trtllm(self) -> TrtllmSettings | None:
-        """What only TensorRT-LLM's rules ask for. Errors: BadInput where another profile is given it."""
+        """Settings of TensorRT-LLM's rules alone. Errors: BadInput where another profile is given it."""
         if self.profile.startswith("trtllm"):
             return TrtllmSettings(
                 chunked_context=self.enable_chunked_prefill, chunking=self.context_chunking_policy
@@ -390,7 +390,7 @@ class Scenario(BaseModel):
         return None
 
     def _sglang(self) -> SglangSettings | None:
-        """What only SGLang's rules ask for. Errors: BadInput where another profile is given it."""
+        """Settings of SGLang's rules alone. Errors: BadInput where another profile is given it."""
         if self.profile == "sglang":
             from pagecast.sim.core.sglang_settings import SglangSettings
 
@@ -600,7 +600,7 @@ class Scenario(BaseModel):
         return choose(self.costs, self.target(), transfer=self.transfer_costs)
 
     def target(self) -> Target:
-        """What step costs are wanted for: those of `engine`, or of the engine a profile is named after."""
+        """The target of step costs: `engine`, or the engine that a profile is named after."""
         from pagecast.sim.costs.calibration.target import Target
 
         return Target(

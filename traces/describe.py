@@ -61,7 +61,7 @@ def _spread(values: npt.NDArray[Any], total: bool = False) -> dict[str, float]:
 
 
 def sharing(trace: Trace, *, with_outputs: bool = True) -> dict[str, Any]:
-    """What a cache without end would find, and what it would hold; without outputs, of prompts alone."""
+    """Hits and size of an unbounded cache; without outputs, of prompts alone."""
     where = paths(trace, with_outputs=with_outputs)
     tokens = trace.integers("input_tokens")
     shareable = np.minimum(where.matched, tokens - 1)

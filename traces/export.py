@@ -17,11 +17,11 @@ from pagecast.traces.schema import Ints, Spans, Trace
 
 def csv_lines(trace: Trace) -> tuple[Iterator[bytes], list[str]]:
     """CSV of all columns, and what it loses: what prompts are made of."""
-    lost = []
+    losses = []
     if trace.spans is not None or trace.token_ids is not None:
-        lost.append("what prompts are made of and share")
+        losses.append("what prompts are made of and share")
     text = trace.requests.to_csv(index=False, lineterminator="\n")
-    return iter([text.encode()]), lost
+    return iter([text.encode()]), losses
 
 
 def mooncake_lines(trace: Trace) -> tuple[Iterator[bytes], list[str]]:
@@ -57,21 +57,21 @@ def _mooncake_rows(trace: Trace, ids: Ints, begins: Ints) -> Iterator[bytes]:
 
 
 def _mooncake_losses(trace: Trace, ids: Ints, begins: Ints) -> list[str]:
-    lost = [f"the column {name}" for name in (*SCOPE, "cancel_after_s") if name in trace.requests]
+    losses = [f"the column {name}" for name in (*SCOPE, "cancel_after_s") if name in trace.requests]
     if "after" in trace.requests and not _follow_their_sessions(trace):
-        lost.append("turns that follow another than their session's last one")
+        losses.append("turns that follow another than their session's last one")
     if trace.token_ids is not None:
-        lost.append("token ids")
+        losses.append("token ids")
     if "output_content" in trace.requests:
-        lost.append("which answers later turns quote")
+        losses.append("which answers later turns quote")
     counts = np.diff(begins)
     length = np.full(len(ids), BLOCK_TOKENS)
     length[begins[1:] - 1] = trace.integers("input_tokens") - BLOCK_TOKENS * (counts - 1)
     exported = replace(trace, spans=Spans(begins, ids, np.zeros_like(ids), length), token_ids=None)
     finer = int(paths(trace).matched.sum() - paths(exported).matched.sum())
     if finer:
-        lost.append(f"sharing finer than {BLOCK_TOKENS} tokens ({finer:,} shared tokens)")
-    return lost
+        losses.append(f"sharing finer than {BLOCK_TOKENS} tokens ({finer:,} shared tokens)")
+    return losses
 
 
 def _follow_their_sessions(trace: Trace) -> bool:

@@ -78,8 +78,8 @@ class Empirical:
         if self.weights is None:
             return values[rng.integers(0, len(values), count)]
         upto: Floats = np.cumsum(self.weights)
-        drawn: Floats = values[np.searchsorted(upto, rng.random(count) * upto[-1], side="right")]
-        return drawn
+        sample: Floats = values[np.searchsorted(upto, rng.random(count) * upto[-1], side="right")]
+        return sample
 
 
 def tokens(law: Law, count: int, rng: np.random.Generator) -> Ints:

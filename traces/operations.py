@@ -26,22 +26,22 @@ def select(trace: Trace, rows: Ints) -> Trace:
     That time is when it would arrive if serving took no time (`nominal_arrival_s`).
     """
     rows = np.asarray(rows, dtype=np.int64)
-    moved = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last entry is for `after` == -1
-    moved[rows] = np.arange(len(rows))
+    new_rows = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last entry is for `after` == -1
+    new_rows[rows] = np.arange(len(rows))
     requests = trace.requests.iloc[rows].reset_index(drop=True)
     columns: dict[str, Any] = {str(name): requests[name] for name in requests}
     if "after" in columns:
-        after = moved[trace.integers("after")[rows]]
+        after = new_rows[trace.integers("after")[rows]]
         orphan = np.isnan(trace.seconds("arrival_s")[rows]) & (after < 0)
         columns["after"] = after
         columns["arrival_s"] = np.where(orphan, nominal_arrival_s(trace)[rows], columns["arrival_s"])
         columns["gap_s"] = np.where(orphan, 0.0, trace.seconds("gap_s")[rows])
-    spans = None if trace.spans is None else _move_spans(trace, trace.spans, rows, moved)
+    spans = None if trace.spans is None else _move_spans(trace, trace.spans, rows, new_rows)
     ids = None if trace.token_ids is None else [trace.token_ids[row] for row in rows.tolist()]
     return replace(trace, requests=table(columns), spans=spans, token_ids=ids, recipe=None)
 
 
-def _move_spans(trace: Trace, spans: Spans, rows: Ints, moved: Ints) -> Spans:
+def _move_spans(trace: Trace, spans: Spans, rows: Ints, new_rows: Ints) -> Spans:
     counts = np.diff(spans.start)[rows]
     start = starts(counts)
     pick = np.arange(start[-1]) + np.repeat(spans.start[rows] - start[:-1], counts)
@@ -49,12 +49,12 @@ def _move_spans(trace: Trace, spans: Spans, rows: Ints, moved: Ints) -> Spans:
     private = np.flatnonzero(content < 0)
     if len(private):
         code = content[private] - _FIRST_PRIVATE
-        new = moved[code >> 1]
+        new = new_rows[code >> 1]
         public = max(int(spans.content.max()), int(trace.integers("output_content").max()), -1) + 1
         _, gone_at = np.unique(code[new < 0], return_inverse=True)
-        named = _FIRST_PRIVATE + 2 * new + (code & 1)
-        named[new < 0] = public + gone_at
-        content[private] = named
+        renumbered = _FIRST_PRIVATE + 2 * new + (code & 1)
+        renumbered[new < 0] = public + gone_at
+        content[private] = renumbered
     return Spans(start, content, spans.offset[pick], spans.length[pick])
 
 
@@ -71,7 +71,7 @@ def slice(
     rows: tuple[int, int] | None = None,
     sessions: int | None = None,
 ) -> Trace:
-    """What satisfies every condition given; arrivals then count from `start_s`.
+    """The requests that satisfy every condition; arrivals then count from `start_s`.
 
     Args:
         start_s, end_s: arrival from `start_s` to before `end_s`. A later turn counts as arriving when it

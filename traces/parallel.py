@@ -66,9 +66,9 @@ def _spans(trace: Trace, counts: Ints, source: Ints, first: Ints) -> Spans | Non
 
 def _moved(contents: Ints, first: Ints) -> Ints:
     """Content ids where those that belong to a row follow it to the row of its first sample."""
-    moved = np.array(contents, dtype=np.int64)
+    new_contents = np.array(contents, dtype=np.int64)
     low, high = own_prompt(0), own_output(len(first) - 1)
-    own = (moved >= low) & (moved <= high)
-    row, kind = np.divmod(moved[own] - low, 2)
-    moved[own] = low + 2 * first[row] + kind
-    return moved
+    own = (new_contents >= low) & (new_contents <= high)
+    row, kind = np.divmod(new_contents[own] - low, 2)
+    new_contents[own] = low + 2 * first[row] + kind
+    return new_contents

@@ -186,10 +186,10 @@ class _TokenTree(_Tree):
             ids = self._ids.get(chain, np.empty(0, dtype=np.int64))[position - begin :]
             both = min(len(ids), len(prompt) - position)
             differ = np.flatnonzero(ids[:both] != prompt[position : position + both])
-            reached = position + (int(differ[0]) if len(differ) else both)
-            if reached > position:
-                path.append((chain, position, reached))
-            position = reached
+            end = position + (int(differ[0]) if len(differ) else both)
+            if end > position:
+                path.append((chain, position, end))
+            position = end
             if position == len(prompt):
                 return path, position
             node = self._branches.get((chain, position, int(prompt[position])))

@@ -85,9 +85,9 @@ def _arrivals(recipe: Mapping[str, Any]) -> ArrivalProcess:
 def _requests(recipe: Mapping[str, Any], seed: int) -> Trace:
     laws = (lengths.parse(str(recipe[name])) for name in ("input", "output"))
     like = recipe.get("like")
-    drawn = None if like is None else Trace("like", table({"arrival_s": np.zeros(len(like[_IN])), **like}))
+    source = None if like is None else Trace("like", table({"arrival_s": np.zeros(len(like[_IN])), **like}))
     count, duration_s = recipe["requests"], recipe["duration"]
-    return requests(_arrivals(recipe), *laws, like=drawn, count=count, duration_s=duration_s, seed=seed)
+    return requests(_arrivals(recipe), *laws, like=source, count=count, duration_s=duration_s, seed=seed)
 
 
 def lengths_of(trace: Trace) -> dict[str, list[int]]:

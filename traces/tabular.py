@@ -35,12 +35,12 @@ class CsvTable:
 
     def line(self, row: int) -> int:
         """The line of a row: found by going through the file again, for blank lines hold no row."""
-        left = 1 + (row if self.rows is None else int(self.rows[row]))
+        row_number = 1 + (row if self.rows is None else int(self.rows[row]))
         for number, line in self.source.lines():
             if line.strip():
-                if not left:
+                if not row_number:
                     return number
-                left -= 1
+                row_number -= 1
         return 0
 
     def __len__(self) -> int:

@@ -42,10 +42,10 @@ def write(trace: Trace, path: str | Path, form: str | None = None, *, lossy: boo
     elif form == "jsonl":
         write_jsonl(trace, path)
     else:
-        lines, lost = (mooncake_lines if form == "mooncake" else csv_lines)(trace)
-        if lost and not lossy:
+        lines, losses = (mooncake_lines if form == "mooncake" else csv_lines)(trace)
+        if losses and not lossy:
             raise BadInput(
-                f"{path}: {form} can't hold {'; '.join(lost)}; write parquet or jsonl, or drop it (--lossy)"
+                f"{path}: {form} can't hold {'; '.join(losses)}; write parquet or jsonl, or drop it (--lossy)"
             )
         _write_lines(lines, path)
 

@@ -164,8 +164,8 @@ def show(calibration: Calibration, out: Path) -> None:
         ("absent_terms", "never occur"),
     ):
         if calibration.provenance[key]:
-            named = ", ".join(calibration.provenance[key])
-            console.out.print(f"note: terms that {words} in these runs: {named}", soft_wrap=True)
+            names = ", ".join(calibration.provenance[key])
+            console.out.print(f"note: terms that {words} in these runs: {names}", soft_wrap=True)
     if calibration.host.source == MEASURED:
         console.out.print(
             "note: no run with asynchronous scheduling among them: what planning ahead hides is a lower "
@@ -191,8 +191,10 @@ def _terms(calibration: Calibration) -> Table:
 def _errors(calibration: Calibration) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("error, percent", "steps", "time", "total", "p50", "p90"):
-        left = title.startswith("error")
-        table.add_column(title, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        is_error = title.startswith("error")
+        table.add_column(
+            title, justify="left" if is_error else "right", no_wrap=not is_error, overflow="fold"
+        )
     rows = [("fit, " + str(row["region"]), row) for row in calibration.regions]
     rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in calibration.cross_validation]
     for title, row in rows:

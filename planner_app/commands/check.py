@@ -50,7 +50,7 @@ def check_command(
     the same draws of costs and workload on both sides, and a regression is called where the 90% interval of
     the mean difference lies beyond what the scenario allows.
     """
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for option, path in (("--junit", junit), ("--markdown", markdown)):
         if path is not None:
             console.check_place(option, path)
@@ -72,7 +72,7 @@ def check_command(
         with executor(workers, cluster) as run:
             findings += _compare(file, trace, result, before, write_baseline, run)
     if junit is not None:
-        write_junit(junit, str(scenario), findings, time.perf_counter() - begun, facts)
+        write_junit(junit, str(scenario), findings, time.perf_counter() - start, facts)
     if markdown is not None:
         write_markdown(markdown, str(scenario), findings, [_served(facts), *notes])
     if json:

@@ -47,8 +47,8 @@ def plan_fleet(
     text = None
     if form is not None and enough:
         best = min(enough, key=lambda size: size.replicas or 0)
-        chosen = next(fleet for fleet in fleets if fleet.router.policy == best.router)
-        text = emit(form, scenario, sized(chosen, best.replicas or 0))
+        fleet_of_best = next(fleet for fleet in fleets if fleet.router.policy == best.router)
+        text = emit(form, scenario, sized(fleet_of_best, best.replicas or 0))
     if text is not None and out is not None:
         with replacing(out) as place:
             place.write_text(text, encoding="utf-8")

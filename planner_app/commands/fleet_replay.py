@@ -19,11 +19,11 @@ _MOST_ROWS = 16
 
 
 def replay_on_fleet(
-    work: Trace, chosen: Scenario, settings: FleetSettings, *, keep_steps: bool, out: Path | None
+    work: Trace, scenario: Scenario, settings: FleetSettings, *, keep_steps: bool, out: Path | None
 ) -> FleetResult:
     """Replays a trace on a fleet, with a bar that shows how far it is. Errors: BadInput."""
     with console.progress("replaying", len(work)) as update:
-        return replay_fleet(work, chosen, settings, keep_steps=keep_steps, out=out, progress=update)
+        return replay_fleet(work, scenario, settings, keep_steps=keep_steps, out=out, progress=update)
 
 
 def fleet_study(study: Study, settings: FleetSettings) -> Study:

@@ -69,9 +69,9 @@ def replay_command(
         from pagecast.planner_app.reports import perfetto as perfetto_trace
 
         perfetto_trace.ready("--perfetto", perfetto)
-    work, chosen = load(trace, arguments)
+    work, scenario = load(trace, arguments)
     keep = report is not None or perfetto is not None
-    study = Study(work, chosen, chosen.seed, None if fixed_workload else resample)
+    study = Study(work, scenario, scenario.seed, None if fixed_workload else resample)
     result: Result
     if fleet.any:
         if kv_events:
@@ -79,13 +79,13 @@ def replay_command(
         from pagecast.planner_app.commands.fleet_replay import fleet_study, replay_on_fleet
 
         settings = fleet.settings()
-        result = replay_on_fleet(work, chosen, settings, keep_steps=perfetto is not None, out=out)
+        result = replay_on_fleet(work, scenario, settings, keep_steps=perfetto is not None, out=out)
         study = fleet_study(study, settings)
     else:
         with console.progress("replaying", len(work)) as update:
-            result = replay(work, chosen, keep_steps=keep, out=out, progress=update, kv_events=kv_events)
+            result = replay(work, scenario, keep_steps=keep, out=out, progress=update, kv_events=kv_events)
     summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
-    result = replace(result, summary=summary, notes=(*_unused(work, chosen), *result.notes))
+    result = replace(result, summary=summary, notes=(*_unused(work, scenario), *result.notes))
     if out is not None:
         _write_summary(out, summary)
     spread = None
@@ -95,13 +95,15 @@ def replay_command(
     varied = None
     if spread is not None:
         rates = (figures.get("token_hit_rate") for figures in (summary_figures(result), spread.middle))
-        varied = None if fixed_workload else redrawn(work, chosen.seed, *rates)
+        varied = None if fixed_workload else redrawn(work, scenario.seed, *rates)
         added = (note for note in (varied, few_draws(replicates)) if note)
         result = replace(result, notes=(*result.notes, *added))
     _draw(result, spread, report, perfetto)
     if json:
-        drawn = {"replicates": replicates, "workload": sentence(varied) if varied else "as it is"}
-        body = {**with_intervals(result.summary, spread), "intervals": drawn} if spread else result.summary
+        variation = {"replicates": replicates, "workload": sentence(varied) if varied else "as it is"}
+        body = (
+            {**with_intervals(result.summary, spread), "intervals": variation} if spread else result.summary
+        )
         console.print_json(body)
     else:
         show(result, out, spread)

@@ -66,10 +66,10 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
-    ended = f"{s['completed']:,} completed"
-    ended += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
+    endings = f"{s['completed']:,} completed"
+    endings += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
-    table.add_row("requests", f"{ended} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
+    table.add_row("requests", f"{endings} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
     if reasons := s.get("rejected_reasons"):
         reason, count = max(reasons.items(), key=lambda pair: pair[1])
         others = f", and {s['rejected'] - count:,} for other reasons" if s["rejected"] > count else ""
@@ -100,8 +100,8 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     if swap := s.get("swap"):
         table.add_row("swapped", f"{swap['out_tokens']:,} tokens out, {swap['in_tokens']:,} back")
     if rollout := s.get("rollout"):
-        gone = rollout["old_blocks_gone_after_s"]
-        stay = "some are there at the end" if gone is None else f"gone after {console.seconds(gone)}"
+        delay = rollout["old_blocks_gone_after_s"]
+        stay = "some are there at the end" if delay is None else f"gone after {console.seconds(delay)}"
         table.add_row(
             "rollout",
             f"{rollout['forced_miss_tokens']:,} hit tokens lost; "
@@ -171,11 +171,11 @@ def _disk(tiers: dict[str, Any]) -> str:
 
 
 def _transfers(tiers: dict[str, Any]) -> str:
-    lost = f", {counted(tiers['lost_loads'], 'load')} failed" if tiers["lost_loads"] else ""
+    failures = f", {counted(tiers['lost_loads'], 'load')} failed" if tiers["lost_loads"] else ""
     return (
         f"{tiers['loads']:,} loads ({console.size(tiers['load_bytes'])}, busy {tiers['load_busy']:.1%}), "
         f"{tiers['stores']:,} stores ({console.size(tiers['store_bytes'])}, busy {tiers['store_busy']:.1%}), "
-        f"steps waited {console.seconds(tiers['flush_wait_s'])} for stores{lost}"
+        f"steps waited {console.seconds(tiers['flush_wait_s'])} for stores{failures}"
     )
 
 

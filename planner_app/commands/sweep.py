@@ -74,10 +74,12 @@ def sweep_command(
         ready("--report", report)
     work, scenario = load(trace, arguments)
     space = parse_space(settings, scenario, fleet=True)
-    served = fleet.settings() if fleet.any or any(knob.name in KNOBS for knob in space.knobs) else None
+    fleet_settings = (
+        fleet.settings() if fleet.any or any(knob.name in KNOBS for knob in space.knobs) else None
+    )
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
     question = SweepQuestion(
-        work, scenario, space, slo, read_prices(price or []), objectives, search, generation, served
+        work, scenario, space, slo, read_prices(price or []), objectives, search, generation, fleet_settings
     )
     with console.progress("trials", question.count) as update:
         result = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)

@@ -86,8 +86,8 @@ class Latency:
             if name not in source:
                 raise BadInput(f"SLO term {self.text!r} needs the replay's requests: no summary has {name}")
             return source[name] if np.isfinite(source[name]) else None
-        served = source[source["state"] != "rejected"]
-        values = served[f"{self.latency}_s"].to_numpy(np.float64)
+        accepted_rows = source[source["state"] != "rejected"]
+        values = accepted_rows[f"{self.latency}_s"].to_numpy(np.float64)
         values = values[~np.isnan(values)]
         if not len(values):
             return None

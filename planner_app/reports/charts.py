@@ -188,13 +188,13 @@ def _saving(requests: pd.DataFrame) -> str:
 def load_over_time(steps: pd.DataFrame) -> go.Figure:
     """Running and waiting requests over time, the most in each span of it."""
     running, most = (int(steps[name].max()) if len(steps) else 0 for name in ("running", "waiting"))
-    left = (
+    waiting_rest = (
         f"{most:,} were left waiting after a step was planned. A queue that does not empty between bursts is "
         "a sign of overload."
         if most
         else "none was left waiting after a step was planned: what arrives during a step waits for its end."
     )
-    caption = f"At most {running:,} requests ran at once, and {left}"
+    caption = f"At most {running:,} requests ran at once, and {waiting_rest}"
     figure = chart("Requests over time", caption, "seconds", "requests")
     _lines(figure, steps, {"running": "running", "waiting": "waiting"})
     return figure
@@ -280,9 +280,9 @@ def step_tokens(steps: pd.DataFrame, max_num_batched_tokens: int) -> go.Figure:
     figure = chart("Tokens per step", caption, "seconds", "tokens in a step (log)", yaxis_type="log")
     if len(steps):
         # A logarithm has no zero: none at all is drawn below one.
-        shown = pd.DataFrame({name: steps[name].clip(lower=0.5) for name in ("prefill_tokens", "decode_n")})
-        shown = shown.assign(start_ns=steps["start_ns"], end_ns=steps["end_ns"])
-        _lines(figure, shown, {"prefill_tokens": "prompt tokens", "decode_n": "decode tokens"})
+        visible = pd.DataFrame({name: steps[name].clip(lower=0.5) for name in ("prefill_tokens", "decode_n")})
+        visible = visible.assign(start_ns=steps["start_ns"], end_ns=steps["end_ns"])
+        _lines(figure, visible, {"prefill_tokens": "prompt tokens", "decode_n": "decode tokens"})
         figure.update_yaxes(range=[-0.1, float(np.log10(max(most, 2))) + 0.2])
     return figure
 

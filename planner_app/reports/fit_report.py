@@ -35,10 +35,10 @@ class _Steps:
 
     def where(self, rows: npt.NDArray[np.bool_]) -> _Steps:
         """Those rows, thinned out to what a chart can show."""
-        chosen = np.flatnonzero(rows)
-        if len(chosen) > _MOST_POINTS:
-            chosen = np.random.default_rng(0).choice(chosen, _MOST_POINTS, replace=False)
-        return _Steps(**{name: values[chosen] for name, values in vars(self).items()})
+        indices = np.flatnonzero(rows)
+        if len(indices) > _MOST_POINTS:
+            indices = np.random.default_rng(0).choice(indices, _MOST_POINTS, replace=False)
+        return _Steps(**{name: values[indices] for name, values in vars(self).items()})
 
 
 def fit_page(calibration: Calibration, sources: list[CalibrationRun]) -> str:

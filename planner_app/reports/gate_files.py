@@ -21,8 +21,8 @@ def write_junit(
     counts = {"tests": str(len(findings)), "failures": str(failures), "errors": "0", "skipped": "0"}
     time = f"{seconds:.3f}"
     suites = ET.Element("testsuites", {**counts, "time": time})
-    named = {"name": _xml(f"pagecast check {name}"), **counts, "time": time}
-    suite = ET.SubElement(suites, "testsuite", named)
+    attributes = {"name": _xml(f"pagecast check {name}"), **counts, "time": time}
+    suite = ET.SubElement(suites, "testsuite", attributes)
     properties = ET.SubElement(suite, "properties")
     for key, fact in facts.items():
         ET.SubElement(properties, "property", {"name": _xml(key), "value": _xml(str(fact))})

@@ -77,10 +77,10 @@ def page(
     notes: Iterable[str] = (),
 ) -> str:
     """The whole page: title, one sentence that answers, the summary's figures, notes, then the sections."""
-    drawn: list[str] = []
-    body = "".join(_section(section, drawn) for section in sections)
+    figures: list[str] = []
+    body = "".join(_section(section, figures) for section in sections)
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    shown = "".join(
+    card_html = "".join(
         f"<div class=card><div class=what>{escape(card.title)}</div><div class=value>{escape(card.value)}"
         f"</div><div class=hint>{escape(card.hint)}</div></div>"
         for card in cards
@@ -91,9 +91,9 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p><div class=cards>{shown}</div>{body}"
+        f"<h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p><div class=cards>{card_html}</div>{body}"
         + (f"<section><h2>Notes on these figures</h2><ul>{items}</ul></section>" if items else "")
-        + f"</main>{_scripts(drawn)}</body></html>\n"
+        + f"</main>{_scripts(figures)}</body></html>\n"
     )
 
 
@@ -103,9 +103,9 @@ def write(path: Path, text: str) -> None:
         place.write_text(text, encoding="utf-8")
 
 
-def _section(section: Section, drawn: list[str]) -> str:
+def _section(section: Section, figures: list[str]) -> str:
     parts = "".join(
-        _table(part) if isinstance(part, HtmlTable) else _chart(part, drawn) for part in section.parts
+        _table(part) if isinstance(part, HtmlTable) else _chart(part, figures) for part in section.parts
     )
     return f"<section><h2>{escape(section.title)}</h2><div class=parts>{parts}</div></section>"
 
@@ -126,26 +126,26 @@ def _table(table: HtmlTable) -> str:
     )
 
 
-def _chart(figure: go.Figure, drawn: list[str]) -> str:
+def _chart(figure: go.Figure, figures: list[str]) -> str:
     from pagecast.planner_app.reports.style import caption_of, title_of
 
     title, caption = title_of(figure), caption_of(figure)
-    drawn.append(str(figure.to_json()))
+    figures.append(str(figure.to_json()))
     return (
         f"<figure><h3>{escape(title)}</h3><p class=caption>{escape(caption)}</p>"
-        f'<div class=chart id="chart{len(drawn) - 1}" role="img" '
+        f'<div class=chart id="chart{len(figures) - 1}" role="img" '
         f'aria-label="{escape(title)}. {escape(caption)}"></div></figure>'
     )
 
 
-def _scripts(drawn: list[str]) -> str:
+def _scripts(figures: list[str]) -> str:
     """The charts' data, and plotly.js once, packed: a page is 2 MB, not 5."""
-    if not drawn:
+    if not figures:
         return ""
     from plotly.offline import get_plotlyjs
 
     code = base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
-    data = ",".join(drawn).replace("<", "\\u003c")  # no string may end the script it stands in
+    data = ",".join(figures).replace("<", "\\u003c")  # no string may end the script it stands in
     return (
         f'<script type="application/json" id="figures">[{data}]</script>'
         "<!-- plotly.js, copyright Plotly, Inc., MIT licence: https colon //plotly.com/javascript -->"

@@ -165,7 +165,7 @@ class _Counters:
     def at(
         self, ns: int, running: int, waiting: int, used: float, prompt: int, decode: int
     ) -> Iterator[TraceEvent]:
-        """What has changed at `ns`."""
+        """The changes at `ns`."""
         now: dict[str, TraceEvent] = {
             "requests": {"running": running, "waiting": waiting},
             "KV blocks in use, %": {"used": used},
@@ -228,13 +228,13 @@ def _phases(row: TableRow, slot: int, arrival: int, finished: int) -> Iterator[T
     """The slices of one request: those it reached, each to the next or to its end."""
     admitted, first = _ns(row["admitted_s"]), _ns(row["first_token_s"])
     marks = [("queue", arrival), ("prefill", admitted), ("decode", first)]
-    reached = [(name, time) for name, time in marks if time >= 0]
-    ends = [time for _, time in reached[1:]] + [finished]
+    times = [(name, time) for name, time in marks if time >= 0]
+    ends = [time for _, time in times[1:]] + [finished]
     names = ("state", "input_tokens", "output_tokens", "cached_tokens", "recomputed_tokens", "preemptions")
     facts = {"request": row["row"], **{name: row[name] for name in names}}
     if "replica" in row:
         facts["replica"] = row["replica"]
-    for (name, start), end in zip(reached, ends, strict=True):
+    for (name, start), end in zip(times, ends, strict=True):
         if end > start:
             yield {
                 "ph": "X",

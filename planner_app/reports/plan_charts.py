@@ -27,19 +27,19 @@ def terms_by_load(
 
     `answer`: the most load that holds, with its interval `low` to `high`; None where none does.
     """
-    tried = sorted(outcomes, key=lambda outcome: outcome.amount)
+    trials = sorted(outcomes, key=lambda outcome: outcome.amount)
     figure = chart(
         f"What breaks as {unit} grow",
-        _breaks(tried, unit, answer),
+        _breaks(trials, unit, answer),
         f"{unit} (log)",
         "% of the bound (log)",
         xaxis_type="log",
         yaxis_type="log",
         height=400,
     )
-    for index, name in enumerate(dict.fromkeys(term.text for outcome in tried for term in outcome.terms)):
+    for index, name in enumerate(dict.fromkeys(term.text for outcome in trials for term in outcome.terms)):
         pairs = [
-            (outcome.amount, used(term)) for outcome in tried for term in outcome.terms if term.text == name
+            (outcome.amount, used(term)) for outcome in trials for term in outcome.terms if term.text == name
         ]
         points = [(amount, min(max(share, _LEAST), _MOST)) for amount, share in pairs if share is not None]
         if points:
@@ -69,10 +69,10 @@ def used(term: TermVerdict) -> float | None:
     return 100 * value / bound
 
 
-def _breaks(tried: Sequence[LoadTrial], unit: str, answer: float | None) -> str:
+def _breaks(trials: Sequence[LoadTrial], unit: str, answer: float | None) -> str:
     if answer is None:
         return "No load that was tried keeps the service level."
-    beyond = next((outcome for outcome in tried if outcome.amount > answer and not outcome.holds), None)
+    beyond = next((outcome for outcome in trials if outcome.amount > answer and not outcome.holds), None)
     if beyond is None:
         return f"Every load tried holds, up to {answer:,.4g} {unit}."
     broken = " and ".join(term.text for term in beyond.broken)
@@ -83,9 +83,9 @@ def throughput_by_load(
     outcomes: Sequence[LoadTrial], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
 ) -> go.Figure:
     """Output tokens per second at each load tried."""
-    tried = sorted(outcomes, key=lambda outcome: outcome.amount)
-    most = max((outcome.output_tokens_per_s for outcome in tried), default=0.0)
-    knee = next((outcome for outcome in tried if outcome.output_tokens_per_s >= 0.95 * most), None)
+    trials = sorted(outcomes, key=lambda outcome: outcome.amount)
+    most = max((outcome.output_tokens_per_s for outcome in trials), default=0.0)
+    knee = next((outcome for outcome in trials if outcome.output_tokens_per_s >= 0.95 * most), None)
     caption = "No load was tried."
     if knee is not None:
         caption = (
@@ -102,15 +102,15 @@ def throughput_by_load(
         height=400,
     )
     for index, (name, holds) in enumerate((("keeps the service level", True), ("misses it", False))):
-        chosen = [outcome for outcome in tried if outcome.holds == holds]
-        if chosen:
+        trials_of_kind = [outcome for outcome in trials if outcome.holds == holds]
+        if trials_of_kind:
             figure.add_scatter(
-                x=[outcome.amount for outcome in chosen],
+                x=[outcome.amount for outcome in trials_of_kind],
                 mode="markers",
                 name=name,
                 marker=marker(index),
-                y=[outcome.output_tokens_per_s for outcome in chosen],
-                customdata=[outcome.requests_per_s for outcome in chosen],
+                y=[outcome.output_tokens_per_s for outcome in trials_of_kind],
+                customdata=[outcome.requests_per_s for outcome in trials_of_kind],
                 hovertemplate="%{x:,.4g}: %{y:,.0f} tokens/s, %{customdata:.3g} requests/s",
             )
     _mark(figure, answer, low, high)

@@ -76,13 +76,13 @@ def _bounds(answer: Answer) -> tuple[float | None, float, float]:
 def _answer(answer: Answer) -> Section:
     """All loads tried of one kind, and the loads on both sides of the answer."""
     unit, bounds = UNITS[answer.kind], _bounds(answer)
-    drawn = [charts.terms_by_load(answer.tried, unit, *bounds)]
+    figures = [charts.terms_by_load(answer.tried, unit, *bounds)]
     if answer.kind != "rate":  # of a rate beyond what is served, tokens per second are asked for, not given
-        drawn.append(charts.throughput_by_load(answer.tried, unit, *bounds))
+        figures.append(charts.throughput_by_load(answer.tried, unit, *bounds))
     why = [answer.says] if answer.says else []
     if answer.binding is not None:
         why.append(f"{answer.binding.limit} binds: {answer.binding.why}.")
-    return Section(TITLES[answer.kind], [*drawn, _sides(answer, unit, " ".join(why))])
+    return Section(TITLES[answer.kind], [*figures, _sides(answer, unit, " ".join(why))])
 
 
 def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
@@ -92,8 +92,8 @@ def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
     rows = [_row(name, outcome, terms) for name, outcome in outcomes]
     offered = "requests/s offered" if answer.kind == "rate" else unit
     header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions per request")
-    marked = frozenset(at for at, (_, outcome) in enumerate(outcomes) if not outcome.holds)
-    return HtmlTable("", header, rows, why, marked)
+    highlights = frozenset(at for at, (_, outcome) in enumerate(outcomes) if not outcome.holds)
+    return HtmlTable("", header, rows, why, highlights)
 
 
 def _row(name: str, outcome: LoadTrial, terms: list[str]) -> list[str]:

@@ -63,7 +63,7 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
         return seconds(table["p50"]), f"p99 {seconds(table['p99'])}"
 
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
-    lost = ", ".join(f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
+    unserved = ", ".join(f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
     return [
         SummaryCard("TTFT p50", *both("ttft_s")),
         SummaryCard("TPOT p50", *both("tpot_s")),
@@ -71,7 +71,7 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
         SummaryCard(
             "Throughput", f"{s['output_tokens_per_s']:,.0f} tok/s", f"output tokens; {rate:.3g} requests/s"
         ),
-        SummaryCard("Completed", f"{s['completed']:,}", lost or "none rejected, none cancelled"),
+        SummaryCard("Completed", f"{s['completed']:,}", unserved or "none rejected, none cancelled"),
         SummaryCard(
             "Prefix hits",
             f"{s['token_hit_rate']:.1%}",
@@ -85,18 +85,18 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
 
 
 def _latencies(s: dict[str, Any], spread: Spread | None) -> HtmlTable:
-    rows, marked = [], set()
+    rows, highlights = [], set()
     for name, title in _LATENCIES.items():
         if s[name]["mean"] is None:
             continue
         rows.append((title, *(seconds(s[name][key]) for key in STATISTICS)))
         for side, bounds in (("low", spread.low), ("high", spread.high)) if spread else ():
-            marked.add(len(rows))
+            highlights.add(len(rows))
             rows.append((f"  {side}", *(seconds(bounds.get(f"{name}.{key}")) for key in STATISTICS)))
     caption = "Queue, prefix lookup and prefill make TTFT; with decode, E2E. * at equal queue depth."
     if spread:
         caption += " Low and high bound a 90% interval."
-    return HtmlTable("", ("", *STATISTICS), rows, caption, frozenset(marked))
+    return HtmlTable("", ("", *STATISTICS), rows, caption, frozenset(highlights))
 
 
 def _fleet(result: FleetResult) -> Section:

@@ -59,12 +59,12 @@ def chart(title: str, caption: str, x: str, y: str, **layout: Any) -> go.Figure:
 
 
 def title_of(figure: go.Figure) -> str:
-    """What the chart shows, in a few words."""
+    """The chart's subject, in a few words."""
     return str((figure.layout.meta or {}).get("title", ""))
 
 
 def caption_of(figure: go.Figure) -> str:
-    """What to conclude from the chart, in a sentence or two."""
+    """The conclusion from the chart, in a sentence or two."""
     return str((figure.layout.meta or {}).get("caption", ""))
 
 

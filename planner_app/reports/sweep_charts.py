@@ -90,10 +90,10 @@ def against_knob(
     numeric = all(isinstance(value, int | float) for value in values)
     values = sorted(values) if numeric else values
     caption = _best(groups, figures[0], knob)
-    marked = chosen is not None and _plain(chosen) in values
+    has_mark = chosen is not None and _plain(chosen) in values
     figure = chart(
         heading or f"{_first_up(title(figures[0]))} against {knob}",
-        caption + (" The dotted line is the chosen value." if marked else ""),
+        caption + (" The dotted line is the chosen value." if has_mark else ""),
         knob.replace("_", " "),
         axis(figures[0]),
     )
@@ -111,10 +111,12 @@ def against_knob(
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{value:,g}" for value in ticks])
     elif not numeric:
         figure.update_xaxes(type="category")
-    drawn = rows[[name for name in figures if name in rows]].to_numpy(np.float64)
-    if drawn.size and drawn.min() == drawn.max() >= 0:  # a flat line would stand in the middle of an axis
+    values_by_figure = rows[[name for name in figures if name in rows]].to_numpy(np.float64)
+    if (
+        values_by_figure.size and values_by_figure.min() == values_by_figure.max() >= 0
+    ):  # a flat line would stand in the middle of an axis
         figure.update_yaxes(rangemode="tozero")
-    if marked:
+    if has_mark:
         where = _plain(chosen)
         figure.add_vline(x=where if numeric else label(where), line={"color": GREY, "dash": "dot"})
     return figure

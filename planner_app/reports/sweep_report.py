@@ -19,23 +19,25 @@ def sweep_report(result: SweepResult) -> str:
     table, knobs = result.table, result.knobs
     objectives = list(dict.fromkeys(result.question.objectives))
     best = result.cheapest
-    chosen = None if best is None else int(best["number"])
+    best_number = None if best is None else int(best["number"])
     ran = table[table["reason"] == ""]
     costs = used(result)
     header, rows = front(result)
-    marked = frozenset(at for at, row in enumerate(rows) if row[0] == str(chosen))
-    text = "The cheapest is marked." if marked else ""
-    traded = [charts.trade_off(table, objectives[0], y, knobs, chosen) for y in objectives[1:]]
+    highlights = frozenset(at for at, row in enumerate(rows) if row[0] == str(best_number))
+    text = "The cheapest is marked." if highlights else ""
+    traded = [charts.trade_off(table, objectives[0], y, knobs, best_number) for y in objectives[1:]]
     lines = [
         charts.against_knob(ran, knob, [name], None if best is None else best[knob])
         for knob in knobs
         for name in objectives[:3]
     ]
-    moved = HtmlTable("", *effects(result), "Shares of a figure's variance that a knob explains alone.")
+    effects_table = HtmlTable(
+        "", *effects(result), "Shares of a figure's variance that a knob explains alone."
+    )
     sections = [
-        Section("What is traded", [*traded, HtmlTable("Undominated trials", header, rows, text, marked)]),
-        Section("What each knob does", [charts.sensitivity(result.sensitivity), *lines, moved]),
-        Section("All trials", [_trials(result, table.head(MOST_ROWS), chosen)]),
+        Section("What is traded", [*traded, HtmlTable("Undominated trials", header, rows, text, highlights)]),
+        Section("What each knob does", [charts.sensitivity(result.sensitivity), *lines, effects_table]),
+        Section("All trials", [_trials(result, table.head(MOST_ROWS), best_number)]),
         Section("Scenario", [_scenario(result, costs)]),
     ]
     text = answer(result)
@@ -61,23 +63,23 @@ def _cards(result: SweepResult) -> list[SummaryCard]:
     return [*cards, SummaryCard("Can't run", f"{failed:,}", "trials")] if failed else cards
 
 
-def _trials(result: SweepResult, rows: pd.DataFrame, chosen: int | None) -> HtmlTable:
+def _trials(result: SweepResult, rows: pd.DataFrame, best_number: int | None) -> HtmlTable:
     terms = [] if result.question.level is None else [term.text for term in result.question.level.terms]
-    named = [*result.knobs, "meets", result.cost, *result.question.objectives, *terms]
-    names = list(dict.fromkeys([*named, *(["step_costs"] if differ(result) else [])]))
+    columns = [*result.knobs, "meets", result.cost, *result.question.objectives, *terms]
+    names = list(dict.fromkeys([*columns, *(["step_costs"] if differ(result) else [])]))
     header = ["trial", *map(title, names), "can't run because"]
     body = [
         [str(row["number"]), *(text(str(name), row[name]) for name in names), str(row["reason"])]
         for row in rows.to_dict("records")
     ]
-    marked = frozenset(at for at, number in enumerate(rows["number"]) if number == chosen)
+    highlights = frozenset(at for at, number in enumerate(rows["number"]) if number == best_number)
     count = len(result.table)
     caption = (
         f"All {count:,} trials."
         if count <= MOST_ROWS
         else (f"The first {MOST_ROWS} of {count:,} trials; trials.parquet in the study's folder has all.")
     )
-    return HtmlTable("", header, body, caption, marked)
+    return HtmlTable("", header, body, caption, highlights)
 
 
 def _scenario(result: SweepResult, costs: Sequence[CostUse]) -> HtmlTable:

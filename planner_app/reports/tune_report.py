@@ -39,9 +39,9 @@ def tune_report(tuned: TuneResult) -> str:
         for names in _drawn(ran)
         if all(name in ran and ran[name].notna().any() for name in names)
     ]
-    marked = frozenset(at for at, value in enumerate(ran[tuned.knob]) if value == tuned.recommended)
+    highlights = frozenset(at for at, value in enumerate(ran[tuned.knob]) if value == tuned.recommended)
     shown_tables = [
-        HtmlTable("", header, rows, "The recommended setting is marked.", marked)
+        HtmlTable("", header, rows, "The recommended setting is marked.", highlights)
         for header, rows in tables(tuned)
     ]
     varied = f"{tuned.knob} is as in the tables, whatever stands here."
@@ -72,10 +72,10 @@ def _first_up(text: str) -> str:
 
 
 def _cards(tuned: TuneResult) -> list[SummaryCard]:
-    chosen = tuned.table[tuned.table[tuned.knob] == tuned.recommended]
-    if not len(chosen):
+    best_row = tuned.table[tuned.table[tuned.knob] == tuned.recommended]
+    if not len(best_row):
         return []
-    row = chosen.iloc[0].to_dict()
+    row = best_row.iloc[0].to_dict()
     return [
         SummaryCard(f"Recommended {tuned.knob}", shown(tuned.recommended), tuned.slo or "no SLO was given"),
         *(SummaryCard(TITLES[name], cell(name, row)) for name in _CARDS if name in row),

@@ -44,15 +44,15 @@ def errors(forecast: Forecast) -> go.Figure:
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_vline(x=0, line={"color": GREY, "width": 2})
     for index, (name, is_inside) in enumerate((("measurement inside", True), ("measurement outside", False))):
-        chosen = [row for row in rows if (row.covered is not False) == is_inside]
-        if chosen:
+        points = [row for row in rows if (row.covered is not False) == is_inside]
+        if points:
             figure.add_scatter(
-                x=[row.error_percent for row in chosen],
-                y=[label(title(row.name)) for row in chosen],
+                x=[row.error_percent for row in points],
+                y=[label(title(row.name)) for row in points],
                 name=name,
                 mode="markers",
                 marker=marker(index),
-                error_x=_bars(chosen),
+                error_x=_bars(points),
             )
     order = [label(title(row.name)) for row in rows]
     figure.update_yaxes(categoryorder="array", categoryarray=order)

@@ -28,7 +28,7 @@ def validate_report(forecast: Forecast) -> str:
 
 def _cards(forecast: Forecast) -> list[SummaryCard]:
     by_name = {row.name: row for row in forecast.rows}
-    chosen = {
+    rows_of_card = {
         "ttft_s.p50": "TTFT p50",
         "ttft_s.p99": "TTFT p99",
         "tpot_s.p50": "TPOT p50",
@@ -36,7 +36,7 @@ def _cards(forecast: Forecast) -> list[SummaryCard]:
         "output_tokens_per_s": "Throughput",
     }
     cards = []
-    for name, label in chosen.items():
+    for name, label in rows_of_card.items():
         row = by_name[name]
         if not math.isnan(row.error_percent):
             hint = f"{shown(name, row.predicted)} for {shown(name, row.measured)}"
@@ -62,9 +62,9 @@ def _table(rows: tuple[ForecastRow, ...]) -> HtmlTable:
         error = "-" if math.isnan(row.error_percent) else f"{row.error_percent:+.2f}%"
         forecast_text, real = shown(row.name, row.predicted), shown(row.name, row.measured)
         body.append((title(row.name), forecast_text, real, error, bounds, slope, reach))
-    marked = frozenset(number for number, row in enumerate(rows) if row.covered is False)
+    highlights = frozenset(number for number, row in enumerate(rows) if row.covered is False)
     caption = (
         "Marked rows: the interval does not hold the measurement. Within ±1%: the least and the most that "
         "step times up to 1% shorter or longer change the forecast by."
     )
-    return HtmlTable("", header, body, caption, marked)
+    return HtmlTable("", header, body, caption, highlights)

@@ -122,7 +122,7 @@ def _transferred(f: Mapping[str, Any]) -> str:
 
 
 def _shared(f: Mapping[str, Any]) -> list[str]:
-    """What holds for all fitted costs."""
+    """The sentence that holds for all fitted costs."""
     percent = f["saturation_ttft_percent"]
     parts = [f"Near saturation, a change of 1% in step time can change TTFT by {percent}%."]
     return [*parts, _NOT_AHEAD] if f["not_ahead"] else parts
@@ -137,8 +137,8 @@ def _outside_fit(f: Mapping[str, Any]) -> str:
         ),
         "block_size": lambda size, fitted: f"a block size of {size:,} (fitted: {fitted:,})",
     }
-    left = ", ".join(titles[name](*figures) for name, figures in f.items())
-    return f"Outside the range that the step costs were fitted to, so their error is unknown: {left}."
+    limits = ", ".join(titles[name](*figures) for name, figures in f.items())
+    return f"Outside the range that the step costs were fitted to, so their error is unknown: {limits}."
 
 
 def _in_sample(f: Mapping[str, Any]) -> str:
@@ -163,11 +163,11 @@ def _workload_redrawn(f: Mapping[str, Any]) -> str:
     if f["source"] == GENERATOR:
         return f"{begin} serves a trace from the same generator with another seed."
     units = "sessions" if f["source"] == SESSIONS else "time windows"
-    lost = f"{begin} draws {units} of the trace at random. Prefix reuse between {units} is partly lost"
+    loss = f"{begin} draws {units} of the trace at random. Prefix reuse between {units} is partly lost"
     if f["reused"] is None or f["reused_in_draws"] is None:
-        return f"{lost}."
+        return f"{loss}."
     return (
-        f"{lost}: {f['reused']:.1%} of eligible prompt tokens are reused in the trace, "
+        f"{loss}: {f['reused']:.1%} of eligible prompt tokens are reused in the trace, "
         f"{f['reused_in_draws']:.1%} in the median replicate."
     )
 

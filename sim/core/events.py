@@ -13,7 +13,7 @@ from pagecast.sim.core.kv_events import KvEventStream
 
 
 class EventKind(Enum):
-    """What can happen. The first eight are about blocks, those of jobs about transfers to and from host
+    """Kinds of events. The first eight are about blocks, those of jobs about transfers to and from host
     memory, the rest about requests."""
 
     ALLOCATED = "allocated"  # blocks given to a request to fill

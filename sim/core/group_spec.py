@@ -15,7 +15,7 @@ _FOREVER = 1 << 62
 
 
 class KvKind(Enum):
-    """What layers of one kind keep."""
+    """Kinds of layers, by the tokens whose KV they keep."""
 
     FULL = "full_attention"  # the KV of every token
     LATENT = "mla_attention"  # one latent of every token

@@ -20,7 +20,7 @@ POLICIES = ("fcfs", "priority", "lpm")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a replica may do at once, in vLLM's names. `max_model_len` None: bounded by the pool alone.
+    """Bounds of one replica, in vLLM's names. `max_model_len` None: bounded by the pool alone.
 
     `pipeline_depth`: how many plans may be in flight when another is made, 0 or 1 (asynchronous scheduling).
     `policy`: the order of the queue, and who is preempted (see `rules/profiles.py`). `caching`: prefix reuse.

@@ -119,7 +119,7 @@ class StepPlan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a plan, as far as the plan could not know.
+    """Results of a plan that could not be known when it was made.
 
     `stopped`: ids of requests that ended early (end of text). `failed`: ids and reasons. `accepted`: ids
     and how many of their drafts were accepted; a request that is not named had all of them accepted.

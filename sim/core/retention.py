@@ -41,7 +41,7 @@ class BlockRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Retention:
-    """What one request asks for: `ranges` of prompt tokens `(start, end, keep)`, and generated tokens."""
+    """Retention of one request: `ranges` of prompt tokens `(start, end, keep)`, and generated tokens."""
 
     ranges: tuple[tuple[int, int, Keep], ...] = ()
     decode: Keep | None = None

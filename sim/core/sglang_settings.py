@@ -9,7 +9,7 @@ from pagecast.sim.core.errors import BadInput
 
 @dataclass(frozen=True)
 class SglangSettings:
-    """What SGLang's rules take besides `Limits`.
+    """Settings of SGLang's rules besides `Limits`.
 
     `max_num_batched_tokens` of the limits is the chunk size, and `chunked_prefill` says whether prompts are
     cut into chunks at all. `max_prefill_tokens` bounds the prompts of a batch; the first may exceed it where

@@ -109,7 +109,7 @@ class Step:
         return tokens + self._lookahead if longest is None else min(tokens + self._lookahead, longest)
 
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
-        """What a waiting request has beyond its prefix hit, without computing it."""
+        """Tokens that a waiting request need not compute, beyond its prefix hit."""
         if request.parent is None and not request.swapped_tokens and self._memory.partial_reuse is None:
             return NO_START
         return self._memory.head_start(request, hit)

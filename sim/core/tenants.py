@@ -56,7 +56,7 @@ class Tenants:
         return cls(shares, fair)
 
     def share(self, tenant: str) -> TenantShare:
-        """What a tenant may have."""
+        """The share of a tenant."""
         return self.shares.get(tenant) or self.shares.get(OTHERS) or _DEFAULT
 
     @property

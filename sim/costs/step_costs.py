@@ -50,10 +50,10 @@ class DecodeLine(NamedTuple):
         base += base
         per_max *= n
         unit = 2 * n * FEMTO
-        begun = (base * ctx + per_ctx * ctx * (ctx - n) + per_max * mx * (mx - 1)) // unit
+        before = (base * ctx + per_ctx * ctx * (ctx - n) + per_max * mx * (mx - 1)) // unit
         ctx += steps * n
         mx += steps
-        return (base * ctx + per_ctx * ctx * (ctx - n) + per_max * mx * (mx - 1)) // unit - begun
+        return (base * ctx + per_ctx * ctx * (ctx - n) + per_max * mx * (mx - 1)) // unit - before
 
     def scaled(self, factor: float) -> DecodeLine:
         """Every time `factor` as long."""

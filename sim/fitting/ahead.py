@@ -59,14 +59,14 @@ class AheadSteps:
     def without(self, load: str) -> AheadSteps:
         """The groups of all segments but those of this load (see `load_of`)."""
         table = self.table
-        gone = np.array([load_of(name) == load for name in table.segments])
-        return self._of(~self.most(gone[table.segment].astype(np.int64)).astype(bool))
+        in_load = np.array([load_of(name) == load for name in table.segments])
+        return self._of(~self.most(in_load[table.segment].astype(np.int64)).astype(bool))
 
-    def _of(self, chosen: npt.NDArray[np.bool_]) -> AheadSteps:
-        steps = np.flatnonzero(chosen[self.group])
-        number = np.cumsum(chosen) - 1
+    def _of(self, selection: npt.NDArray[np.bool_]) -> AheadSteps:
+        steps = np.flatnonzero(selection[self.group])
+        number = np.cumsum(selection) - 1
         return replace(
-            self, table=self.table.take(steps), group=number[self.group[steps]], ns=self.ns[chosen]
+            self, table=self.table.take(steps), group=number[self.group[steps]], ns=self.ns[selection]
         )
 
 
@@ -107,10 +107,10 @@ def _late(
     launched kernel by kernel. `light` steps take less device time than a launch, so that their wait is the
     launch; the wait of other steps is device time.
     """
-    shown, plain = launching & light, light & ~launching
-    if shown.sum() < _FEW or plain.sum() < _FEW:
+    visible, plain = launching & light, light & ~launching
+    if visible.sum() < _FEW or plain.sum() < _FEW:
         return 0.0, launching
-    least = float(np.percentile(waited_ns[shown], _SHORTEST))
+    least = float(np.percentile(waited_ns[visible], _SHORTEST))
     if least < _CLEARLY * float(np.median(waited_ns[plain])):
         return 0.0, launching
     late = launching & (waited_ns < _DEAF * least)

@@ -247,18 +247,18 @@ def _fit_certain_terms(
 ) -> tuple[Fit, tuple[tuple[float, ...], ...], tuple[Host, ...]]:
     """Fits, drops the term of the greatest spread between bootstrap copies, and fits again.
 
-    Ends when no spread is above `MOST_SPREAD`; terms that are `needed` stay. Returns the fit and its copies,
+    Ends when no spread is above `MOST_SPREAD`; `required` terms stay. Returns the fit and its copies,
     as `_bootstrap` gives them.
     """
     dropped: tuple[str, ...] = ()
-    needed = {
+    required = {
         term.name for term in family(shape.family).terms if term.needed and term.place is not Place.ARRIVAL
     }
     while True:
         best_fit = fit(tables, shape, ahead_steps, without=dropped)
         copies, hosts = _bootstrap(tables, ahead_steps, best_fit, shape, replicates, seed)
         spreads = _spreads(best_fit, copies)
-        uncertain = {name: sd for name, sd in spreads.items() if sd > MOST_SPREAD and name not in needed}
+        uncertain = {name: sd for name, sd in spreads.items() if sd > MOST_SPREAD and name not in required}
         if not uncertain:
             return best_fit, copies, hosts
         dropped = (*dropped, max(uncertain, key=uncertain.__getitem__))

@@ -65,8 +65,8 @@ class Design:
 
     def take(self, rows: Ints) -> Design:
         """The design of the given rows; rows may repeat."""
-        named = ("matrix", "ns", "run", "kind", "load", "ahead")
-        return replace(self, **{name: getattr(self, name)[rows] for name in named})
+        fields = ("matrix", "ns", "run", "kind", "load", "ahead")
+        return replace(self, **{name: getattr(self, name)[rows] for name in fields})
 
     def blocks(self) -> list[Ints]:
         """Rows that were recorded one after another."""

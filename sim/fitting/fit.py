@@ -240,7 +240,7 @@ def _give_back(d: Design, coefficients: Floats, pauses_ns: Floats) -> Floats:
             rest &= ~rows
         else:
             rows = rest
-        lost = float(pauses_ns[rows].sum())
-        if lost > 0 and matrix[rows, column].sum() > 0:
-            coefficients[column] += lost / matrix[rows, column].sum()
+        pause_ns = float(pauses_ns[rows].sum())
+        if pause_ns > 0 and matrix[rows, column].sum() > 0:
+            coefficients[column] += pause_ns / matrix[rows, column].sum()
     return coefficients

@@ -68,9 +68,9 @@ def fit_corrections(
     jacobian = np.zeros((len(here), 3))
     for _ in range(_ROUNDS):
         for at, step in enumerate(_STEP):
-            moved = x.copy()
-            moved[at] += step
-            jacobian[:, at] = (misses(moved) - here) / step
+            shifted_x = x.copy()
+            shifted_x[at] += step
+            jacobian[:, at] = (misses(shifted_x) - here) / step
         matrix = np.vstack([jacobian, np.diag(prior)])
         x = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * x]), rcond=None)[0]
         here = misses(x)
@@ -106,8 +106,8 @@ def _target(results: BenchResults) -> _Target:
     rows = len(results.trace)
     draws = []
     for _ in range(100):
-        chosen = random.integers(0, rows, rows)
-        draws.append(_figures(*(column[chosen] for column in columns)))
+        sample = random.integers(0, rows, rows)
+        draws.append(_figures(*(column[sample] for column in columns)))
     misfit = np.repeat(list(_MISFIT.values()), len(_QUANTILES) + 1)
     # Quantiles of one latency move together: they count as one figure, not as many.
     sd = np.hypot(np.std(draws, axis=0), misfit) * math.sqrt(len(_QUANTILES) + 1)

@@ -74,14 +74,14 @@ def _parts(full: Design, rows: Weighted) -> list[_Part]:
     measured = rows.target / rows.each
     left_out = []
     for parts in _partitions(full):
-        for chosen in parts:
-            others, mine = matrix[~chosen], np.flatnonzero(chosen)
+        for subset in parts:
+            others, mine = matrix[~subset], np.flatnonzero(subset)
             order = mine[np.argsort(full.kind[mine], kind="stable")]
             starts = np.arange(0, len(order), _WINDOW)
             left_out.append(
                 _Part(
                     others.T @ others,
-                    others.T @ rows.target[~chosen],
+                    others.T @ rows.target[~subset],
                     np.add.reduceat(plain[order], starts),
                     np.add.reduceat(measured[order], starts),
                     1 / len(parts),

@@ -72,9 +72,9 @@ class Arrivals:
         if self.next_ns > now:
             return None
         if self._cancels:
-            gone = self.due_cancel(now)
-            if gone is not None:
-                return gone, None
+            cancels = self.due_cancel(now)
+            if cancels is not None:
+                return cancels, None
         return self.due(now)
 
     def due(self, now: int) -> tuple[int, int] | None:
@@ -176,8 +176,8 @@ class ClosedLoop(Arrivals):
         pause_s = np.zeros(len(trace))
         if think_s is not None:
             # Turns that came at times of their own don't tell how long their user paused: as before a chain.
-            drawn = np.random.default_rng(seed).exponential(think_s, len(trace))
-            pause_s = np.where(trace.integers("after") >= 0, trace.seconds("gap_s"), drawn)
+            think_times = np.random.default_rng(seed).exponential(think_s, len(trace))
+            pause_s = np.where(trace.integers("after") >= 0, trace.seconds("gap_s"), think_times)
         self._gap_ns = np.rint(pause_s * NS).astype(np.int64).tolist()
         self._next_chain = min(users, len(self._chain_starts))
         starts = sorted((self._gap_ns[row], row) for row in self._chain_starts[: self._next_chain])

@@ -112,12 +112,12 @@ def prompt_sources(admitted: pd.DataFrame) -> dict[str, int]:
 def latency_summary(table: pd.DataFrame) -> dict[str, Any]:
     """Statistics of every latency over the requests that reached it."""
     names = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "prefix_lookup_s", "prefill_s", "decode_s")
-    served = table[table["state"] != "rejected"]
+    accepted_rows = table[table["state"] != "rejected"]
     summary: dict[str, Any] = {}
     for name in names:
-        values = served[name].to_numpy(np.float64)
+        values = accepted_rows[name].to_numpy(np.float64)
         if name == "prefix_lookup_s":
-            values = values[~np.isnan(served["admitted_s"].to_numpy(np.float64))]
+            values = values[~np.isnan(accepted_rows["admitted_s"].to_numpy(np.float64))]
         summary[name] = statistics(values[~np.isnan(values)])
     return summary
 
@@ -129,18 +129,18 @@ def cached_and_uncached(table: pd.DataFrame) -> tuple[dict[str, float | None], d
     how many waited when they arrived (0, 1, 2-3, 4-7, ...); only bins with both kinds count, and those
     without a hit are weighted as the others are spread.
     """
-    ttft, bins, chosen, others = _equal_queues(table)
+    ttft, bins, in_bins, others = _equal_queues(table)
     size = int(bins.max(initial=0)) + 1
-    hits, misses = (np.bincount(bins[kind], minlength=size) for kind in (chosen, others))
+    hits, misses = (np.bincount(bins[kind], minlength=size) for kind in (in_bins, others))
     weights = hits[bins[others]] / np.maximum(misses[bins[others]], 1)
-    return statistics(ttft[chosen]), weighted_statistics(ttft[others], weights.astype(np.float64))
+    return statistics(ttft[in_bins]), weighted_statistics(ttft[others], weights.astype(np.float64))
 
 
 def telling(table: pd.DataFrame) -> bool:
     """Whether `cached_and_uncached` compares enough requests to say something of them all: 20 of each kind,
     and half of all there are."""
-    ttft, _, chosen, others = _equal_queues(table)
-    return bool(min(chosen.sum(), others.sum()) >= 20 and 2 * (chosen | others).sum() >= len(ttft))
+    ttft, _, in_bins, others = _equal_queues(table)
+    return bool(min(in_bins.sum(), others.sum()) >= 20 and 2 * (in_bins | others).sum() >= len(ttft))
 
 
 def _equal_queues(table: pd.DataFrame) -> tuple[Floats, Ints, Flags, Flags]:

@@ -30,8 +30,12 @@ def notes(
     longest = int((table["input_tokens"] + table["output_tokens"]).max())
     outside = getattr(costs, "outside", None)
     if outside is not None:
-        served = table[table["state"] != "rejected"]
-        context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
+        accepted_rows = table[table["state"] != "rejected"]
+        context = (
+            int((accepted_rows["input_tokens"] + accepted_rows["output_tokens"]).max())
+            if len(accepted_rows)
+            else 0
+        )
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
     texts += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
     texts += [_speculation(scenario), _acceptance(scenario, trace)]

@@ -222,11 +222,11 @@ class Replica:
                 self.look(now)
             self.clock = now
             outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
-            ended = pipeline.commit(outcome, now)
+            endings = pipeline.commit(outcome, now)
             while self._transfer_ends and self._transfer_ends[0][0] <= plan.step:
                 self._tell(self._transfer_ends.popleft()[1], now)
             self.recorder.step(plan, start_ns, end_ns)
-            for request in ended:
+            for request in endings:
                 self._ended(request, now)
             if self.after_step is not None:
                 self.after_step()
@@ -295,9 +295,9 @@ class Replica:
         while (due := arrivals.take(now)) is not None:
             row, arrival_ns = due
             if arrival_ns is None:
-                gone = scheduler.requests.get(str(row))
-                if gone is not None and scheduler.cancel(gone.id, now):
-                    self._ended(gone, now)
+                request = scheduler.requests.get(str(row))
+                if request is not None and scheduler.cancel(request.id, now):
+                    self._ended(request, now)
                 continue
             request = self.feed.request(row, arrival_ns)
             now += self.costs.arrival_ns(request.prompt_tokens)

@@ -38,15 +38,15 @@ def _resampled(trace: Trace, seed: int) -> Trace:
     units, begins = _units(trace)
     count = len(begins)
     random = np.random.default_rng(seed)
-    drawn = _draw(begins, random)
-    copy = _copy_numbers(drawn)
+    draws = _draw(begins, random)
+    copy = _copy_numbers(draws)
     own = _own_texts(trace, units)
     used = _texts_used(trace)
     layers = []
     for number in range(int(copy.max()) + 1):
         slots = np.flatnonzero(copy == number)
         slot_of_unit = np.full(count, -1)
-        slot_of_unit[drawn[slots]] = slots
+        slot_of_unit[draws[slots]] = slots
         rows = np.flatnonzero(slot_of_unit[units] >= 0)
         layer = select(trace, rows)
         shift = begins[slot_of_unit[units[rows]]] - begins[units[rows]]
@@ -63,9 +63,9 @@ def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:
     size = max(_NEIGHBOURS, -(-count // _STRATA))
     first = np.arange(count) // size * size
     wide = np.minimum(first + size, count) - first
-    drawn = np.empty(count, np.int64)
-    drawn[order] = order[first + (random.random(count) * wide).astype(np.int64)]
-    return drawn
+    draws = np.empty(count, np.int64)
+    draws[order] = order[first + (random.random(count) * wide).astype(np.int64)]
+    return draws
 
 
 def redrawn(trace: Trace, seed: int, reused: float | None = None, drawn: float | None = None) -> Note:
@@ -99,14 +99,14 @@ def _units(trace: Trace) -> tuple[Ints, npt.NDArray[np.float64]]:
     return units, np.arange(count) * span / count
 
 
-def _copy_numbers(drawn: Ints) -> Ints:
+def _copy_numbers(draws: Ints) -> Ints:
     """How often each draw's unit has been drawn before it."""
-    order = np.argsort(drawn, kind="stable")
-    ordered = drawn[order]
+    order = np.argsort(draws, kind="stable")
+    ordered = draws[order]
     first = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1])
     size = np.diff(np.append(first, len(ordered)))
-    numbers = np.empty(len(drawn), np.int64)
-    numbers[order] = np.arange(len(drawn)) - np.repeat(first, size)
+    numbers = np.empty(len(draws), np.int64)
+    numbers[order] = np.arange(len(draws)) - np.repeat(first, size)
     return numbers
 
 

@@ -74,7 +74,7 @@ def watch_revision(
 def rollout_figures(
     watch: RevisionWatch, table: pd.DataFrame, before: dict[str, Any], summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a rollout costs, against a replay without it (`before`)."""
+    """The cost of a rollout, against a replay without it (`before`)."""
     at_ns = watch.at_ns
     arrived = table["arrival_s"] >= at_ns * _NS
     return {
@@ -97,17 +97,17 @@ def peak_admission(
     It can compute what the token budget leaves in a step beside as many decoding requests as ran at most,
     with a mean context. Asked for: the uncached tokens that arrived in the busiest ten seconds.
     """
-    served = table[table["admitted_s"].notna()]
-    if not len(served):
+    admissions = table[table["admitted_s"].notna()]
+    if not len(admissions):
         return {"uncached_tokens_per_s_at_peak": 0.0, "uncached_tokens_per_s_asked": 0.0}
-    context = int((served["input_tokens"] + served["output_tokens"] / 2).mean())
+    context = int((admissions["input_tokens"] + admissions["output_tokens"] / 2).mean())
     requests = min(most_requests, limits.max_num_batched_tokens - 1)
     room = limits.max_num_batched_tokens - requests
     step_ns = costs.device_ns(Batch(requests, requests * context, context, ((room, 0),))) + costs.host_ns(
         requests + 1
     )
-    uncached = (served["input_tokens"] - served["cached_tokens"]).to_numpy(np.float64)
-    windows = (served["arrival_s"].to_numpy(np.float64) // _WINDOW_S).astype(np.int64)
+    uncached = (admissions["input_tokens"] - admissions["cached_tokens"]).to_numpy(np.float64)
+    windows = (admissions["arrival_s"].to_numpy(np.float64) // _WINDOW_S).astype(np.int64)
     demand = np.bincount(windows - windows.min(), weights=uncached)
     return {
         "uncached_tokens_per_s_at_peak": room / (step_ns * _NS),

@@ -47,7 +47,7 @@ from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
-from pagecast.sim.replay.rollout import peak_admission, rollout_figures, watch_revision
+from pagecast.sim.replay.rollout import RevisionWatch, peak_admission, rollout_figures, watch_revision
 from pagecast.sim.replay.set_up import set_up
 from pagecast.sim.replay.tenancy import isolation_price, tenant_figures, without_salts
 from pagecast.sim.replay.windows import bytes_per_sequence
@@ -133,31 +133,15 @@ def replay(
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
         recorder.close()
-        if scheduler.requests and scheduler.offloading is not None and scheduler.offloading.holders:
-            raise BadInput(
-                f"{len(scheduler.requests)} requests are never served: the first in the queue needs blocks "
-                "that a loaded request behind it holds (as in vLLM 0.24); give more blocks, or use fcfs"
-            )
-        if scheduler.requests:
-            raise AssertionError(f"{len(scheduler.requests)} requests never ended")
+        _check_all_ended(scheduler)
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
         summary = summarise(table, counters(recorder, scheduler), scenario, costs, wall_s)
         if "tenant" in trace.requests:
             table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]
-            summary["tenants"] = tenant_figures(table, scheduler.memory.ledger, limits.block_size)
-        if (reuse := scheduler.memory.partial_reuse) is not None:
-            summary["partial_reuse"] = reuse.figures()
-        ledger = scheduler.memory.ledger
-        if scenario.scrub_private_blocks and ledger is not None:
-            seconds = ledger.private_blocks * scenario.scrub_ns_per_block() * 1e-9
-            summary["scrubbing"] = {"blocks": ledger.private_blocks, "seconds": seconds}
+        summary |= _core_figures(scenario, scheduler, table)
         if watch is not None:
             summary["peak"] = peak_admission(table, limits, costs, recorder.most_requests)
-        if (swap := scheduler.lifecycle.swap) is not None:
-            summary["swap"] = {"out_tokens": swap.out_tokens, "in_tokens": swap.in_tokens}
-        if figures := scheduler.memory.eviction_figures():
-            summary["eviction"] = figures
         if speculation is not None:
             summary["itl_s"] = statistics(speculation.gaps_s())
             summary["speculation"] = speculation.figures()
@@ -170,16 +154,61 @@ def replay(
         if folder is not None:
             save(folder, trace, scenario, costs, summary, table)
     again = partial(replay, costs=costs, arrivals=arrivals, keep_steps=False)
+    comparisons = _comparisons(trace, scenario, result, watch, again)
+    if comparisons:
+        result.summary.update(comparisons)
+        if out is not None:
+            save_summary(Path(out), result.summary)
+    return result
+
+
+def _check_all_ended(scheduler: Scheduler) -> None:
+    """Errors: BadInput where requests wait for one another for ever, AssertionError for others left over."""
+    count = len(scheduler.requests)
+    if count and scheduler.offloading is not None and scheduler.offloading.holders:
+        raise BadInput(
+            f"{count} requests are never served: the first in the queue needs blocks "
+            "that a loaded request behind it holds (as in vLLM 0.24); give more blocks, or use fcfs"
+        )
+    if count:
+        raise AssertionError(f"{count} requests never ended")
+
+
+def _core_figures(scenario: Scenario, scheduler: Scheduler, table: pd.DataFrame) -> dict[str, Any]:
+    """Figures of the core's optional parts, by their name in the summary: empty where all are off."""
+    memory = scheduler.memory
+    figures: dict[str, Any] = {}
+    if "tenant" in table:
+        figures["tenants"] = tenant_figures(table, memory.ledger, scheduler.limits.block_size)
+    if memory.partial_reuse is not None:
+        figures["partial_reuse"] = memory.partial_reuse.figures()
+    if scenario.scrub_private_blocks and memory.ledger is not None:
+        blocks = memory.ledger.private_blocks
+        figures["scrubbing"] = {"blocks": blocks, "seconds": blocks * scenario.scrub_ns_per_block() * 1e-9}
+    if (swap := scheduler.lifecycle.swap) is not None:
+        figures["swap"] = {"out_tokens": swap.out_tokens, "in_tokens": swap.in_tokens}
+    if eviction := memory.eviction_figures():
+        figures["eviction"] = eviction
+    return figures
+
+
+def _comparisons(
+    trace: Trace,
+    scenario: Scenario,
+    result: Result,
+    watch: RevisionWatch | None,
+    again: Callable[[Trace, Scenario], Result],
+) -> dict[str, Any]:
+    """Figures that need a second replay: the cost of a rollout, and the price of isolation."""
+    figures: dict[str, Any] = {}
     if watch is not None:
         before = again(trace, scenario.model_copy(update={"rollout_at_s": None, "isolation_price": False}))
-        result.summary["rollout"] = rollout_figures(watch, table, before.summary, result.summary)
+        figures["rollout"] = rollout_figures(watch, result.requests, before.summary, result.summary)
     if scenario.isolation_price:
         shared = scenario.model_copy(update={"isolation": "salt", "isolation_price": False})
         other = again(without_salts(trace), shared)
-        result.summary["isolation"] = isolation_price(result.summary, other.summary)
-    if out is not None and (watch is not None or scenario.isolation_price):
-        save_summary(Path(out), result.summary)
-    return result
+        figures["isolation"] = isolation_price(result.summary, other.summary)
+    return figures
 
 
 def _run(env: simpy.Environment, recorder: Recorder, progress: Progress | None) -> None:
@@ -227,11 +256,11 @@ def summarise(
 ) -> dict[str, Any]:
     """The figures of one replica, or of several equal ones. `table` has the requests that ended there."""
     states = table["state"].value_counts()
-    served = table[table["state"] != "rejected"]
+    accepted_rows = table[table["state"] != "rejected"]
     completed = table[table["state"] == "completed"]
-    ends = served["finished_s"].to_numpy(np.float64)
-    makespan = float(ends.max() - table["arrival_s"].min()) if len(served) else 0.0
-    output = int(served["output_tokens"].sum())
+    ends = accepted_rows["finished_s"].to_numpy(np.float64)
+    makespan = float(ends.max() - table["arrival_s"].min()) if len(accepted_rows) else 0.0
+    output = int(accepted_rows["output_tokens"].sum())
     size = counted.limits.block_size
     admitted = table[table["admitted_s"].notna()]
     eligible = int(((admitted["input_tokens"] - 1) // size * size).sum())

@@ -58,13 +58,13 @@ def without_salts(trace: Trace) -> Trace:
 
 def isolation_price(apart: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     """The price of isolation: figures of a replay with it, against one where all tenants share."""
-    lost = shared["reused_prefix_tokens"] - apart["reused_prefix_tokens"]
+    loss = shared["reused_prefix_tokens"] - apart["reused_prefix_tokens"]
     eligible = apart["eligible_prefix_tokens"]
     return {
         "hit_tokens": apart["reused_prefix_tokens"],
         "hit_tokens_shared": shared["reused_prefix_tokens"],
-        "lost_hit_tokens": lost,
-        "lost_hit_rate": lost / eligible if eligible else 0.0,
+        "lost_hit_tokens": loss,
+        "lost_hit_rate": loss / eligible if eligible else 0.0,
         "ttft_mean_s": apart["ttft_s"]["mean"],
         "ttft_mean_shared_s": shared["ttft_s"]["mean"],
     }

@@ -79,7 +79,7 @@ def _budget(run: RecordedRun) -> HbmBudget:
 def _graphs(run: RecordedRun) -> int:
     """How many steps our own engine captured; runs that don't list them had the usual ones of decode."""
     config = run.meta.get("config", {})
-    listed = config.get("cuda_graph_sizes")
-    if isinstance(listed, list):
-        return len(listed) + len(config.get("prompt_graph_sizes") or ())
+    sizes = config.get("cuda_graph_sizes")
+    if isinstance(sizes, list):
+        return len(sizes) + len(config.get("prompt_graph_sizes") or ())
     return 0 if config.get("enforce_eager") else len(engine_graphs(limits_of(run).max_num_seqs))

@@ -266,7 +266,7 @@ class _RunBuilder:
         return [row, arrival / NS, at / NS, prompt, output, first, finish, cached, out, cancelled, reason]
 
     def _inputs(self, block_size: int) -> Iterator[dict[str, Any]]:
-        """What was asked for, prompts as spans: equal tokens have equal names.
+        """The requests as they were submitted, prompts as spans: equal tokens have equal names.
 
         A request's tokens are a text of its own, `row`, except for the blocks that it has in common with an
         earlier request, which keep the names they have there.
@@ -287,8 +287,11 @@ class _RunBuilder:
             line |= {"priority": priority} if priority else {}
             line |= {name: text for name, text in (("adapter", adapter), ("salt", salt)) if text}
             if self._guesses:
-                right, made = self._guesses.get(row, ([], []))
-                line |= {"drafts": " ".join(map(str, made)), "accepted_drafts": " ".join(map(str, right))}
+                right, guess_counts = self._guesses.get(row, ([], []))
+                line |= {
+                    "drafts": " ".join(map(str, guess_counts)),
+                    "accepted_drafts": " ".join(map(str, right)),
+                }
             yield {**line, "spans": own, "output_content": generated[0], "output_offset": generated[1]}
 
 

@@ -20,14 +20,14 @@ def recorded_groups(run: RecordedRun) -> tuple[GroupSpec, ...]:
     where absent), a `window` or a `chunk` in tokens, `latent` or `state`. Errors: BadInput naming the entry
     at fault.
     """
-    listed = run.meta.get("kv_groups")
-    if listed is None:
+    entries = run.meta.get("kv_groups")
+    if entries is None:
         return _groups_of_model(run)
     where = f"{run.folder}/meta.json: kv_groups"
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-        raise BadInput(f"{where} is {str(listed)[:60]!r}, must be a list of objects")
+    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+        raise BadInput(f"{where} is {str(entries)[:60]!r}, must be a list of objects")
     size = run.meta.get("config", {}).get("block_size")
-    groups = tuple(_group(one, size, f"{where}[{number}]") for number, one in enumerate(listed))
+    groups = tuple(_group(one, size, f"{where}[{number}]") for number, one in enumerate(entries))
     return () if groups == (GroupSpec(KvKind.FULL, size),) else groups
 
 

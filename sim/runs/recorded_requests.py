@@ -166,21 +166,21 @@ def _fits(key: str, value: object) -> bool:
 
 def _prompt(line: dict[str, Any]) -> list[tuple[int, int, int]]:
     """One request's prompt as spans; empty where it is unique. Raises `ValueError`."""
-    ids, spans, left = line.get("block_ids"), line.get("spans"), int(line["input_tokens"])
+    ids, spans, remaining = line.get("block_ids"), line.get("spans"), int(line["input_tokens"])
     if spans:
         if not isinstance(spans, list) or not all(_whole_numbers(span, 3) for span in spans):
             raise ValueError("'spans' must be a list of [content, offset, length], whole numbers")
-        if sum(length for _, _, length in spans) != left:
-            raise ValueError(f"'spans' do not have {left} tokens together")
+        if sum(length for _, _, length in spans) != remaining:
+            raise ValueError(f"'spans' do not have {remaining} tokens together")
         return [(content, offset, length) for content, offset, length in spans]
     if ids is None:
         return []
     if not _whole_numbers(ids):
         raise ValueError("'block_ids' must be a list of whole numbers")
     size = line.get("block_ids_tokens")
-    if type(size) is not int or size < 1 or len(ids) * size < left:
-        raise ValueError(f"{len(ids)} 'block_ids' of {size!r} tokens do not cover {left} input tokens")
-    return [(name, 0, min(size, left - i * size)) for i, name in enumerate(ids) if i * size < left]
+    if type(size) is not int or size < 1 or len(ids) * size < remaining:
+        raise ValueError(f"{len(ids)} 'block_ids' of {size!r} tokens do not cover {remaining} input tokens")
+    return [(name, 0, min(size, remaining - i * size)) for i, name in enumerate(ids) if i * size < remaining]
 
 
 def _whole_numbers(values: Any, count: int | None = None) -> bool:

@@ -66,9 +66,9 @@ def measured(run: RecordedRun) -> RunFigures:
     for number in range(len(run.steps)):
         replay.step(number)
     replay.finish()
-    served = [request for request in replay.requests if request is not None]
-    admitted = np.array([request.admitted_ns for request in served], np.float64)
-    queue = np.where(admitted >= 0, admitted / 1e9 - arrival[[request.index for request in served]], np.nan)
+    requests = [request for request in replay.requests if request is not None]
+    admitted = np.array([request.admitted_ns for request in requests], np.float64)
+    queue = np.where(admitted >= 0, admitted / 1e9 - arrival[[request.index for request in requests]], np.nan)
     done = np.isfinite(last)
     makespan = float(np.nanmax(last) - arrival.min())
     tpot = np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan)

@@ -22,7 +22,7 @@ class RunJournal:
         self.writer = writer
         self._rows: dict[int, int] = {}  # live requests by their number
         self._new: set[int] = set()  # of these, those that have not run yet
-        self._gone: dict[int, int] = {}  # those that ended since the last step
+        self._endings: dict[int, int] = {}  # those that ended since the last step
         self._count = 0
 
     def submitted(
@@ -42,9 +42,9 @@ class RunJournal:
         self._count += 1
         before = digests[-1] if digests else f"{adapter}/{salt}/".encode()
         rest = np.asarray(tail, np.int64).tobytes()
-        asked = [request.arrival_ns, at_ns, request.prompt_tokens, request.output_tokens, request.priority]
-        named = [_names(digests), xxhash.xxh3_64_intdigest(before + rest)]
-        self.writer.add(["s", *asked, adapter, salt, *named])
+        line = [request.arrival_ns, at_ns, request.prompt_tokens, request.output_tokens, request.priority]
+        names = [_names(digests), xxhash.xxh3_64_intdigest(before + rest)]
+        self.writer.add(["s", *line, adapter, salt, *names])
 
     def idle(self, at_ns: int) -> None:
         """A plan preempted requests and found nothing to compute."""
@@ -59,20 +59,20 @@ class RunJournal:
                 self._new.discard(number)
                 admitted.append([self._rows[number], chunk.request.cached_tokens])
         shape = [plan.decode_n, plan.decode_ctx, plan.decode_max]
-        left = [plan.running, plan.waiting, plan.used_blocks]
-        self._gone.clear()
-        self.writer.add(["t", start_ns, end_ns, *shape, *left, plan.prefill, admitted])
+        state = [plan.running, plan.waiting, plan.used_blocks]
+        self._endings.clear()
+        self.writer.add(["t", start_ns, end_ns, *shape, *state, plan.prefill, admitted])
 
     def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
         """A step of requests that speculate was committed; to be called before `committed`."""
         right = dict(outcome.accepted)
-        rows = self._gone | self._rows
+        rows = self._endings | self._rows
         guesses = []
         for chunk in plan.chunks:
             request = chunk.request
-            made = request.drafts if chunk.last and request.state is State.DECODE else -1
-            if request.index in rows and (chunk.drafts or made >= 0):
-                guesses.append([rows[request.index], right.get(request.id, -1), made])
+            count = request.drafts if chunk.last and request.state is State.DECODE else -1
+            if request.index in rows and (chunk.drafts or count >= 0):
+                guesses.append([rows[request.index], right.get(request.id, -1), count])
         self.writer.add(["g", guesses])
 
     def transferred(self, transfers: Iterable[RecordedTransfer]) -> None:
@@ -82,7 +82,7 @@ class RunJournal:
 
     def ended(self, request: Request, at_ns: int, tokens: int, digests: Sequence[bytes]) -> None:
         """A request ended with so many tokens; `digests` are those of its full blocks, output included."""
-        row = self._gone[request.index] = self._rows.pop(request.index)
+        row = self._endings[request.index] = self._rows.pop(request.index)
         self._new.discard(request.index)
         end: list[Any] = [_STATES[request.state], request.first_token_ns, at_ns, tokens, request.reason]
         self.writer.add(["e", row, *end, _names(digests), max(request.cached_tokens, 0)])

@@ -194,8 +194,8 @@ class DecisionReplay:
         for id, right in accepted:
             if id in outcome.stopped:
                 request = self.scheduler.requests[id]
-                left = int(tokens_out[request.index]) - (request.known_tokens - request.prompt_tokens)
-                right = min(right, left - 1)
+                remaining = int(tokens_out[request.index]) - (request.known_tokens - request.prompt_tokens)
+                right = min(right, remaining - 1)
             counts.append((id, right))
         return tuple(counts)
 
@@ -246,8 +246,8 @@ class DecisionReplay:
             self._pipeline.add(plan, what.time_ns)
             wrong = [f"the engine computed nothing, the core {plan.decode_n} decodes and {plan.prefill}"]
         else:
-            left = (len(s.running.requests), s.queue.size, s.memory.used_blocks)
-            wrong = _left_otherwise(idle, what.row, left, s.limits.num_blocks)
+            state = (len(s.running.requests), s.queue.size, s.memory.used_blocks)
+            wrong = _left_otherwise(idle, what.row, state, s.limits.num_blocks)
         if wrong:
             self.idle_differences.append((what.time_ns, "; ".join(wrong)))
 
@@ -295,13 +295,13 @@ def _difference(run: RecordedRun, number: int, plan: StepPlan | None, num_blocks
         ("prefill", sorted(plan.prefill), sorted(steps.prefill(number))),
     )
     wrong = [f"{name} is {ours}, the engine's {theirs}" for name, ours, theirs in pairs if ours != theirs]
-    left = (plan.running, plan.waiting, plan.used_blocks)
-    return "; ".join(wrong + _left_otherwise(steps, number, left, num_blocks)) or None
+    state = (plan.running, plan.waiting, plan.used_blocks)
+    return "; ".join(wrong + _left_otherwise(steps, number, state, num_blocks)) or None
 
 
-def _left_otherwise(steps: Steps, number: int, left: tuple[int, int, int], num_blocks: int) -> list[str]:
-    """What differs of the running and waiting requests and used blocks that a recorded plan left."""
-    running, waiting, used = left
+def _left_otherwise(steps: Steps, number: int, state: tuple[int, int, int], num_blocks: int) -> list[str]:
+    """Differences in running requests, waiting requests and used blocks after a recorded plan."""
+    running, waiting, used = state
     pairs = (
         ("running", running, int(steps.running[number])),
         ("waiting", waiting, int(steps.waiting[number])),

@@ -25,7 +25,7 @@ from pagecast.sim.speculation.config import WITH_HIDDEN_STATES, SpeculativeConfi
 
 
 class DraftShape(NamedTuple):
-    """What a step of requests that speculate computes.
+    """Shape of a step whose requests speculate.
 
     `requests` generate: they compute `rows` tokens together over `context` tokens, the longest has `longest`.
     `verifying` are the chunks of those that verify guesses, `prompts` all other chunks, as in `Batch`.
@@ -118,7 +118,7 @@ class SpeculationCosts:
 
 
 def drafting_share(config: SpeculativeConfig, model: ModelFacts, draft_model: ModelFacts | None) -> float:
-    """What a drafting pass takes, as a share of a pass of the model: by the weights that it reads.
+    """Time of a drafting pass as a share of a pass of the model, by the weights that it reads.
 
     A head (EAGLE, MTP) is taken for one layer and the output matrix. N-grams are found on the side: nothing.
     Errors: BadInput for a draft model that nothing is said of.

@@ -16,7 +16,7 @@ DRAFTS, ACCEPTED = "drafts", "accepted_drafts"
 
 
 class RecordedGuesses:
-    """What a trace has recorded, read step by step. Steps beyond it are drawn."""
+    """Guesses that a trace has recorded, read step by step. Steps beyond them are drawn."""
 
     def __init__(self, drafts: Sequence[str] | None, accepted: Sequence[str] | None) -> None:
         self._drafts = drafts
@@ -26,7 +26,7 @@ class RecordedGuesses:
 
     @classmethod
     def of(cls, trace: Trace) -> RecordedGuesses | None:
-        """What a trace has recorded; None where it has nothing of the kind."""
+        """The recorded guesses of a trace; None where it has none."""
         columns = []
         for name in (DRAFTS, ACCEPTED):
             present = name in trace.requests

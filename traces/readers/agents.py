@@ -30,7 +30,7 @@ _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "session", "after", "g
 
 @dataclass(slots=True)
 class _Session:
-    """What is known of the session being read: its number, and each agent's answered turns."""
+    """State of the session being read: its number, and each agent's answered turns."""
 
     name: str
     number: int

@@ -112,7 +112,7 @@ class _PromptRows:
         return self._rows.finish() if isinstance(self._rows, _Spans | _Blocks) else None
 
     def block_tokens(self) -> int | None:
-        """What a block id names, where prompts were given so."""
+        """The content of a block id, where prompts are given as block ids."""
         return self._rows.block_tokens if isinstance(self._rows, _Blocks) else None
 
     def token_ids(self) -> list[Ints] | None:

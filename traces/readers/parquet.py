@@ -36,8 +36,8 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     if not len(data):
         raise source.fail(NO_REQUESTS)
     metadata = _metadata(data)
-    listed = metadata.get("notes")
-    notes = [str(note) for note in listed] if isinstance(listed, list) else []
+    entries = metadata.get("notes")
+    notes = [str(note) for note in entries] if isinstance(entries, list) else []
     if ignored:
         notes.append(f"columns that are not part of the schema are ignored: {', '.join(ignored)}")
     name = str(metadata.get("name") or trace_name(source))

@@ -134,12 +134,12 @@ def _turns(record: Record, texts: _Texts) -> Iterable[tuple[list[Named], Named]]
     last = -1
     for message in record.items(field):
         speaker, text = _message(record, field, message)
-        named = texts.name(last, text)
-        last = named[0]
-        if speaker in _ANSWERS and history and named[1]:
-            yield list(history), named
-        if named[1]:
-            history.append(named)
+        content = texts.name(last, text)
+        last = content[0]
+        if speaker in _ANSWERS and history and content[1]:
+            yield list(history), content
+        if content[1]:
+            history.append(content)
 
 
 def _message(record: Record, field: str, message: Any) -> tuple[str, str]:

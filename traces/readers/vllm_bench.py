@@ -34,16 +34,16 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
             f"{len(inputs)} input_lens, {len(outputs)} output_lens and {len(start_s)} start_times; "
             "they must be equally many"
         )
-    served = outputs > 0
-    if not served.any():
+    has_output = outputs > 0
+    if not has_output.any():
         raise source.fail("no request in it has an output token; a trace needs at least one")
     columns = {
-        "arrival_s": start_s[served] - start_s[served].min(),
-        "input_tokens": _whole(source, "input_lens", inputs)[served],
-        "output_tokens": _whole(source, "output_lens", outputs)[served],
+        "arrival_s": start_s[has_output] - start_s[has_output].min(),
+        "input_tokens": _whole(source, "input_lens", inputs)[has_output],
+        "output_tokens": _whole(source, "output_lens", outputs)[has_output],
     }
-    failed = int((~served).sum())
-    notes = (f"left out, for they generated nothing: {failed:,} of {len(served):,} requests",)
+    failed = int((~has_output).sum())
+    notes = (f"left out, for they generated nothing: {failed:,} of {len(has_output):,} requests",)
     trace = sort_trace(Trace(trace_name(source), table(columns), notes=notes if failed else ()))
     return finish(source, trace, None, time_field="start_times")
 

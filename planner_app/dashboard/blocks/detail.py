@@ -138,10 +138,10 @@ def _links(
     begin = int(since.min()) + 1
     losses = np.flatnonzero(np.isin(log.kind[begin:until], _LOSSES)) + begin
     counts = log.start[losses + 1] - log.start[losses]
-    lost = np.concatenate([log.of(int(loss)) for loss in losses]) if len(losses) else np.empty(0, np.int64)
+    losers = np.concatenate([log.of(int(loss)) for loss in losses]) if len(losses) else np.empty(0, np.int64)
     when = np.repeat(losses, counts)
     latest = np.full(log.num_blocks, -1, np.int64)
-    latest[lost] = when  # ascending: the last one stays
+    latest[losers] = when  # ascending: the last one stays
     links = []
     for number, (block, event) in enumerate(zip(chain.tolist(), since.tolist(), strict=True)):
         links.append(ChainLink(number, _key(keys, number), block, int(latest[block]) <= event))

@@ -173,16 +173,16 @@ def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | Non
     pool = _Pool(log.num_blocks, hybrid=len(log.groups) > 1)
     begins = np.flatnonzero(np.diff(log.step, prepend=-1)) if len(log) else np.empty(0, np.int64)
     first = np.append(begins, len(log))
-    shown = np.zeros(log.num_blocks, np.int32)
+    states = np.zeros(log.num_blocks, np.int32)
     changes: list[Int32s] = []
     change = np.zeros(len(begins) + 1, np.int64)
-    parts, before, until = [0], [shown.copy()], MOST_EVENTS
+    parts, before, until = [0], [states.copy()], MOST_EVENTS
     kinds, requests = log.kind.tolist(), log.request.tolist()
     groups = [0] * len(log) if log.group is None else log.group.tolist()
     for frame in range(len(begins)):
         if first[frame + 1] > until and frame > parts[-1]:
             parts.append(frame)
-            before.append(shown.copy())
+            before.append(states.copy())
             until = int(first[frame]) + MOST_EVENTS
             if progress is not None:
                 progress((int(first[frame]), len(log), "events drawn"))
@@ -190,21 +190,21 @@ def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | Non
         touched = [
             pool.apply(kinds[event], requests[event], log.of(event), groups[event]) for event in events
         ]
-        difference = _changes(pool, shown, np.unique(np.concatenate(touched)))
+        difference = _changes(pool, states, np.unique(np.concatenate(touched)))
         changes.append(difference)
         change[frame + 1] = change[frame] + len(difference)
     flat = np.concatenate(changes) if changes else np.empty((0, 3), np.int32)
     return Frames(log, log.step[begins], first, flat, change, tuple(parts), tuple(before))
 
 
-def _changes(pool: _Pool, shown: Int32s, blocks: Ints) -> Int32s:
-    """Rows (first block, how many, picture) of what differs from `shown`, which is brought up to date."""
+def _changes(pool: _Pool, states: Int32s, blocks: Ints) -> Int32s:
+    """Rows (first block, how many, picture) of what differs from `states`, which is brought up to date."""
     now = pool.picture(blocks).astype(np.int32)
-    differs = now != shown[blocks]
+    differs = now != states[blocks]
     blocks, now = blocks[differs], now[differs]
     if not len(blocks):
         return np.empty((0, 3), np.int32)
-    shown[blocks] = now
+    states[blocks] = now
     breaks = np.flatnonzero((np.diff(blocks) != 1) | (np.diff(now) != 0)) + 1
     at = np.concatenate([[0], breaks])
     lengths = np.diff(np.append(at, len(blocks)))

@@ -131,7 +131,7 @@ class Collector:
     _rows: array[int] = field(default_factory=lambda: array("q"))
     _blocks: array[int] = field(default_factory=lambda: array("i"))
     _detail: dict[int, str] = field(default_factory=dict)
-    _stored: set[int] = field(default_factory=set)  # what the log so far says can be found
+    _findable: set[int] = field(default_factory=set)  # what the log so far says can be found
 
     def take(self) -> None:
         """Notes what has happened since the last call."""
@@ -151,9 +151,9 @@ class Collector:
         request = self.number(event.request) if event.request else NOBODY
         self._append(event.step, _NUMBER[event.kind], request, event.blocks, event.detail, event.group)
         if event.kind is EventKind.STORED:
-            self._stored.update(event.blocks)
+            self._findable.update(event.blocks)
         elif event.kind in (EventKind.EVICTED, EventKind.ALLOCATED):
-            self._stored.difference_update(event.blocks)
+            self._findable.difference_update(event.blocks)
 
     def _append(
         self, step: int, kind: int, request: int, blocks: tuple[int, ...], detail: str, group: int = 0
@@ -164,11 +164,11 @@ class Collector:
         self._blocks.extend(blocks)
 
     def _note_withdrawn(self, events: list[Event]) -> None:
-        """What the log says can be found, and the core does not find any more."""
-        lost = self._stored - findable(self.scheduler)
-        if lost:
-            self._stored -= lost
-            self._append(events[-1].step, LogKind.WITHDRAWN, NOBODY, tuple(sorted(lost)), "")
+        """Notes the blocks that the log has as findable and that the core no longer finds."""
+        withdrawals = self._findable - findable(self.scheduler)
+        if withdrawals:
+            self._findable -= withdrawals
+            self._append(events[-1].step, LogKind.WITHDRAWN, NOBODY, tuple(sorted(withdrawals)), "")
 
     def log(self, time_s: Callable[[Ints], Floats] | None = None) -> BlockLog:
         """All that was taken. `time_s` gives the seconds at which steps were planned."""

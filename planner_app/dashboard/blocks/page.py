@@ -79,7 +79,7 @@ def _player(movie: Frames, key: str, trace: Trace) -> None:
     data = _payload(movie, key, at.part)
     st.query_params["frame"] = str(at.frame)
     show_pool(
-        data, _GRID, at=at.frame, token=at.token, chosen=block, on_frame=_take_frame, on_block=_take_block
+        data, _GRID, at=at.frame, token=at.token, selection=block, on_frame=_take_frame, on_block=_take_block
     )
     left, right, _ = st.columns([1, 2, 2], vertical_alignment="bottom")
     left.number_input(

@@ -35,7 +35,7 @@ _SPEED = 60
 
 
 def payload(frames: Frames, part: int, name: Callable[[int], str], *, key: str) -> dict[str, Any]:
-    """What the browser needs of a part; `name` gives request numbers their names in the log."""
+    """Data for the browser of one part of a replay; `name` gives request numbers their names in the log."""
     a, b = frames.span(part)
     begin, end = int(frames.first[a]), int(frames.first[b])
     changes = frames.changes[frames.change[a] : frames.change[b]]
@@ -74,7 +74,7 @@ def show_pool(
     *,
     at: int,
     token: int,
-    chosen: int | None,
+    selection: int | None,
     on_frame: Callable[[], None],
     on_block: Callable[[], None],
     autoplay: bool = False,
@@ -83,7 +83,7 @@ def show_pool(
 
     The result's `frame` and `block` are where play stopped and what was clicked; None before.
     """
-    component_data = {**data, "at": at, "token": token, "chosen": chosen, "autoplay": autoplay}
+    component_data = {**data, "at": at, "token": token, "chosen": selection, "autoplay": autoplay}
     return _component()(key=key, data=component_data, on_frame_change=on_frame, on_block_change=on_block)
 
 

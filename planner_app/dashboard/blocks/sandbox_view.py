@@ -108,9 +108,9 @@ def _do(name: str, *words: int) -> None:
 
 
 def _example() -> None:
-    chosen = st.session_state.get("sb_example")
-    if chosen:
-        _set(parse(EXAMPLES[chosen]))
+    example = st.session_state.get("sb_example")
+    if example:
+        _set(parse(EXAMPLES[example]))
         st.session_state["sb_example"] = None
         _shown().count = 0
 
@@ -190,7 +190,7 @@ def _one_request(sandbox: Sandbox) -> None:
     if live and st.session_state.get("sb_request") not in live:
         st.session_state["sb_request"] = live[-1]
     first, second = st.columns([3, 2])
-    chosen = first.selectbox(
+    name = first.selectbox(
         "Request",
         live,
         key="sb_request",
@@ -200,8 +200,8 @@ def _one_request(sandbox: Sandbox) -> None:
     tokens = second.number_input(
         "Grow by", 1, 512, 16, key="sb_grow_tokens", help="tokens; a step serves all, so others grow as well"
     )
-    request = sandbox.requests[chosen] if chosen is not None else None
-    number = chosen if chosen is not None else 0
+    request = sandbox.requests[name] if name is not None else None
+    number = name if name is not None else 0
     output = request.output_tokens if request is not None else 1
     generates = request is not None and request.state in (State.DECODE, State.DRAINING)
     buttons = (
@@ -252,7 +252,7 @@ def _time() -> None:
 
 @dataclass
 class _BrowserState:
-    """What the browser was last sent: whose frames, how many, where play began and where it stopped."""
+    """State of the browser: whose frames it has, how many, where play began and where it stopped."""
 
     key: str = ""
     count: int = 0
@@ -269,10 +269,10 @@ def _shown() -> _BrowserState:
 def _pool(movie: Frames, sandbox: Sandbox, actions: tuple[Action, ...]) -> None:
     """The grid, which plays what the last action did."""
     key = xxhash.xxh3_64_hexdigest(f"{sandbox.setting} {text_of(actions)}".encode())
-    shown = _shown()
-    if shown.key != key:
-        shown.key, shown.token, shown.frame = key, shown.token + 1, len(movie) - 1
-        shown.start, shown.count = max(min(shown.count, len(movie)) - 1, 0), len(movie)
+    frame_count = _shown()
+    if frame_count.key != key:
+        frame_count.key, frame_count.token, frame_count.frame = key, frame_count.token + 1, len(movie) - 1
+        frame_count.start, frame_count.count = max(min(frame_count.count, len(movie)) - 1, 0), len(movie)
     data = {
         **payload(movie, 0, name_of, key=key),
         "grows": "sandbox",
@@ -282,12 +282,12 @@ def _pool(movie: Frames, sandbox: Sandbox, actions: tuple[Action, ...]) -> None:
     show_pool(
         data,
         _GRID,
-        at=shown.start,
-        token=shown.token,
-        chosen=st.session_state.get("sb_block"),
+        at=frame_count.start,
+        token=frame_count.token,
+        selection=st.session_state.get("sb_block"),
         on_frame=_take_frame,
         on_block=_take_block,
-        autoplay=shown.start < len(movie) - 1,
+        autoplay=frame_count.start < len(movie) - 1,
     )
 
 

@@ -60,11 +60,11 @@ def _replay(own: Session, views: dict[str, PageView]) -> dict[str, Result]:
 def _manage(own: Session) -> None:
     names = list(own.pins)
     left, middle, right = st.columns([3, 1, 1], vertical_alignment="bottom")
-    chosen = left.segmented_control(
+    selection = left.segmented_control(
         "Baseline", names, default=own.baseline, format_func=plain, key="baseline-choice", required=True
     )
-    if chosen and chosen != own.baseline:
-        own.baseline = chosen
+    if selection and selection != own.baseline:
+        own.baseline = selection
         st.rerun()
     middle.button(
         "Show the baseline",

@@ -90,13 +90,13 @@ def study(
     rows = [_row(fleet.router.policy, result)]
     for name in others:
         rows.append(_row(name, replayed(_behind(fleet, name))))
-    lost = loss_s = None
+    loss_run = loss_s = None
     if loss is not None:
         loss_s = float(result.requests["arrival_s"].max()) * loss
         incident = {"at_s": loss_s, "replica": f"{fleet.group_name(0)}-0", "back_after_s": 0.0}
         fields = {**fleet.model_dump(), "incidents": [incident]}
-        lost = FleetRun.of(replayed(FleetSettings.make(fields)))
-    return FleetStudy(FleetRun.of(result), lost, loss_s, pd.DataFrame(rows))
+        loss_run = FleetRun.of(replayed(FleetSettings.make(fields)))
+    return FleetStudy(FleetRun.of(result), loss_run, loss_s, pd.DataFrame(rows))
 
 
 def _behind(fleet: FleetSettings, router: str) -> FleetSettings:

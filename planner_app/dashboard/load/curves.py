@@ -68,8 +68,8 @@ def curves(
                 continue
             row: dict[str, Any] = {"gpu": find_gpu(gpu).name, "load": load, "requests_per_s": rate * load}
             try:
-                placed = Scenario.make({**scenario.model_dump(), "gpu": gpu}, "scenario")
-                row |= _figures(trace, placed, level, load)
+                on_gpu = Scenario.make({**scenario.model_dump(), "gpu": gpu}, "scenario")
+                row |= _figures(trace, on_gpu, level, load)
             except BadInput as error:
                 row |= {"reason": str(error), "meets": False}
             overloaded |= row.get("goodput", 1.0) < OVERLOADED
@@ -81,21 +81,21 @@ def curves(
 
 def _figures(trace: Trace, scenario: Scenario, level: Slo | None, load: float) -> dict[str, Any]:
     offered_load = Load("rate", load)
-    served = serve(trace, scenario, offered_load, most_requests=MOST_REQUESTS)
-    requests, ended = served.measured, served.ended
+    replay = serve(trace, scenario, offered_load, most_requests=MOST_REQUESTS)
+    requests, endings = replay.measured, replay.ended
     figures: dict[str, Any] = {
         "ttft_p50_s": _percentile(requests, "ttft_s", 50),
         "ttft_p99_s": _percentile(requests, "ttft_s", 99),
         "tpot_p99_s": _percentile(requests, "tpot_s", 99),
-        "output_tokens_per_s": float(ended["output_tokens"].sum()) / max(served.seconds, 1e-9),
-        "num_gpu_blocks": served.result.summary["num_gpu_blocks"],
-        "costs": served.result.summary["costs"],
+        "output_tokens_per_s": float(endings["output_tokens"].sum()) / max(replay.seconds, 1e-9),
+        "num_gpu_blocks": replay.result.summary["num_gpu_blocks"],
+        "costs": replay.result.summary["costs"],
         "reason": "",
     }
     if level is not None:
         figures["goodput"] = float(level.good(requests).mean())
-        figures["goodput_per_s"] = float(level.good(ended).sum()) / max(served.seconds, 1e-9)
-        figures["meets"] = CapacityQuestion(trace, scenario, level).judge(offered_load, served).holds
+        figures["goodput_per_s"] = float(level.good(endings).sum()) / max(replay.seconds, 1e-9)
+        figures["meets"] = CapacityQuestion(trace, scenario, level).judge(offered_load, replay).holds
     return figures
 
 

@@ -53,7 +53,7 @@ def _at_rate(view: PageView, trace: Trace) -> Trace:
 
 
 def generated(view: PageView) -> Trace:
-    """What `pagecast trace generate` makes with `generator_options(view)`."""
+    """The trace that `pagecast trace generate` makes with `generator_options(view)`."""
     options, count, seed = generator_options(view), view["requests"], view["seed"]
     arrivals = ArrivalProcess(options["--arrivals"], view["g_rate"], view["g_cv"])
     prompt, output = parse(options["--input"]), parse(options["--output"])

@@ -31,8 +31,12 @@ class Reach:
 def reach(calibration: Calibration, result: Result) -> list[Reach]:
     """How far a replay goes in each respect in which the fit is bounded."""
     fitted, steps = calibration.fitted, result.steps
-    served = result.requests[result.requests["state"] != "rejected"]
-    context = int((served["input_tokens"] + served["output_tokens"]).max()) if len(served) else 0
+    accepted_rows = result.requests[result.requests["state"] != "rejected"]
+    context = (
+        int((accepted_rows["input_tokens"] + accepted_rows["output_tokens"]).max())
+        if len(accepted_rows)
+        else 0
+    )
     tokens = int((steps["prefill_tokens"] + steps["decode_n"]).max()) if len(steps) else 0
     requests = int(steps["decode_n"].max()) if len(steps) else 0
     pairs = {
@@ -80,8 +84,8 @@ def reach_chart(reaches: list[Reach]) -> go.Figure:
 def regions(calibration: Calibration) -> go.Figure:
     """Fit against measurement by region of batch shape."""
     rows = calibration.regions
-    named = [row for row in rows if row["region"] not in ("all steps", "pure decode", "with prompts")]
-    worst = max(named, key=lambda row: abs(row["error_percent"]), default=None)
+    kinds = [row for row in rows if row["region"] not in ("all steps", "pure decode", "with prompts")]
+    worst = max(kinds, key=lambda row: abs(row["error_percent"]), default=None)
     caption = "The file holds no errors by region."
     if worst is not None:
         caption = (
@@ -110,12 +114,12 @@ def _errors(title: str, caption: str, rows: list[dict[str, Any]], names: list[st
     figure = chart(title, caption, "error of fitted step times, %", "", height=max(240, 26 * len(rows) + 120))
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_vline(x=0, line={"color": GREY, "width": 2})
-    shown = [label(name) for name in names]
+    labels = [label(name) for name in names]
     series = ((_SUMMED, "error_percent"), (_HALF, "p50_percent"), (_MOST, "p90_percent"))
     for index, (word, field) in enumerate(series):
         figure.add_scatter(
             x=[row.get(field) for row in rows],
-            y=shown,
+            y=labels,
             name=word,
             mode="markers",
             marker=marker(index),
@@ -145,8 +149,8 @@ def matrix_curve(calibration: Calibration) -> go.Figure:
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(dtick="D2")
     if calibration.replicates:
-        drawn = np.array([row[: len(knots)] for row in calibration.replicates]) / 1e6
-        low, high = np.percentile(drawn, (5, 95), axis=0)
+        curves = np.array([row[: len(knots)] for row in calibration.replicates]) / 1e6
+        low, high = np.percentile(curves, (5, 95), axis=0)
         figure.add_scatter(
             x=np.append(knots, knots[::-1]),
             y=np.append(high, low[::-1]),

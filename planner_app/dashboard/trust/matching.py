@@ -55,7 +55,7 @@ def nearest(scenario: Scenario, calibrations: dict[str, Calibration]) -> str:
 def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
     """The set-up that was calibrated beside the scenario's."""
     made_for, model = calibration.made_for, find_model(scenario.model)
-    stored = str(made_for.get("kv_cache_dtype") or "auto")
+    kv_dtype = str(made_for.get("kv_cache_dtype") or "auto")
     gpu = str(made_for.get("gpu"))
 
     def trait(name: str, key: str, own: Any, same: bool | None = None) -> Trait:
@@ -71,7 +71,7 @@ def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
             "KV dtype",
             "kv_cache_dtype",
             scenario.kv_cache_dtype,
-            model.kv_element_bytes(stored) == model.kv_element_bytes(scenario.kv_cache_dtype),
+            model.kv_element_bytes(kv_dtype) == model.kv_element_bytes(scenario.kv_cache_dtype),
         ),
         trait("block size, tokens", "block_size", scenario.block_size),
     ]

@@ -26,14 +26,14 @@ def render() -> None:
     used = in_force(costs)
     st.subheader("In force", anchor=False)
     _headline(costs, used)
-    shown = _choose(scenario, used)
-    if shown is None:
+    calibration = _choose(scenario, used)
+    if calibration is None:
         st.info("No calibration comes with this pagecast: `pagecast calibrate` makes one from recorded runs.")
     else:
         st.subheader("How far the scenario is from it", anchor=False)
-        _distance(shown, scenario)
+        _distance(calibration, scenario)
         st.subheader("The fit", anchor=False)
-        _fit(shown)
+        _fit(calibration)
     st.subheader("Forecast against a recorded run", anchor=False)
     try:
         recorded_run.render()
@@ -104,9 +104,9 @@ def _choose(scenario: Scenario, used: Calibration | None) -> Calibration | None:
     return calibrations[name]
 
 
-def _distance(shown: Calibration, scenario: Scenario) -> None:
+def _distance(calibration: Calibration, scenario: Scenario) -> None:
     left, right = st.columns([2, 3])
-    differences = traits(shown, scenario)
+    differences = traits(calibration, scenario)
     different = [trait.name for trait in differences if not trait.same]
     with left:
         rows = [
@@ -116,29 +116,29 @@ def _distance(shown: Calibration, scenario: Scenario) -> None:
         names = [trait.name for trait in differences]
         st.table(pd.DataFrame(rows, index=names, columns=["calibrated", "scenario", ""]))
         st.caption(
-            f"{plain(shown.name)} differs from the scenario in {plain(', '.join(different))}."
+            f"{plain(calibration.name)} differs from the scenario in {plain(', '.join(different))}."
             if different
-            else f"{plain(shown.name)} was made for just this set-up."
+            else f"{plain(calibration.name)} was made for just this set-up."
         )
     with right:
-        _reach(shown)
+        _reach(calibration)
 
 
-def _reach(shown: Calibration) -> None:
+def _reach(calibration: Calibration) -> None:
     own = session()
     trace = trace_for(own, own.view)
     result = None if trace is None else result_for(own, own.view, trace)
     if result is None:
         show_progress("read" if trace is None else "replay", "replaying the scenario")
         return
-    show_chart(charts.reach_chart(charts.reach(shown, result)), "trust-reach")
+    show_chart(charts.reach_chart(charts.reach(calibration, result)), "trust-reach")
 
 
-def _fit(shown: Calibration) -> None:
-    show_charts([charts.regions(shown), charts.left_out(shown)], "trust-fit")
+def _fit(calibration: Calibration) -> None:
+    show_charts([charts.regions(calibration), charts.left_out(calibration)], "trust-fit")
     left, right = st.columns([3, 2])
     with left:
-        show_chart(charts.matrix_curve(shown), "trust-curve")
+        show_chart(charts.matrix_curve(calibration), "trust-curve")
     with right:
         st.markdown("**The runs it was fitted to**")
         runs = [
@@ -149,19 +149,19 @@ def _fit(shown: Calibration) -> None:
                 f"{run.get('part', 1):.0%}",
                 "ahead" if run.get("asynchronous") else "in turn",
             )
-            for run in shown.provenance.get("runs", [])
+            for run in calibration.provenance.get("runs", [])
         ]
         columns = ["run", "steps", "seconds", "used", "planned"]
         st.table(pd.DataFrame(runs, columns=columns).set_index("run"))
         terms = pd.DataFrame(
-            [(name.replace("_", " "), value / 1e3) for name, value in shown.terms_ns.items()],
+            [(name.replace("_", " "), value / 1e3) for name, value in calibration.terms_ns.items()],
             columns=["term", "microseconds each"],
         )
         st.dataframe(terms, hide_index=True, height=300)
-        made_for = shown.made_for
+        made_for = calibration.made_for
         st.caption(
             plain(
                 f"{made_for.get('engine')} {made_for.get('engine_version', '')} with "
-                f"{made_for.get('model')} on {made_for.get('gpu')}; {shown.host.source}."
+                f"{made_for.get('model')} on {made_for.get('gpu')}; {calibration.host.source}."
             )
         )

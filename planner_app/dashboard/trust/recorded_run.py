@@ -36,7 +36,7 @@ _CARDS = {
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """What a recorded run tells: of decisions on its own clock, and of a forecast's times."""
+    """Comparison with a recorded run: decisions on its own clock, and a forecast's times."""
 
     decisions: DecisionReport
     forecast: Forecast

@@ -73,7 +73,7 @@ def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd
 
 
 def tuned_for(own: Session, view: PageView, trace: Trace, knob: str, simulate: bool) -> TuneResult | None:
-    """What `pagecast tune` finds for `block_size` or `gpu_memory_utilization`; None until the job is done."""
+    """Result of `pagecast tune` for `block_size` or `gpu_memory_utilization`; None until the job is done."""
     result: TuneResult | None = own.ask(
         f"tune-{knob}",
         ("tune", knob, simulate, view["slo"], *view.key()),

@@ -20,7 +20,7 @@ _RAISE = {
 
 
 def advice_on(figure: str, result: Result, verdicts: Sequence[tuple[str, bool]]) -> str:
-    """What to do about a figure, by its name in `summary_figures`."""
+    """Advice on a figure, by its name in `summary_figures`."""
     holds = all(holds for _, holds in verdicts) if verdicts else None
     if figure.startswith("ttft"):
         return _on_ttft(result, holds)
@@ -30,14 +30,14 @@ def advice_on(figure: str, result: Result, verdicts: Sequence[tuple[str, bool]])
 
 
 def advice_on_load(binding: str, simulated: bool) -> str:
-    """What to do to admit more users; `binding` is the limit of the static envelope."""
+    """Advice on how to admit more users; `binding` is the limit of the static envelope."""
     if not simulated:
         return "Wait for the simulation before you plan with this figure."
     return _RAISE.get(binding, "Plan for fewer users than this.")
 
 
 def advice_on_cost(priced: bool, result: Result) -> str:
-    """What to do to pay less per token."""
+    """Advice on how to pay less per token."""
     if not priced:
         return f"Type a price for {result.scenario.gpu} in the side bar."
     if result.summary["peak_kv_usage"] < _LITTLE and not result.summary["preemptions"]:

@@ -55,12 +55,12 @@ def render() -> None:
 def _headline(result: Result) -> str:
     s, scenario = result.summary, result.scenario
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
-    lost = "".join(f", {s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
+    unserved = "".join(f", {s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
     gpus = f"{scenario.tensor_parallel_size} × " if scenario.tensor_parallel_size > 1 else ""
     return (
         f"**{plain(result.trace)}** on **{plain(scenario.model)}**, **{gpus}{plain(scenario.gpu)}**: "
         + plain(
-            f"{s['completed']:,} of {s['requests']:,} requests served{lost} in "
+            f"{s['completed']:,} of {s['requests']:,} requests served{unserved} in "
             f"{seconds(s['makespan_s'])} ({rate:.3g}/s), {s['output_tokens_per_s']:,.0f} output tokens/s"
             f", {s['preemptions']:,} preemptions; costs {s['costs']}"
         )

@@ -127,14 +127,14 @@ def _press(
 ) -> tuple[LimitTest, dict[str, float]]:
     """Replays the load with twice of `limit`. The shares of `Binding.full` come where `limit` is empty."""
     pressed = _with_twice(question, limit)
-    served = pressed.serve(load, keep_steps=not limit)
-    judged = pressed.judge(load, served).terms
+    replay = pressed.serve(load, keep_steps=not limit)
+    judged = pressed.judge(load, replay).terms
     # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
     looked_at = [term for term in judged if term.text in terms] or [
         term for term in judged if term.text.startswith("kept_up")
     ]
     worst = max(looked_at, key=excess)
-    full = {} if limit else _fullness(served, question.scenario)
+    full = {} if limit else _fullness(replay, question.scenario)
     return LimitTest(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full
 
 
@@ -165,10 +165,10 @@ def excess(term: TermVerdict) -> float:
     return value / bound
 
 
-def _fullness(served: LoadReplay, scenario: Scenario) -> dict[str, float]:
-    steps: pd.DataFrame = served.result.steps
+def _fullness(replay: LoadReplay, scenario: Scenario) -> dict[str, float]:
+    steps: pd.DataFrame = replay.result.steps
     start, end = (steps[name].to_numpy(np.float64) * 1e-9 for name in ("start_ns", "end_ns"))
-    seconds = np.clip(np.minimum(end, served.to_s) - np.maximum(start, served.from_s), 0.0, None)
+    seconds = np.clip(np.minimum(end, replay.to_s) - np.maximum(start, replay.from_s), 0.0, None)
     if not seconds.any():
         seconds = end - start
     batch = steps["running"].to_numpy() >= scenario.max_num_seqs

@@ -277,17 +277,17 @@ class CapacityQuestion:
         """Searches by long loads. Where one fails, the rate at which its requests ended is the next guess."""
         work = Lasting.of(self.trace_of(ask.draw), amount("rate", ask.start), self.most_requests)
         costs = self.costs_of(ask.draw)
-        ended: dict[int, float] = {}
+        settling: dict[int, float] = {}
 
         def holds(at: int) -> bool:
             load = Load("rate", amount("rate", at))
             lasted = lasting.serve_long(work, self.scenario, load, costs=costs)
-            ended[at] = lasted.most_ended_per_s / self.rate
+            settling[at] = lasted.most_ended_per_s / self.rate
             outcomes[at] = self.judge_lasted(load, lasted)
             return outcomes[at].holds
 
         def guess(at: int) -> int:
-            return floor(log(max(ended[at], amount("rate", low))) / log(GRID))
+            return floor(log(max(settling[at], amount("rate", low))) / log(GRID))
 
         return settle(holds, guess, low, high, start=ask.start, resolution=ask.resolution)
 
@@ -331,14 +331,14 @@ class CapacityQuestion:
         if served.kept_up is not None:
             kept_up = served.kept_up
             terms = (*terms, TermVerdict(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
-        ended, seconds = served.ended, served.seconds
+        endings, seconds = served.ended, served.seconds
         return LoadTrial(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
             holds=all(term.holds for term in terms),
             terms=terms,
             preemption_rate=preempted,
-            requests_per_s=len(ended) / seconds if seconds else 0.0,
-            output_tokens_per_s=float(ended["output_tokens"].sum()) / seconds if seconds else 0.0,
+            requests_per_s=len(endings) / seconds if seconds else 0.0,
+            output_tokens_per_s=float(endings["output_tokens"].sum()) / seconds if seconds else 0.0,
             requests=len(requests),
             rejected=len(requests) - len(not_rejected),
         )

@@ -69,38 +69,40 @@ class LongLoad:
 def serve_long(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None) -> LongLoad:
     """Serves a long load at `load.amount` times the trace's rate. Errors: BadInput."""
     trace, period_s = scale(work.trace, load.amount), work.period_s / load.amount
-    seen: list[_WatchedArrivals] = []
+    watchers: list[_WatchedArrivals] = []
 
     def clients(trace: Trace) -> Arrivals:
-        seen.append(_WatchedArrivals(trace, round(2 * period_s * NS), scenario.max_num_seqs))
-        return seen[0]
+        watchers.append(_WatchedArrivals(trace, round(2 * period_s * NS), scenario.max_num_seqs))
+        return watchers[0]
 
     try:
         result = replay(trace, scenario, costs=costs, arrivals=clients, keep_steps=False)
     except _RunsAwayError:
-        return _lasted(None, seen[0], period_s, seen[0].periods(period_s))
-    begin = seen[0].begin_s
+        return _lasted(None, watchers[0], period_s, watchers[0].periods(period_s))
+    begin = watchers[0].begin_s
     start, end = begin + work.copies // 3 * period_s, begin + work.copies * period_s
     arrival = result.requests["arrival_s"].to_numpy(np.float64)
     measured = result.requests[(arrival >= start) & (arrival <= end)]
     served = LoadReplay(result, measured if len(measured) else result.requests, start, end)
-    return _lasted(served, seen[0], period_s, work.copies)
+    return _lasted(served, watchers[0], period_s, work.copies)
 
 
 def _lasted(served: LoadReplay | None, watched: _WatchedArrivals, period_s: float, periods: int) -> LongLoad:
     edges = watched.begin_s + period_s * np.arange(periods + 1)
-    arrived, ended = watched.times()
-    within = [_in_system(arrived, ended, *edges[at : at + 2]) for at in range(periods)]
+    arrived, endings = watched.times()
+    within = [_in_system(arrived, endings, *edges[at : at + 2]) for at in range(periods)]
     third = periods // 3
     before, after = float(np.mean(within[third : 2 * third])), float(np.mean(within[2 * third :]))
     growth = max(after / max(before, _FEW) - 1, 0.0)
-    counts = np.histogram(ended, edges)[0]
+    counts = np.histogram(endings, edges)[0]
     return LongLoad(served, growth, float(counts.max()) / period_s)
 
 
-def _in_system(arrived: Floats, ended: Floats, start: float, end: float) -> float:
+def _in_system(arrived: Floats, endings: Floats, start: float, end: float) -> float:
     """Mean number of requests in the server between two times, in seconds."""
-    return float(np.clip(np.minimum(ended, end) - np.maximum(arrived, start), 0, None).sum()) / (end - start)
+    return float(np.clip(np.minimum(endings, end) - np.maximum(arrived, start), 0, None).sum()) / (
+        end - start
+    )
 
 
 class _RunsAwayError(Exception):
@@ -117,7 +119,7 @@ class _WatchedArrivals(Arrivals):
     def __init__(self, trace: Trace, after_ns: int, may_run: int) -> None:
         super().__init__(trace)
         self._came = np.full(len(trace), np.inf)
-        self._gone = np.full(len(trace), np.inf)
+        self._end_times = np.full(len(trace), np.inf)
         self._first_ns = self.next_ns
         self._after_ns = self._first_ns + after_ns
         self._inside, self._most, self._now_ns = 0, may_run, self._first_ns
@@ -137,7 +139,7 @@ class _WatchedArrivals(Arrivals):
 
     def ended(self, row: int, now: int) -> None:
         """An end, noted."""
-        self._gone[row] = now
+        self._end_times[row] = now
         self._inside -= 1
         super().ended(row, now)
 
@@ -153,4 +155,4 @@ class _WatchedArrivals(Arrivals):
     def times(self) -> tuple[Floats, Floats]:
         """When each request that came did so, and when it ended; infinity for those that have not."""
         came = np.isfinite(self._came)
-        return self._came[came] / NS, self._gone[came] / NS
+        return self._came[came] / NS, self._end_times[came] / NS

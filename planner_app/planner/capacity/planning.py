@@ -240,16 +240,20 @@ def plan(
     for number, (kind, point, draws) in enumerate(zip(kinds, points, spreads, strict=True), 1):
         answers[kind] = _answer(question, kind, point, draws, run if explain else None)
         tell(number)
-    chosen = question.costs_of(None)
+    cost_model = question.costs_of(None)
     replicas_needed = _replicas(answers.get("rate"), replicas_for or rate, scenario)
-    texts = (*notes, *_notes(trace, work, question, answers, replicates), sentence(chosen.expected_error()))
+    texts = (
+        *notes,
+        *_notes(trace, work, question, answers, replicates),
+        sentence(cost_model.expected_error()),
+    )
     return CapacityPlan(
         trace.name,
         len(work),
         rejected,
         rate,
         scenario,
-        chosen.name,
+        cost_model.name,
         slo,
         fits,
         answers,
@@ -365,10 +369,10 @@ def _answer(
     sure, draws = spread.lasting or point, spread.draws
     searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
     answer, unit = sure.answer, question.rate if kind == "rate" else 1.0
-    tried = point.tried if spread.lasting is None else _agreeing(point, sure)
+    trials = point.tried if spread.lasting is None else _agreeing(point, sure)
     replays = sum(search.answer.tried for search in searches)
     if answer.value is None or point.answer.value is None:
-        return Answer(kind, None, None, None, False, None, sure.beyond, None, replays, tried)
+        return Answer(kind, None, None, None, False, None, sure.beyond, None, replays, trials)
     value = unit * amount(kind, answer.value)
     low = high = None
     if draws:  # against the short loads' answer, which errs as theirs do
@@ -382,7 +386,7 @@ def _answer(
         bound = binding(question, load, [term.text for term in sure.beyond.broken], run)
         replays += len(bound.helped) + 1
     return Answer(
-        kind, value, low, high, answer.at_limit, sure.at, sure.beyond, bound, replays, tried, len(draws)
+        kind, value, low, high, answer.at_limit, sure.at, sure.beyond, bound, replays, trials, len(draws)
     )
 
 
@@ -430,11 +434,11 @@ def _notes(
             "from the second to the last third of it"
         )
     if replicates:
-        drawn = "costs and noise" if question.draw_costs else "noise"
-        drawn += " and the workload" if question.workload is not None else ""
+        sources = "costs and noise" if question.draw_costs else "noise"
+        sources += " and the workload" if question.workload is not None else ""
         texts.append(
-            f"90% intervals from {replicates} searches with {drawn} drawn again. Their width may be off by a "
-            f"factor of {width_error(replicates):.2g}; --replicates 20 makes better ones"
+            f"90% intervals from {replicates} searches with {sources} drawn again. Their width may be off "
+            f"by a factor of {width_error(replicates):.2g}; --replicates 20 makes better ones"
         )
     return texts
 

@@ -110,8 +110,8 @@ def serve(
     kept_up = None
     if load.kind == "rate":
         offered = int(_within(nominal_arrival_s(work), start, end).sum())
-        ended = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
-        kept_up = float(ended / max(offered, 1))
+        endings = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
+        kept_up = float(endings / max(offered, 1))
     return LoadReplay(result, measured, start, end, kept_up)
 
 

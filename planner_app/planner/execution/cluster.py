@@ -78,18 +78,18 @@ class Cluster(Executor):
         from distributed import TimeoutError as NotYet
         from distributed import wait
 
-        waiting, seen = set(futures), time.monotonic()
+        waiting, last_seen_s = set(futures), time.monotonic()
         while waiting:
             try:
                 with self._client.as_current():
                     state = wait(list(waiting), timeout=1.0, return_when="FIRST_COMPLETED")
             except (NotYet, TimeoutError):
                 if self._workers():
-                    seen = time.monotonic()
-                elif time.monotonic() - seen > LONELY_S:
+                    last_seen_s = time.monotonic()
+                elif time.monotonic() - last_seen_s > LONELY_S:
                     raise BadInput(f"--cluster {self.address}: all workers have gone; {_HOW}") from None
                 continue
-            seen = time.monotonic()
+            last_seen_s = time.monotonic()
             waiting = set(state.not_done)
             yield from state.done
 

@@ -41,21 +41,21 @@ def executor(workers: int | None = None, cluster: str | None = None) -> Iterator
     """
     if workers is not None and workers < 1:
         raise BadInput(f"workers is {workers}; it must be at least 1")
-    chosen: Executor
+    instance: Executor
     if cluster is not None:
         from pagecast.planner_app.planner.execution.cluster import Cluster
 
-        chosen = Cluster(cluster)
+        instance = Cluster(cluster)
     else:
         count = workers or cores()
-        chosen = Serial() if count == 1 else Processes(count)
+        instance = Serial() if count == 1 else Processes(count)
     try:
-        yield chosen
+        yield instance
     except BaseException:
-        chosen.abandon()
+        instance.abandon()
         raise
     finally:
-        chosen.close()
+        instance.close()
 
 
 class Serial(Executor):

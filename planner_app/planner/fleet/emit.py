@@ -31,7 +31,7 @@ def serve_arguments(scenario: Scenario, port: int = _PORT) -> list[str]:
     if scenario.profile != "vllm":
         raise BadInput(f"--emit: profile {scenario.profile} is not vLLM's; use --profile vllm")
     arguments = [scenario.model, "--port", str(port)]
-    named = {
+    options = {
         "--tensor-parallel-size": (scenario.tensor_parallel_size, 1),
         "--block-size": (scenario.block_size, 16),
         "--gpu-memory-utilization": (scenario.gpu_memory_utilization, None),
@@ -43,7 +43,7 @@ def serve_arguments(scenario: Scenario, port: int = _PORT) -> list[str]:
         "--kv-cache-dtype": (scenario.kv_cache_dtype, "auto"),
         "--scheduling-policy": (scenario.scheduling_policy, "fcfs"),
     }
-    for option, (value, default) in named.items():
+    for option, (value, default) in options.items():
         if value not in (None, default):
             arguments += [option, str(value)]
     if not scenario.enable_prefix_caching:

@@ -62,22 +62,22 @@ def fewest(
     """
     if len(settings.groups) > 1:
         raise BadInput("plan: give a fleet of one group; it says how many replicas that group needs")
-    seen: dict[int, tuple[FleetResult, Verdict]] = {}
+    results: dict[int, tuple[FleetResult, Verdict]] = {}
 
     def holds(count: int) -> bool:
-        if count not in seen:
+        if count not in results:
             result = replay_fleet(trace, scenario, sized(settings, count), keep_steps=False)
-            seen[count] = (result, slo.verdict(result))
+            results[count] = (result, slo.verdict(result))
             if progress is not None:
-                progress(len(seen))
-        return seen[count][1].holds
+                progress(len(results))
+        return results[count][1].holds
 
     low, high = 0, 1
     while not holds(high):
         low = high
         if high >= most:
-            result, verdict = seen[high]
-            return FleetSize(settings.router.policy, None, most, result, verdict, None, len(seen))
+            result, verdict = results[high]
+            return FleetSize(settings.router.policy, None, most, result, verdict, None, len(results))
         high = min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
@@ -85,9 +85,9 @@ def fewest(
             high = middle
         else:
             low = middle
-    result, verdict = seen[high]
-    below = seen[low][1] if low else None
-    return FleetSize(settings.router.policy, high, most, result, verdict, below, len(seen))
+    result, verdict = results[high]
+    below = results[low][1] if low else None
+    return FleetSize(settings.router.policy, high, most, result, verdict, below, len(results))
 
 
 @dataclass(frozen=True)

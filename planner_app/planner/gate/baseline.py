@@ -136,8 +136,8 @@ def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
         baseline = _parse(path)
         if baseline.trace_digest != digest(trace):
             raise BadInput(f"{path}: {_otherwise_read(baseline, file)}; {_AGAIN}")
-        if (drawn := baseline.scenario.get("seed")) != seed:
-            raise BadInput(f"{path}: was drawn with seed {drawn}, not {seed}; {_AGAIN}")
+        if (baseline_seed := baseline.scenario.get("seed")) != seed:
+            raise BadInput(f"{path}: was drawn with seed {baseline_seed}, not {seed}; {_AGAIN}")
         return baseline
     if (folder / "scenario.yaml").is_file() and (folder / "trace.parquet").is_file():
         try:

@@ -70,18 +70,18 @@ class SweepQuestion:
     @property
     def gpus(self) -> tuple[str, ...]:
         """The GPU types of the space."""
-        named = next((knob.values for knob in self.space.knobs if knob.name == "gpu"), (self.scenario.gpu,))
+        gpus = next((knob.values for knob in self.space.knobs if knob.name == "gpu"), (self.scenario.gpu,))
         groups = self.fleet.groups if self.fleet is not None else ()
         own = [group.scenario["gpu"] for group in groups if "gpu" in group.scenario]
         if groups and len(own) == len(groups):
-            named = ()
-        return tuple(dict.fromkeys(find_gpu(str(name)).name for name in (*named, *own)))
+            gpus = ()
+        return tuple(dict.fromkeys(find_gpu(str(name)).name for name in (*gpus, *own)))
 
     def _usual(self) -> tuple[str, ...]:
         """Cost, where it differs, and the two latencies; throughput instead of a cost that is the same."""
         cost = "usd_per_hour" if self.prices else "gpus"
-        named = {"gpu", "tensor_parallel_size", *fleet_knobs.COUNTS}
-        varies = named & {knob.name for knob in self.space.knobs}
+        own_names = {"gpu", "tensor_parallel_size", *fleet_knobs.COUNTS}
+        varies = own_names & {knob.name for knob in self.space.knobs}
         first = cost if varies else "output_tokens_per_s"
         return (first, "ttft_p99_s", "tpot_p95_s")
 
@@ -180,10 +180,10 @@ def _beyond(trial: Trial) -> list[float]:
 
 def _files(scenario: Scenario, space: Space) -> dict[str, str]:
     """Digests of the files that scenarios of the space read: calibrations, models."""
-    named = {"model": (scenario.model,), "costs": (scenario.costs,)}
-    named |= {knob.name: knob.values for knob in space.knobs if knob.name in named}  # type: ignore[misc]
+    names = {"model": (scenario.model,), "costs": (scenario.costs,)}
+    names |= {knob.name: knob.values for knob in space.knobs if knob.name in names}  # type: ignore[misc]
     digests = {}
-    for path in (Path(str(name)).expanduser() for values in named.values() for name in values):
+    for path in (Path(str(name)).expanduser() for values in names.values() for name in values):
         file = path / "config.json" if path.is_dir() else path
         if file.is_file():
             digests[str(path)] = xxhash.xxh3_128_hexdigest(file.read_bytes())

@@ -49,26 +49,28 @@ def generation(
     """
     optuna = _optuna()
     study = _study(optuna, space, more_is_better, trials, seed * _SEEDS + number, size)
-    seen = {_key(trial.point) for trial in trials}
+    known_points = {_key(trial.point) for trial in trials}
     points: list[Point] = []
     for _ in range(_TRIES * size):
-        if len(points) == size or len(seen) == space.size:
+        if len(points) == size or len(known_points) == space.size:
             break
         optuna_trial = study.ask()
         point = {knob.name: _suggest(optuna_trial, knob) for knob in space.knobs}
-        if _key(point) in seen:
+        if _key(point) in known_points:
             study.tell(optuna_trial, state=optuna.trial.TrialState.FAIL)
             continue
-        seen.add(_key(point))
+        known_points.add(_key(point))
         points.append(point)
-    return points + _left(space, seen, size - len(points), seed * _SEEDS + number)
+    return points + _left(space, known_points, size - len(points), seed * _SEEDS + number)
 
 
-def _left(space: Space, seen: set[tuple[tuple[str, KnobValue], ...]], count: int, seed: int) -> list[Point]:
+def _left(
+    space: Space, known_points: set[tuple[tuple[str, KnobValue], ...]], count: int, seed: int
+) -> list[Point]:
     """Points not tried yet, for TPE comes back to the best ones of a small space again and again."""
     if not count or space.size is None or space.size > MOST_POINTS:
         return []
-    points = [point for point in space.grid() if _key(point) not in seen]
+    points = [point for point in space.grid() if _key(point) not in known_points]
     Random(seed).shuffle(points)
     return points[:count]
 
@@ -144,12 +146,12 @@ def _suggest(optuna_trial: Any, knob: Knob) -> KnobValue:
             else optuna_trial.suggest_categorical(knob.name, tuple(range(last + 1)))
         )
         return knob.values[place]
-    drawn: KnobValue = (
+    value: KnobValue = (
         optuna_trial.suggest_int(knob.name, int(knob.low), int(knob.high))
         if knob.whole
         else optuna_trial.suggest_float(knob.name, knob.low, knob.high)
     )
-    return drawn
+    return value
 
 
 def _inner(knob: Knob, value: KnobValue) -> float:

@@ -116,13 +116,13 @@ def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False)
 
 
 def _knob(text: str, base: Scenario, fleet: bool) -> Knob:
-    name, equals, listed = text.partition("=")
+    name, equals, values_text = text.partition("=")
     name = name.strip().replace("-", "_")
-    if not equals or not listed.strip():
+    if not equals or not values_text.strip():
         raise BadInput(f"--set {text}: write NAME=VALUE,VALUE or NAME=FROM:TO:STEP")
     if name not in Scenario.model_fields and not (fleet and name in fleet_knobs.KNOBS):
         raise BadInput(f"--set {text}: {unknown_field(name, Scenario.model_fields)}")
-    parts = [part.strip() for part in listed.split(",")]
+    parts = [part.strip() for part in values_text.split(",")]
     if is_number(name) and len(parts) == 1 and parts[0].count(":") == 1:
         return _between(name, text, parts[0], base)
     values: list[KnobValue] = []

@@ -121,8 +121,8 @@ class Store:
 
 
 def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs: str) -> Trial:
-    reached = tuple(TermVerdict(*term) for term in json.loads(terms))
-    return Trial(number, json.loads(point), TrialResult(json.loads(figures), reached, reason, costs))
+    verdicts = tuple(TermVerdict(*term) for term in json.loads(terms))
+    return Trial(number, json.loads(point), TrialResult(json.loads(figures), verdicts, reason, costs))
 
 
 def _renew(database: sqlite3.Connection) -> None:

@@ -64,15 +64,15 @@ def answer(result: SweepResult) -> str:
     tokens = f", ${each:,.2f} per million output tokens" if each else ""
     level = f" that meets {question.slo}" if question.slo else ""
     others = int((table["meets"] & (table[result.cost] == best[result.cost])).sum()) - 1
-    chosen = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"
-    equal = f" Of {others + 1} that cost the same it is the one where {chosen}." if others else ""
+    reason = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"
+    equal = f" Of {others + 1} that cost the same it is the one where {reason}." if others else ""
     names = ("ttft_p99_s", "tpot_p95_s", "output_tokens_per_s")
-    reached = ", ".join(f"{title(name)} {text(name, best[name])}" for name in names)
+    figures = ", ".join(f"{title(name)} {text(name, best[name])}" for name in names)
     if question.fleet is not None:
         cost = f"{cost}, {best['gpu_hours']:,.2f} GPU hours"
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
     cheapest = f"cheapest {subject(result)}{level}: {setting(result, best)}"
-    return f"{cheapest}: {cost}{tokens}; {reached}.{equal}{costs}{stopped}"
+    return f"{cheapest}: {cost}{tokens}; {figures}.{equal}{costs}{stopped}"
 
 
 def subject(result: SweepResult) -> str:
@@ -95,10 +95,10 @@ def _none(result: SweepResult, ran: pd.DataFrame) -> str:
         return "no scenario of the space serves every request."
     closest = record(serving.sort_values(["margin", "number"], ascending=[False, True]).head(1))
     terms = [term.text for term in result.question.level.terms]
-    reached = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
+    figures = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
     return (
         f"no scenario of the space meets {result.question.slo}; the closest is {setting(result, closest)} "
-        f"({reached}). `pagecast plan` tells what one replica takes, and how many it would need."
+        f"({figures}). `pagecast plan` tells what one replica takes, and how many it would need."
     )
 
 

@@ -76,8 +76,8 @@ class TrialResult:
     @property
     def meets(self) -> bool:
         """Whether it serves every request and keeps the service level."""
-        served = not self.reason and not self.figures.get("rejected")
-        return served and all(term.holds for term in self.terms)
+        all_served = not self.reason and not self.figures.get("rejected")
+        return all_served and all(term.holds for term in self.terms)
 
     @property
     def margin(self) -> float | None:
@@ -87,7 +87,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Trials:
-    """What all trials of a study share. An executor calls `run` with one point at a time."""
+    """Data that all trials of a study share. An executor calls `run` with one point at a time."""
 
     trace: Trace
     scenario: Scenario

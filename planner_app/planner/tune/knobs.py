@@ -192,13 +192,13 @@ def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Kn
     good = min(row["rejected"] for row in rows), any(row["meets"] for row in rows)
     misses = [_misses(row, best, *good) for row in rows]
     order = range(len(rows) - 1, -1, -1) if thrifty_is_more else range(len(rows))
-    chosen = next((at for at in order if not misses[at]), None)
-    if chosen is None:
+    choice = next((at for at in order if not misses[at]), None)
+    if choice is None:
         at = min(order, key=lambda at: max(miss.times for miss in misses[at]))
-        lost = "; ".join(miss.text for miss in misses[at])
+        reasons = "; ".join(miss.text for miss in misses[at])
         value = rows[at][knob]
-        return value, f"{knob} {shown(value)} is a compromise, for no value is best in all: {lost}."
-    return rows[chosen][knob], _reason(rows, misses, chosen, knob, thrifty_is_more, criteria)
+        return value, f"{knob} {shown(value)} is a compromise, for no value is best in all: {reasons}."
+    return rows[choice][knob], _reason(rows, misses, choice, knob, thrifty_is_more, criteria)
 
 
 class _Miss(NamedTuple):
@@ -238,25 +238,25 @@ def _misses(
 def _reason(
     rows: list[dict[str, Any]],
     misses: list[list[_Miss]],
-    chosen: int,
+    choice: int,
     knob: str,
     thrifty_is_more: bool,
     criteria: Sequence[Criterion],
 ) -> str:
-    row, value = rows[chosen], shown(rows[chosen][knob])
+    row, value = rows[choice], shown(rows[choice][knob])
     most = "largest" if thrifty_is_more else "smallest"
     tolerances = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)
-    reached = (
+    targets = (
         f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
         f"{row['static_concurrency']:,.0f} requests at once"
     )
     text = (
-        f"{knob} {value} is the {most} that keeps up with the best of all values ({tolerances}): {reached}."
+        f"{knob} {value} is the {most} that keeps up with the best of all values ({tolerances}): {targets}."
     )
-    after = chosen + (1 if thrifty_is_more else -1)
+    after = choice + (1 if thrifty_is_more else -1)
     if not 0 <= after < len(rows):
         text += f" Nothing {'larger' if thrifty_is_more else 'smaller'} that runs was tried."
     elif misses[after]:
-        lost = "; ".join(miss.text for miss in misses[after])
-        text += f" {shown(rows[after][knob])} would mean {lost}."
+        reasons = "; ".join(miss.text for miss in misses[after])
+        text += f" {shown(rows[after][knob])} would mean {reasons}."
     return text

@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What all settings of a tuning share. An executor calls `run` with one setting at a time."""
+    """Data that all settings of a tuning share. An executor calls `run` with one setting at a time."""
 
     trace: Trace
     scenario: Scenario

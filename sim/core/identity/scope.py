@@ -10,7 +10,7 @@ import xxhash
 
 @dataclass(frozen=True)
 class Scope:
-    """What must be equal before prefixes are even compared; a different scope never hits.
+    """The facts that must be equal before prefixes are compared; a different scope never hits.
 
     Fields left empty are the deployment's defaults. `positional` digests RoPE scaling and the like,
     `multimodal` the images or audio a prompt refers to, `salt` keeps tenants apart.

@@ -126,6 +126,6 @@ class FairEviction:
         return [order for order in self.orders.values() if isinstance(order, LowestPriority)]
 
     def figures(self) -> dict[str, object]:
-        """What each tenant's order has counted."""
+        """The figures of each tenant's order, for a replay's summary."""
         counted = {tenant: order.figures() for tenant, order in self.orders.items()}
         return {"tenants": counted} if any(counted.values()) else {}

@@ -32,7 +32,7 @@ NOTHING = GroupHit([], 0, 0)
 
 
 class Group(Protocol):
-    """What `KvMemory` asks of a group. All groups of a replica take their blocks from one pool.
+    """Protocol of a group, as `KvMemory` uses it. All groups of a replica take their blocks from one pool.
 
     `KvMemory` counts on one block per `block_size` tokens in each group (`fits`, `quiet`, `crossing_blocks`).
     """

@@ -183,7 +183,7 @@ class KvMemory:
         return tokens if 0 < tokens < self.block_size else 0
 
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
-        """What a waiting request has beyond its hit: of its parent, put aside, or partly cached."""
+        """Tokens beyond a waiting request's hit: of its parent, swapped out, or partly cached."""
         if request.parent is not None and (tokens := self.fork_tokens(request, hit)):
             return HeadStart(tokens, StartKind.FORK)
         tokens = min(request.swapped_tokens, request.known_tokens - 1) - hit.tokens
@@ -366,7 +366,7 @@ class KvMemory:
         return self.pool.evicted_blocks
 
     def eviction_figures(self) -> dict[str, object]:
-        """What the eviction order has counted; empty for vLLM's."""
+        """The figures of the eviction order; empty for vLLM's."""
         order = self.pool.eviction
         return order.figures() if isinstance(order, RankedEviction | FairEviction) else {}
 

@@ -261,7 +261,7 @@ class Lookup:
         return hits
 
     def _segments(self, keys: BlockKeys, segment: int) -> list[dict[int, int]] | None:
-        """What is cached of a segment in each group; None where some group has nothing."""
+        """The cached blocks of a segment in each group; None where some group has none."""
         digest = keys.digests[segment]
         index = self._pool.index
         cached: list[dict[int, int]] = []

@@ -20,7 +20,7 @@ _NO_HIT = Hit(0, 0, 0, ())
 
 
 class Held:
-    """What a request holds: the locked `node`, `shared` pages up to it, and `pages` in all.
+    """The pages of one request: the locked `node`, `shared` pages up to it, and `pages` in all.
 
     `inserted` is how many of its pages it has put in the tree so far, or found there.
     """

@@ -71,7 +71,7 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """What an insertion did: it ends at `node`; `freed` of its pages were in the tree already."""
+    """Result of an insertion: it ends at `node`; `freed` of its pages were in the tree already."""
 
     node: Node
     freed: int

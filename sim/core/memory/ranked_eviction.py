@@ -49,7 +49,7 @@ class RankedEviction:
         """Takes note that a piece with content is gone: evicted (it is empty then), or held again."""
 
     def figures(self) -> dict[str, object]:
-        """What the order has counted, for a replay's summary."""
+        """The order's figures, for a replay's summary."""
         return {}
 
     # ---- the protocol

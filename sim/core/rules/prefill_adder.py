@@ -40,7 +40,7 @@ class Prompt:
 
 
 class Headroom:
-    """What a running request may still generate, as the adder counts it."""
+    """Tokens that a running request may still generate, as the adder counts them."""
 
     def __init__(self, ratio: float, *, ignore_eos: bool) -> None:
         self.ratio = 1.0 if ignore_eos else ratio

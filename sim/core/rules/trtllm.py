@@ -290,7 +290,7 @@ class TrtllmMix:
 
 
 def _shape(request: Request, hit: Hit | None) -> Context:
-    """What is left of a prompt, and how much of that is cached."""
+    """The rest of a prompt, and how much of it is cached."""
     if hit is None:
         return Context(request.known_tokens - request.computed_tokens, 0)
     return Context(request.known_tokens, hit.tokens)

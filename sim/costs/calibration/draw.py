@@ -134,13 +134,13 @@ def _redrawn(costs: MeasuredCosts, corrections: Corrections, index: int, seed: i
     """Corrections as likely as the fitted ones, given the results that they were fitted to."""
     random = np.random.default_rng([seed, index, 1])
     step_ms, decode, prompt = random.multivariate_normal(np.zeros(3), np.array(corrections.covariance))
-    drawn = replace(
+    variant = replace(
         corrections,
         step_s=corrections.step_s + step_ms / 1e3,
         decode=corrections.decode * math.exp(decode),
         prompt=corrections.prompt * math.exp(prompt),
     )
-    return costs.corrected(drawn)
+    return costs.corrected(variant)
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:

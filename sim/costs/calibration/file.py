@@ -235,10 +235,10 @@ def _rows(body: dict[str, Any], name: str, key: str) -> list[dict[str, Any]]:
     """A table of errors. Raises TypeError or KeyError for rows that are none."""
     rows = [dict(row) for row in body.get(name, [])]
     for row in rows:
-        for named in (key, "steps", "error_percent", "p50_percent"):
-            kinds = (str,) if named == key else (int, float)
-            if type(row[named]) not in kinds:
-                raise TypeError(f"{name}: {named} is {row[named]!r}")
+        for column in (key, "steps", "error_percent", "p50_percent"):
+            kinds = (str,) if column == key else (int, float)
+            if type(row[column]) not in kinds:
+                raise TypeError(f"{name}: {column} is {row[column]!r}")
     return rows
 
 
@@ -263,12 +263,12 @@ def shipped() -> dict[str, Path]:
 
 def load(name: str) -> Calibration:
     """A shipped calibration by name, or a file. Errors: BadInput naming those there are."""
-    known = shipped()
-    if name in known:
-        return Calibration.load(known[name])
+    names = shipped()
+    if name in names:
+        return Calibration.load(names[name])
     if Path(name).is_file():
         return Calibration.load(name)
     raise BadInput(
         f"no costs {name!r}: give a calibration's file, auto, measured, roofline, or one of "
-        f"{', '.join(known)}"
+        f"{', '.join(names)}"
     )

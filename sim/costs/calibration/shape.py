@@ -90,9 +90,9 @@ def identity(facts: ModelFacts) -> dict[str, Any]:
 def graph_sizes(meta: dict[str, Any]) -> tuple[int, ...]:
     """Token counts a step is padded to: as recorded in `config.cuda_graph_sizes`, or vLLM's defaults."""
     config = meta.get("config", {})
-    listed = config.get("cuda_graph_sizes")
-    if isinstance(listed, list):
-        return tuple(sorted(int(size) for size in listed))
+    sizes = config.get("cuda_graph_sizes")
+    if isinstance(sizes, list):
+        return tuple(sorted(int(size) for size in sizes))
     if meta.get("engine") != "vllm" or config.get("cuda_graphs") in (None, "none"):
         return ()
     return tuple(capture_sizes(int(config.get("max_num_seqs", 256))))

@@ -89,5 +89,5 @@ class Target:
     @property
     def kv_read_s(self) -> float:
         """Seconds to read one token of the KV cache at the published bandwidth."""
-        stored = self.model.kv_bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size)
-        return stored / self.gpu.hbm_bytes_per_s
+        kv_bytes = self.model.kv_bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size)
+        return kv_bytes / self.gpu.hbm_bytes_per_s

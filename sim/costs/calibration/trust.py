@@ -57,10 +57,10 @@ def _left_out(calibration: Calibration) -> dict[str, tuple[float, float]]:
 
     worst = {}
     for name in (RECORDING, SEGMENT):
-        chosen = [row for row in rows if part(row) == name]
-        if chosen:
-            total = max(abs(row["error_percent"]) for row in chosen)
-            worst[name] = (total, max(row["p50_percent"] for row in chosen))
+        part_rows = [row for row in rows if part(row) == name]
+        if part_rows:
+            total = max(abs(row["error_percent"]) for row in part_rows)
+            worst[name] = (total, max(row["p50_percent"] for row in part_rows))
     return worst
 
 

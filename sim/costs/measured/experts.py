@@ -57,20 +57,20 @@ class ExpertTimes:
         self._gpu = gpu
         self.tokens = self._family.axes["tokens"]
 
-    def shape(self, hidden: int, moe: Moe, stored: str, tp: int, ep: int) -> ExpertShape:
+    def shape(self, hidden: int, moe: Moe, weight_dtype: str, tp: int, ep: int) -> ExpertShape:
         """The shape of a model's experts. Errors: NotMeasured for the dtype of its weights."""
         measured = {key[0] for key in self._family.keys}
-        for dtype in _KERNELS.get(stored, ()):
+        for dtype in _KERNELS.get(weight_dtype, ()):
             if dtype in measured:
                 return ExpertShape(dtype, hidden, moe.intermediate, moe.active, moe.experts, tp, ep)
-        raise NotMeasured(f"experts with {stored} weights were not measured")
+        raise NotMeasured(f"experts with {weight_dtype} weights were not measured")
 
-    def seconds(self, shape: ExpertShape, stored: str) -> Floats:
+    def seconds(self, shape: ExpertShape, weight_dtype: str) -> Floats:
         """Time of one layer's experts for each number of tokens in `tokens`. Errors: NotMeasured."""
         if (*shape, SKEWED) in self._family.keys:
             return self._measured(shape)
         near = self._nearest(shape)
-        return self._measured(near) * self._least(shape, stored) / self._least(near, stored)
+        return self._measured(near) * self._least(shape, weight_dtype) / self._least(near, weight_dtype)
 
     def _measured(self, shape: ExpertShape) -> Floats:
         """Time with the routing that so many tokens have."""
@@ -102,11 +102,11 @@ class ExpertTimes:
             )
         return near
 
-    def _least(self, shape: ExpertShape, stored: str) -> Floats:
+    def _least(self, shape: ExpertShape, weight_dtype: str) -> Floats:
         """The least time for each number of tokens: streaming touched experts, or the arithmetic."""
         matrix = 3.0 * shape.hidden * shape.inter / shape.tp
         touched = touched_experts(shape.experts, shape.active, self.tokens) / shape.ep
-        stream = touched * matrix * WEIGHT_BITS[stored] / 8 / self._gpu.hbm_bytes_per_s
+        stream = touched * matrix * WEIGHT_BITS[weight_dtype] / 8 / self._gpu.hbm_bytes_per_s
         rate = self._gpu.matmul_flops("fp8" if shape.dtype.startswith("fp8") else "bf16")
         return np.maximum(stream, 2.0 * self.tokens * shape.active / shape.ep * matrix / rate)
 

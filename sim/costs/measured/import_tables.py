@@ -171,9 +171,9 @@ def _grid(frame: pd.DataFrame, family: SourceFamily) -> tuple[list[list[Any]], d
     at += [np.searchsorted(values, rows[column]) for column, values in zip(axes, swept, strict=True)]
     times = np.full((len(index), *map(len, swept)), np.nan)
     times[tuple(at)] = rows["latency"].to_numpy() / 1e3
-    listed = [[_plain(value) for value in row] for row in configurations.itertuples(index=False)]
-    named = {name: [int(value) for value in values] for name, values in zip(family.axes, swept, strict=True)}
-    return listed, named, times
+    shapes = [[_plain(value) for value in row] for row in configurations.itertuples(index=False)]
+    grids = {name: [int(value) for value in values] for name, values in zip(family.axes, swept, strict=True)}
+    return shapes, grids, times
 
 
 def _routing(rows: Any) -> Any:

@@ -50,16 +50,16 @@ class ContextPieces(DecodeLine):
         at = bisect_right(self.starts, ctx) - 1
         if at + 1 == len(self.starts) or ctx + (most - 1) * self.n < self.starts[at + 1]:
             return self.pieces[at].steps_begun(ctx, mx, within_ns, most, extra_ns)
-        begun = 0
+        count = 0
         for line, (here, longest, steps) in self._parts(at, ctx, mx, most):
-            if begun and within_ns <= 0:
+            if count and within_ns <= 0:
                 break
             piece_ns = line.ns(here, longest, steps) + extra_ns * steps
-            if piece_ns >= within_ns or begun + steps == most:
-                return begun + line.steps_begun(here, longest, within_ns, steps, extra_ns)
-            begun += steps
+            if piece_ns >= within_ns or count + steps == most:
+                return count + line.steps_begun(here, longest, within_ns, steps, extra_ns)
+            count += steps
             within_ns -= piece_ns
-        return begun
+        return count
 
     def _parts(
         self, at: int, ctx: int, mx: int, steps: int

@@ -73,9 +73,9 @@ class Operations:
             heads = AttentionHeads(
                 kv_dtype, a.heads // tp, model.local_kv_heads(tp), a.head_dim, group.window
             )
-            stored = 2 * heads.kv_heads * a.head_dim * model.kv_element_bytes(kv_dtype)
+            kv_bytes = 2 * heads.kv_heads * a.head_dim * model.kv_element_bytes(kv_dtype)
             decode = DecodeAttention(table.family("decode"), heads)
-            self._decode.append((group.layers, group.window, stored / gpu.hbm_bytes_per_s, decode))
+            self._decode.append((group.layers, group.window, kv_bytes / gpu.hbm_bytes_per_s, decode))
             prompt = PromptAttention(table.family("context"), heads, tiles, gpu.sms)
             self.prompt.append((group.layers, group.window, prompt))
 
@@ -184,9 +184,9 @@ class Operations:
         table = self.table
         if "mla_decode" not in table:
             table = find_table(self.gpu.name, "vllm") or table
-        stored = BF16 if m.weight_dtype in ("bf16", "fp16") or m.quantized != "all" else "fp8_block"
+        weight_dtype = BF16 if m.weight_dtype in ("bf16", "fp16") or m.quantized != "all" else "fp8_block"
         return LatentAttention(
-            table, m.attention.mla, m.hidden, (kv_dtype, stored, m.attention.heads // self.tp)
+            table, m.attention.mla, m.hidden, (kv_dtype, weight_dtype, m.attention.heads // self.tp)
         )
 
 

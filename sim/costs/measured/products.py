@@ -42,15 +42,15 @@ class Products:
         self.rows = self._family.axes["m"]
         self._sizes: dict[str, tuple[list[float], list[float]]] = {}
 
-    def dtype(self, stored: str, model_type: str) -> str:
-        """The kernel for weights of dtype `stored`. Errors: NotMeasured."""
-        dtypes = _KERNELS.get(stored, ())
-        if stored == "fp8" and model_type in _SCALED_BY_BLOCKS:
+    def dtype(self, weight_dtype: str, model_type: str) -> str:
+        """The kernel for weights of dtype `weight_dtype`. Errors: NotMeasured."""
+        dtypes = _KERNELS.get(weight_dtype, ())
+        if weight_dtype == "fp8" and model_type in _SCALED_BY_BLOCKS:
             dtypes = dtypes[::-1]
         for dtype in dtypes:
             if _shapes(self._of(dtype)[0], dtype) >= _LEAST_SHAPES:
                 return dtype
-        raise NotMeasured(f"matrix products with {stored} weights were not measured")
+        raise NotMeasured(f"matrix products with {weight_dtype} weights were not measured")
 
     def seconds(self, dtype: str, inputs: int, outputs: int) -> Floats:
         """Time of one product for each number of rows in `rows`."""
