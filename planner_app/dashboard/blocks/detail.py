@@ -7,14 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from pagecast.planner_app.dashboard.blocks.frames import Frames, Look
-from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Ints, LogKind
+from pagecast.planner_app.dashboard.blocks.log import CODES, NOBODY, WITHDRAWN, BlockLog, Ints
+from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 
-_ENDS = (LogKind.FREED, LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED)
-_ENDS_OF_HYBRID = (LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED)
-_GAINS = (LogKind.ALLOCATED, LogKind.REUSED)
-_LOSSES = (LogKind.ALLOCATED, LogKind.EVICTED, LogKind.WITHDRAWN)
+_ENDS = (
+    CODES[EventKind.FREED],
+    CODES[EventKind.PREEMPTED],
+    CODES[EventKind.FINISHED],
+    CODES[EventKind.CANCELLED],
+)
+_ENDS_OF_HYBRID = (CODES[EventKind.PREEMPTED], CODES[EventKind.FINISHED], CODES[EventKind.CANCELLED])
+_GAINS = (CODES[EventKind.ALLOCATED], CODES[EventKind.REUSED])
+_LOSSES = (CODES[EventKind.ALLOCATED], CODES[EventKind.EVICTED], WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def facts(
     log, until = frames.log, int(frames.first[frame + 1])
     events = _events_of(log, block, until)
     look = Look(int(frames.picture(frame)[block]) & 7)
-    written = [index for index in events if log.kind[index] == LogKind.ALLOCATED]
+    written = [index for index in events if log.kind[index] == CODES[EventKind.ALLOCATED]]
     step = int(frames.step[frame])
     if not written:
         return BlockFacts(block, look, (), NOBODY, -1, 0, None, 0, "", "", (), ())
@@ -108,7 +114,7 @@ def _owners(log: BlockLog, events: list[int], until: int) -> tuple[int, ...]:
         request = int(log.request[index])
         if log.kind[index] in _GAINS and not _ended(log, request, index, until):
             owners[request] = None
-        elif log.kind[index] == LogKind.LEFT:
+        elif log.kind[index] == CODES[EventKind.LEFT]:
             owners.pop(request, None)
     return tuple(owners)
 
@@ -123,7 +129,7 @@ def _table(log: BlockLog, request: int, index: int, until: int) -> tuple[Ints, I
     """A request's blocks in order, as far as it got with the admission that event `index` belongs to, and
     the event that gave it each."""
     own = np.flatnonzero(log.request[:until] == request)
-    admitted = own[(own <= index) & (log.kind[own] == LogKind.ADMITTED)][-1]
+    admitted = own[(own <= index) & (log.kind[own] == CODES[EventKind.ADMITTED])][-1]
     ends = own[(own > index) & np.isin(log.kind[own], _ENDS)]
     last = int(ends[0]) if len(ends) else until
     gains = own[(own > admitted) & (own < last) & np.isin(log.kind[own], _GAINS)]

@@ -12,7 +12,8 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Floats, Ints, LogKind
+from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Floats, Ints
+from pagecast.sim.core.events import EventKind
 
 Int32s = npt.NDArray[np.int32]
 WHOSE = 3  # bits below the request's number
@@ -91,26 +92,31 @@ class _Pool:
         self.loading = np.zeros(num_blocks, bool)
         self.tables: dict[int, dict[int, list[Ints]]] = {}
 
-    def apply(self, kind: int, request: int, blocks: Ints, group: int) -> Ints:
-        """Takes an event in. Returns the blocks that may look different now."""
-        if kind == LogKind.ALLOCATED:
+    def apply(self, kind: EventKind | None, request: int, blocks: Ints, group: int) -> Ints:
+        """Takes an event in; `kind` None: a withdrawal. Returns the blocks that may look different now."""
+        if kind is EventKind.ALLOCATED:
             return self._allocate(request, blocks, group)
-        if kind == LogKind.STORED:
+        if kind is EventKind.STORED:
             self.indexed[blocks] = True
             self.tail[blocks] = False
-        elif kind == LogKind.REUSED:
+        elif kind is EventKind.REUSED:
             self._hold(request, blocks, group)
-        elif kind == LogKind.LOADING:
+        elif kind is EventKind.LOADING:
             self.loading[blocks] = True
-        elif kind == LogKind.LOADED:
+        elif kind is EventKind.LOADED:
             return self._loaded(request)
-        elif kind == LogKind.LEFT:
+        elif kind is EventKind.LEFT:
             self._leave(request, blocks, group)
-        elif kind == LogKind.FREED and self.hybrid:
+        elif kind is EventKind.FREED and self.hybrid:
             return blocks
-        elif kind in (LogKind.EVICTED, LogKind.WITHDRAWN):
+        elif kind in (EventKind.EVICTED, None):
             self.indexed[blocks] = False
-        elif kind in (LogKind.FREED, LogKind.PREEMPTED, LogKind.FINISHED, LogKind.CANCELLED):
+        elif kind in (
+            EventKind.FREED,
+            EventKind.PREEMPTED,
+            EventKind.FINISHED,
+            EventKind.CANCELLED,
+        ):
             return self._drop(request)
         return blocks
 
@@ -177,7 +183,7 @@ def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | Non
     changes: list[Int32s] = []
     change = np.zeros(len(begins) + 1, np.int64)
     parts, before, until = [0], [states.copy()], MOST_EVENTS
-    kinds, requests = log.kind.tolist(), log.request.tolist()
+    requests = log.request.tolist()
     groups = [0] * len(log) if log.group is None else log.group.tolist()
     for frame in range(len(begins)):
         if first[frame + 1] > until and frame > parts[-1]:
@@ -188,7 +194,7 @@ def frames(log: BlockLog, progress: Callable[[tuple[int, int, str]], None] | Non
                 progress((int(first[frame]), len(log), "events drawn"))
         events = range(first[frame], first[frame + 1])
         touched = [
-            pool.apply(kinds[event], requests[event], log.of(event), groups[event]) for event in events
+            pool.apply(log.kind_of(event), requests[event], log.of(event), groups[event]) for event in events
         ]
         difference = _changes(pool, states, np.unique(np.concatenate(touched)))
         changes.append(difference)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -33,37 +32,12 @@ _COLUMNS = 5  # of a row: step, kind, request, first block, group
 _SHOWN_BLOCKS, _MOST_BLOCKS = 60, 2048  # of a line of the log: characters for block numbers, blocks looked at
 
 
-class LogKind(IntEnum):
-    """The core's kinds of events as numbers, and withdrawals."""
-
-    ALLOCATED = 0
-    STORED = 1
-    REUSED = 2
-    COPIED = 3
-    EVICTED = 4
-    FREED = 5
-    ADMITTED = 6
-    PREEMPTED = 7
-    FINISHED = 8
-    CANCELLED = 9
-    REJECTED = 10
-    WITHDRAWN = 11  # published blocks that a cancellation took back: their content was never computed
-    REVERTED = 12
-    LOADING = 13
-    LOADED = 14
-    STORING = 15
-    OFFLOADED = 16
-    LEFT = 17
-    SWAPPED_OUT = 18
-    SWAPPED_IN = 19
-    PROMOTING = 20
-    PROMOTED = 21
-    CASCADING = 22
-    CASCADED = 23
-
-
-_NUMBER = {kind: LogKind[kind.name] for kind in EventKind}
-_WORDS = [kind.name.lower().replace("_", " ") for kind in LogKind]
+CODES = {kind: code for code, kind in enumerate(EventKind)}
+"""The core's kinds of events as numbers, as `BlockLog.kind` holds them."""
+WITHDRAWN = len(CODES)
+"""Code of one more kind: published blocks that a cancellation took back. Their content was never computed."""
+_KINDS: tuple[EventKind | None, ...] = (*EventKind, None)
+_WORDS = [kind.name.lower().replace("_", " ") for kind in CODES] + ["withdrawn"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +45,7 @@ class BlockLog:
     """Event `i` came with step `step[i]`, to request number `request[i]`, on `blocks[start[i]:start[i + 1]]`.
 
     `group` is the KV group whose blocks these are, and `groups` describes each; empty where there is one.
-    `kind` holds numbers of `LogKind`; `detail` the words of the few events that have any. `time_s` is when
+    `kind` holds `CODES`, or `WITHDRAWN`; `detail` the words of the few events that have any. `time_s` is when
     each step was planned; None where no clock ran.
     """
 
@@ -89,6 +63,10 @@ class BlockLog:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def kind_of(self, index: int) -> EventKind | None:
+        """The kind of an event; None for a withdrawal."""
+        return _KINDS[int(self.kind[index])]
 
     def of(self, index: int) -> Ints:
         """The blocks of an event."""
@@ -149,7 +127,7 @@ class Collector:
 
     def _note(self, event: Event) -> None:
         request = self.number(event.request) if event.request else NOBODY
-        self._append(event.step, _NUMBER[event.kind], request, event.blocks, event.detail, event.group)
+        self._append(event.step, CODES[event.kind], request, event.blocks, event.detail, event.group)
         if event.kind is EventKind.STORED:
             self._findable.update(event.blocks)
         elif event.kind in (EventKind.EVICTED, EventKind.ALLOCATED):
@@ -168,7 +146,7 @@ class Collector:
         withdrawals = self._findable - findable(self.scheduler)
         if withdrawals:
             self._findable -= withdrawals
-            self._append(events[-1].step, LogKind.WITHDRAWN, NOBODY, tuple(sorted(withdrawals)), "")
+            self._append(events[-1].step, WITHDRAWN, NOBODY, tuple(sorted(withdrawals)), "")
 
     def log(self, time_s: Callable[[Ints], Floats] | None = None) -> BlockLog:
         """All that was taken. `time_s` gives the seconds at which steps were planned."""

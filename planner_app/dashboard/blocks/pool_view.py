@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import streamlit as st
 from pagecast.planner_app.dashboard.blocks.frames import WHOSE, Frames, Look
-from pagecast.planner_app.dashboard.blocks.log import LogKind
+from pagecast.planner_app.dashboard.blocks.log import CODES
 from pagecast.planner_app.dashboard.blocks.pool_script import CSS, HTML, JS
+from pagecast.sim.core.events import EventKind
 
 # Blues and greens are requests, warm colours what concerns all: apart for colour-blind eyes by lightness.
 COLORS: dict[str, Any] = {
@@ -59,7 +60,7 @@ def payload(frames: Frames, part: int, name: Callable[[int], str], *, key: str) 
         "looks": [
             {"value": int(look) | (2 << WHOSE if look is Look.SHARED else 0), "name": label, "help": why}
             for look, label, why in LOOKS
-            if look is not Look.LOADING or np.any(frames.log.kind == LogKind.LOADING)
+            if look is not Look.LOADING or np.any(frames.log.kind == CODES[EventKind.LOADING])
         ],
     }
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.planner_app.dashboard.blocks.detail import facts
 from pagecast.planner_app.dashboard.blocks.frames import WHOSE, Frames, Look, frames
-from pagecast.planner_app.dashboard.blocks.log import BlockLog, Collector, LogKind, findable, record
+from pagecast.planner_app.dashboard.blocks.log import CODES, BlockLog, Collector, findable, record
 from pagecast.planner_app.dashboard.blocks.sandbox import (
     Action,
     Sandbox,
@@ -23,6 +23,7 @@ from pagecast.planner_app.dashboard.blocks.sandbox import (
 )
 from pagecast.sim.core.check import check
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.request import State
@@ -322,7 +323,7 @@ def test_pictures_of_a_model_with_windows_are_the_cores_state():
         "window of 128 tokens, blocks of 16 tokens",
         "full attention, blocks of 16 tokens",
     )
-    written = int(shown.log.of(int(np.flatnonzero(shown.log.kind == LogKind.ALLOCATED)[0]))[0])
+    written = int(shown.log.of(int(np.flatnonzero(shown.log.kind == CODES[EventKind.ALLOCATED])[0]))[0])
     known = facts(shown, 0, written, lambda row: Feed(trace, 16).request(row, 0).keys, lambda row: Scope())
     assert known.group.startswith("group 0: window of 128 tokens")
 
@@ -337,10 +338,10 @@ def test_a_replay_with_a_host_tier_shows_loads():
 
 def test_blocks_that_are_loaded_from_the_host_are_shown_as_such():
     events = [
-        (0, LogKind.ALLOCATED, 0),
-        (0, LogKind.LOADING, 2),
-        (3, LogKind.LOADED, 2),
-        (4, LogKind.FREED, 2),
+        (0, CODES[EventKind.ALLOCATED], 0),
+        (0, CODES[EventKind.LOADING], 2),
+        (3, CODES[EventKind.LOADED], 2),
+        (4, CODES[EventKind.FREED], 2),
     ]
     blocks = np.array([5, 6, 5, 6])
     log = BlockLog(
