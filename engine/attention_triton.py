@@ -11,14 +11,52 @@ from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
 from pagecast.kernels.paged_prefill import paged_prefill
 from pagecast.kernels.prefill_plan import COLUMNS, most_rows, plan_prefill
+from pagecast.kernels.widen_blocks import widen_blocks
 from torch import Tensor
+
+MOST_WIDE_TOKENS = 32768
+LEAST_NEW_TOKENS = 256
+
+
+class WideBlocks:
+    """A layer's blocks of the step's prompts in the queries' dtype, beside an fp8 cache.
+
+    Used where a step has at least `LEAST_NEW_TOKENS` in its prompts, which see at most `MOST_WIDE_TOKENS`.
+    """
+
+    def __init__(self, kv: Tensor, dtype: torch.dtype) -> None:
+        self._block_size = kv.shape[3]
+        room = MOST_WIDE_TOKENS // self._block_size
+        self._blocks = torch.empty(room, *kv.shape[2:], dtype=dtype, device=kv.device)
+        self._numbers = torch.empty(0, dtype=torch.int32, device=kv.device)
+        self.tables: Tensor | None = None
+        """The prompts' block tables of the wide blocks; None where the step does without."""
+
+    def begin(self, pages: Pages) -> None:
+        """Looks up the blocks of a step's prompts. Steps that are captured have none on the host."""
+        self.tables = None
+        prompts = pages.prompts
+        counts = -(-np.asarray(prompts.lens, np.int64) // self._block_size)
+        if sum(prompts.tokens) < LEAST_NEW_TOKENS or counts.sum() > len(self._blocks):
+            return
+        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        at = np.repeat(np.asarray(prompts.rows, np.int64), counts) * pages.tables.shape[1] + nth
+        places = torch.from_numpy(at).to(pages.tables.device, non_blocking=True)
+        self._numbers = pages.tables.reshape(-1)[places]
+        self.tables = torch.zeros_like(pages.tables)
+        self.tables.view(-1)[places] = torch.arange(len(at), dtype=torch.int32, device=places.device)
+
+    def layer(self, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of the step's prompts in one layer, whose cache is `kv`."""
+        widen_blocks(kv, self._numbers, self._blocks)
+        return self._blocks[:, 0], self._blocks[:, 1]
 
 
 class TritonBackend:
     """Reads lengths, tables and tiles on the device, so that steps can be captured in CUDA graphs.
 
     Layers with one window share the schedule of a step. All share its plan of the prompts, which cuts no
-    tiles where a layer has a window.
+    tiles where a layer has a window. An fp8 cache is widened, layer by layer, for steps with many new tokens.
     """
 
     name = "triton"
@@ -42,6 +80,7 @@ class TritonBackend:
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._pages: Pages | None = None
         self._cut: Pieces | None = None
+        self._wide = None if kv.dtype == shape.dtype else WideBlocks(kv, shape.dtype)
 
     def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
         """The plan of the step's prefill attention, flat: which program computes which tile."""
@@ -78,6 +117,8 @@ class TritonBackend:
         """Keeps the step's pages, and shares out the work of its decodes."""
         self._pages = pages
         self._cut = self._waiting(pages)
+        if self._wide is not None:
+            self._wide.begin(pages)
         if pages.decode_rows:
             for schedule in self._schedules.values():
                 schedule.update(pages.decode_lens)
@@ -93,8 +134,11 @@ class TritonBackend:
             table, lens, schedule = pages.decode_table, pages.decode_lens, self._schedules[window]
             paged_decode(q[:n], keys, values, table, lens, schedule=schedule, out=out[:n], window=window)
         if pages.extra is not None:
-            plan, cut = pages.extra.view(-1, COLUMNS), self._cut
-            paged_prefill(q, keys, values, pages.tables, plan, out=out, window=window, pieces=cut)
+            plan, tables = pages.extra.view(-1, COLUMNS), pages.tables
+            if self._wide is not None and self._wide.tables is not None:
+                tables = self._wide.tables
+                keys, values = self._wide.layer(shape.kv[layer])
+            paged_prefill(q, keys, values, tables, plan, out=out, window=window, pieces=self._cut)
         return out
 
     def copy_blocks(self, pairs: Tensor) -> None:

@@ -139,6 +139,7 @@ def predicted_items(spec: ModelSpec, gpu_name: str, options: Options) -> tuple[d
             max_model_len=options.max_model_len,
             enforce_eager=True,
             model_runner="v2",
+            kv_cache_dtype=options.kv_cache_dtype,
         )
     except BadInput:
         return {}, None

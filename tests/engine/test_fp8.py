@@ -149,3 +149,28 @@ def test_fp8_kv_rounds_the_cache_and_nothing_else(model_of: Any, engine_of: Any,
 def test_fp8_kv_is_the_engines_only_other_dtype(model_of: Any, engine_of: Any) -> None:
     with pytest.raises(BadInput, match="kv_cache_dtype"):
         engine_of(model_of("qwen3").folder, kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize("least", [1, 10_000])
+def test_kernels_read_fp8_kv_as_plain_pytorch_does(
+    least: int, model_of: Any, engine_of: Any, watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts over the cache as it is, and over blocks that were widened."""
+    from pagecast.engine import attention_triton
+    from pagecast.engine.backend import Shape
+
+    monkeypatch.setattr(attention_triton, "LEAST_NEW_TOKENS", least)
+    folder = model_of("qwen3", num_hidden_layers=1).folder
+    prompts, rows = [list(range(3, 60)), [9, 8, 7], list(range(3, 40))], []
+    for kernels in (False, True):
+        engine = engine_of(folder, kv_cache_dtype="fp8", block_size=16, max_num_batched_tokens=48)
+        runner = engine.loop.runner
+        if kernels:
+            shape = Shape.of(runner.model.spec, runner.kv, runner.model.dtype, runner.rows.padding + 1)
+            runner.backend = runner.batches.backend = attention_triton.TritonBackend(shape)
+        logits = watched(engine)
+        engine.generate(prompts, SamplingParams(max_tokens=3))
+        rows.append(logits.rows)
+    assert rows[0].keys() == rows[1].keys()
+    for key, plain in rows[0].items():
+        assert float((rows[1][key] - plain).norm() / plain.norm()) < 1e-4
