@@ -18,6 +18,8 @@ p % block_size`. Modules:
     prefill_plan.py    which tiles, and pieces of long ones, a step with such chunks has
     merge_pieces.py    adds up the pieces of a tile that was cut
     copy_blocks.py     copies blocks inside the pool, to the host and back
+    widen_blocks.py    copies fp8 blocks in 16 bits, for prompts
+    fp8_linear.py      products with fp8 weights
     mixture.py         a mixture of experts: routing.py, grouped_gemm.py and the weighted sum
     reference.py       the same in plain PyTorch: what each kernel must compute
 
