@@ -156,7 +156,8 @@ def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
 
 def _free_blocks(pool: BlockPool) -> set[int]:
     """The blocks of all free pieces, which are checked on the way."""
-    free: set[int] = set()
+    free = set(pool.blanks)
+    _hold(len(free) == len(pool.blanks), "a blank block is listed twice")
     runs: dict[Run, int] = {}
     for piece in pool.eviction:
         _hold(piece in (piece.run.free or ()), "a run does not know its free piece")
@@ -170,7 +171,7 @@ def _free_blocks(pool: BlockPool) -> set[int]:
             top = piece.low
         _hold(top == run.owned(), f"{run.owned()} blocks of a run are held, those after {top} are free")
         _hold(len(run.free or ()) == pieces, "a run's free piece is not in the eviction order")
-    _hold(len(free) == pool.free_blocks, f"{len(free)} blocks in free pieces, {pool.free_blocks} counted")
+    _hold(len(free) == pool.free_blocks, f"{len(free)} free blocks, {pool.free_blocks} counted")
     return free
 
 

@@ -64,15 +64,17 @@ class Step:
     def begin(self, now: int) -> None:
         """Starts the next step."""
         self.now = now
-        self.chunks = []
-        self.preempted = []
-        self.left_out = set()
-        self.loads = []
-        self.stores = []
-        self.flushed = ()
-        self._newcomers = []
+        self.chunks.clear()
+        self.preempted.clear()
         self._computing = 0
         self._tick = self.running.tick
+        if self.left_out:
+            self.left_out = set()
+        if self.offloading is not None:
+            self.loads = []
+            self.stores = []
+            self.flushed = ()
+            self._newcomers = []
         self._decodes = ()
         self._context = 0
         self._longest = 0

@@ -73,9 +73,9 @@ class DecodeLine(NamedTuple):
         linear = 2 * base + per_ctx * (2 * ctx - n) + per_max * (2 * mx - 1)
         start = 2 * base * ctx + per_ctx * ctx * (ctx - n) + per_max * n * mx * (mx - 1)
         unit = 2 * n * FEMTO
-        limit = within_ns + start // unit
+        begun = start % unit
         last = most - 1
-        if (start + n * last * (square * last + linear)) // unit + extra_ns * last < limit:
+        if begun + n * last * (square * last + linear) < (within_ns - extra_ns * last) * unit:
             return most
         # Solve it for a first guess, then settle it exactly.
         first = linear - square + 2 * extra_ns * FEMTO
@@ -92,7 +92,7 @@ class DecodeLine(NamedTuple):
         for probe in (guess, guess + 1, guess + 2):
             if low < probe <= high:
                 k = probe - 1
-                if (start + n * k * (square * k + linear)) // unit + extra_ns * k < limit:
+                if begun + n * k * (square * k + linear) < (within_ns - extra_ns * k) * unit:
                     low = probe
                 else:
                     high = probe
@@ -100,7 +100,7 @@ class DecodeLine(NamedTuple):
         while high - low > 1:
             middle = (low + high) // 2
             k = middle - 1
-            if (start + n * k * (square * k + linear)) // unit + extra_ns * k < limit:
+            if begun + n * k * (square * k + linear) < (within_ns - extra_ns * k) * unit:
                 low = middle
             else:
                 high = middle

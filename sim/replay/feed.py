@@ -15,7 +15,9 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import Retention
 from pagecast.sim.replay.clients import NS
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import Spans, Trace
+
+_ROWS_AT_ONCE = 256
 
 
 class Feed:
@@ -38,7 +40,7 @@ class Feed:
         self._spans = None
         if trace.spans is not None:
             spans = trace.spans
-            self._spans = (spans.start.tolist(), spans.content, spans.offset, spans.length)
+            self._spans = SpanRows(spans)
         self._ids = trace.token_ids
         self._tenants = _texts(trace, "tenant")
         self._scopes = _scopes(trace, isolated=scenario is not None and scenario.isolation == "tenant")
@@ -99,20 +101,50 @@ class Feed:
             keys.extend(tokens(generated[0], generated[1], output).view(np.int64))
             return keys
         if self._spans is not None:
-            start, contents, offsets, lengths = self._spans
-            a, b = start[row], start[row + 1]
-            if b > a:
-                pieces = zip(
-                    contents[a:b].tolist(), offsets[a:b].tolist(), lengths[a:b].tolist(), strict=True
+            spans = self._spans.of(row)
+            if spans:
+                if items:
+                    spans = with_items(spans, items)
+                whole = len(spans) == 1  # and so in its one form
+                return BlockKeys.of_spans(
+                    self.block_size, spans, generated, scope, merged=whole, public=public
                 )
-                spans = with_items(pieces, items) if items else list(pieces)
-                return BlockKeys.of_spans(self.block_size, spans, generated, scope, public=public)
         if items:
             spans = with_items([(own_prompt(row), 0, prompt)], items)
             return BlockKeys.of_spans(self.block_size, spans, generated, scope)
         return BlockKeys.of_spans(
             self.block_size, ((own_prompt(row), 0, prompt),), generated, scope, merged=True
         )
+
+
+class SpanRows:
+    """The spans of rows as tuples. Where rows are asked for in order, those of many are made at once."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+        self._first = 0  # the first of the rows that are kept
+        self._end = 0  # the row after the last of them
+        self._starts: list[int] = []
+        self._pieces: list[tuple[int, int, int]] = []
+
+    def of(self, row: int) -> list[tuple[int, int, int]]:
+        """The spans `(content, offset, length)` of a row; none where it has no content."""
+        if row == self._end:
+            self._keep(row)
+        elif not self._first <= row < self._end:
+            return self._spans.row(row)
+        number = row - self._first
+        return self._pieces[self._starts[number] : self._starts[number + 1]]
+
+    def _keep(self, row: int) -> None:
+        spans = self._spans
+        starts = spans.start[row : row + _ROWS_AT_ONCE + 1]
+        self._first = row
+        self._end = row + len(starts) - 1
+        low, high = int(starts[0]), int(starts[-1])
+        self._starts = (starts - low).tolist()
+        columns = (spans.content, spans.offset, spans.length)
+        self._pieces = list(zip(*(column[low:high].tolist() for column in columns), strict=True))
 
 
 def items_of(text: str, tokens: int, row: int) -> list[tuple[str, int, int]]:

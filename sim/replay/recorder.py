@@ -48,7 +48,6 @@ REQUEST_COLUMNS = (
     "state",
 )
 STATES = (State.FINISHED, State.CANCELLED, State.REJECTED)
-_STATE_CODE = {state: code for code, state in enumerate(STATES)}
 _FLUSH_ROWS = 1 << 16
 
 
@@ -133,7 +132,7 @@ class Recorder:
                 request.recomputed_tokens,
                 request.preemptions,
                 request.queue_depth,
-                _STATE_CODE[request.state],
+                STATES.index(request.state),
             )
         )
         if request.reason:

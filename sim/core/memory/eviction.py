@@ -17,7 +17,8 @@ class Eviction(Protocol):
 
     `leaves_first`: the order itself takes blocks before those that precede them in a sequence. Where it is
     False, `next` must return a piece with `evictable() > 0`, and only that many blocks are taken at once.
-    `blanks_first`: blocks without findable content are taken before all others (vLLM).
+    `blanks_first`: blocks without findable content are taken before all others (vLLM). Then they do not come
+    here: the pool keeps them.
     """
 
     leaves_first: bool
@@ -25,9 +26,6 @@ class Eviction(Protocol):
 
     def add(self, piece: FreePiece) -> None:
         """Adds blocks that have just become free."""
-
-    def add_first(self, piece: FreePiece) -> None:
-        """Adds blocks to be taken before all others."""
 
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
         """Adds a piece cut off the high end of `place`, to be taken just before it."""
@@ -61,20 +59,27 @@ class LeastRecentlyUsed:
 
     def add(self, piece: FreePiece) -> None:
         """Adds a piece at the end: taken last."""
-        _link(piece, self.ring.before)
-
-    def add_first(self, piece: FreePiece) -> None:
-        """Adds a piece at the head: taken first."""
-        _link(piece, self.ring)
+        ring = self.ring
+        last = ring.before
+        piece.before = last
+        piece.after = ring
+        last.after = piece
+        ring.before = piece
 
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
         """Adds a piece just ahead of `place`."""
-        _link(piece, place.before)
+        before = place.before
+        piece.before = before
+        piece.after = place
+        before.after = piece
+        place.before = piece
 
     def remove(self, piece: FreePiece) -> None:
         """Takes a piece out of the ring."""
-        piece.before.after = piece.after
-        piece.after.before = piece.before
+        before = piece.before
+        after = piece.after
+        before.after = after
+        after.before = before
 
     def next(self) -> FreePiece:
         """The piece at the head of the ring."""
@@ -86,11 +91,3 @@ class LeastRecentlyUsed:
         while piece is not self.ring:
             yield piece
             piece = piece.after
-
-
-def _link(piece: FreePiece, before: FreePiece) -> None:
-    after = before.after
-    piece.before = before
-    piece.after = after
-    before.after = piece
-    after.before = piece

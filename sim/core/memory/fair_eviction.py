@@ -53,10 +53,6 @@ class FairEviction:
             order = self.orders[tenant] = self._make()
         return order
 
-    def add_first(self, piece: FreePiece) -> None:
-        """Adds a piece without content, to be taken first."""
-        self._blank.add_first(piece)
-
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
         """Adds a piece with the rank of the one it was cut off."""
         order = self._place.get(place)

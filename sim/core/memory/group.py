@@ -432,7 +432,7 @@ class FullGroup:
         pool = self.pool
         free = pool.free_blocks
         held = 0
-        blanks: list[Run] = []
+        blanks: list[list[int]] = []
         for run in reversed(holding.own):
             held += len(run.blocks)
             blank = pool.give_back(run)

@@ -52,7 +52,7 @@ class BlockPool:
         self.partial_reuse = partial_reuse
         self.ledger = ledger
         self.num_blocks = num_blocks
-        self.free_blocks = 0
+        self.free_blocks = num_blocks
         self.evicted_blocks = 0
         self.eviction = eviction
         self.index = PrefixIndex()
@@ -61,31 +61,37 @@ class BlockPool:
         self.births = 0  # runs made so far, where they are counted (`Run.born`)
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
-        self._free(Run(None, 0, list(_numbers(num_blocks))), 0, num_blocks)
-        self.freed = []
+        # Free blocks without content that are taken before all others, the next one last.
+        self.blanks: list[int] = list(_numbers(num_blocks))
 
     # ---- taking
 
     def take(self, n: int) -> list[int]:
-        """Takes `n` blocks in eviction order and evicts what they held.
+        """Takes `n` blocks, blanks first, then in eviction order, and evicts what they held.
 
         The caller has checked that `n` are free. O(pieces touched), plus one slice per piece.
         """
-        eviction = self.eviction
         self.free_blocks -= n
-        if n and eviction.leaves_first:
-            piece = eviction.next()
-            if piece.high - piece.low > n:
-                # The common case: one piece has enough.
-                piece.high -= n
-                blocks = self._cut_off(piece.run, piece.high)
-                if self.allocations is not None:
-                    self.allocations += blocks
-                return blocks
-        blocks = []
+        blanks = self.blanks
+        blocks: list[int] = []
+        if blanks and n:
+            blocks = blanks[-n:]
+            del blanks[-n:]
+            blocks.reverse()
+            n -= len(blocks)
+        if n:
+            self._take_pieces(n, blocks)
+        if self.allocations is not None:
+            self.allocations += blocks
+        return blocks
+
+    def _take_pieces(self, n: int, blocks: list[int]) -> None:
+        """Takes `n` blocks with content in eviction order, and appends them to `blocks`."""
+        eviction = self.eviction
+        next_piece = eviction.next
         leaves_first = eviction.leaves_first
         while n:
-            piece = eviction.next()
+            piece = next_piece()
             run = piece.run
             most = piece.high - piece.low if leaves_first else piece.evictable()
             if n < most:
@@ -97,9 +103,6 @@ class BlockPool:
                 assert run.free is not None
                 run.free.remove(piece)
             blocks += self._cut_off(run, length)
-        if self.allocations is not None:
-            self.allocations += blocks
-        return blocks
 
     def take_last(self, run: Run) -> list[int]:
         """Takes the last block of a run, which is free, with its content: that can't be found any more."""
@@ -126,14 +129,17 @@ class BlockPool:
 
     def _evict(self, run: Run, blocks: list[int]) -> None:
         length = len(run.blocks)
-        self.evicted_blocks += run.published - length
+        published = run.published
+        self.evicted_blocks += published - length
         if self.ledger is not None:
-            self.ledger.evict(run.tenant, run.published - length)
+            self.ledger.evict(run.tenant, published - length)
         if self.watcher is not None and run.key is not None:
-            self.watcher.removed(run.key, run.start + length, run.start + run.published)
+            self.watcher.removed(run.key, run.start + length, run.start + published)
         run.published = length
         if not length:
-            self._forget(run)
+            self.index.remove(run)
+            if run.parent is not None or run.children:
+                run.leave_tree()
         if self.log.events is not None:
             detail = "" if run.keep is None else f"priority={run.keep.priority}"
             if run.tenant:
@@ -154,11 +160,6 @@ class BlockPool:
             eviction.revert(piece)
             if self.log.events is not None:
                 self.log.add(EventKind.REVERTED, "", run.blocks[piece.low : piece.high])
-
-    def _forget(self, run: Run) -> None:
-        """Removes a run without findable blocks from the index and the tree."""
-        self.index.remove(run)
-        run.leave_tree()
 
     def unpublish(self, run: Run, published: int) -> None:
         """Makes the blocks of a run after the first `published` unfindable; their holders keep them."""
@@ -210,25 +211,23 @@ class BlockPool:
             return
         self._free(run, max(held) if held else 0, length)
 
-    def give_back(self, run: Run) -> Run | None:
+    def give_back(self, run: Run) -> list[int] | None:
         """The writer lets go of a run: what readers hold stays, the rest becomes free, the last block first.
 
         Returns blocks without content that go ahead of all others: the caller passes them to `free_first`.
         """
-        first: Run | None = None
+        first: list[int] | None = None
         run.writer = None
         published = run.published
         blocks = run.blocks
         n = len(blocks)
         if published < n:
-            blank = run
-            if published:
-                blank = Run(None, 0, blocks[published:])
-                del blocks[published:]
+            blank = blocks[published:]
+            del blocks[published:]
             if self.eviction.blanks_first:
                 first = blank
             else:
-                self._free(blank, 0, n - published)
+                self._free(Run(None, 0, blank), 0, n - published)
         if published:
             first_free = max(run.held) if run.held else 0
             if first_free < published:
@@ -239,15 +238,13 @@ class BlockPool:
             run.leave_tree()
         return first
 
-    def free_first(self, runs: list[Run]) -> None:
-        """Frees whole runs ahead of all other blocks, the first of them foremost."""
-        for run in reversed(runs):
-            piece = FreePiece(run, 0, len(run.blocks))
-            run.free = [piece]
-            self.eviction.add_first(piece)
-            self.free_blocks += piece.high
+    def free_first(self, parts: list[list[int]]) -> None:
+        """Frees blocks without content ahead of all others, the last block of the first part foremost."""
+        for part in reversed(parts):
+            self.blanks += part
+            self.free_blocks += len(part)
         if self.log.events is not None:
-            self.freed = [block for run in runs for block in reversed(run.blocks)] + self.freed
+            self.freed = [block for part in parts for block in reversed(part)] + self.freed
 
     def _free(self, run: Run, low: int, high: int) -> None:
         piece = FreePiece(run, low, high)
@@ -266,9 +263,7 @@ class BlockPool:
         """Evicts the next `blocks` free blocks; they stay free, ahead of all others."""
         victims = self.take(blocks)
         victims.reverse()
-        run = Run(None, 0, victims)
-        run.free = [FreePiece(run, 0, blocks)]
-        self.eviction.add_first(run.free[0])
+        self.blanks += victims
         self.free_blocks += blocks
 
     # ---- splitting

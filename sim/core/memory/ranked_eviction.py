@@ -61,10 +61,6 @@ class RankedEviction:
         else:
             self._blank.add(piece)
 
-    def add_first(self, piece: FreePiece) -> None:
-        """Adds a piece without content, to be taken first."""
-        self._blank.add_first(piece)
-
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
         """Adds a piece with the rank of the one it was cut off."""
         if place in self._entries:

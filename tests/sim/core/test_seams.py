@@ -77,28 +77,22 @@ class LeastFrequentlyUsed:
 
     leaves_first: bool = False
     blanks_first: bool = True
-    blank: list[FreePiece] = field(default_factory=list)
     pieces: list[FreePiece] = field(default_factory=list)
 
     def add(self, piece: FreePiece) -> None:
         self.pieces.append(piece)
 
-    def add_first(self, piece: FreePiece) -> None:
-        self.blank.insert(0, piece)
-
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
         self.pieces.append(piece)
 
     def remove(self, piece: FreePiece) -> None:
-        (self.blank if piece in self.blank else self.pieces).remove(piece)
+        self.pieces.remove(piece)
 
     def next(self) -> FreePiece:
-        if self.blank:
-            return self.blank[0]
         return min((piece for piece in self.pieces if piece.evictable()), key=lambda piece: piece.run.uses)
 
     def __iter__(self) -> Iterator[FreePiece]:
-        return iter([*self.blank, *self.pieces])
+        return iter(self.pieces)
 
 
 LFU = replace(VLLM, eviction=lambda limits: LeastFrequentlyUsed())
