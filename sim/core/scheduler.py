@@ -238,21 +238,22 @@ class Scheduler:
         # The newest plan may be an open stretch. It is settled where it is the plan committed here, or where
         # the outcome may change something. Otherwise it stays open: `Stride.quiet` made sure that this
         # commit changes nothing it could see.
-        if self.stride.open is plan or outcome.stopped or outcome.failed or outcome.accepted:
+        done = outcome is DONE
+        changes = not done and bool(outcome.stopped or outcome.failed or outcome.accepted)
+        if changes or self.stride.open is plan:
             self.stride.settle()
-        failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
+        failed = self.lifecycle.fail(outcome, now) if changes and outcome.failed else []
         in_flight.popleft()
         if self.memory.timed is not None:
             self.memory.at(now)
         if self.offloading is not None:
             self.lifecycle.give_back_deferred(plan)
-        last = plan.step + plan.steps - 1
-        if outcome is DONE and not plan.chunks and last not in self.running.draining:
+        if done and not plan.chunks and plan.step + plan.steps - 1 not in self.running.draining:
             return []
-        endings = failed + self.lifecycle.commit(plan, outcome, now)
+        endings = self.lifecycle.commit(plan, outcome, now)
         if outcome.transferred:
             self.transferred(outcome.transferred, outcome.lost)
-        return endings
+        return failed + endings if failed else endings
 
     def transferred(self, jobs: Sequence[int], lost: Sequence[int] = ()) -> None:
         """Takes note, between commits, that transfers to or from the host tier have ended, in this order.
