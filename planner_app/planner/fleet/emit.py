@@ -18,11 +18,29 @@ from pagecast.sim.scenario import Scenario
 
 _PORT = 8000
 _IMAGE = "vllm/vllm-openai:v0.24.0"
+_DYNAMO_IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.4.0"
 _NAME = "pagecast-fleet"
+_PICKER = f"{_NAME}-epp"
+_PICKER_PORT = 9002  # where llm-d's endpoint picker answers a gateway
 _LLMD_WEIGHTS = (
     ("queue-scorer", "queue"),
     ("kv-cache-utilization-scorer", "kv"),
     ("prefix-cache-scorer", "prefix"),
+)
+_DYNAMO_MODES = {
+    "dynamo": "kv",
+    "round-robin": "round-robin",
+    "random": "random",
+    "least-loaded": "least-loaded",
+    "power-of-two": "power-of-two",
+}
+_DYNAMO_WEIGHTS = {
+    "overlap_score_credit": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+    "prefill_load_scale": "DYN_ROUTER_PREFILL_LOAD_SCALE",
+    "temperature": "DYN_ROUTER_TEMPERATURE",
+}
+_KV_EVENTS = (
+    '{"publisher":"zmq","topic":"kv-events","endpoint":"tcp://*:20080","enable_kv_cache_events":true}'
 )
 
 
@@ -74,6 +92,8 @@ def emit(form: str, scenario: Scenario, settings: FleetSettings) -> str:
     """The fleet in a form of `FORMS`. Errors: BadInput for another form, or what it can't say."""
     if form not in FORMS:
         raise BadInput(f"--emit {form}: forms are {', '.join(FORMS)}")
+    if any(group.role != "both" for group in settings.groups):
+        raise BadInput("--emit: groups with roles can't be written; give a fleet without disaggregation")
     return FORMS[form](scenario, settings)
 
 
@@ -133,49 +153,76 @@ def _label(name: str) -> str:
 
 
 def _llm_d(scenario: Scenario, settings: FleetSettings) -> str:
-    """The Kubernetes manifests, and the endpoint picker's configuration with the weights simulated."""
+    """The Kubernetes manifests, the pool of their pods, and the endpoint picker's configuration.
+
+    The configuration is a file of the picker (`--config-file`), with the weights simulated.
+    """
     if settings.router.policy != "llm-d":
         raise BadInput(f"--emit llm-d: the router is {settings.router.policy}; use --router llm-d")
     weights = {"queue": 2.0, "kv": 2.0, "prefix": 3.0, **settings.router.options}
     scorers = [{"pluginRef": plugin, "weight": float(weights[name])} for plugin, name in _LLMD_WEIGHTS]
     picker = {
-        "apiVersion": "inference.networking.x-k8s.io/v1alpha1",
+        "apiVersion": "llm-d.ai/v1alpha1",
         "kind": "EndpointPickerConfig",
         "plugins": [{"type": plugin} for plugin, _ in _LLMD_WEIGHTS] + [{"type": "max-score-picker"}],
         "schedulingProfiles": [
             {"name": "default", "plugins": [*scorers, {"pluginRef": "max-score-picker"}]},
         ],
     }
-    return _k8s(scenario, settings) + "---\n" + yaml.safe_dump(picker, sort_keys=False)
+    pool = {
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "kind": "InferencePool",
+        "metadata": {"name": _NAME},
+        "spec": {
+            "selector": {"matchLabels": {"app": _NAME}},
+            "targetPorts": [{"number": _PORT}],
+            "endpointPickerRef": {"name": _PICKER, "port": {"number": _PICKER_PORT}},
+        },
+    }
+    documents = [yaml.safe_dump(document, sort_keys=False) for document in (pool, picker)]
+    return "---\n".join([_k8s(scenario, settings), *documents])
 
 
 def _dynamo(scenario: Scenario, settings: FleetSettings) -> str:
     """A DynamoGraphDeployment: a frontend with its router, and one worker service per group."""
-    mode = {"dynamo": "kv", "round-robin": "round-robin", "random": "random"}.get(settings.router.policy)
+    mode = _DYNAMO_MODES.get(settings.router.policy)
     if mode is None:
-        raise BadInput("--emit dynamo: the router must be dynamo, round-robin or random")
+        raise BadInput(f"--emit dynamo: routers are {', '.join(_DYNAMO_MODES)}")
+    options = settings.router.options if mode == "kv" else {}
+    envs = {"DYN_ROUTER_MODE": mode} | {
+        variable: str(options[name]) for name, variable in _DYNAMO_WEIGHTS.items() if name in options
+    }
     services: dict[str, Any] = {
         "Frontend": {
             "componentType": "frontend",
             "replicas": 1,
-            "extraPodSpec": {"mainContainer": {"args": ["--router-mode", mode]}},
+            "envs": [{"name": name, "value": value} for name, value in envs.items()],
+            "extraPodSpec": {"mainContainer": {"image": _DYNAMO_IMAGE}},
         }
     }
     for number, group in enumerate(settings.groups):
         one = settings.model_copy(update={"groups": (group,)}).scenarios(scenario)[0][1]
         arguments = serve_arguments(one)
-        worker = ["-m", "dynamo.vllm", "--model", arguments[0], *arguments[3:]]
+        worker = ["--model", arguments[0], *arguments[3:]]
+        if mode == "kv":
+            worker += ["--kv-events-config", _KV_EVENTS]
         services[f"Worker{number}"] = {
             "componentType": "worker",
             "replicas": group.replicas,
             "resources": {"limits": {"gpu": str(one.tensor_parallel_size)}},
-            "extraPodSpec": {"mainContainer": {"command": ["python3"], "args": worker}},
+            "extraPodSpec": {
+                "mainContainer": {
+                    "image": _DYNAMO_IMAGE,
+                    "command": ["python3", "-m", "dynamo.vllm"],
+                    "args": worker,
+                }
+            },
         }
     document = {
         "apiVersion": "nvidia.com/v1alpha1",
         "kind": "DynamoGraphDeployment",
         "metadata": {"name": _NAME},
-        "spec": {"services": services},
+        "spec": {"backendFramework": "vllm", "services": services},
     }
     return _documents([document], scenario)
 

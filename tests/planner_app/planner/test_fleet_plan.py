@@ -74,17 +74,131 @@ def test_manifests_have_the_replicas_and_gpus_simulated():
     fleet = fleet_of("llm-d", groups=groups, router={"policy": "llm-d", "options": {"prefix": 5.0}})
     documents = list(yaml.safe_load_all(emit("llm-d", Scenario(), fleet)))
     kinds = [document["kind"] for document in documents]
-    assert kinds == ["Deployment", "Deployment", "Service", "EndpointPickerConfig"]
+    assert kinds == ["Deployment", "Deployment", "Service", "InferencePool", "EndpointPickerConfig"]
     assert [each["spec"]["replicas"] for each in documents[:2]] == [3, 1]
     limits = documents[1]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"nvidia.com/gpu": "2"}
-    weights = [one.get("weight") for one in documents[3]["schedulingProfiles"][0]["plugins"]]
+    weights = [one.get("weight") for one in documents[4]["schedulingProfiles"][0]["plugins"]]
     assert weights == [2.0, 2.0, 5.0, None]
     graph = yaml.safe_load(emit("dynamo", Scenario(), fleet_of("dynamo", groups=groups)))
     assert graph["kind"] == "DynamoGraphDeployment"
     assert graph["spec"]["services"]["Worker0"]["replicas"] == 3
     with pytest.raises(BadInput, match="use --router llm-d"):
         emit("llm-d", Scenario(), fleet_of("random"))
+
+
+# Fields of three schemas. Those with "!" are required, and there are no others.
+LABELS = {str: str}
+# gateway-api-inference-extension at 84436a9, config/crd/bases/inference.networking.k8s.io_inferencepools.yaml
+INFERENCE_POOL = {
+    "apiVersion!": ("inference.networking.k8s.io/v1",),
+    "kind!": ("InferencePool",),
+    "metadata!": {"name!": str, "namespace": str, "labels": LABELS, "annotations": LABELS},
+    "spec!": {
+        "selector!": {"matchLabels!": LABELS},
+        "targetPorts!": [{"number!": range(1, 65536)}],
+        "appProtocol": ("http", "kubernetes.io/h2c"),
+        "endpointPickerRef!": {
+            "group": str,
+            "kind": str,
+            "name!": str,
+            "port!": {"number!": range(1, 65536)},  # required where the kind is Service, as it is by default
+            "failureMode": ("FailOpen", "FailClose"),
+        },
+    },
+}
+# llm-d-router at ebab687 (0.9), apix/config/v1alpha1/endpointpickerconfig_types.go
+PICKER_CONFIG = {
+    "apiVersion!": ("llm-d.ai/v1alpha1",),
+    "kind!": ("EndpointPickerConfig",),
+    "featureGates": [str],
+    "plugins!": [{"name": str, "type!": str, "parameters": dict}],
+    "schedulingProfiles!": [{"name!": str, "plugins!": [{"pluginRef!": str, "weight": float}]}],
+    "dataLayer": dict,
+    "flowControl": dict,
+    "requestHandler": dict,
+    "saturationDetector": dict,
+    "parser": dict,
+}
+# dynamo, deploy/operator/api/v1alpha1: dynamographdeployment_types.go at 0fddc01,
+# dynamocomponentdeployment_types.go at 00686d6, common.go at 015d780
+ENVS = [{"name!": str, "value": str, "valueFrom": dict}]
+AMOUNTS = {"cpu": str, "memory": str, "gpu": str, "gpuType": str, "custom": LABELS}
+CONTAINER = {"name": str, "image": str, "command": [str], "args": [str], "workingDir": str, "env": ENVS}
+SERVICE = {
+    "annotations": LABELS,
+    "labels": LABELS,
+    "serviceName": str,
+    "componentType": str,
+    "subComponentType": str,
+    "globalDynamoNamespace": bool,
+    "resources": {"requests": AMOUNTS, "limits": AMOUNTS, "claims": list},
+    "envs": ENVS,
+    "envFromSecret": str,
+    "extraPodMetadata": dict,
+    "extraPodSpec": {"mainContainer": CONTAINER},  # and all of a PodSpec
+    "replicas": range(1 << 31),
+    "multinode": {"nodeCount!": range(2, 1 << 31)},
+}
+GRAPH = {
+    "apiVersion!": ("nvidia.com/v1alpha1",),
+    "kind!": ("DynamoGraphDeployment",),
+    "metadata!": {"name!": str, "namespace": str, "labels": LABELS, "annotations": LABELS},
+    "spec!": {
+        "annotations": LABELS,
+        "labels": LABELS,
+        "pvcs": list,
+        "services": {str: SERVICE},
+        "envs": ENVS,
+        "backendFramework": ("sglang", "vllm", "trtllm"),
+    },
+}
+
+
+def check(value, schema, place=""):
+    """Fails where a document does not keep a schema of the kind above."""
+    if isinstance(schema, tuple | range):
+        assert value in schema and not isinstance(value, bool), place
+    elif isinstance(schema, list):
+        assert isinstance(value, list) and value, place
+        for position, each in enumerate(value):
+            check(each, schema[0], f"{place}[{position}]")
+    elif isinstance(schema, dict) and str in schema:
+        for name, each in value.items():
+            check(each, schema[str], f"{place}.{name}")
+    elif isinstance(schema, dict):
+        fields = {name.rstrip("!"): kind for name, kind in schema.items()}
+        assert not set(value) - set(fields), (place, set(value) - set(fields))
+        missing = {name[:-1] for name in schema if name.endswith("!")} - set(value)
+        assert not missing, (place, missing)
+        for name, each in value.items():
+            check(each, fields[name], f"{place}.{name}")
+    else:
+        assert isinstance(value, schema), place
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_manifests_of_llm_d_and_dynamo_keep_the_projects_schemas(parallel):
+    scenario = Scenario(tensor_parallel_size=parallel, num_gpu_blocks=5000, max_model_len=8192)
+    groups = [{"name": "a", "replicas": 3}, {"name": "b", "scenario": {"block_size": 32}}]
+    router = {"policy": "llm-d", "options": {"prefix": 5.0}}
+    *_, pool, picker = yaml.safe_load_all(emit("llm-d", scenario, fleet_of(groups=groups, router=router)))
+    check(pool, INFERENCE_POOL)
+    check(picker, PICKER_CONFIG)
+    plugins = {plugin.get("name", plugin["type"]) for plugin in picker["plugins"]}
+    (profile,) = picker["schedulingProfiles"]
+    assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= plugins
+    router = {"policy": "dynamo", "options": {"temperature": 0.5}}
+    graph = yaml.safe_load(emit("dynamo", scenario, fleet_of(groups=groups, router=router)))
+    check(graph, GRAPH)
+    services = graph["spec"]["services"]
+    envs = {env["name"]: env["value"] for env in services["Frontend"]["envs"]}
+    assert envs == {"DYN_ROUTER_MODE": "kv", "DYN_ROUTER_TEMPERATURE": "0.5"}
+    arguments = services["Worker0"]["extraPodSpec"]["mainContainer"]["args"]
+    assert json.loads(arguments[arguments.index("--kv-events-config") + 1])["enable_kv_cache_events"]
+    apart = {"groups": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}
+    with pytest.raises(BadInput, match="without disaggregation"):
+        emit("dynamo", scenario, fleet_of("dynamo", **apart, disaggregation={}))
 
 
 def test_groups_may_have_any_name_and_kubernetes_names_are_its_own():
