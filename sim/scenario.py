@@ -27,6 +27,7 @@ from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.host_link import DISK_LATENCY_MS, DISK_LOAD_GB_PER_S, DISK_STORE_GB_PER_S
+from pagecast.sim.machine.link_faults import parse_link_faults, with_faults
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.machine.secondary_tiers import check_secondary_tiers
 from pagecast.sim.yaml_documents import read_mapping
@@ -253,6 +254,14 @@ class Scenario(BaseModel):
     slow_transfers: float = Field(
         0.0, ge=0, le=1, description="share of transfers that take ten times as long"
     )
+    link_faults: str | None = Field(
+        None,
+        description="failing and slow transfers link by link, as "
+        "host-load:failing=0.1;disk-store:slow=0.2,factor=5 (default: as the two shares say)",
+    )
+    kv_load_failure_policy: Literal["fail", "recompute"] = Field(
+        "fail", description="what becomes of a request whose load fails (vLLM: fail)"
+    )
     seed: int = Field(0, description="seed of all random draws")
 
     @classmethod
@@ -303,6 +312,13 @@ class Scenario(BaseModel):
             value = json.dumps(value)
         if isinstance(value, str):
             check_secondary_tiers(value)
+        return value
+
+    @field_validator("link_faults")
+    @classmethod
+    def _check_link_faults(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_link_faults(value)
         return value
 
     @field_validator("retention")
@@ -436,6 +452,7 @@ class Scenario(BaseModel):
             prompt_only=self.offload_prompt_only,
             store_threshold=self.kv_offloading_store_threshold,
             disk=self.secondary_tiers is not None,
+            kv_load_failure_policy=self.kv_load_failure_policy,
         )
 
     def host_links(self) -> HostLinks | None:
@@ -446,15 +463,17 @@ class Scenario(BaseModel):
 
         usual = host_bytes_per_s(find_gpu(self.gpu))
 
-        def link(gb_per_s: float | None) -> LinkSpec:
-            return LinkSpec(
+        def link(name: str, gb_per_s: float | None) -> LinkSpec:
+            spec = LinkSpec(
                 bytes_per_s=usual if gb_per_s is None else gb_per_s * 1e9,
                 latency_ns=round(self.host_latency_ms * 1e6),
                 failing=self.failing_transfers,
                 slow=self.slow_transfers,
             )
+            return with_faults(spec, name, self.link_faults)
 
-        load, store = link(self.host_load_gb_per_s), link(self.host_store_gb_per_s)
+        load = link("host-load", self.host_load_gb_per_s)
+        store = link("host-store", self.host_store_gb_per_s)
         return HostLinks(
             self.layout().block_bytes,
             load,
@@ -472,14 +491,19 @@ class Scenario(BaseModel):
         from pagecast.sim.machine.host_link import DiskLinks, LinkSpec
 
         factor = (self.kv_offloading_block_size or self.block_size) // self.block_size
+        speeds = {"disk-load": self.disk_load_gb_per_s, "disk-store": self.disk_store_gb_per_s}
         load, store = (
-            LinkSpec(
-                bytes_per_s=gb_per_s * 1e9,
-                latency_ns=round(self.disk_latency_ms * 1e6),
-                failing=self.failing_transfers,
-                slow=self.slow_transfers,
+            with_faults(
+                LinkSpec(
+                    bytes_per_s=gb_per_s * 1e9,
+                    latency_ns=round(self.disk_latency_ms * 1e6),
+                    failing=self.failing_transfers,
+                    slow=self.slow_transfers,
+                ),
+                name,
+                self.link_faults,
             )
-            for gb_per_s in (self.disk_load_gb_per_s, self.disk_store_gb_per_s)
+            for name, gb_per_s in speeds.items()
         )
         return DiskLinks(self.layout().block_bytes * self.tensor_parallel_size * factor, load, store)
 

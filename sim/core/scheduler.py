@@ -252,16 +252,25 @@ class Scheduler:
             return []
         endings = self.lifecycle.commit(plan, outcome, now)
         if outcome.transferred:
-            self.transferred(outcome.transferred, outcome.lost)
+            endings = [*endings, *self.transferred(outcome.transferred, outcome.lost, now)]
         return failed + endings if failed else endings
 
-    def transferred(self, jobs: Sequence[int], lost: Sequence[int] = ()) -> None:
+    def transferred(self, jobs: Sequence[int], lost: Sequence[int] = (), now: int = 0) -> list[Request]:
         """Takes note, between commits, that transfers to or from the host tier have ended, in this order.
 
-        `lost`: those of them that failed. A load that failed is computed; a store that failed is no store.
+        `lost`: those of them that failed. A store that failed is no store. The tokens of a load that failed
+        are computed, or its request ends (`kv_load_failure_policy`): those that ended are returned.
         """
-        assert self.offloading is not None
-        self.offloading.transferred(jobs, lost)
+        offloading = self.offloading
+        assert offloading is not None
+        failed: list[Request] = []
+        if lost and offloading.spec.kv_load_failure_policy == "fail":
+            failed = [request for number in lost if (request := offloading.loader(number)) is not None]
+        for request in failed:
+            request.reason = "a load from host memory failed"
+            self.cancel(request.id, now)
+        offloading.transferred(jobs, lost)
+        return failed
 
     # ---- figures
 

@@ -259,7 +259,8 @@ class Replica:
 
     def _tell(self, ended: Ended, now: int) -> None:
         """Tells the scheduler of transfers that have ended."""
-        self.scheduler.transferred(*ended)
+        for request in self.scheduler.transferred(*ended, now):
+            self._ended(request, now)
         if self.disk is not None:
             self.disk.take(now)
 

@@ -190,6 +190,8 @@ def _with_host_tier(scenario: Scenario, host: HostTierSpec) -> Scenario:
         "kv_offloading_eviction_policy": host.eviction_policy,
         "offload_prompt_only": host.prompt_only,
         "kv_offloading_store_threshold": host.store_threshold,
+        "secondary_tiers": "fs" if host.disk else None,
+        "kv_load_failure_policy": host.kv_load_failure_policy,
     }
     return scenario.model_copy(update=fields)
 

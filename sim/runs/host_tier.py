@@ -12,7 +12,8 @@ def host_tier_of(run: RecordedRun) -> HostTierSpec | None:
 
     `cpu_blocks` says how many offloaded blocks there is room for. Errors: BadInput naming the option.
     """
-    options = run.meta.get("config", {}).get("kv_offloading")
+    config = run.meta.get("config", {})
+    options = config.get("kv_offloading")
     if not options:
         return None
     where = f"{run.folder}/meta.json: config: kv_offloading"
@@ -37,4 +38,5 @@ def host_tier_of(run: RecordedRun) -> HostTierSpec | None:
         prompt_only=bool(options.get("offload_prompt_only", True)),
         store_threshold=whole("store_threshold", 0),
         disk=bool(tiers),
+        kv_load_failure_policy=str(config.get("kv_load_failure_policy", "recompute")),
     )

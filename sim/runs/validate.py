@@ -212,7 +212,7 @@ class DecisionReplay:
             if transfer.kind == DISK:
                 self._end_on_disk(transfer)
                 return
-            s.transferred((transfer.job,), (transfer.job,) if transfer.lost else ())
+            s.transferred((transfer.job,), (transfer.job,) if transfer.lost else (), what.time_ns)
         elif what.kind is ExternalEventKind.RESERVED:
             holder = self._holders[what.row] = handoff.stand_in(self.requests[what.row])
             handoff.reserve(s, holder)

@@ -100,7 +100,8 @@ class Decisions(NamedTuple):
     """All that was decided for one specification.
 
     `contents`: where recorded, for each step that computes, a digest of the blocks stored and removed. With a
-    host tier, `transfers` has a digest for each step, and `delivered` the ends of its transfers.
+    host tier, `transfers` has a digest for each step, and `delivered` the ends of its transfers; those in
+    `lost` failed.
     """
 
     seed: int
@@ -110,6 +111,7 @@ class Decisions(NamedTuple):
     contents: tuple[int, ...] = ()
     transfers: tuple[int, ...] = ()
     delivered: tuple[Delivered, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 def write(path: Path, runs: Iterable[Decisions]) -> None:
@@ -158,6 +160,8 @@ def _packed(run: Decisions) -> dict[str, Any]:
         times = [one.time_us for one in run.delivered]
         gaps = [time - before for before, time in zip([0, *times], times, strict=False)]
         packed["delivered"] = [gaps, [one.job for one in run.delivered]]
+        if run.lost:
+            packed["lost"] = run.lost
     else:
         packed["served"] = served[: Served._fields.index("external_tokens")]
     return packed
@@ -180,7 +184,8 @@ def _unpacked(line: dict[str, Any]) -> Decisions:
     gaps, jobs = line.get("delivered", ((), ()))
     delivered = tuple(Delivered(time, job) for time, job in zip(accumulate(gaps), jobs, strict=True))
     contents, transfers = tuple(line.get("contents", ())), tuple(line.get("transfers", ()))
-    return Decisions(line["seed"], line["checksum"], steps, served, contents, transfers, delivered)
+    lost = tuple(line.get("lost", ()))
+    return Decisions(line["seed"], line["checksum"], steps, served, contents, transfers, delivered, lost)
 
 
 class EventDigests:

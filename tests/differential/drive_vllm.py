@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -61,6 +61,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -155,6 +156,9 @@ class Worker:
 
     def __init__(self, links: Row) -> None:
         self._links = links
+        self.lost: list[int] = []  # the loads that failed so far
+        self.failed: list[str | None] = []  # whose they were, of those not taken note of
+        self._loads: dict[int, set[int]] = {}  # the device blocks of those under way
         self._stores: dict[int, Any] = {}  # not submitted yet
         self._free_us = {"load": 0, "store": 0}
         self.ends: dict[int, tuple[int, str | None]] = {}  # by job: when it is done; who waits for it
@@ -165,6 +169,7 @@ class Worker:
             self._submit("store", number, job, max(now_us, device_free_us), None)
         for number, job in metadata.load_jobs.items():
             self._submit("load", number, job, now_us, job.req_id)
+            self._loads[number] = {int(block) for block in job.transfer_spec[1].block_ids}
         self._stores = dict(metadata.store_jobs)
         waited = [self.ends[number][0] for number in metadata.jobs_to_flush or () if number in self.ends]
         return max([now_us, *waited])
@@ -180,13 +185,22 @@ class Worker:
         """What is done by now and was not reported before."""
         done = sorted((end, number) for number, (end, _) in self.ends.items() if end <= now_us)
         metadata = OffloadingWorkerMetadata()
-        received = set()
+        received = OrderedSet()
+        invalid: set[int] = set()
+        failing = self._links.get("failing_loads", 0)
         for _, number in done:
+            blocks = self._loads.pop(number, None)
+            if blocks is not None and failing and number % failing == 0:
+                self.lost.append(number)
+                self.failed.append(self.ends[number][1])
+                invalid |= blocks
             waiting = self.ends.pop(number)[1]
             metadata.mark_completed(number)
             if waiting is not None:
                 received.add(waiting)
-        return KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=metadata)
+        return KVConnectorOutput(
+            finished_recving=received, kv_connector_worker_meta=metadata, invalid_block_ids=invalid
+        )
 
     @property
     def next_us(self) -> int | None:
@@ -313,7 +327,10 @@ def transfer_config(config: Row) -> KVTransferConfig:
         sizes = [group["block_size"] for group in config.get("kv_groups", [config])]
         options["block_size"] = sizes[0] * factor
     return KVTransferConfig(
-        kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=options
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config=options,
+        kv_load_failure_policy=config.get("kv_load_failure_policy", "fail"),
     )
 
 
@@ -462,6 +479,7 @@ class Engine:
             tuple(self.digests),
             tuple(self.transfers),
             tuple(self.delivered),
+            tuple(self.worker.lost) if self.worker is not None else (),
         )
 
     def _has_work(self) -> bool:
@@ -560,14 +578,16 @@ class Engine:
             coming = [self.worker.next_us]
             if self.disk is not None:
                 coming += [self.disk.next_us, self.now_us if self.disk.looked_up else None]
-                self._check_progress()
+            self._check_progress()
             if len(self.stories) < len(self.rows):
                 coming.append(self.rows[len(self.stories)]["arrival_us"])
             soonest = min((time for time in coming if time is not None), default=None)
             if soonest is None and not output.preempted_req_ids and not self.worker._stores:
                 raise Deadlock
             # What comes at the time of a plan would seem to have come before it.
-            self.now_us = max(self.now_us + (self.disk is not None), soonest or 0)
+            # Scenarios recorded without that have no such arrivals.
+            later = self.disk is not None or "failing_loads" in self.spec["links"]
+            self.now_us = max(self.now_us + later, soonest or 0)
         transfers = self.worker.finished(self.now_us)
         self.in_flight_tokens.append(Computing(output, self.now_us, frozenset(), transfers))
         self._commit()
@@ -622,7 +642,7 @@ class Engine:
             story = self.stories[new.req_id]
             if story.cached_tokens < 0:
                 story.cached_tokens = new.num_computed_tokens
-                if story.local_tokens >= 0:
+                if story.local_tokens >= 0 and new.num_computed_tokens > story.local_tokens:
                     story.external_tokens = new.num_computed_tokens - story.local_tokens
         cached = output.scheduled_cached_reqs
         for id, there in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
@@ -658,6 +678,8 @@ class Engine:
         self.now_us = max(self.now_us, end_us)
         if self.disk is not None:
             self.disk.now_us = self.now_us
+        while self.worker is not None and self.worker.failed:
+            self.stories[str(self.worker.failed.pop())].local_tokens = -1
         if transfers is not None and transfers.kv_connector_worker_meta is not None:
             for number in transfers.kv_connector_worker_meta.completed_jobs:
                 self.delivered.append(Delivered(self.now_us, number))
@@ -677,7 +699,7 @@ class Engine:
                 if one.new_token_ids and not story.tokens_out:
                     story.first_token_us = end_us
                 story.tokens_out += len(one.new_token_ids)
-                if one.finished:
+                if one.finished and one.finish_reason is not FinishReason.ERROR:
                     story.finish_us = end_us
         if "speculative_config" in self.spec["config"] and not self.depth:
             self._draft(output)

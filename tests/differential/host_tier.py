@@ -77,6 +77,21 @@ def add_disk(spec: Spec, seed: int) -> Spec:
     return spec
 
 
+def fail_loads(spec: Spec, seed: int) -> Spec:
+    """Gives a specification a host tier whose loads fail at times.
+
+    Adds to `links` `failing_loads`: a load fails where its number is a multiple of that; and to `config`
+    `kv_load_failure_policy`, what becomes of the request.
+    """
+    spec = offload(spec, seed)
+    draw = random.Random(f"failing {seed}")
+    spec["config"]["kv_offloading"].pop("store_threshold", None)
+    spec["config"]["kv_load_failure_policy"] = draw.choice(("recompute", "recompute", "fail"))
+    spec["links"]["failing_loads"] = draw.choice((2, 2, 3, 5))
+    _ask_again(spec["requests"], draw)
+    return spec
+
+
 def _ask_again(requests: list[Spec], draw: random.Random) -> None:
     """Lets the prompts of some requests come back when the host has had others meanwhile."""
     latest = max(request["arrival_us"] for request in requests)

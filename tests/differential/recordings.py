@@ -221,7 +221,7 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
     _write_lines(folder / "inputs.jsonl.gz", [_input(request) for request in spec["requests"]])
     if run.delivered:
         failing = spec["links"].get("disk_failing", 0)
-        told = [_told(one, failing) for one in run.delivered]
+        told = [_told(one, failing, run.lost) for one in run.delivered]
         _write_lines(folder / "transfers.jsonl.gz", told)
     with gzip.open(folder / "requests.csv.gz", "wt", compresslevel=1, newline="") as out:
         table = csv.writer(out)
@@ -231,8 +231,10 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
     return folder
 
 
-def _told(one: Delivered, disk_failing: int) -> dict[str, Any]:
+def _told(one: Delivered, disk_failing: int, lost: tuple[int, ...]) -> dict[str, Any]:
     told: dict[str, Any] = {"job": one.job, "told_s": one.time_us / US}
+    if one.job in lost:
+        told["lost"] = True
     if one.job < 0:
         number = disk_job(one.job)
         told |= {"job": number, "kind": "disk"}
@@ -241,16 +243,16 @@ def _told(one: Delivered, disk_failing: int) -> dict[str, Any]:
     return told
 
 
-def _row(index: int, request: dict[str, Any], served: Served) -> tuple[float, ...]:
+def _row(index: int, request: dict[str, Any], served: Served) -> tuple[float | str, ...]:
     return (
         index,
         request["arrival_us"] / US,
         served.submitted_us / US,
         request["input_tokens"],
         request["output_tokens"],
-        served.first_token_us / US,
-        served.finish_us / US,
-        served.cached_tokens,
+        served.first_token_us / US if served.first_token_us >= 0 else "",
+        served.finish_us / US if served.finish_us >= 0 else "",
+        max(served.cached_tokens, 0),
         served.tokens_out,
     )
 

@@ -19,7 +19,7 @@ import random
 from typing import Any
 
 from extra_keys import tell_apart
-from host_tier import add_disk, offload
+from host_tier import add_disk, fail_loads, offload
 from speculation import speculate
 
 Spec = dict[str, Any]
@@ -29,7 +29,13 @@ TAILS = 20_000  # and those of what a prompt has for itself here
 
 
 FEW_REQUESTS = 16  # keep what is recorded of scenarios with features small
-FEATURES = {"speculation": speculate, "keys": tell_apart, "offloading": offload, "disk": add_disk}
+FEATURES = {
+    "speculation": speculate,
+    "keys": tell_apart,
+    "offloading": offload,
+    "disk": add_disk,
+    "failing": fail_loads,
+}
 
 
 def specification(seed: int, *features: str) -> Spec:

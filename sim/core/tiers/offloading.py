@@ -567,6 +567,13 @@ class Offloading:
 
     # ---- transfers end
 
+    def loader(self, number: int) -> Request | None:
+        """The live request that a job under way loads for; None where it is a store, or nobody waits."""
+        job = self.jobs.get(number)
+        if job is None or job.is_store or job.request not in self.loading or not job.request.alive:
+            return None
+        return job.request
+
     def transferred(self, numbers: Iterable[int], lost: Sequence[int] = ()) -> None:
         """Takes note that transfers have ended, in this order; `lost`: those of them that failed."""
         self._room_made = True
@@ -604,13 +611,13 @@ class Offloading:
             self.host.unpin(job.names)
             self._being_loaded.difference_update(job.names)
             del self.loading[request]
+            self.lost_loads += failed
             if request in self._abandoned:
                 self._abandoned.remove(request)
                 self._memory.release(request)
             else:
                 self._arrived.add(request)
                 if failed:
-                    self.lost_loads += 1
                     self._failed.add(request)
                     request.computed_tokens = progress.local
             if self._log.events is not None:

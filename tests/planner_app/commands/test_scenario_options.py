@@ -82,6 +82,8 @@ GIVEN: dict[str, Any] = {
     "offloading_step_ms": 0.5,
     "offloading_block_us": 3.0,
     "failing_transfers": 0.1,
+    "link_faults": "host-load:slow=0.5,factor=3",
+    "kv_load_failure_policy": "recompute",
     "slow_transfers": 0.2,
     "seed": 5,
 }

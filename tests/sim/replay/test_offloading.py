@@ -67,12 +67,51 @@ def test_fast_forward_changes_nothing(async_scheduling, policy):
 
 def test_failing_loads_are_computed_and_every_request_is_served():
     trace = conversations(turns=4)
-    failing = figures(trace, kv_offloading_size=40.0, failing_transfers=0.3)
+    fields = {"kv_offloading_size": 40.0, "kv_load_failure_policy": "recompute"}
+    failing = figures(trace, **fields, failing_transfers=0.3)
     assert failing["completed"] == len(trace)
     assert failing["offloading"]["lost_loads"] > 0
-    sound = figures(trace, kv_offloading_size=40.0)
+    sound = figures(trace, **fields)
     assert failing["offloading"]["host_hit_tokens"] < sound["offloading"]["host_hit_tokens"]
     assert sound["offloading"]["lost_loads"] == 0
+
+
+def test_a_failing_load_ends_its_request_where_asked_for():
+    trace = conversations(turns=4)
+    result = replay(trace, Scenario(**TIGHT, kv_offloading_size=40.0, failing_transfers=0.3))
+    lost = result.summary["offloading"]["lost_loads"]
+    ended = result.requests[result.requests["state"] == "cancelled"]
+    assert len(ended) == lost > 0
+    assert set(ended["reason"]) == {"a load from host memory failed"}
+    assert result.summary["completed"] == len(trace) - lost
+
+
+def test_faults_are_those_of_a_link():
+    trace = conversations(turns=4)
+    fields = {"kv_offloading_size": 1.0, "secondary_tiers": "fs"}
+    sound, slow, failing = (
+        figures(trace, **fields, link_faults=faults)["offloading"]
+        for faults in (None, "disk-load:slow=1,factor=4", "disk-store:failing=1")
+    )
+    assert slow["disk_load_busy"] == pytest.approx(4 * sound["disk_load_busy"], rel=0.05)
+    assert slow["disk_store_busy"] == pytest.approx(sound["disk_store_busy"], rel=0.05)
+    assert failing["disk_hit_tokens"] == failing["lost_loads"] == 0
+    assert failing["disk_blocks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ("link:failing=0.1", "is no link; name one of host-load"),
+        ("host-load:fails=0.1", "has 'fails'"),
+        ("host-load:failing=2", "must be a share from 0 to 1"),
+        ("disk-load:factor=0.5", "must be at least 1"),
+        ("disk-load:slow=x", "must be a number"),
+    ],
+)
+def test_faults_that_cannot_be_are_refused(faults, message):
+    with pytest.raises(BadInput, match=message):
+        Scenario.make({"kv_offloading_size": 4.0, "link_faults": faults})
 
 
 def test_slow_transfers_take_longer():
@@ -124,7 +163,9 @@ def test_fast_forward_changes_nothing_with_a_disk(async_scheduling):
 def test_stores_to_disk_that_fail_are_not_found_there():
     trace = conversations(turns=4)
     fields = {"kv_offloading_size": 1.0, "secondary_tiers": "fs"}
-    failing, sound = (figures(trace, **fields, failing_transfers=share) for share in (0.3, 0.0))
+    failing, sound = (
+        figures(trace, **fields, link_faults=f"disk-store:failing={share}") for share in (0.3, 0.0)
+    )
     assert failing["completed"] == len(trace)
     assert failing["offloading"]["lost_disk_stores"] > 0
     assert failing["offloading"]["disk_hit_tokens"] < sound["offloading"]["disk_hit_tokens"]

@@ -1,0 +1,52 @@
+"""Link faults: which transfers fail and which are slow, link by link.
+
+Written as `host-load:failing=0.1,slow=0.05,factor=20;disk-store:failing=0.2`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagecast.sim.machine.host_link import LinkSpec
+
+LINKS = ("host-load", "host-store", "disk-load", "disk-store")
+_FIELDS = {"failing": "failing", "slow": "slow", "factor": "slowness"}
+
+
+def parse_link_faults(text: str) -> dict[str, dict[str, float]]:
+    """The fields of `LinkSpec` to change, by link. Errors: ValueError naming what is wrong."""
+    faults: dict[str, dict[str, float]] = {}
+    for part in text.split(";"):
+        link, _, fields = part.strip().partition(":")
+        if link not in LINKS:
+            raise ValueError(f"{link!r} is no link; name one of {', '.join(LINKS)}, as host-load:failing=0.1")
+        faults[link] = dict(_field(link, field) for field in fields.split(","))
+    return faults
+
+
+def _field(link: str, field: str) -> tuple[str, float]:
+    name, _, text = field.strip().partition("=")
+    if name not in _FIELDS:
+        raise ValueError(f"{link} has {name!r}; it may have {', '.join(_FIELDS)}")
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{link}: {name} is {text!r}, must be a number") from None
+    if name == "factor" and not number >= 1:
+        raise ValueError(f"{link}: factor is {text}, must be at least 1")
+    if name != "factor" and not 0 <= number <= 1:
+        raise ValueError(f"{link}: {name} is {text}, must be a share from 0 to 1")
+    return _FIELDS[name], number
+
+
+def with_faults(link: LinkSpec, name: str, text: str | None) -> LinkSpec:
+    """A link with what `text` says of it, if anything."""
+    if text is None:
+        return link
+    faults = parse_link_faults(text).get(name, {})
+    return replace(
+        link,
+        failing=faults.get("failing", link.failing),
+        slow=faults.get("slow", link.slow),
+        slowness=faults.get("slowness", link.slowness),
+    )
