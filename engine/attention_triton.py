@@ -138,7 +138,10 @@ class TritonBackend:
             if self._wide is not None and self._wide.tables is not None:
                 tables = self._wide.tables
                 keys, values = self._wide.layer(shape.kv[layer])
-            paged_prefill(q, keys, values, tables, plan, out=out, window=window, pieces=self._cut)
+            longest = max(pages.prompts.lens, default=None)
+            paged_prefill(
+                q, keys, values, tables, plan, out=out, window=window, pieces=self._cut, longest=longest
+            )
         return out
 
     def copy_blocks(self, pairs: Tensor) -> None:

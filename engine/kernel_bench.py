@@ -230,7 +230,7 @@ def prefill_seconds(
     q = torch.randn(sum(new), model.heads, model.dim, device=DEVICE, dtype=DTYPE)
     out, theirs = torch.empty_like(q), torch.empty_like(q)
     plan, pieces = prefill_plan(new, lens, model)
-    ours = seconds(lambda: paged_prefill(q, k, v, table, plan, out=out, pieces=pieces))
+    ours = seconds(lambda: paged_prefill(q, k, v, table, plan, out=out, pieces=pieces, longest=max(lens)))
     if peer is None:
         return ours, None
     starts = torch.tensor([0, *new], device=DEVICE).cumsum(0).int()

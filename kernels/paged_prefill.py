@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, next_power_of_2, require, require_attention, require_sinks
 from pagecast.kernels.merge_pieces import Pieces, rows_per_tile
+from pagecast.kernels.prefill_plan import SHORT_KEYS
 from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh, with_sink
 from torch import Tensor
 from triton.compiler.errors import CompilationError
@@ -222,6 +223,7 @@ def paged_prefill(
     v_scale: Tensor | None = None,
     sinks: Tensor | None = None,
     pieces: Pieces | None = None,
+    longest: int | None = None,
 ) -> Tensor:
     """Causal attention of new tokens over all cached tokens of their sequences, themselves included.
 
@@ -230,8 +232,9 @@ def paged_prefill(
     [tables, blocks]; `tiles` from `plan_prefill`, on the device, where their number is read: a CUDA graph may
     hold a call with more rows than a step's plan has. `window`: how many positions a token sees, itself
     included. `sinks` [heads]: for each query head a logit that takes its share of the softmax and has no
-    value (gpt-oss). `pieces`: needed where the plan may hold cut tiles; not with a window or sinks. Raises
-    BadInput where shapes don't fit together.
+    value (gpt-oss). `pieces`: needed where the plan may hold cut tiles; not with a window or sinks.
+    `longest`: the most keys of a sequence, where the host knows; speed depends on it, the result does not.
+    Raises BadInput where shapes don't fit together.
     """
     out = torch.empty_like(q) if out is None else out
     if tiles.shape[0] <= 1:
@@ -252,6 +255,7 @@ def paged_prefill(
         q.data_ptr() % 16,
         pieces is None,
         sinks is None or (sinks.dtype, sinks.shape),
+        longest is not None and longest <= SHORT_KEYS,
     )
     launch = _launches.get(key)
     if launch is None:
@@ -261,8 +265,11 @@ def paged_prefill(
             pieces is None or (window is None and sinks is None),
             "paged_prefill: tiles with a window or with sinks are not cut in pieces",
         )
-        plain = _plain if sinks is not None else _configure
-        launch = _launches[key] = plain(q, k_cache, v_cache, out, k_scale, window)
+        if sinks is not None:
+            launch = _plain(q, k_cache, v_cache, out, k_scale, window)
+        else:
+            launch = _configure(q, k_cache, v_cache, out, k_scale, window, longest)
+        _launches[key] = launch
     scale = (q.shape[2] ** -0.5 if scale is None else scale) * math.log2(math.e)
     parts, sums = (None, None) if pieces is None else (pieces.parts, pieces.sums)
     if not isinstance(launch, Launch):
@@ -279,7 +286,13 @@ def paged_prefill(
 
 
 def _configure(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, k_scale: Tensor | None, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    k_scale: Tensor | None,
+    window: int | None,
+    longest: int | None,
 ) -> Any:
     """A `Launch` of the plain kernel, or the Hopper one where it applies and imports."""
     if q.is_cuda and k_scale is None:
@@ -288,7 +301,7 @@ def _configure(
         except (ImportError, AttributeError):
             return _plain(q, k_cache, v_cache, out, k_scale, window)
         if usable(q, k_cache, v_cache):
-            return HopperPrefill(q, k_cache, v_cache, out, window)
+            return HopperPrefill(q, k_cache, v_cache, out, window, longest)
     return _plain(q, k_cache, v_cache, out, k_scale, window)
 
 

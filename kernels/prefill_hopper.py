@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from pagecast.kernels.launch import Launch, next_power_of_2
+from pagecast.kernels.prefill_plan import SHORT_KEYS
 from pagecast.kernels.tensor_map import TensorMaps, box_rows, row_strides
 from torch import Tensor
 from triton.experimental import gluon
@@ -25,8 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-STAGES = 2
 
 # Names that changed between Triton 3.6 and 3.9.
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -495,9 +494,16 @@ def _prefill_hopper(
     )
 
 
-def tile_of(head_dim: int) -> int:
-    """Tokens of a KV tile: as many as leave room for two tiles of K and of V beside the queries."""
-    return 64 if head_dim > 128 else 128
+def tile_of(head_dim: int, longest: int | None) -> tuple[int, int]:
+    """Tokens of a KV tile, and tiles of K and of V that are under way; `longest` as for `paged_prefill`.
+
+    Measured on an H200. At head dimension 256 no more than this fits beside the queries.
+    """
+    if head_dim > 128:
+        return 64, 2
+    if head_dim <= 64:
+        return 128, 3
+    return (64, 3) if longest is not None and longest <= SHORT_KEYS else (128, 2)
 
 
 def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
@@ -518,9 +524,15 @@ def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
 
 
 def constants_of(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    window: int | None,
+    longest: int | None = None,
 ) -> dict[str, Any]:
     """The compile-time constants for tensors of these strides."""
+    tile, stages = tile_of(q.shape[2], longest)
     return {
         "Q": q.stride(),
         "OUT": out.stride(),
@@ -531,20 +543,28 @@ def constants_of(
         "DIM": q.shape[2],
         "WIDTH": next_power_of_2(q.shape[2]),
         "BLOCK_SIZE": k_cache.shape[1],
-        "BOX": box_rows(k_cache.shape[1], tile_of(q.shape[2])),
+        "BOX": box_rows(k_cache.shape[1], tile),
         "WINDOW": window or 0,
-        "TILE": tile_of(q.shape[2]),
-        "STAGES": STAGES,
+        "TILE": tile,
+        "STAGES": stages,
     }
 
 
 class HopperPrefill:
     """The kernel for tensors of some strides; it must have been found `usable` for them."""
 
-    def __init__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, window: int | None) -> None:
+    def __init__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out: Tensor,
+        window: int | None,
+        longest: int | None,
+    ) -> None:
         self._programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-        self._map = TensorMaps(tile_of(q.shape[2]))
-        constants = constants_of(q, k_cache, v_cache, out, window)
+        constants = constants_of(q, k_cache, v_cache, out, window, longest)
+        self._map = TensorMaps(constants["TILE"])
         self._launch = Launch(_prefill_hopper, constants, num_warps=4)
 
     def __call__(

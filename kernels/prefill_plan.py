@@ -16,6 +16,9 @@ COLUMNS = 8
 KV_TILE = 128
 """Pieces begin at multiples of so many keys, and work is counted in them."""
 
+SHORT_KEYS = 1536
+"""Up to so many keys per sequence small KV tiles are faster: they waste less on the diagonal."""
+
 SLOTS_PER_SM = 2
 MOST_SLOTS = 80
 """How many pieces may wait to be merged: of all heads together per multiprocessor, and of each head."""
