@@ -46,12 +46,12 @@ class Fp8Cut:
     warps: int
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["rows"])
 def _quantise(
     x,
     out,
     scales,
-    tokens,
+    rows,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -70,7 +70,7 @@ def _quantise(
     scale = tl.maximum(tl.max(tl.abs(value), 1), LEAST) / 448.0
     small = tl.minimum(tl.maximum(value / scale[:, None], -448.0), 448.0)
     tl.store(out + at, small.to(out.dtype.element_ty), mask=there[:, None])
-    place = group.to(tl.int64) * tokens + row if BY_GROUP else row * (WIDTH // GROUP) + group
+    place = group.to(tl.int64) * rows + row if BY_GROUP else row * (WIDTH // GROUP) + group
     tl.store(scales + place, scale, mask=there)
 
 
@@ -186,14 +186,18 @@ _workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 
 def quantise_activations(x: Tensor, *, by_group: bool = False) -> tuple[Tensor, Tensor]:
-    """x [tokens, width] in fp8, and its scales, fp32 [tokens, width / 128]; `by_group`: these group after
-    group in memory. Errors: BadInput for a width that is no multiple of 128, and for x that is not dense."""
+    """x [tokens, width] in fp8, and its scales, fp32 [tokens, width / 128].
+
+    `by_group`: scales lie group after group, and rows without a meaning follow, up to a multiple of 4, as
+    torch's product needs. Errors: BadInput for a width that is no multiple of 128, and x that is not dense.
+    """
     tokens, width = x.shape
     require(
         width % GROUP == 0 and x.is_contiguous(), f"fp8 needs dense rows of a multiple of {GROUP}: {width}"
     )
-    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    shape = (width // GROUP, tokens) if by_group else (tokens, width // GROUP)
+    rows = -(-tokens // 4) * 4 if by_group else tokens
+    out = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
+    shape = (width // GROUP, rows) if by_group else (rows, width // GROUP)
     scales = torch.empty(shape, dtype=torch.float32, device=x.device)
     key = ("quantise", x.dtype, width, x.device, by_group)
     launch = _launches.get(key)
@@ -202,7 +206,7 @@ def quantise_activations(x: Tensor, *, by_group: bool = False) -> tuple[Tensor, 
         constants["BY_GROUP"] = by_group
         launch = _launches[key] = Launch(_quantise, constants, x.device, num_warps=4)
     if tokens:
-        launch(tokens * -(-width // (GROUP * _GROUPS)), (x, out, scales), tokens)
+        launch(tokens * -(-width // (GROUP * _GROUPS)), (x, out, scales), rows)
     return out, scales.t() if by_group else scales
 
 
@@ -215,7 +219,8 @@ def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, *, cut: Fp8Cut | None 
     """
     if cut is None and x.shape[0] > _FEW_TOKENS and _library_takes(x, weight, scales):
         numbers, x_scales = quantise_activations(x, by_group=True)
-        return torch._scaled_mm(numbers, weight.t(), x_scales, scales.t(), out_dtype=x.dtype)
+        out = torch._scaled_mm(numbers, weight.t(), x_scales, scales.t(), out_dtype=x.dtype)
+        return out[: x.shape[0]]
     numbers, x_scales = quantise_activations(x)
     return fp8_product(numbers, x_scales, weight, scales, x.dtype, cut=cut)
 
@@ -237,7 +242,7 @@ def _has_library(device: torch.device) -> bool:
 def _library_takes(x: Tensor, weight: Tensor, scales: Tensor) -> bool:
     """Whether torch's product can stand in for the own kernel, which is slower for many tokens."""
     blocks = scales.shape[0] * GROUP == weight.shape[0] and scales.shape[1] % 4 == 0
-    return blocks and x.dtype == torch.bfloat16 and x.shape[0] % 4 == 0 and _has_library(x.device)
+    return blocks and x.dtype == torch.bfloat16 and _has_library(x.device)
 
 
 def fp8_product(

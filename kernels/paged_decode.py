@@ -382,7 +382,7 @@ class DecodeCut:
 
 
 WIDE_CUT = DecodeCut(16384, 2, 5)
-FP8_CUT = DecodeCut(16384, 4, 4, registers=128)
+FP8_CUT = DecodeCut(8192, 4, 5, warps=2)
 
 
 @dataclass(frozen=True, slots=True)

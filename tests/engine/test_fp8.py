@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from pagecast.engine.params import SamplingParams
+from pagecast.engine.serve import TraceServer
 from pagecast.kernels import reference
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.shape import model_of as model_of_run
+from pagecast.sim.runs.validate import compare_decisions
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -174,3 +177,15 @@ def test_kernels_read_fp8_kv_as_plain_pytorch_does(
     assert rows[0].keys() == rows[1].keys()
     for key, plain in rows[0].items():
         assert float((rows[1][key] - plain).norm() / plain.norm()) < 1e-4
+
+
+def test_a_recorded_fp8_run_knows_its_model_and_cache(
+    model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
+) -> None:
+    checkpoint(model_of("qwen3", **SIZES), "block", tmp_path / "fp8")
+    engine = engine_of(tmp_path / "fp8", kv_cache_dtype="fp8", num_blocks=30, max_num_batched_tokens=64)
+    run = TraceServer(engine, small_trace(3, count=6)).run()
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert model_of_run(run.meta, "meta.json") == engine.loaded.spec.facts
+    assert run.meta["config"]["kv_cache_dtype"] == "fp8"
