@@ -10,7 +10,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.handoff import HandoffFeed
-from pagecast.sim.fleet.inbox import Ended
+from pagecast.sim.fleet.inbox import OnEnd
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
 from pagecast.sim.fleet.routers.registry import Parts
@@ -52,7 +52,7 @@ class Builder:
         self._block_size = 0
 
     def member(
-        self, number: int, name: str, scenario: Scenario, role: str, on_end: Ended
+        self, number: int, name: str, scenario: Scenario, role: str, on_end: OnEnd
     ) -> tuple[Member, View]:
         """A member, and how the router sees it. Errors: BadInput for a block size that can't be."""
         kind = scenario.model_dump_json()

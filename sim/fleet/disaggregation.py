@@ -22,7 +22,7 @@ import pandas as pd
 import simpy
 from pagecast.sim.core import handoff as blocks
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.fleet.fleet import Fleet, at
+from pagecast.sim.fleet.fleet import Fleet, call_at
 from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts, Query
@@ -52,9 +52,9 @@ class DisaggregatedFleet(Fleet):
         self.settings = settings
         self.prefill_ready: list[View] = []
         self.handoffs: dict[int, Handoff[Member]] = {}
-        self.local = 0
+        self.local_requests = 0
         self.ports = Ports(settings.bytes_per_s, round(settings.latency_s * NS))
-        self._short: dict[int, deque[Handoff[Member]]] = {}  # handoffs that wait for room, by decode replica
+        self._queues: dict[int, deque[Handoff[Member]]] = {}  # handoffs that wait for room, by decode replica
 
     def add(self, member: Member, view: View, ready_ns: int | None = None) -> None:
         """A replica of either role."""
@@ -62,64 +62,64 @@ class DisaggregatedFleet(Fleet):
             self.members.append(member)
             self.views[member.number] = view
             self.prefill_ready.append(view)
-            self._note(member, "ready")
+            self._log_event(member, "ready")
         else:
             super().add(member, view, ready_ns)
 
     def route(self, row: int, now: int, arrival_ns: int) -> None:
         """Chooses who decodes, then who prefills unless the prompt is as good as there."""
-        self._arrived[row] = arrival_ns
+        self._arrival_ns[row] = arrival_ns
         query = Query(self.prompts, row, now)
         decode, cached = self.decode_router.choose(query, self.ready)
         decode.add(row, query.prompt_tokens)
-        self.decode_router.sent(query, decode)
+        self.decode_router.on_dispatch(query, decode)
         target = self.members[decode.number]
         if query.prompt_tokens - cached < self.settings.remote_tokens:
-            self.local += 1
-            self.believed[row] = cached
+            self.local_requests += 1
+            self.believed_tokens[row] = cached
             self.choices.append(decode.number)
             self.place[row] = target
             self._deliver(target, row, now, arrival_ns)
             return
-        prefill, self.believed[row] = self.router.choose(query, self.prefill_ready)
+        prefill, self.believed_tokens[row] = self.router.choose(query, self.prefill_ready)
         prefill.add(row, query.prompt_tokens)
-        self.router.sent(query, prefill)
+        self.router.on_dispatch(query, prefill)
         self.choices.append(prefill.number)
         source = self.place[row] = self.members[prefill.number]
         self.handoffs[row] = Handoff(row, source, target)
         _feed(source).one_token.add(row)
         self._deliver(source, row, now, arrival_ns)
 
-    def ended(self, number: int, row: int, now: int) -> None:
+    def on_end(self, number: int, row: int, now: int) -> None:
         """A request has ended on a replica: its prefill, or all of it."""
         handoff = self.handoffs.get(row)
         output = self.prompts.output_tokens[row]
         view = self.views[number]
         view.remove(row)
-        if handoff is None or handoff.decoding:
-            self.decode_router.ended(row, view, now, output)
+        if handoff is None or handoff.is_decoding:
+            self.decode_router.on_end(row, view, now, output)
             self._close(row, now)
-            at(self.env, now, partial(self._room, self.members[number]))
+            call_at(self.env, now, partial(self._start_transfers, self.members[number]))
             return
-        self.router.ended(row, view, now, 1)
-        request = _feed(handoff.prefill).made[row]
+        self.router.on_end(row, view, now, 1)
+        request = _feed(handoff.prefill).requests[row]
         if request.state is not State.FINISHED:
             self.views[handoff.decode.number].remove(row)
             del self.handoffs[row]
             self._close(row, now)
             return
         handoff.ready_ns = now
-        handoff.held = self._hold(handoff.prefill, row)
+        handoff.source_holder = self._hold(handoff.prefill, row)
         if self.settings.first_token == "prefill":
             _feed(handoff.decode).first_tokens[row] = request.first_token_ns
         del self.place[row]
-        at(self.env, now, partial(self._offer, handoff))
+        call_at(self.env, now, partial(self._offer, handoff))
 
     def _close(self, row: int, now: int) -> None:
         self.place.pop(row, None)
-        self._left -= 1
+        self._remaining -= 1
         self.clients.ended(row, now)
-        self._arm()
+        self._schedule_clients()
 
     def _hold(self, member: Member, row: int) -> Request:
         """Holds the blocks of a prompt that has just been computed, until they have been read."""
@@ -144,38 +144,38 @@ class DisaggregatedFleet(Fleet):
             if name == handoff.prefill.name:
                 ends[at_row] = False
             else:
-                prefilled = _feed(handoff.prefill).made[row]
+                prefilled = _feed(handoff.prefill).requests[row]
                 cached[at_row], reused[at_row] = prefilled.cached_tokens, prefilled.reused_tokens
         rows["cached_tokens"], rows["reused_tokens"] = cached, reused
         return ends
 
     def figures(self) -> dict[str, Any]:
         """Requests handed over and not, what was carried, and how long handoffs waited and took."""
-        done = [handoff for handoff in self.handoffs.values() if handoff.decoding]
-        waits = [(handoff.begun_ns - handoff.ready_ns) / NS for handoff in done]
-        takes = [(handoff.carried_ns - handoff.begun_ns) / NS for handoff in done]
+        complete = [handoff for handoff in self.handoffs.values() if handoff.is_decoding]
+        waits = [(handoff.start_ns - handoff.ready_ns) / NS for handoff in complete]
+        durations = [(handoff.end_ns - handoff.start_ns) / NS for handoff in complete]
         return {
-            "remote": len(done),
-            "local": self.local,
-            "moved_bytes": sum(handoff.moved_bytes for handoff in done),
+            "remote": len(complete),
+            "local": self.local_requests,
+            "moved_bytes": sum(handoff.moved_bytes for handoff in complete),
             "wait_s": statistics(np.array(waits)),
-            "transfer_s": statistics(np.array(takes)),
+            "transfer_s": statistics(np.array(durations)),
         }
 
     # ---- handing over
 
     def _offer(self, handoff: Handoff[Member]) -> None:
         """Reserves blocks at the decode replica and starts the transfer, or waits for room."""
-        self._short.setdefault(handoff.decode.number, deque()).append(handoff)
-        self._room(handoff.decode)
+        self._queues.setdefault(handoff.decode.number, deque()).append(handoff)
+        self._start_transfers(handoff.decode)
 
-    def _room(self, member: Member) -> None:
+    def _start_transfers(self, member: Member) -> None:
         """Starts the transfers that a decode replica has room for, in order."""
-        short = self._short.get(member.number)
-        while short:
-            handoff = short[0]
-            if handoff.gave_up:
-                short.popleft()
+        queue = self._queues.get(member.number)
+        while queue:
+            handoff = queue[0]
+            if handoff.is_cancelled:
+                queue.popleft()
                 self._drop(handoff)
                 continue
             now = int(self.env.now)
@@ -183,57 +183,59 @@ class DisaggregatedFleet(Fleet):
             holder = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
             hit = blocks.reserve(member.scheduler, holder)
             if hit is not None:
-                handoff.reserved = holder
+                handoff.target_holder = holder
             elif member.scheduler.memory.used_blocks:
                 return
             # A prompt that never fits goes to the replica as it is, which says so.
-            short.popleft()
+            queue.popleft()
             known = hit.tokens if hit is not None and self.settings.transfer == "missing" else 0
-            self._carry(handoff, holder.prompt_tokens - known, now)
+            self._start_transfer(handoff, holder.prompt_tokens - known, now)
 
-    def _carry(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
+    def _start_transfer(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
         scenario = handoff.decode.scenario
         parallel = scenario.tensor_parallel_size
         each = find_model(scenario.model).kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel)
         handoff.moved_bytes = round(each * parallel)
         source, target = handoff.prefill.number, handoff.decode.number
-        moved = self.ports.carry(source, target, handoff.moved_bytes, now)
-        handoff.begun_ns, handoff.carried_ns = moved
-        at(self.env, handoff.carried_ns, partial(self._carried, handoff))
+        handoff.start_ns, handoff.end_ns = self.ports.carry(source, target, handoff.moved_bytes, now)
+        call_at(self.env, handoff.end_ns, partial(self._finish_transfer, handoff))
 
-    def _carried(self, handoff: Handoff[Member]) -> None:
+    def _finish_transfer(self, handoff: Handoff[Member]) -> None:
         """The prompt is at the decode replica: it joins the queue there."""
         now = int(self.env.now)
-        self._let_go(handoff, now)
-        if handoff.gave_up:
+        self._give_back(handoff, now)
+        if handoff.is_cancelled:
             self._drop(handoff)
             return
-        handoff.decoding = True
+        handoff.is_decoding = True
         self.place[handoff.row] = handoff.decode
-        handoff.decode.send(handoff.row, now, self._arrived[handoff.row])
+        handoff.decode.send(handoff.row, now, self._arrival_ns[handoff.row])
 
-    def _let_go(self, handoff: Handoff[Member], now: int) -> None:
+    def _give_back(self, handoff: Handoff[Member], now: int) -> None:
         """Frees the blocks read, and makes those written findable."""
-        for member, holder in ((handoff.prefill, handoff.held), (handoff.decode, handoff.reserved)):
+        for member, holder in (
+            (handoff.prefill, handoff.source_holder),
+            (handoff.decode, handoff.target_holder),
+        ):
             if holder is None:
                 continue
             member.replica.cut(now)
-            end = blocks.land if holder is handoff.reserved else blocks.give_back
+            end = blocks.land if holder is handoff.target_holder else blocks.give_back
             end(member.scheduler, holder)
             member.replica.wake(now)
-        handoff.held = handoff.reserved = None
+        handoff.source_holder = handoff.target_holder = None
 
     def _drop(self, handoff: Handoff[Member]) -> None:
         """Ends a request whose client gave up between prefill and decode."""
         now = int(self.env.now)
-        self._let_go(handoff, now)
+        self._give_back(handoff, now)
         self.views[handoff.decode.number].remove(handoff.row)
         self._end_unserved(handoff.row, now, State.CANCELLED, "")
 
     def _give_up(self, row: int, now: int) -> None:
         handoff = self.handoffs.get(row)
         if handoff is not None and row not in self.place:
-            handoff.gave_up = True
+            handoff.is_cancelled = True
         else:
             super()._give_up(row, now)
 

@@ -37,7 +37,7 @@ _SUMS = (
 _WINDOW = 4
 
 
-def together(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float) -> dict[str, Any]:
+def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float) -> dict[str, Any]:
     """The summary of several kinds of replicas, with the names and meanings of one replica's.
 
     `num_gpu_blocks` is of all of them, `peak_kv_usage` the highest of any. `table` has every request.
@@ -73,7 +73,7 @@ def together(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float
     return total
 
 
-def spread(
+def routing_figures(
     table: pd.DataFrame, choices: list[int], believed: list[int], replicas: pd.DataFrame
 ) -> dict[str, Any]:
     """How a router spread the requests: herding, imbalance and stale tokens."""
@@ -103,7 +103,7 @@ def herding(choices: list[int], replicas: int) -> float:
     return float(((share - even) / (1 - even)).mean())
 
 
-def over_time(members: list[Member], table: pd.DataFrame, price: float | None) -> dict[str, Any]:
+def gpu_figures(members: list[Member], table: pd.DataFrame, price: float | None) -> dict[str, Any]:
     """GPUs from each replica's start to its end, or to the end of the last request.
 
     `gpu_hours` and their price, `peak_gpus` held at once, and `mean_gpus` held by type.
@@ -145,7 +145,7 @@ def ready_over_time(timeline: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"time_s": list(rows), "replicas": list(rows.values())})
 
 
-def summed(counted: list[Counters]) -> Counters:
+def sum_counters(counted: list[Counters]) -> Counters:
     """The counters of several equal replicas."""
     if len(counted) == 1:
         return counted[0]
@@ -159,7 +159,7 @@ def summed(counted: list[Counters]) -> Counters:
     )
 
 
-def of_replica(table: pd.DataFrame, counted: Counters, name: str, gpu: str) -> dict[str, Any]:
+def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str) -> dict[str, Any]:
     """What one replica served, how fast, and how much of it was cached."""
     states = table["state"].to_numpy()
     completed = states == "completed"

@@ -24,7 +24,7 @@ from pagecast.sim.replay.recorder import Recorder
 from simpy.events import URGENT
 
 
-def at(env: simpy.Environment, time: int, action: Callable[[], None]) -> None:
+def call_at(env: simpy.Environment, time: int, action: Callable[[], None]) -> None:
     """Calls `action` at `time`, before what replicas do then."""
     event = env.event()
     event.callbacks = [lambda _: action()]
@@ -36,10 +36,10 @@ def at(env: simpy.Environment, time: int, action: Callable[[], None]) -> None:
 class Fleet:
     """Replicas behind one router.
 
-    `place` has the member that serves each row now; `waiting` the arrivals of rows that no replica has: there
-    is none, or a lost one's are sent again. `believed` has the prompt tokens that the router believed cached
-    where it sent a row last, `choices` the replica of each routed request. `unserved` has the requests that
-    no replica ended. `on_empty(member)` hears when a draining replica has served its last.
+    `place`: the member that serves each row now. `waiting`: the arrivals of rows that no replica has, because
+    there is none or theirs was lost. `believed_tokens`: the prompt tokens that the router believed cached
+    where it sent a row last. `choices`: the replica of each routed request. `unserved`: the requests that no
+    replica ended. `on_empty(member)` is called when a draining replica has served its last.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class Fleet:
         self.ready: list[View] = []
         self.place: dict[int, Member] = {}
         self.waiting: dict[int, int] = {}
-        self.believed = [0] * len(prompts.input_tokens)
+        self.believed_tokens = [0] * len(prompts.input_tokens)
         self.choices: list[int] = []
         self.retries: dict[int, int] = {}
         self.log: list[tuple[int, str, str]] = []  # time, replica, what happened
         self.unserved = Recorder()
         self.on_empty: Callable[[Member], None] = lambda member: None
-        self._left = len(prompts.input_tokens)
-        self._arrived: dict[int, int] = {}
-        self._armed: set[int] = set()
+        self._remaining = len(prompts.input_tokens)
+        self._arrival_ns: dict[int, int] = {}
+        self._client_times: set[int] = set()
 
     @property
     def over(self) -> bool:
         """Whether every request has ended."""
-        return not self._left
+        return not self._remaining
 
     def start(self) -> None:
         """Waits for the first client."""
-        self._arm()
+        self._schedule_clients()
 
     # ---- replicas come and go
 
@@ -92,51 +92,51 @@ class Fleet:
         self.views[member.number] = view
         if ready_ns is None:
             self.ready.append(view)
-            self._note(member, "ready")
+            self._log_event(member, "ready")
             return
-        self._note(member, "started")
+        self._log_event(member, "started")
         member.ready_ns = ready_ns
-        at(self.env, ready_ns, partial(self._is_ready, member, view))
+        call_at(self.env, ready_ns, partial(self._make_ready, member, view))
 
-    def _is_ready(self, member: Member, view: View) -> None:
+    def _make_ready(self, member: Member, view: View) -> None:
         if member.gone_ns is not None or member.draining:
             return
         insort(self.ready, view, key=attrgetter("number"))
-        self._note(member, "ready")
+        self._log_event(member, "ready")
         now = int(self.env.now)
         for row in [row for row in self.waiting if self.waiting[row] <= now]:
-            self._again(row)
+            self._resend(row)
 
     def drain(self, member: Member) -> None:
         """No more requests for a replica; `on_empty` hears when it has served its last."""
         member.draining = True
-        self._note(member, "draining")
-        self._leave_ready(member)
+        self._log_event(member, "draining")
+        self._remove_from_ready(member)
         if not self.views[member.number].requests:
-            self._is_empty(member)
+            self._finish_drain(member)
 
-    def _is_empty(self, member: Member) -> None:
-        self._note(member, "gone")
-        self.router.left(self.views[member.number])
+    def _finish_drain(self, member: Member) -> None:
+        self._log_event(member, "gone")
+        self.router.on_leave(self.views[member.number])
         self.on_empty(member)
 
     def lose(self, member: Member) -> None:
         """A replica is gone at once, with all it had: its requests are sent again when that is noticed."""
         now = int(self.env.now)
-        self._note(member, "lost")
-        self._leave_ready(member)
+        self._log_event(member, "lost")
+        self._remove_from_ready(member)
         member.stop(now)
         view = self.views[member.number]
         for row in list(view.prompts):
             view.remove(row)
             del self.place[row]
             self._retry(row, now)
-        self.router.left(view)
+        self.router.on_leave(view)
 
-    def _leave_ready(self, member: Member) -> None:
+    def _remove_from_ready(self, member: Member) -> None:
         self.ready = [view for view in self.ready if view.number != member.number]
 
-    def _note(self, member: Member, what: str) -> None:
+    def _log_event(self, member: Member, what: str) -> None:
         self.log.append((int(self.env.now), member.name, what))
 
     def _retry(self, row: int, now: int) -> None:
@@ -145,13 +145,13 @@ class Fleet:
             self._end_unserved(row, now, State.REJECTED, f"its replica was lost, {self.most_retries} retries")
             return
         self.waiting[row] = now + self.retry_ns
-        at(self.env, now + self.retry_ns, partial(self._again, row))
+        call_at(self.env, now + self.retry_ns, partial(self._resend, row))
 
-    def _again(self, row: int) -> None:
+    def _resend(self, row: int) -> None:
         """Sends a request that waits, if its client still does and there is a replica."""
         if row in self.waiting and self.ready:
             del self.waiting[row]
-            self.route(row, int(self.env.now), self._arrived[row])
+            self.route(row, int(self.env.now), self._arrival_ns[row])
 
     def give_up_waiting(self) -> bool:
         """Rejects what waits for a replica that will never come. Returns whether there was any."""
@@ -163,29 +163,29 @@ class Fleet:
 
     def _end_unserved(self, row: int, now: int, state: State, reason: str) -> None:
         feed = self.prompts.feed(self.members[0].limits.block_size)
-        request = feed.request(row, self._arrived[row])
+        request = feed.request(row, self._arrival_ns[row])
         request.state = state
         request.finished_ns = now
         request.reason = reason
         if state is State.CANCELLED:
             request.output_tokens = 0
         self.unserved.request(request)
-        self._left -= 1
+        self._remaining -= 1
         self.clients.ended(row, now)
-        self._arm()
+        self._schedule_clients()
 
     # ---- clients
 
-    def _arm(self) -> None:
+    def _schedule_clients(self) -> None:
         """Has the clients' next act looked at when it is due."""
         due = self.clients.next_ns
-        if due == NEVER_NS or due in self._armed:
+        if due == NEVER_NS or due in self._client_times:
             return
-        self._armed.add(due)
-        at(self.env, due, partial(self._clients_act, due))
+        self._client_times.add(due)
+        call_at(self.env, due, partial(self._serve_clients, due))
 
-    def _clients_act(self, due: int) -> None:
-        self._armed.discard(due)
+    def _serve_clients(self, due: int) -> None:
+        self._client_times.discard(due)
         clients = self.clients
         while (entry := clients.take(due)) is not None:
             row, arrival_ns = entry
@@ -193,7 +193,7 @@ class Fleet:
                 self._give_up(row, due)
             else:
                 self.route(row, due, arrival_ns)
-        self._arm()
+        self._schedule_clients()
 
     def _give_up(self, row: int, now: int) -> None:
         member = self.place.get(row)
@@ -207,16 +207,16 @@ class Fleet:
 
     def route(self, row: int, now: int, arrival_ns: int) -> None:
         """Has the router choose a replica, and sends the request there; it waits where none is ready."""
-        self._arrived[row] = arrival_ns
+        self._arrival_ns[row] = arrival_ns
         if not self.ready:
             self.waiting[row] = now
             return
         query = Query(self.prompts, row, now)
         view, cached_tokens = self.router.choose(query, self.ready)
         view.add(row, query.prompt_tokens)
-        self.router.sent(query, view)
+        self.router.on_dispatch(query, view)
         number = view.number
-        self.believed[row] = cached_tokens
+        self.believed_tokens[row] = cached_tokens
         self.choices.append(number)
         member = self.place[row] = self.members[number]
         self._deliver(member, row, now, arrival_ns)
@@ -224,7 +224,7 @@ class Fleet:
     def _deliver(self, member: Member, row: int, now: int, arrival_ns: int | None) -> None:
         if self.hop_ns:
             due = now + self.hop_ns
-            at(self.env, due, partial(self._arrive, member, row, due, arrival_ns))
+            call_at(self.env, due, partial(self._arrive, member, row, due, arrival_ns))
         else:
             member.send(row, now, arrival_ns)
 
@@ -232,18 +232,18 @@ class Fleet:
         if self.place.get(row) is member:
             member.send(row, now, arrival_ns)
 
-    def ended(self, number: int, row: int, now: int) -> None:
+    def on_end(self, number: int, row: int, now: int) -> None:
         """A request has ended on a replica, finished, cancelled or rejected."""
         view = self.views[number]
         del self.place[row]
         view.remove(row)
-        self._left -= 1
-        self.router.ended(row, view, now, self.prompts.output_tokens[row])
+        self._remaining -= 1
+        self.router.on_end(row, view, now, self.prompts.output_tokens[row])
         self.clients.ended(row, now)
-        self._arm()
+        self._schedule_clients()
         member = self.members[number]
         if member.draining and not view.requests:
-            at(self.env, now, partial(self._is_empty, member))
+            call_at(self.env, now, partial(self._finish_drain, member))
 
 
 def run(env: simpy.Environment, every: int, progress: Callable[[], Any] | None) -> None:

@@ -27,13 +27,13 @@ class Scrape:
     each scrape, or when they are asked for, whichever comes first.
     """
 
-    def __init__(self, replica: Replica, period_ns: int, begun: int = 0) -> None:
+    def __init__(self, replica: Replica, period_ns: int, start_ns: int = 0) -> None:
         self.replica = replica
         self.period_ns = period_ns
         self._latest = NOTHING
-        self._begun = begun
+        self._start_ns = start_ns
         replica.look = self._note
-        replica.look_ns = begun + period_ns
+        replica.look_ns = start_ns + period_ns
 
     def read(self, now: int) -> Gauges:
         """The gauges of the latest scrape by `now`; of none yet, an idle engine's."""
@@ -46,7 +46,7 @@ class Scrape:
         self.replica.look_ns = NEVER_NS
 
     def _note(self, now: int) -> None:
-        latest = now - (now - self._begun) % self.period_ns
+        latest = now - (now - self._start_ns) % self.period_ns
         self.replica.look_ns = latest + self.period_ns
         self._latest = gauges(self.replica, latest)
 

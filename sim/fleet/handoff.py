@@ -16,14 +16,14 @@ class HandoffFeed(Feed):
     """Requests of one replica that prefills or decodes for others.
 
     Rows in `one_token` end with their first token; rows in `first_tokens` got theirs elsewhere, at that time.
-    `made` keeps the requests made, by row.
+    `requests` keeps the requests made, by row.
     """
 
     def __init__(self, feed: Feed) -> None:
         self.__dict__.update(feed.__dict__)
         self.one_token: set[int] = set()
         self.first_tokens: dict[int, int] = {}
-        self.made: dict[int, Request] = {}
+        self.requests: dict[int, Request] = {}
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """As `Feed.request`."""
@@ -31,7 +31,7 @@ class HandoffFeed(Feed):
         if row in self.one_token:
             request.output_tokens = 1
         request.first_token_ns = self.first_tokens.get(row, NEVER)
-        self.made[row] = request
+        self.requests[row] = request
         return request
 
 
@@ -42,14 +42,14 @@ class Handoff(Generic[T]):
     row: int
     prefill: T
     decode: T
-    held: Request | None = None  # stands for P's blocks while they are read
-    reserved: Request | None = None  # stands for D's blocks while they are written
+    source_holder: Request | None = None  # stands for P's blocks while they are read
+    target_holder: Request | None = None  # stands for D's blocks while they are written
     ready_ns: int = 0
-    begun_ns: int = 0
-    carried_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
     moved_bytes: int = 0
-    gave_up: bool = False
-    decoding: bool = False
+    is_cancelled: bool = False
+    is_decoding: bool = False
 
 
 @dataclass

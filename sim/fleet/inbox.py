@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 
-Ended = Callable[[int, int], None]
+OnEnd = Callable[[int, int], None]
 
 
 class Inbox(Arrivals):
@@ -16,7 +16,7 @@ class Inbox(Arrivals):
     `on_end(row, now)` hears of every request that has ended on the replica.
     """
 
-    def __init__(self, on_end: Ended) -> None:
+    def __init__(self, on_end: OnEnd) -> None:
         self.open = True
         self.next_ns = NEVER_NS
         self._on_end = on_end

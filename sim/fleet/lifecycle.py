@@ -13,7 +13,7 @@ from math import ceil
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import Batch
-from pagecast.sim.fleet.fleet import Fleet, at
+from pagecast.sim.fleet.fleet import Fleet, call_at
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.settings import FleetSettings, Incident, Rollout, Scaling, Startup
 from pagecast.sim.fleet.view import View
@@ -48,14 +48,14 @@ class FleetLifecycle:
         self.settings = settings
         self._make = make
         self._names: dict[str, int] = {}
-        self._wanted: deque[tuple[int, int]] = deque()  # replicas that the autoscaler wanted, by time
-        self._old: deque[Member] = deque()  # replicas that a rollout still has to replace
+        self._targets: deque[tuple[int, int]] = deque()  # replicas that the autoscaler wanted, by time
+        self._predecessors: deque[Member] = deque()  # replicas that a rollout still has to replace
         for name, scenario in settings.scenarios(base):
             group = name.rsplit("-", 1)[0]
             self._names[group] = self._names.get(group, 0) + 1
             member, view = make(len(fleet.members), name, scenario)
             fleet.add(member, view)
-        fleet.on_empty = self._gone
+        fleet.on_empty = self._stop
         self._base = base
 
     def start(self) -> None:
@@ -66,15 +66,17 @@ class FleetLifecycle:
             if incident.replica not in names:
                 known = ", ".join(list(names)[:8])
                 raise BadInput(f"fleet: no replica {incident.replica!r} at the start; there are {known}")
-            at(env, round(incident.at_s * NS), partial(self._happens, names[incident.replica], incident))
+            call_at(env, round(incident.at_s * NS), partial(self._apply, names[incident.replica], incident))
         if self.settings.rollout is not None:
-            at(env, round(self.settings.rollout.at_s * NS), partial(self._roll_out, self.settings.rollout))
+            call_at(
+                env, round(self.settings.rollout.at_s * NS), partial(self._roll_out, self.settings.rollout)
+            )
         if self.settings.scaling is not None:
             self._next_look(self.settings.scaling)
 
     # ---- incidents
 
-    def _happens(self, member: Member, incident: Incident) -> None:
+    def _apply(self, member: Member, incident: Incident) -> None:
         if member.gone_ns is not None:
             return
         if incident.kind == "drain":
@@ -83,7 +85,7 @@ class FleetLifecycle:
             self.fleet.lose(member)
         if incident.back_after_s is not None:
             due = int(self.fleet.env.now) + round(incident.back_after_s * NS)
-            at(self.fleet.env, due, partial(self.launch, member))
+            call_at(self.fleet.env, due, partial(self.launch, member))
 
     def launch(self, like: Member) -> None:
         """Starts a replica like another, unless the work is over; it takes requests when it is ready."""
@@ -99,35 +101,35 @@ class FleetLifecycle:
         ready_ns = int(fleet.env.now) + startup_ns(self.settings.startup, scenario)
         fleet.add(member, view, ready_ns=ready_ns)
         if then is not None:
-            at(fleet.env, ready_ns, then)
+            call_at(fleet.env, ready_ns, then)
 
     def drain(self, member: Member) -> None:
         """A replica gets no more requests, and goes when its last has ended."""
         if member.gone_ns is None and not member.draining:
             self.fleet.drain(member)
 
-    def _gone(self, member: Member) -> None:
+    def _stop(self, member: Member) -> None:
         member.stop(int(self.fleet.env.now))
 
     # ---- rollout
 
     def _roll_out(self, rollout: Rollout) -> None:
-        self._old = deque(member for member in self.fleet.members if member.gone_ns is None)
+        self._predecessors = deque(member for member in self.fleet.members if member.gone_ns is None)
         for _ in range(rollout.surge):
             self._replace_next(rollout)
 
     def _replace_next(self, rollout: Rollout) -> None:
-        while self._old and not self.fleet.over:
-            old = self._old.popleft()
+        while self._predecessors and not self.fleet.over:
+            old = self._predecessors.popleft()
             if old.gone_ns is not None or old.draining:
                 continue
             fields = {**old.scenario.model_dump(), **rollout.scenario}
             scenario = Scenario.make(fields, "fleet: rollout")
             group = f"{old.name.rsplit('-', 1)[0]}-next"
-            self._launch(group, scenario, partial(self._replaced, old, rollout))
+            self._launch(group, scenario, partial(self._drain_predecessor, old, rollout))
             return
 
-    def _replaced(self, old: Member, rollout: Rollout) -> None:
+    def _drain_predecessor(self, old: Member, rollout: Rollout) -> None:
         self.drain(old)
         self._replace_next(rollout)
 
@@ -135,7 +137,7 @@ class FleetLifecycle:
 
     def _next_look(self, scaling: Scaling) -> None:
         env = self.fleet.env
-        at(env, int(env.now) + round(scaling.every_s * NS), partial(self._look, scaling))
+        call_at(env, int(env.now) + round(scaling.every_s * NS), partial(self._look, scaling))
 
     def _look(self, scaling: Scaling) -> None:
         """As Kubernetes' horizontal autoscaler: the ratio of what is measured to the target says how many."""
@@ -147,21 +149,21 @@ class FleetLifecycle:
         ready = [member for member in active if member.ready_ns <= now]
         wanted = len(active)
         if ready:
-            ratio = sum(measured(member, scaling.metric, now) for member in ready) / len(ready)
+            ratio = sum(metric_value(member, scaling.metric, now) for member in ready) / len(ready)
             ratio /= scaling.target
             if abs(ratio - 1) > scaling.tolerance:
                 wanted = ceil(len(ready) * ratio)
         elif fleet.waiting:
             wanted = max(wanted, 1)
         wanted = min(max(wanted, scaling.least), scaling.most)
-        self._wanted.append((now, wanted))
-        while self._wanted[0][0] < now - round(scaling.down_after_s * NS):
-            self._wanted.popleft()
+        self._targets.append((now, wanted))
+        while self._targets[0][0] < now - round(scaling.down_after_s * NS):
+            self._targets.popleft()
         if wanted > len(active):
             for _ in range(wanted - len(active)):
                 self.launch(fleet.members[0])
         else:
-            calm = max(count for _, count in self._wanted)
+            calm = max(count for _, count in self._targets)
             surplus = len(active) - max(calm, wanted)
             idle = sorted(active, key=lambda member: (fleet.views[member.number].requests, -member.number))
             for member in idle[: max(surplus, 0)]:
@@ -169,7 +171,7 @@ class FleetLifecycle:
         self._next_look(scaling)
 
 
-def measured(member: Member, metric: str, now: int) -> float:
+def metric_value(member: Member, metric: str, now: int) -> float:
     """What an autoscaler measures of a replica.
 
     `queue`: waiting requests. `kv`: share of KV blocks in use. `ttft`: a forecast of the next request's TTFT

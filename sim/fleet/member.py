@@ -8,7 +8,7 @@ from pagecast.sim.core.request import NEVER
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.gauges import Gauges, Scrape, gauges
-from pagecast.sim.fleet.inbox import Ended, Inbox
+from pagecast.sim.fleet.inbox import Inbox, OnEnd
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import NEVER_NS
 from pagecast.sim.replay.feed import Feed
@@ -33,7 +33,7 @@ class Member:
         costs: StepCosts,
         feed: Feed,
         role: str,
-        on_end: Ended,
+        on_end: OnEnd,
         keep_steps: bool,
         fast_forward: bool = True,
     ) -> None:

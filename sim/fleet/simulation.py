@@ -16,7 +16,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.builder import Builder
 from pagecast.sim.fleet.disaggregation import DisaggregatedFleet
-from pagecast.sim.fleet.figures import of_replica, over_time, spread, summed, together
+from pagecast.sim.fleet.figures import combine, gpu_figures, replica_figures, routing_figures, sum_counters
 from pagecast.sim.fleet.fleet import Fleet, run
 from pagecast.sim.fleet.lifecycle import FleetLifecycle
 from pagecast.sim.fleet.member import Member
@@ -71,19 +71,19 @@ def replay_fleet(
     if not len(trace):
         raise BadInput(f"{trace.name}: the trace has no requests")
     with replacing(out) as folder:
-        built = _Built(
+        fleet_run = _FleetRun(
             trace, scenario, settings, costs, change, arrivals, keep_steps or out is not None, fast_forward
         )
         started = time.perf_counter()
-        built.run(progress)
+        fleet_run.run(progress)
         wall_s = time.perf_counter() - started
-        result = built.result(wall_s, keep_steps=keep_steps)
+        result = fleet_run.result(wall_s, keep_steps=keep_steps)
         if folder is not None:
-            save(folder, trace, scenario, built.fleet.members[0].costs, result.summary, result.requests)
+            save(folder, trace, scenario, fleet_run.fleet.members[0].costs, result.summary, result.requests)
             settings.save(folder / "fleet.yaml")
             result.replicas.to_parquet(folder / "replicas.parquet", index=False)
             result.timeline.to_parquet(folder / "timeline.parquet", index=False)
-            built.steps().to_parquet(folder / "steps.parquet", index=False)
+            fleet_run.steps().to_parquet(folder / "steps.parquet", index=False)
         return result
 
 
@@ -102,7 +102,7 @@ def _tell(progress: Progress, fleet: Fleet) -> None:
     progress(sum(member.recorder.ended for member in fleet.members))
 
 
-class _Built:
+class _FleetRun:
     """A fleet ready to run, and what is needed to make its result."""
 
     def __init__(
@@ -153,7 +153,7 @@ class _Built:
 
     def _member(self, number: int, name: str, scenario: Scenario) -> tuple[Member, View]:
         role = self._roles.get(name.rsplit("-", 1)[0], "both")
-        return self._builder.member(number, name, scenario, role, partial(self.fleet.ended, number))
+        return self._builder.member(number, name, scenario, role, partial(self.fleet.on_end, number))
 
     def run(self, progress: Progress | None) -> None:
         """Runs until every request has ended."""
@@ -181,7 +181,7 @@ class _Built:
             first = alike[0]
             table = self._table(alike, unserved=not position)
             counted = [counters(member.recorder, member.scheduler) for member in alike]
-            summary = summarise(table, summed(counted), first.scenario, first.costs, wall_s)
+            summary = summarise(table, sum_counters(counted), first.scenario, first.costs, wall_s)
             summary["num_gpu_blocks"] *= len(alike)
             owners = table["replica"].to_numpy()
             gpu = f"{first.scenario.tensor_parallel_size} x {first.scenario.gpu}"
@@ -190,21 +190,21 @@ class _Built:
                 if isinstance(self.fleet, DisaggregatedFleet):
                     rows = member.recorder.requests()
                     served = request_table(rows, member.costs, member.recorder.reasons)
-                each[member.number] = of_replica(served, own, member.name, gpu)
+                each[member.number] = replica_figures(served, own, member.name, gpu)
             tables.append(table)
             summaries.append(summary)
         filled = [table for table in tables if len(table)]
         table = pd.concat(filled).sort_values("row", kind="stable").reset_index(drop=True)
-        summary = together(summaries, table, wall_s)
+        summary = combine(summaries, table, wall_s)
         listed = [each[member.number] for member in members]
         replicas = pd.DataFrame(listed)
         summary["fleet"] = {
             "router": self.settings.router.policy,
             "replicas": len(members),
             "gpus": sum(member.scenario.tensor_parallel_size for member in members),
-            **over_time(members, table, self.settings.price_per_gpu_hour),
+            **gpu_figures(members, table, self.settings.price_per_gpu_hour),
             "retries": sum(self.fleet.retries.values()),
-            **spread(table, self.fleet.choices, self.fleet.believed, replicas),
+            **routing_figures(table, self.fleet.choices, self.fleet.believed_tokens, replicas),
             "by_replica": listed,
         }
         if isinstance(self.fleet, DisaggregatedFleet):

@@ -13,11 +13,10 @@ from pagecast.sim.replay.clients import NEVER_NS
 class View:
     """One replica in one router's account.
 
-    `requests`, `prompt_tokens`: sent by this router and not ended yet. `prefilling`: rows of those whose
-    first token it has not seen, in order; call `settle` before reading it. `first_token_ns(row)` is when a
-    request got its first token, `NEVER_NS` where it has not; `changed_ns()` is when the replica changed last;
-    `gauges(now)` are those of the latest scrape. `kept` is what the router has derived from the counts; it is
-    None again after each change of them.
+    `requests` and `prompt_tokens` count what this router sent there and has not ended. `prefill_rows`: those
+    of them without a first token, in order; call `settle` before reading it. `first_token_ns(row)`: when a
+    request got its first token, or `NEVER_NS`. `changed_ns()`: when the replica changed last. `gauges(now)`:
+    those of the latest scrape. `step_line`: derived from the counts by the router, None after each change.
     """
 
     __slots__ = (
@@ -25,18 +24,18 @@ class View:
         "block_size",
         "changed_ns",
         "costs",
+        "dispatches",
         "first_token_ns",
         "gauges",
-        "kept",
         "max_num_seqs",
         "name",
         "num_blocks",
         "number",
-        "prefilling",
+        "prefill_rows",
         "prompt_tokens",
         "prompts",
         "requests",
-        "sent",
+        "step_line",
     )
 
     def __init__(
@@ -61,42 +60,42 @@ class View:
         self.gauges = gauges
         self.first_token_ns = first_token_ns
         self.changed_ns = changed_ns
-        self._settled_ns: int | None = None  # the change after which `prefilling` was settled
-        self.kept: tuple[float, float] | None = None
+        self._settled_ns: int | None = None  # the change after which `prefill_rows` was settled
+        self.step_line: tuple[float, float] | None = None
         self.requests = 0
         self.prompt_tokens = 0
-        self.sent = 0
+        self.dispatches = 0
         self.prompts: dict[int, int] = {}  # prompt tokens of the requests in flight, by row
-        self.prefilling: deque[int] = deque()
+        self.prefill_rows: deque[int] = deque()
 
     def add(self, row: int, prompt_tokens: int) -> None:
         """A request was sent there."""
         self.requests += 1
-        self.sent += 1
+        self.dispatches += 1
         self.prompt_tokens += prompt_tokens
         self.prompts[row] = prompt_tokens
-        self.kept = None
+        self.step_line = None
 
     def remove(self, row: int) -> None:
         """A request has ended there, whichever way."""
         self.requests -= 1
         self.prompt_tokens -= self.prompts.pop(row)
         self._settled_ns = None
-        self.kept = None
+        self.step_line = None
 
     def settle(self, now: int) -> list[int]:
-        """Drops from `prefilling` those at its head that have ended or got their first token by `now`."""
+        """Drops from `prefill_rows` those at its head that have ended or got their first token by `now`."""
         changed_ns = self.changed_ns()
         dropped: list[int] = []
         if changed_ns == self._settled_ns:
             return dropped
         self._settled_ns = changed_ns if changed_ns < now else None
-        prefilling = self.prefilling
-        while prefilling:
-            row = prefilling[0]
+        rows = self.prefill_rows
+        while rows:
+            row = rows[0]
             if row in self.prompts and self.first_token_ns(row) > now:
                 break
-            dropped.append(prefilling.popleft())
+            dropped.append(rows.popleft())
         return dropped
 
 

@@ -129,7 +129,7 @@ class LiveRouter:
         query = Query(self.prompts, row, now)
         view, _ = self.router.choose(query, self.views)
         view.add(row, query.prompt_tokens)
-        self.router.sent(query, view)
+        self.router.on_dispatch(query, view)
         self.place[row] = view
         self.sent.append((row, view.number, now / NS))
         self.pipes[view.number].send((row, arrival_ns))
@@ -137,7 +137,7 @@ class LiveRouter:
     def _ended(self, row: int, now: int) -> None:
         view = self.place.pop(row)
         view.remove(row)
-        self.router.ended(row, view, now, self.prompts.output_tokens[row])
+        self.router.on_end(row, view, now, self.prompts.output_tokens[row])
         self.arrivals.ended(row, now)
 
 

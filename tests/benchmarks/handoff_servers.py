@@ -69,11 +69,11 @@ class PrefillInlet(Inlet):
     def take(self, now: int) -> tuple[int, int | None] | None:
         """The next request that has come."""
         self._server.take_back()
-        self._read()
-        if self._entries:
-            row, sent_ns = self._entries[0]
-            self.sent_ns[row] = sent_ns
         return super().take(now)
+
+    def _read(self) -> None:
+        super()._read()
+        self.sent_ns.update(self._entries)
 
 
 class DecodeServer(LiveServer):

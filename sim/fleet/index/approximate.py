@@ -42,11 +42,11 @@ class ApproximateIndex:
     def overlaps(self, path: list[Piece], now: int) -> dict[int, int]:
         """How many of a prompt's blocks, from its start, each replica is believed to have."""
         while self._coming and self._coming[0][0] <= now:
-            time, replica, sent = self._coming.popleft()
-            self._note(replica, sent, time)
+            time, replica, path_sent = self._coming.popleft()
+            self._note(replica, path_sent, time)
         return self._extents.overlaps(path, now - self.ttl_ns)
 
-    def sent(self, replica: int, path: list[Piece], now: int) -> None:
+    def add(self, replica: int, path: list[Piece], now: int) -> None:
         """A prompt was sent to a replica, which will have it."""
         if self.delay_ns:
             self._coming.append((now + self.delay_ns, replica, path))

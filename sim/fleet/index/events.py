@@ -37,7 +37,7 @@ class EventIndex:
         """What a replica's memory reports to; `clock` tells its time."""
         return Feedback(self, replica, clock)
 
-    def heard(self, replica: int, stored: bool, key: bytes, begin: int, end: int, now: int) -> None:
+    def receive(self, replica: int, stored: bool, key: bytes, begin: int, end: int, now: int) -> None:
         """An event of a replica."""
         if self.delay_ns:
             self._count += 1
@@ -96,8 +96,8 @@ class Feedback:
 
     def stored(self, key: bytes, begin: int, end: int) -> None:
         """As `Watcher.stored`."""
-        self._index.heard(self._replica, True, key, begin, end, self._clock())
+        self._index.receive(self._replica, True, key, begin, end, self._clock())
 
     def removed(self, key: bytes, begin: int, end: int) -> None:
         """As `Watcher.removed`."""
-        self._index.heard(self._replica, False, key, begin, end, self._clock())
+        self._index.receive(self._replica, False, key, begin, end, self._clock())

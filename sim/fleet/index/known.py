@@ -18,14 +18,14 @@ class KnownPrefixes(Protocol):
         """Blocks from the prompt's start by replica; those with none are left out."""
         ...
 
-    def sent(self, query: Query, replica: int) -> None:
+    def add(self, query: Query, replica: int) -> None:
         """The prompt was sent to a replica."""
 
     def forget(self, replica: int) -> None:
         """A replica is gone."""
 
 
-class GuessedPrefixes:
+class ApproximatePrefixes:
     """From an approximate index. `most_tokens`: the router looks at no more of a prompt."""
 
     def __init__(self, index: ApproximateIndex, block_tokens: int, most_tokens: int | None = None) -> None:
@@ -44,16 +44,16 @@ class GuessedPrefixes:
         """As `KnownPrefixes.overlaps`."""
         return self.index.overlaps(self._path(query), query.now)
 
-    def sent(self, query: Query, replica: int) -> None:
-        """As `KnownPrefixes.sent`."""
-        self.index.sent(replica, self._path(query), query.now)
+    def add(self, query: Query, replica: int) -> None:
+        """As `KnownPrefixes.add`."""
+        self.index.add(replica, self._path(query), query.now)
 
     def forget(self, replica: int) -> None:
         """As `KnownPrefixes.forget`."""
         self.index.forget(replica)
 
 
-class ToldPrefixes:
+class EventPrefixes:
     """From the replicas' own events, in their block size."""
 
     def __init__(self, index: EventIndex, block_tokens: int) -> None:
@@ -64,7 +64,7 @@ class ToldPrefixes:
         """As `KnownPrefixes.overlaps`."""
         return self.index.overlaps(query.path(self.block_tokens), query.now)
 
-    def sent(self, query: Query, replica: int) -> None:
+    def add(self, query: Query, replica: int) -> None:
         """The replica itself will tell."""
 
     def forget(self, replica: int) -> None:

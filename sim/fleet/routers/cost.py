@@ -118,7 +118,7 @@ class ExpectedCost:
         prefill_ns = 0
         floors: list[float] = []
         for view in views:
-            if view.prefilling:
+            if view.prefill_rows:
                 self._settle(view, query.now)
             number = view.number
             blocks = overlaps.get(number, 0)
@@ -127,10 +127,10 @@ class ExpectedCost:
                 costs = view.costs
                 cached = min(blocks * size, prompt - 1)
                 prefill_ns = self._pace(view).prefill(prompt - cached, cached)
-            kept = view.kept
+            kept = view.step_line
             if kept is None:
                 base, per_token = self._pace(view).step(min(view.requests + 1, view.max_num_seqs))
-                kept = view.kept = (base + per_token * view.prompt_tokens, per_token)
+                kept = view.step_line = (base + per_token * view.prompt_tokens, per_token)
             step_ns, per_token = kept
             floor = prefill_ns + output * (step_ns + per_token * prompt)
             floors.append(floor + waiting[number] if number in waiting else floor)
@@ -151,21 +151,21 @@ class ExpectedCost:
             if entry is not None:
                 self._waiting[view.number] -= entry[1]
 
-    def sent(self, query: Query, view: View) -> None:
+    def on_dispatch(self, query: Query, view: View) -> None:
         """The prefill waits there until the first token comes."""
-        self._prefixes.sent(query, view.number)
-        view.prefilling.append(query.row)
+        self._prefixes.add(query, view.number)
+        view.prefill_rows.append(query.row)
         entry = self._estimate.get(query.row)
         if entry is not None:
             self._waiting[view.number] = self._waiting.get(view.number, 0) + entry[1]
 
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
+    def on_end(self, row: int, view: View, now: int, output_tokens: int) -> None:
         """The output's length goes into the mean."""
         self._output_tokens += _NEWEST * (output_tokens - self._output_tokens)
 
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
+    def on_leave(self, view: View) -> None:
+        """As `Router.on_leave`."""
         self._prefixes.forget(view.number)
-        for row in view.prefilling:
+        for row in view.prefill_rows:
             self._estimate.pop(row, None)
         self._waiting.pop(view.number, None)

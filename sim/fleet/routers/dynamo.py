@@ -61,8 +61,8 @@ class Dynamo:
         self.overlap_score_credit_decay = overlap_score_credit_decay
         self.active_request_weight = active_request_weight
         self.temperature = temperature
-        self._prefill: dict[int, int] = {}  # tokens under way, by replica
-        self._own: dict[int, int] = {}  # tokens of each row that are under way
+        self._replica_tokens: dict[int, int] = {}  # tokens under way, by replica
+        self._row_tokens: dict[int, int] = {}  # tokens of each row that are under way
         self._missing = 0
 
     def choose(self, query: Query, views: Views) -> Choice:
@@ -70,7 +70,7 @@ class Dynamo:
         size = self._prefixes.block_tokens
         overlaps = self._prefixes.overlaps(query)
         prompt = query.prompt_tokens
-        prefill = [self._under_way(view, query.now) for view in views]
+        prefill = [self._prefill_tokens(view, query.now) for view in views]
         floor = min(prefill)
         cost = self.cost
         costs = [
@@ -116,24 +116,24 @@ class Dynamo:
         cost = self.prefill_load_scale * prefill + decode_tokens / block_size
         return cost + self.active_request_weight * active
 
-    def _under_way(self, view: View, now: int) -> int:
-        for row in view.settle(now) if view.prefilling else ():
-            self._prefill[view.number] -= self._own.pop(row, 0)
-        return self._prefill.get(view.number, 0)
+    def _prefill_tokens(self, view: View, now: int) -> int:
+        for row in view.settle(now) if view.prefill_rows else ():
+            self._replica_tokens[view.number] -= self._row_tokens.pop(row, 0)
+        return self._replica_tokens.get(view.number, 0)
 
-    def sent(self, query: Query, view: View) -> None:
+    def on_dispatch(self, query: Query, view: View) -> None:
         """Its prefill is under way."""
-        self._prefixes.sent(query, view.number)
-        view.prefilling.append(query.row)
-        self._own[query.row] = self._missing
-        self._prefill[view.number] = self._prefill.get(view.number, 0) + self._missing
+        self._prefixes.add(query, view.number)
+        view.prefill_rows.append(query.row)
+        self._row_tokens[query.row] = self._missing
+        self._replica_tokens[view.number] = self._replica_tokens.get(view.number, 0) + self._missing
 
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
+    def on_end(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """As `Router.on_end`."""
 
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
+    def on_leave(self, view: View) -> None:
+        """As `Router.on_leave`."""
         self._prefixes.forget(view.number)
-        for row in view.prefilling:
-            self._own.pop(row, None)
-        self._prefill.pop(view.number, None)
+        for row in view.prefill_rows:
+            self._row_tokens.pop(row, None)
+        self._replica_tokens.pop(view.number, None)

@@ -7,13 +7,13 @@ from operator import attrgetter
 from random import Random
 
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice, Plain, fewest_requests
+from pagecast.sim.fleet.routers.router import Choice, StatelessRouter, fewest_requests
 from pagecast.sim.fleet.view import Views
 
 _NUMBER = attrgetter("number")
 
 
-class RoundRobin(Plain):
+class RoundRobin(StatelessRouter):
     """One replica after the other."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class RoundRobin(Plain):
         return Choice(chosen)
 
 
-class Randomly(Plain):
+class Randomly(StatelessRouter):
     """Any replica, with equal chances."""
 
     def __init__(self, rng: Random) -> None:
@@ -37,7 +37,7 @@ class Randomly(Plain):
         return Choice(self._rng.choice(views))
 
 
-class LeastLoaded(Plain):
+class LeastLoaded(StatelessRouter):
     """The replica with the fewest requests in flight, as the router counts them."""
 
     def __init__(self, rng: Random) -> None:
@@ -48,7 +48,7 @@ class LeastLoaded(Plain):
         return Choice(fewest_requests(views, self._rng))
 
 
-class PowerOfTwo(Plain):
+class PowerOfTwo(StatelessRouter):
     """The less loaded of two replicas drawn at random."""
 
     def __init__(self, rng: Random) -> None:

@@ -91,17 +91,17 @@ class ProductionStack:
                 chosen = view
         return chosen
 
-    def sent(self, query: Query, view: View) -> None:
+    def on_dispatch(self, query: Query, view: View) -> None:
         """The engine's pace counts it."""
         if self.mode == "prefixaware":
-            self._prefixes.sent(query, view.number)
+            self._prefixes.add(query, view.number)
         elif self.mode != "roundrobin":
             self._sent.setdefault(view.number, deque()).append(query.now)
 
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
+    def on_end(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """As `Router.on_end`."""
 
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
+    def on_leave(self, view: View) -> None:
+        """As `Router.on_leave`."""
         self._prefixes.forget(view.number)
         self._sent.pop(view.number, None)

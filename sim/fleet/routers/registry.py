@@ -10,7 +10,7 @@ from typing import Any
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.index.approximate import FOREVER_NS, ApproximateIndex
 from pagecast.sim.fleet.index.events import EventIndex
-from pagecast.sim.fleet.index.known import GuessedPrefixes, KnownPrefixes, ToldPrefixes
+from pagecast.sim.fleet.index.known import ApproximatePrefixes, EventPrefixes, KnownPrefixes
 from pagecast.sim.fleet.routers.aibrix import AIBrix
 from pagecast.sim.fleet.routers.cost import ExpectedCost
 from pagecast.sim.fleet.routers.dynamo import Dynamo
@@ -148,7 +148,7 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
         raise BadInput(f"router {settings.policy} uses no prefix index; leave --index out")
     if index == "events":
         parts.events = EventIndex(delay_ns=round((settings.index_delay_s or 0.0) * NS))
-        parts.prefixes = ToldPrefixes(parts.events, block_size)
+        parts.prefixes = EventPrefixes(parts.events, block_size)
     elif index is not None:
         ttl_s = settings.index_ttl_s or kind.index_ttl_s
         guess = ApproximateIndex(
@@ -158,7 +158,7 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
             leaf_first=kind.leaf_first,
         )
         tokens = settings.block_tokens or kind.block_tokens or block_size
-        parts.prefixes = GuessedPrefixes(guess, tokens, kind.most_tokens)
+        parts.prefixes = ApproximatePrefixes(guess, tokens, kind.most_tokens)
     return kind.make(parts), parts
 
 

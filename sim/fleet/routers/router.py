@@ -31,27 +31,27 @@ class Router(Protocol):
         """The replica that gets the request."""
         ...
 
-    def sent(self, query: Query, view: View) -> None:
+    def on_dispatch(self, query: Query, view: View) -> None:
         """The request is on its way there; the view counts it already."""
 
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
+    def on_end(self, row: int, view: View, now: int, output_tokens: int) -> None:
         """A request has ended there with so many tokens, whichever way; the view no longer counts it."""
 
-    def left(self, view: View) -> None:
+    def on_leave(self, view: View) -> None:
         """A replica has gone, and all that it had cached."""
 
 
-class Plain:
+class StatelessRouter:
     """A router that keeps nothing: a base for those that do not need all calls."""
 
-    def sent(self, query: Query, view: View) -> None:
-        """As `Router.sent`."""
+    def on_dispatch(self, query: Query, view: View) -> None:
+        """As `Router.on_dispatch`."""
 
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
+    def on_end(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """As `Router.on_end`."""
 
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
+    def on_leave(self, view: View) -> None:
+        """As `Router.on_leave`."""
 
 
 class PrefixRouter:
@@ -64,15 +64,15 @@ class PrefixRouter:
         self._prefixes = prefixes
         self._rng = rng
 
-    def sent(self, query: Query, view: View) -> None:
+    def on_dispatch(self, query: Query, view: View) -> None:
         """The replica will have the prompt."""
-        self._prefixes.sent(query, view.number)
+        self._prefixes.add(query, view.number)
 
-    def ended(self, row: int, view: View, now: int, output_tokens: int) -> None:
-        """As `Router.ended`."""
+    def on_end(self, row: int, view: View, now: int, output_tokens: int) -> None:
+        """As `Router.on_end`."""
 
-    def left(self, view: View) -> None:
-        """As `Router.left`."""
+    def on_leave(self, view: View) -> None:
+        """As `Router.on_leave`."""
         self._prefixes.forget(view.number)
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 import xxhash
 from pagecast.sim.fleet.query import Query
-from pagecast.sim.fleet.routers.router import Choice, Plain, fewest_requests
+from pagecast.sim.fleet.routers.router import Choice, StatelessRouter, fewest_requests
 from pagecast.sim.fleet.view import View, Views
 
 
@@ -45,7 +45,7 @@ class HashRing:
         self._owners = [position for _, position in places]
 
 
-class SessionAffinity(Plain):
+class SessionAffinity(StatelessRouter):
     """Requests of one session go to one replica; those without a session to the least loaded one."""
 
     def __init__(self, rng: Random) -> None:

@@ -27,7 +27,7 @@ class Prefixes:
     def overlaps(self, query):
         return self.now
 
-    def sent(self, query, replica):
+    def add(self, query, replica):
         pass
 
     def forget(self, replica):
@@ -100,7 +100,7 @@ def test_the_choice_is_the_first_or_a_drawn_one_of_the_cheapest(replicas, differ
         view, _ = router.choose(query, views)
         assert view is expected
         view.add(row, query.prompt_tokens)
-        router.sent(query, view)
+        router.on_dispatch(query, view)
         waiting[view.number][row] = costs[view.number][1]
         if end == 1:
             tokens[row] = 0
@@ -108,5 +108,5 @@ def test_the_choice_is_the_first_or_a_drawn_one_of_the_cheapest(replicas, differ
             gone = next(iter(view.prompts))
             tokens[gone] = 0
             view.remove(gone)
-            router.ended(gone, view, 1000 + now, 30 + now)
+            router.on_end(gone, view, 1000 + now, 30 + now)
             output += 0.02 * (30 + now - output)

@@ -30,7 +30,7 @@ class BlockByBlock:
         self.capacity, self.ttl, self.leaf_first = capacity, ttl, leaf_first
         self.blocks = {}
 
-    def sent(self, replica, path, now):
+    def add(self, replica, path, now):
         kept = self.blocks.setdefault(replica, OrderedDict())
         listed = blocks_of(path)
         for block in reversed(listed) if self.leaf_first else listed:
@@ -65,15 +65,15 @@ def test_an_approximate_index_equals_an_lru_list_of_blocks(sent, capacity, ttl, 
     for now, (replica, prompt) in enumerate(sent):
         path = path_of(prompt)
         assert index.overlaps(path, now) == plain.overlaps(path, now)
-        index.sent(replica, path, now)
-        plain.sent(replica, path, now)
+        index.add(replica, path, now)
+        plain.add(replica, path, now)
         assert index.blocks(replica) == len(plain.blocks[replica]) <= capacity
 
 
 def test_what_was_sent_is_believed_after_the_delay_and_until_the_end_of_its_time():
     index = ApproximateIndex(ttl_ns=100, delay_ns=10)
     path = [(b"a", 0, 4)]
-    index.sent(1, path, 0)
+    index.add(1, path, 0)
     seen = [index.overlaps(path, now) for now in (9, 10, 110, 111)]
     assert seen == [{}, {1: 4}, {1: 4}, {}]
 
@@ -93,7 +93,7 @@ def test_an_event_index_is_the_set_of_blocks_as_of_its_delay(events, delay):
     plain = {0: set(), 1: set()}
     history = []
     for now, (replica, stored, key, begin, length) in enumerate(events):
-        index.heard(replica, stored, key, begin, begin + length, now)
+        index.receive(replica, stored, key, begin, begin + length, now)
         history.append((now, replica, stored, {(key, block) for block in range(begin, begin + length)}))
         plain = {0: set(), 1: set()}
         for time, who, added, blocks in history:
@@ -116,8 +116,8 @@ def test_a_replica_that_is_gone_is_forgotten():
     events = EventIndex(delay_ns=5)
     path = [(b"a", 0, 4)]
     for replica in (0, 1):
-        approximate.sent(replica, path, 0)
-        events.heard(replica, True, b"a", 0, 4, 0)
+        approximate.add(replica, path, 0)
+        events.receive(replica, True, b"a", 0, 4, 0)
     for index in (approximate, events):
         index.forget(0)
         assert index.overlaps(path, 10) == {1: 4}

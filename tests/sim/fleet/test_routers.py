@@ -49,7 +49,7 @@ def router_of(policy, **options):
 def send(router, query, view):
     router.choose(query, [view])
     view.add(query.row, query.prompt_tokens)
-    router.sent(query, view)
+    router.on_dispatch(query, view)
 
 
 def test_production_stack_decides_as_its_own_code_in_200_scenarios():
@@ -66,10 +66,10 @@ def test_production_stack_decides_as_its_own_code_in_200_scenarios():
             up = [views[engine] for engine in request["up"]]
             _, best = prefix.longest(query, up)
             assert [view.number for view in best] == request["matched"]
-            prefix.sent(query, views[request["chosen"]])
+            prefix.on_dispatch(query, views[request["chosen"]])
             slowest = pace.choose(query, up).view
             assert slowest.number == request["slowest"]
-            pace.sent(query, slowest)
+            pace.on_dispatch(query, slowest)
 
 
 def test_sglang_decides_as_its_own_gateway_in_200_scenarios():
@@ -95,7 +95,7 @@ def test_sglang_decides_as_its_own_gateway_in_200_scenarios():
                 assert overlaps[chosen.number] == overlaps[theirs.number] > threshold * query.prompt_tokens
                 ties += 1
             theirs.add(row, query.prompt_tokens)
-            router.sent(query, theirs)
+            router.on_dispatch(query, theirs)
     assert decided == 2210
     assert ties < 0.05 * decided
 
@@ -193,9 +193,9 @@ def test_production_stack_by_cache_and_by_session():
     router = router_of("production-stack", mode="kvaware")
     at = router.choose(Query(prompts, 0, 0), views).view
     assert router.choose(Query(prompts, 0, 1), views).view is at
-    router._prefixes.sent(Query(prompts, 0, 0), 1)
+    router._prefixes.add(Query(prompts, 0, 0), 1)
     assert router.choose(Query(prompts, 2, 1), views).view is views[1]
-    router.sent(Query(prompts, 0, 1), views[0])
+    router.on_dispatch(Query(prompts, 0, 1), views[0])
     assert router.choose(Query(prompts, 1, 1), views).view is views[1]  # 1,280 of 3,200 tokens: lacks 1,920
     router.kv_aware_threshold = 1900
     assert router.choose(Query(prompts, 1, 1), views).view is views[1]  # now by pace: the first without any
@@ -208,7 +208,7 @@ def test_cost_weighs_the_queue_against_the_prefix():
     views = views_of(2, costs=costs, num_blocks=30_000)
     router = router_of("cost")
     send(router, Query(prompts, 0, 0), views[0])
-    views[0].prefilling.clear()
+    views[0].prefill_rows.clear()
     router._waiting.clear()
     assert router.choose(Query(prompts, 11, 1), views).view is views[0]
     for row in range(1, 6):
