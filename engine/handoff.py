@@ -25,6 +25,8 @@ from pagecast.sim.core.request import Request
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
+_NO_PAIR = (-1, -1)  # copies nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
@@ -96,6 +98,8 @@ class Importer:
         self._waiting: deque[Arrival] = deque()
         self._copying: deque[Arrival] = deque()
         self._clock: object = None
+        if kv.is_cuda:
+            self._lane.start([_NO_PAIR])  # compiles the kernel; ended and forgotten by `_follow_clock`
 
     @property
     def busy(self) -> bool:
