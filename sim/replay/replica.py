@@ -31,6 +31,7 @@ from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.disk_transfers import DiskTransfers
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.stretch_launches import StretchLaunches
 from pagecast.sim.replay.transfers import Ended, Transfers
 from pagecast.sim.speculation.costs import shape_of
 from pagecast.sim.speculation.speculation import Speculation
@@ -91,9 +92,11 @@ class Replica:
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
         self.disk = _disk_of(scheduler, links)
         self._idle_turns = 0
-        self._transfer_ends: deque[tuple[int, Ended]] = (
-            deque()
-        )  # ends of transfers, by the step that reports them
+        # Ends of transfers by the step that reports them. Those that end during a stretch are added when it
+        # can't be cut any more.
+        self._transfer_ends: deque[tuple[int, Ended]] = deque()
+        self._launches: StretchLaunches | None = None  # of the newest stretch, where transfers run
+        self._submitting_ns = 0  # time to submit transfers, before the first step of the newest stretch
         self._pipeline: Pipeline[FlightTimes] = Pipeline(scheduler)
         self._device_free = 0
         self._base = 0  # when the first step of the newest stretch begins
@@ -124,7 +127,8 @@ class Replica:
         steps = self._begun(plan, line, gap, now)
         shorter = self.scheduler.cut(plan, steps)
         if shorter is not plan:
-            self._pipeline.replace_newest(shorter, self._times(shorter, line, start_ns, start_ns + host, gap))
+            launched = start_ns + host + self._submitting_ns
+            self._pipeline.replace_newest(shorter, self._times(shorter, line, start_ns, launched, gap))
             self.process.interrupt()
 
     def _begun(self, plan: StepPlan, line: DecodeLine, gap: int, now: int) -> int:
@@ -186,6 +190,9 @@ class Replica:
                 if others and self._others_first(goal) and (yield from self._cut_short(goal)):
                     continue
                 now = goal
+                if flights and self.transfers is not None:
+                    newest = flights[-1][0]
+                    self._report(self.transfers, newest, newest.last - 1, now)
                 if arrivals.next_ns <= now:
                     now = self._take_in(now)
                     if others and others[0][0] <= now:
@@ -222,9 +229,11 @@ class Replica:
                 self.look(now)
             self.clock = now
             outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
+            if self.transfers is not None:
+                self._report(self.transfers, plan, plan.last - 1, now)
             endings = pipeline.commit(outcome, now)
-            while self._transfer_ends and self._transfer_ends[0][0] <= plan.step:
-                self._tell(self._transfer_ends.popleft()[1], now)
+            if self.transfers is not None:
+                self._report(self.transfers, plan, plan.last, now)
             self.recorder.step(plan, start_ns, end_ns)
             for request in endings:
                 self._ended(request, now)
@@ -256,6 +265,22 @@ class Replica:
     def _transferring(self, transfers: Transfers) -> bool:
         """Whether transfers are under way, or the disk has answered, so that planning again may help."""
         return transfers.busy or (self.disk is not None and self.disk.disk.busy)
+
+    def _report(self, transfers: Transfers, newest: StepPlan, last: int, now: int) -> None:
+        """Tells the scheduler of the transfers whose ends the steps up to number `last` report.
+
+        `newest` is the plan made last, or one before it. If it is a stretch it is not cut any more.
+        """
+        launches = self._launches
+        ends = self._transfer_ends
+        if launches is not None and launches.step == newest.step:
+            self._launches = None
+            for number, launched in launches.after_ends(transfers, newest.steps):
+                done = transfers.ended(launched)
+                assert done is not None
+                ends.append((number, done))
+        while ends and ends[0][0] <= last:
+            self._tell(ends.popleft()[1], now)
 
     def _tell(self, ended: Ended, now: int) -> None:
         """Tells the scheduler of transfers that have ended."""
@@ -410,32 +435,31 @@ class Replica:
         if self.scheduler.memory.timed is not None:
             due = min(due, self.scheduler.memory.due_ns)
         self._prompt_tokens = 0
-        if self.transfers is not None and self.transfers.busy:
-            quiet = 1
+        launched = now + host
+        if self.transfers is not None:
+            launched = self.transfers.begin(None, launched, self._device_free)
+            self._submitting_ns = launched - now - host
         if not self._pipeline.depth:
-            self._base = now
+            self._base = launched - host
             gap += host
-            plan = stride.plan(line.steps_begun(context, longest, due - now, quiet, gap))
+            plan = stride.plan(line.steps_begun(context, longest, due - self._base, quiet, gap))
         else:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
             self._base = busy = self._device_free
             steps = 1
-            if quiet > 1 and self._pipeline.flights and busy >= now + host and busy < due:
+            if quiet > 1 and self._pipeline.flights and busy >= launched and busy < due:
                 if line.ns(context, longest) + gap >= host:
                     steps += line.steps_begun(context, longest, due - busy, quiet - 1, gap)
-            elif busy < now + host:
-                self._base = now + host
+            elif busy < launched:
+                self._base = launched
             plan = stride.plan(steps)
         if self.transfers is not None and self.transfers.busy:
-            later = self._transfer(self.transfers, plan, now + host) - now - host
-            host += later
-            if not self._pipeline.depth:
-                gap += later
-            elif self._base < now + host:
-                self._base = now + host
-        flight = self._times(plan, line, now, now + host, gap)
+            depth = self._pipeline.depth
+            times = (launched, self._base + host, gap)
+            self._launches = StretchLaunches(plan.step, depth, line, context, longest, times)
+        flight = self._times(plan, line, now, launched, gap)
         self._pipeline.add(plan, flight)
-        return now + host
+        return launched
 
     def _times(
         self, plan: StepPlan, line: DecodeLine, start: int, launched: int, gap: int

@@ -13,6 +13,8 @@ import xxhash
 from pagecast.sim.core.identity.keys import BlockKeys
 
 _APART = 40  # bits of a block's number within its segment
+_SCATTER = 0x9E3779B97F4A7C15
+_SCATTERED = (1 << _APART - 1) - 1
 _SPAN = Struct("<qqq").pack
 
 
@@ -48,7 +50,7 @@ class ContentNames:
             number = self._numbers[key] = self._given
             self._digests[number] = digest, group, single
             self._given += 1
-        return number << _APART
+        return _first_name(number)
 
     @property
     def many(self) -> bool:
@@ -70,5 +72,14 @@ class ContentNames:
         digest, group, single = self._digests[name >> _APART]
         if single:
             return digest, group
-        number = name & ((1 << _APART) - 1)
+        number = name - _first_name(name >> _APART)
         return xxhash.xxh3_128_digest(digest + _SPAN(number, 0, 0)), group
+
+
+def _first_name(segment: int) -> int:
+    """The name of the first block of a segment, by the segment's number.
+
+    Names of different segments differ in their low bits as well: by these a dictionary of whole numbers finds
+    its entries, and long runs of equal ones would make it slow.
+    """
+    return (segment << _APART) + (segment * _SCATTER & _SCATTERED)

@@ -133,12 +133,14 @@ class HostBlocks:
     def unpin(self, names: Iterable[int]) -> None:
         """Takes back one `pin` of each block."""
         pins = self.pins
+        unpinned: list[int] = []
         for name in names:
             if pins[name] > 1:
                 pins[name] -= 1
                 continue
             del pins[name]
-            self.eviction.free(name)
+            unpinned.append(name)
+        self.eviction.free(unpinned)
 
     # ---- storing
 
@@ -157,7 +159,10 @@ class HostBlocks:
             self.skipped_stores += len(names) - len(often)
             names = often
         slots = self.slots
-        missing_names = [name for name in names if name not in slots]
+        if slots.keys().isdisjoint(names):
+            missing_names = list(names)
+        else:
+            missing_names = [name for name in names if name not in slots]
         missing = len(missing_names) - (self.room - len(slots))
         if missing > 0 and not self._give_way(missing, set(names)):
             self.refused_stores += 1
@@ -167,15 +172,19 @@ class HostBlocks:
             return missing_names
         self._state += 1
         self._refused.clear()
-        for name in missing_names:
-            if self._fresh < self.room:
-                slots[name] = self._fresh
-                self._fresh += 1
-            else:
-                slots[name] = self._free.pop()
-            self.pins[name] = BEING_WRITTEN
-            self.eviction.add(name)
+        slots.update(zip(missing_names, self._take_slots(len(missing_names)), strict=True))
+        self.pins.update(dict.fromkeys(missing_names, BEING_WRITTEN))
+        self.eviction.add(missing_names)
         return missing_names
+
+    def _take_slots(self, count: int) -> list[int]:
+        """So many slots without content, those never used first."""
+        fresh = range(self._fresh, min(self._fresh + count, self.room))
+        self._fresh += len(fresh)
+        slots = list(fresh)
+        for _ in range(count - len(fresh)):
+            slots.append(self._free.pop())
+        return slots
 
     def _is_refused_again(self, query: tuple[int, int, int]) -> bool:
         """Whether blocks that found no room (by the first, the last, how many) still find none.
@@ -196,8 +205,7 @@ class HostBlocks:
         victims = self.eviction.choose(count, spared)
         if victims is None:
             return False
-        for name in victims:
-            self._free.append(self.slots.pop(name))
+        self._free.extend(map(self.slots.pop, victims))
         self.evicted_blocks += len(victims)
         if self.changes is not None:
             self.changes += [(name, False) for name in victims]
@@ -205,18 +213,19 @@ class HostBlocks:
 
     def written(self, names: Iterable[int], *, failed: bool = False) -> None:
         """Takes note that reserved blocks have their content; `failed`: that they never will."""
-        for name in names:
-            if self.pins.get(name) != BEING_WRITTEN:
-                continue
-            del self.pins[name]
-            if failed:
+        pins = self.pins
+        awaited = [name for name in names if pins.get(name) == BEING_WRITTEN]
+        for name in awaited:
+            del pins[name]
+        if failed:
+            for name in awaited:
                 self.eviction.remove(name)
                 self._state += 1
                 self._free.append(self.slots.pop(name))
-                continue
-            self.eviction.free(name)
-            if self.changes is not None:
-                self.changes.append((name, True))
+            return
+        self.eviction.free(awaited)
+        if self.changes is not None:
+            self.changes += [(name, True) for name in awaited]
 
     def clear(self) -> None:
         """Gives up every block, those of transfers under way too."""

@@ -22,11 +22,11 @@ class HostEviction(Protocol):
 
     settles: bool
 
-    def add(self, name: int) -> None:
-        """A block is about to be written."""
+    def add(self, names: Sequence[int]) -> None:
+        """Blocks are about to be written."""
 
-    def free(self, name: int) -> None:
-        """A block is not pinned any more."""
+    def free(self, names: Sequence[int]) -> None:
+        """Blocks are not pinned any more."""
 
     def pin(self, name: int) -> None:
         """A block that was not pinned is from now on."""
@@ -57,12 +57,12 @@ class HostLeastRecentlyUsed:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._last: tuple[Sequence[int], int] | None = None  # touched last, if nothing has happened since
 
-    def add(self, name: int) -> None:
-        """Nothing: it is pinned."""
+    def add(self, names: Sequence[int]) -> None:
+        """Nothing: they are pinned."""
 
-    def free(self, name: int) -> None:
-        """Puts a block last."""
-        self._idle[name] = None
+    def free(self, names: Sequence[int]) -> None:
+        """Puts blocks last."""
+        self._idle.update(dict.fromkeys(names))
         self._last = None
 
     def pin(self, name: int) -> None:
@@ -79,6 +79,8 @@ class HostLeastRecentlyUsed:
             return  # all of them are already
         self._last = names, len(names)
         idle = self._idle
+        if idle.keys().isdisjoint(names):
+            return
         move = idle.move_to_end
         for name in reversed(names):
             if name in idle:
@@ -86,7 +88,9 @@ class HostLeastRecentlyUsed:
 
     def choose(self, count: int, spared: set[int]) -> list[int] | None:
         """The first blocks in order."""
-        victims = list(islice((name for name in self._idle if name not in spared), count))
+        victims = list(islice(self._idle, count))
+        if not spared.isdisjoint(victims):
+            victims = list(islice((name for name in self._idle if name not in spared), count))
         if len(victims) < count:
             return None
         for name in victims:
@@ -119,13 +123,14 @@ class AdaptiveReplacement:
         self._blocks = blocks
         self._pins = pins
 
-    def add(self, name: int) -> None:
-        """A new block is recent."""
-        self.recent[name] = None
-        self.recent_gone.pop(name, None)
-        self.frequent_gone.pop(name, None)
+    def add(self, names: Sequence[int]) -> None:
+        """New blocks are recent."""
+        for name in names:
+            self.recent[name] = None
+            self.recent_gone.pop(name, None)
+            self.frequent_gone.pop(name, None)
 
-    def free(self, name: int) -> None:
+    def free(self, names: Sequence[int]) -> None:
         """Nothing: pins are asked for when blocks are chosen."""
 
     def pin(self, name: int) -> None:

@@ -129,11 +129,16 @@ class Offloading:
 
     @property
     def quiet_steps(self) -> int:
-        """How many decode steps may be planned ahead: 1 while transfers run, 0 where blocks are watched."""
+        """How many decode steps may be planned ahead.
+
+        0 where blocks are watched or stores tried again. 1 where blocks may be given back meanwhile, or a log
+        says in which step a transfer ended. Else the end of a transfer changes nothing that they could see.
+        """
         retried = self._refused and (self.jobs or self._room_made)
         if self._watched or retried or not self.spec.prompt_only:
             return 0
-        return 1 if self.jobs or self._kept else 1 << 62
+        logged = self.jobs and self._log.events is not None
+        return 1 if self._kept or self.loading or logged else 1 << 62
 
     @property
     def settled(self) -> bool:
@@ -421,9 +426,6 @@ class Offloading:
         return self._copy(request, progress, new_names, tokens)
 
     def _copy(self, request: Request, progress: Progress, new_names: list[int], tokens: int) -> Transfer:
-        factor = self.spec.factor
-        slots = self.host.slots
-        null = self._memory.null
         in_copy = set(new_names)
         blocks: list[int] = []
         places: list[int] = []
@@ -432,20 +434,13 @@ class Offloading:
             number = group.number
             last = tokens // group.size
             table = progress.tables[number] if self._windows else self._memory.blocks(request, number)
-            names = progress.names[number]
-            before = len(blocks)
-            for place in range(progress.stored[number], last):
-                name = names[place]
-                if name not in in_copy:
-                    continue
-                slot = slots[name] * factor
-                for part in range(factor):
-                    block = table[place * factor + part]
-                    if block != null:
-                        blocks.append(block)
-                        places.append(slot + part)
+            first = progress.stored[number]
+            names = progress.names[number][first:last]
+            group_blocks, group_places = self._places(names, table, first, in_copy)
+            blocks += group_blocks
+            places += group_places
             if group.window:
-                windowed += blocks[before:]
+                windowed += group_blocks
             progress.stored[number] = last
         job = self._begin(request, progress, new_names, blocks, is_store=True)
         job.windowed = windowed
@@ -455,6 +450,32 @@ class Offloading:
         if self._log.events is not None:
             self._log.add(EventKind.STORING, request.id, blocks, detail=f"job={job.number}")
         return Transfer(job.number, request, tuple(blocks), tuple(places))
+
+    def _places(
+        self, names: list[int], table: list[int], first: int, in_copy: set[int]
+    ) -> tuple[list[int], list[int]]:
+        """The device blocks of those offloaded blocks that are in a copy, and their places in the host.
+
+        `names` are of the offloaded blocks from number `first` on, `table` is the request's block table.
+        """
+        slots = self.host.slots
+        factor = self.spec.factor
+        if factor == 1 and self._plain and len(in_copy) == len(names):
+            # Nearly always: every one of them, in one device block each. The loop below says the same.
+            return table[first : first + len(names)], [slots[name] for name in names]
+        null = self._memory.null
+        blocks: list[int] = []
+        places: list[int] = []
+        for place, name in enumerate(names, first):
+            if name not in in_copy:
+                continue
+            slot = slots[name] * factor
+            for part in range(factor):
+                block = table[place * factor + part]
+                if block != null:
+                    blocks.append(block)
+                    places.append(slot + part)
+        return blocks, places
 
     # ---- blocks given to others
 

@@ -1,0 +1,53 @@
+"""When the steps of a stretch are launched: each of them looks which transfers have ended."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from pagecast.sim.costs.step_costs import DecodeLine
+from pagecast.sim.replay.transfers import Transfers
+
+
+class StretchLaunches:
+    """Launches of the decode steps of one stretch, whose first step has the number `step`.
+
+    `depth` is the pipeline depth: step i of the stretch is planned when step i - 1 - depth ends. `times` are
+    when the first step is launched, when a step is launched that is planned where the first one begins, and
+    what each step takes beside its device time, all in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        depth: int,
+        line: DecodeLine,
+        context: int,
+        longest: int,
+        times: tuple[int, int, int],
+    ) -> None:
+        self.step = step
+        self._depth = depth
+        self._line = line
+        self._context = context
+        self._longest = longest
+        self._first, self._base, self._gap = times
+
+    def launch_ns(self, place: int) -> int:
+        """When a step is launched, by its place in the stretch, counted from 0."""
+        if not place:
+            return self._first
+        before = place - self._depth
+        return self._base + self._line.ns(self._context, self._longest, before) + self._gap * before
+
+    def after_ends(self, transfers: Transfers, steps: int) -> Iterator[tuple[int, int]]:
+        """The steps, of the first `steps`, that are the first to be launched after the end of a transfer.
+
+        Each is given by its number and its launch. The caller takes these ends from `transfers` before it
+        asks for the next step.
+        """
+        while (end := transfers.next_ns) is not None:
+            place = bisect_left(range(steps), end, key=self.launch_ns)
+            if place == steps:
+                return
+            yield self.step + place, self.launch_ns(place)
