@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pagecast.sim.costs.step_costs import DecodeLine
 from pagecast.sim.replay.transfers import Transfers
 
+_TRIED_FIRST = 3  # places: a transfer seldom takes longer
+
 
 class StretchLaunches:
     """Launches of the decode steps of one stretch, whose first step has the number `step`.
@@ -47,7 +49,15 @@ class StretchLaunches:
         asks for the next step.
         """
         while (end := transfers.next_ns) is not None:
-            place = bisect_left(range(steps), end, key=self.launch_ns)
+            place = self._first_after(end, steps)
             if place == steps:
                 return
             yield self.step + place, self.launch_ns(place)
+
+    def _first_after(self, end_ns: int, steps: int) -> int:
+        """The first place, of `steps`, whose step is launched at `end_ns` or later; `steps` where none is."""
+        few = min(steps, _TRIED_FIRST)
+        for place in range(few):
+            if self.launch_ns(place) >= end_ns:
+                return place
+        return bisect_left(range(steps), end_ns, few, key=self.launch_ns)

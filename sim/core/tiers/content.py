@@ -16,8 +16,6 @@ _APART = 40  # bits of a block's number within its segment
 _SCATTER = 0x9E3779B97F4A7C15
 _SCATTERED = (1 << _APART - 1) - 1
 _SPAN = Struct("<qqq").pack
-
-
 _LEAST_SWEPT = 4096  # segments that may always be named
 
 

@@ -182,8 +182,10 @@ class HostBlocks:
         fresh = range(self._fresh, min(self._fresh + count, self.room))
         self._fresh += len(fresh)
         slots = list(fresh)
-        for _ in range(count - len(fresh)):
-            slots.append(self._free.pop())
+        given_up = count - len(fresh)
+        if given_up:
+            slots += self._free[: -given_up - 1 : -1]
+            del self._free[-given_up:]
         return slots
 
     def _is_refused_again(self, query: tuple[int, int, int]) -> bool:
