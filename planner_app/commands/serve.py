@@ -12,6 +12,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.engine_options import engine_only_options, engine_options
 from pagecast.planner_app.commands.field_options import gathering
+from pagecast.planner_app.commands.mock_options import check_mock_options, mock_options, read_config
 from pagecast.planner_app.commands.scenario_options import ScenarioArguments, scenario_from, scenario_options
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.scenario import Scenario
@@ -25,7 +26,14 @@ Opt = typer.Option
 def _server(
     host: Annotated[str, Opt(help="address to listen on; 0.0.0.0 for all")] = "127.0.0.1",
     port: Annotated[int, Opt(min=0, max=65535, help="first port; 0 for any that is free")] = 8000,
-    replicas: Annotated[int, Opt(min=1, max=256, help="replicas, one port each")] = 1,
+    config: Annotated[
+        Path | None,
+        Opt(help="YAML file of options; the command line wins", callback=read_config, is_eager=True),
+    ] = None,
+    replicas: Annotated[
+        int,
+        Opt("--replicas", "--data-parallel-size", min=1, max=256, help="replicas, one port each"),
+    ] = 1,
     served_model_name: Annotated[
         list[str] | None, Opt(help="name to serve under, may be repeated [--model]")
     ] = None,
@@ -81,7 +89,7 @@ def _values(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-_ALL = [*_SIMULATED_OPTIONS, *_SERVER_OPTIONS, *engine_only_options(), *_SCENARIO_OPTIONS]
+_ALL = [*_SIMULATED_OPTIONS, *_SERVER_OPTIONS, *mock_options(), *engine_only_options(), *_SCENARIO_OPTIONS]
 _gathered = gathering("options", _ALL, _values)
 
 
@@ -94,6 +102,7 @@ def serve_command(options: dict[str, Any]) -> None:
     on a GPU or the CPU.
     """
     _need_server()
+    check_mock_options(options)
     if not options["simulate"]:
         _serve_engine(options)
         return
@@ -170,6 +179,7 @@ def _server_options(options: dict[str, Any], model: str, seed: int) -> Any:
         kv_events_endpoint=options["kv_events_endpoint"],
         kv_events_replay_endpoint=options["kv_events_replay_endpoint"],
         kv_events_topic=options["kv_events_topic"],
+        kv_events_batch=options["event_batch_size"],
     )
     server.check()
     return server

@@ -89,7 +89,7 @@ def simulated_replica(
             options.kv_events_replay_endpoint and _next_port(options.kv_events_replay_endpoint, number),
             options.kv_events_topic,
         )
-        backend.history.add(KvEvents(lambda: backend.scheduler.events, publisher))
+        backend.history.add(KvEvents(lambda: backend.scheduler.events, publisher, options.kv_events_batch))
     adapters = options.adapters
     metrics = ServerMetrics(
         backend,

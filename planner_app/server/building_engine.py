@@ -28,7 +28,7 @@ def engine_work(engine: Engine, options: ServerOptions, connection: socket.socke
     if options.kv_events_endpoint is not None:
         endpoints = (options.kv_events_endpoint, options.kv_events_replay_endpoint)
         publisher = Publisher(*endpoints, options.kv_events_topic)
-        work.history.add(KvEvents(lambda: engine.loop.scheduler.events, publisher))
+        work.history.add(KvEvents(lambda: engine.loop.scheduler.events, publisher, options.kv_events_batch))
     return work
 
 

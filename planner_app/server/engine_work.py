@@ -53,6 +53,7 @@ class EngineWork:
         self._ending = False
         self._draining = False
         self._unheard: set[int] = set()  # generations without a token so far
+        self._kept: dict[int, Generation] = {}  # live ones, where somebody keeps the history
         config = engine.options.speculation
         self._speculation = None if config is None else SpeculationUse.of(config.num_speculative_tokens)
         self._taken = 0
@@ -158,6 +159,7 @@ class EngineWork:
         if self.history.kept:
             listed = prompt.tolist()
             generation = Generation(asked.number, listed, sampling, Bell(), salt=asked.salt)
+            self._kept[asked.number] = generation
             self.history.note_coming(request, generation)
         self.history.note_outside(engine.loop.clock.now(), asked.number, cancelled=False)
         self._unheard.add(asked.number)
@@ -177,6 +179,8 @@ class EngineWork:
             self._admitted.append(found)
         self._numbers.append(number)
         self._tokens.append(token)
+        if self._kept:
+            self._kept[number].tokens.append(token)
 
     def _note_end(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -191,6 +195,7 @@ class EngineWork:
         self._last = (self._taken, load)
         for ending in self._ended:
             self._unheard.discard(ending.number)
+            self._kept.pop(ending.number, None)
         news = StepNews(
             self._taken,
             self._computed,

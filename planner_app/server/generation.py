@@ -42,20 +42,27 @@ class Outbox:
 
     def __init__(self) -> None:
         self._rung: deque[Bell] = deque()
+        self._scheduled = False
 
     def add(self, bell: Bell) -> None:
         """Queues a bell that has rung. Called in the event loop's thread."""
         self._rung.append(bell)
-        if len(self._rung) == 1:
-            asyncio.get_running_loop().call_soon(self._send)
+        if not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         rung = self._rung
-        for _ in range(min(len(rung), _STREAMS_PER_TURN)):
-            rung[0].answer()
-            rung.popleft()
-        if rung:
-            asyncio.get_running_loop().call_soon(self._send)
+        self._scheduled = False
+        try:
+            for _ in range(min(len(rung), _STREAMS_PER_TURN)):
+                rung.popleft().answer()
+        finally:
+            if rung and not self._scheduled:
+                self._schedule()
 
 
 class Bell:

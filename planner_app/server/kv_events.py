@@ -98,11 +98,14 @@ class KvEvents:
 
     The log's blocks are numbers; here each gets its content's name, and equal content is told once: a block
     is stored when the first of its copies is, and removed with the last. `log` gives the scheduler's events
-    so far, which are taken from it.
+    so far, which are taken from it. `most`: events in one message (None: all those of a step).
     """
 
-    def __init__(self, log: Callable[[], list[Event] | None], publisher: Publisher) -> None:
+    def __init__(
+        self, log: Callable[[], list[Event] | None], publisher: Publisher, most: int | None = None
+    ) -> None:
         self._log = log
+        self._most = most
         self._publisher = publisher
         self._live: dict[str, tuple[Request, Generation]] = {}
         self._tables: dict[str, list[int]] = {}  # block tables as the log has them so far
@@ -150,8 +153,9 @@ class KvEvents:
             elif kind in _LEAVES:
                 self._tables.pop(event.request, None)
         log.clear()
-        if batch:
-            self._publisher.send(batch)
+        most = self._most or max(len(batch), 1)
+        for start in range(0, len(batch), most):
+            self._publisher.send(batch[start : start + most])
 
     def flush(self) -> None:
         """Answers subscribers that missed messages."""

@@ -137,7 +137,7 @@ def http_server(replica: ReplicaServer) -> HttpServer:
     config = uvicorn.Config(
         OwnSend(replica.app),
         access_log=False,
-        log_level="warning",
+        log_level="error",  # a line for each request that is no HTTP would be anybody's to fill a disk with
         limit_concurrency=options.max_connections,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=max(1, round(options.drain_timeout_s)),

@@ -25,6 +25,17 @@ from pagecast.sim.scenario import Scenario
 
 from .conftest import make_replica
 
+SERVED = Path(__file__).parent / "recorded" / "h200-qwen3-0.6b-departures"
+
+
+def test_a_run_of_the_engine_behind_http_with_departures_is_replayed() -> None:
+    run = RecordedRun.load(SERVED)
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert (report.steps_matched, report.requests) == (1671, 120)
+    assert run.requests["cancelled_s"].notna().sum() == 34
+    assert (run.requests["cached_tokens"] > 0).sum() == 108
+
 
 async def converse(backend: Any, seed: int, count: int, until_done: bool = True) -> list[Generation]:
     """Conversations whose turns quote one another, with equal prompts, adapters and clients that leave."""

@@ -83,13 +83,13 @@ async def attack(port: int, count: int, seed: int = 0) -> list[bytes]:
 
     async def one() -> bytes:
         async with gate:
-            return await asyncio.wait_for(rude(port, rng), 30)
+            return await asyncio.wait_for(rude(port, rng), 120)  # the machine may be busy
 
     return await asyncio.gather(*[one() for _ in range(count)])
 
 
-def served(*options: str) -> tuple[subprocess.Popen[str], str]:
-    """A server in a process of its own, and its address."""
+def served(*options: str, errors: Any = subprocess.PIPE) -> tuple[subprocess.Popen[str], str]:
+    """A server in a process of its own, and its address. `errors`: a file for what it prints there."""
     command = [
         sys.executable,
         "-m",
@@ -102,7 +102,7 @@ def served(*options: str) -> tuple[subprocess.Popen[str], str]:
         "0",
     ]
     process = subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        [*command, *options], stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ)
     )
     assert process.stdout is not None
     return process, process.stdout.readline().split()[-1]
@@ -164,9 +164,12 @@ def test_sigterm_finishes_what_is_under_way() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_memory_is_flat_over_ten_minutes_of_load() -> None:
+def test_memory_is_flat_over_ten_minutes_of_load(tmp_path: Path) -> None:
     seconds = float(os.environ.get("PAGECAST_SOAK_S", "600"))
-    process, url = served("--max-num-seqs", "64", "--num-gpu-blocks", "3000", "--body-timeout", "0.3")
+    options = ("--max-num-seqs", "64", "--num-gpu-blocks", "3000", "--body-timeout", "0.3")
+    log = tmp_path / "errors.txt"
+    with log.open("w") as errors:  # not a pipe that nobody reads
+        process, url = served(*options, errors=errors)
     port = int(url.rsplit(":", 1)[1])
     sizes: list[float] = []
     try:
@@ -180,8 +183,8 @@ def test_memory_is_flat_over_ten_minutes_of_load() -> None:
         assert settled(url)["vllm:kv_cache_usage_perc"] == 0
     finally:
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-    assert "Traceback" not in errors
+        process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in log.read_text()
     third = len(sizes) // 3
     print(f"{round_ * 200} requests; {sizes[third]:.0f} MiB after a third, {sizes[-1]:.0f} MiB at the end")
     assert sizes[-1] < sizes[third] + 15

@@ -1,0 +1,88 @@
+"""Options of llm-d-inference-sim, the mock server that people come from, beyond those that `serve` shares.
+
+What means something here is taken; what would replace the scheduler's times or state by constants is refused,
+with what to use in its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any
+
+import typer
+from pagecast.planner_app.commands.field_options import parameter
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.yaml_documents import read_mapping
+
+Opt = typer.Option
+_TIMES = "times are those of the scheduler and the step costs; choose --gpu, --model, --costs or --time-scale"
+_LINKS = "KV transfers are simulated; give the host link by --host-load-gb-per-s and --host-latency-ms"
+_TEXT = "texts are made up and have no influence on times; leave it out, or use --mode echo"
+REFUSED = {
+    "time_to_first_token": _TIMES,
+    "time_to_first_token_std_dev": _TIMES,
+    "inter_token_latency": _TIMES,
+    "inter_token_latency_std_dev": _TIMES,
+    "prefill_overhead": _TIMES,
+    "prefill_time_per_token": _TIMES,
+    "prefill_time_std_dev": _TIMES,
+    "time_factor_under_load": _TIMES,
+    "latency_calculator": _TIMES,
+    "kv_cache_transfer_latency": _LINKS,
+    "kv_cache_transfer_latency_std_dev": _LINKS,
+    "kv_cache_transfer_time_per_token": _LINKS,
+    "kv_cache_transfer_time_std_dev": _LINKS,
+    "fake_metrics": "metrics are those of the simulated scheduler; leave it out",
+    "hash_seed": "names of blocks are of their content alone, the same in all replicas; leave it out",
+    "dataset_path": _TEXT,
+    "dataset_url": _TEXT,
+}
+
+
+def _mock(
+    kv_cache_size: Annotated[int | None, Opt(min=1, help="the same as --num-gpu-blocks", hidden=True)] = None,
+    enable_kvcache: Annotated[
+        bool, Opt("--enable-kvcache/--no-enable-kvcache", help="there is always a KV cache", hidden=True)
+    ] = True,
+    event_batch_size: Annotated[
+        int | None, Opt(min=1, help="most KV events in one message [those of a step]")
+    ] = None,
+) -> None:
+    """The options that are taken, as a signature."""
+
+
+def mock_options() -> list[inspect.Parameter]:
+    """The options as parameters of a command; those that are refused are not in its help."""
+    taken = list(inspect.signature(_mock, eval_str=True).parameters.values())
+    return [*taken, *(parameter(name, str | None, Opt(hidden=True), None) for name in REFUSED)]
+
+
+def check_mock_options(options: dict[str, Any]) -> None:
+    """Takes over what has another name here. Errors: BadInput for what is refused, with the reason."""
+    for name, reason in REFUSED.items():
+        if options[name] is not None:
+            raise BadInput(f"--{name.replace('_', '-')} is not served here: {reason}")
+    if not options["enable_kvcache"]:
+        raise BadInput("--no-enable-kvcache: there is always a KV cache; use --no-enable-prefix-caching")
+    size = options["kv_cache_size"]
+    if size is not None:
+        if options["num_gpu_blocks"] not in (None, size):
+            raise BadInput("--kv-cache-size and --num-gpu-blocks are the same; give one of them")
+        options["num_gpu_blocks"] = size
+
+
+def read_config(context: Any, path: Any) -> Any:
+    """Callback of `--config`: the file's entries are defaults of the options with their names.
+
+    Errors: BadInput naming the file, and an entry that is no option.
+    """
+    if path is None:
+        return None
+    mapping = read_mapping(path, "give a YAML file of options")
+    entries = {str(name).replace("-", "_"): value for name, value in mapping.items()}
+    known = {option.name for option in context.command.params}
+    for name in entries:
+        if name not in known:
+            raise BadInput(f"{path}: {name!r} is no option of `pagecast serve`; see pagecast serve --help")
+    context.default_map = {**(context.default_map or {}), **entries}
+    return path

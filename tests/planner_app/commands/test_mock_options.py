@@ -1,0 +1,79 @@
+"""`pagecast serve` takes llm-d-inference-sim's options, or says why one means nothing here."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pagecast.planner_app.cli import run
+from pagecast.planner_app.commands import serve
+from pagecast.planner_app.commands.mock_options import REFUSED
+from pagecast.sim.core.errors import CannotRunHere
+
+TAKEN = {
+    "port": 8123,
+    "model": "Qwen/Qwen3-8B",
+    "served-model-name": "served",
+    "max-model-len": 4096,
+    "max-num-seqs": 5,
+    "max-waiting-queue-length": 7,
+    "mode": "echo",
+    "block-size": 32,
+    "zmq-endpoint": "tcp://127.0.0.1:5557",
+    "event-batch-size": 16,
+    "kv-events-replay-endpoint": "tcp://*:5558",
+    "data-parallel-size": 2,
+    "failure-injection-rate": 10,
+    "failure-types": "rate_limit",
+    "lora-modules": '{"name": "sql", "path": "/sql"}',
+    "max-loras": 2,
+    "kv-cache-size": 512,
+}
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The options of which the command would have made replicas."""
+    caught: dict[str, Any] = {}
+
+    def replicas(values: dict[str, Any]) -> list[Any]:
+        caught.update(values)
+        raise CannotRunHere("enough")
+
+    monkeypatch.setattr(serve, "_simulated_replicas", replicas)
+    return caught
+
+
+def simulate(*arguments: object) -> int:
+    return run(["serve", "--simulate", *map(str, arguments)])
+
+
+def test_its_options_are_taken(options: dict[str, Any]) -> None:
+    pairs = [part for name, value in TAKEN.items() for part in (f"--{name}", value)]
+    assert simulate("--enable-kvcache", *pairs)
+    assert (options["num_gpu_blocks"], options["replicas"], options["block_size"]) == (512, 2, 32)
+    assert options["kv_events_endpoint"] == "tcp://127.0.0.1:5557"
+    assert (options["event_batch_size"], options["max_waiting_queue_length"]) == (16, 7)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_replace_the_scheduler_is_refused_with_the_reason(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = f"--{name.replace('_', '-')}"
+    assert simulate(option, 100)
+    assert f"{option} is not served here: {REFUSED[name]}" in capsys.readouterr().err
+
+
+def test_a_file_holds_options_and_the_command_line_wins(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("port: 8123\nmax-num-seqs: 5\nlora-modules: [a=/a, b=/b]\n")
+    simulate("--config", file, "--port", 8124)
+    assert (options["port"], options["max_num_seqs"]) == (8124, 5)
+    assert list(options["lora_modules"]) == ["a=/a", "b=/b"]
+    file.write_text("prot: 8123\n")
+    assert simulate("--config", file)
+    assert "'prot' is no option of `pagecast serve`" in capsys.readouterr().err
+    assert simulate("--kv-cache-size", 8, "--num-gpu-blocks", 9)
+    assert "give one of them" in capsys.readouterr().err
