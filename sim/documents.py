@@ -11,9 +11,12 @@ import os
 import select
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, unknown_field
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 MIB = 1 << 20
 MOST_DEPTH = 32
@@ -87,3 +90,35 @@ def _deeper(value: Any, levels: int) -> bool:
 
 def _children(item: dict[str, Any] | list[Any]) -> list[Any]:
     return list(item.values()) if isinstance(item, dict) else item
+
+
+def field_problem(error: ValidationError, model: type[BaseModel], section: str = "") -> str:
+    """The first wrong field of `model`, and how it is wrong; `section` is its part of the document."""
+    first = error.errors()[0]
+    place = first["loc"]
+    name = ".".join(str(part) for part in ((section, *place) if section else place))
+    fields = _section_of(model, place[:-1]).model_fields
+    if first["type"] == "extra_forbidden":
+        return unknown_field(name, fields)
+    if first["type"] == "missing":
+        return f"field {name!r} is missing: {fields[str(place[-1])].description}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{name} is {first['input']!r}: {message}" if place else message
+
+
+def _section_of(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
+    """The innermost model that a field's place leads through."""
+    for part in place:
+        field = model.model_fields.get(str(part))
+        if field is not None:
+            model = _model_in(field.annotation) or model
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model in a type such as `tuple[Group, ...] | None`."""
+    if hasattr(annotation, "model_fields"):
+        nested: type[BaseModel] = annotation
+        return nested
+    models = (_model_in(part) for part in get_args(annotation))
+    return next((model for model in models if model is not None), None)

@@ -17,12 +17,13 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
-from pagecast.sim.core.errors import BadInput, unknown_field
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
+from pagecast.sim.documents import field_problem
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -280,13 +281,7 @@ class Scenario(BaseModel):
         try:
             return cls(**fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"]) or "?"
-            if first["type"] == "extra_forbidden":
-                raise BadInput(f"{where}: {unknown_field(name, cls.model_fields)}") from None
-            raise BadInput(
-                f"{where}: {name} is {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
-            ) from None
+            raise BadInput(f"{where}: {field_problem(error, cls)}") from None
 
     def save(self, path: str | Path) -> None:
         """Writes every field, so that a run can be repeated from the file even where a default changes."""

@@ -23,6 +23,6 @@ class CannotRunHere(PagecastError):
 def unknown_field(name: str, fields: Iterable[str]) -> str:
     """The part of an error that names a field that is not known, with the nearest one and all there are."""
     names = list(fields)
-    near = get_close_matches(name.replace("-", "_"), names, n=1)
+    near = get_close_matches(name.rpartition(".")[2].replace("-", "_"), names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"field {name!r} is not known; {hint}fields are {', '.join(names)}"

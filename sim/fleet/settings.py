@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import yaml
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.documents import field_problem
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.yaml_documents import read_mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -156,11 +157,7 @@ class FleetSettings(BaseModel):
         try:
             return cls(**fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"]) or "?"
-            if first["type"] == "extra_forbidden":
-                raise BadInput(f"{where}: field {name!r} is not known; see docs/fleet.md") from None
-            raise BadInput(f"{where}: {name} is {first['input']!r}: {first['msg']}") from None
+            raise BadInput(f"{where}: {field_problem(error, cls)}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> FleetSettings:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.replay.recorder import COUNT_COLUMNS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -63,18 +64,7 @@ def request_table(
     for name in ("arrival", "admitted", "first_token", "finished"):
         ns = rows[f"{name}_ns"].to_numpy()
         table[f"{name}_s"] = np.where(ns < 0, np.nan, ns * _NS)
-    for name in (
-        "input_tokens",
-        "output_tokens",
-        "cached_tokens",
-        "external_tokens",
-        "disk_tokens",
-        "partial_tokens",
-        "reused_tokens",
-        "recomputed_tokens",
-        "preemptions",
-        "queue_depth",
-    ):
+    for name in COUNT_COLUMNS:
         table[name] = np.maximum(rows[name], 0)
     lengths, inverse = np.unique(rows["input_tokens"].to_numpy(), return_inverse=True)
     plain = costs.arrival_ns(0)

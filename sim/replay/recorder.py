@@ -29,12 +29,7 @@ STEP_COLUMNS = (
     "waiting",
     "used_blocks",
 )
-REQUEST_COLUMNS = (
-    "row",
-    "arrival_ns",
-    "admitted_ns",
-    "first_token_ns",
-    "finished_ns",
+COUNT_COLUMNS = (
     "input_tokens",
     "output_tokens",
     "cached_tokens",
@@ -45,6 +40,14 @@ REQUEST_COLUMNS = (
     "recomputed_tokens",
     "preemptions",
     "queue_depth",
+)
+REQUEST_COLUMNS = (
+    "row",
+    "arrival_ns",
+    "admitted_ns",
+    "first_token_ns",
+    "finished_ns",
+    *COUNT_COLUMNS,
     "state",
 )
 STATES = (State.FINISHED, State.CANCELLED, State.REJECTED)

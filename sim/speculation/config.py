@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pagecast.sim.core.errors import BadInput, unknown_field
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.documents import field_problem
 from pagecast.sim.speculation.published import PUBLISHED
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -73,7 +74,7 @@ class SpeculativeConfig(BaseModel):
         try:
             return cls(**fields)
         except ValidationError as error:
-            raise ValueError(why(error)) from None
+            raise ValueError(field_problem(error, cls)) from None
 
     @classmethod
     def make(cls, fields: Any, where: str = "speculative_config") -> SpeculativeConfig:
@@ -166,18 +167,6 @@ class SpeculativeConfig(BaseModel):
     def may_plan_ahead(self) -> bool:
         """Whether vLLM can schedule asynchronously with it."""
         return self.method != "ngram"
-
-
-def why(error: ValidationError) -> str:
-    """The first thing wrong, with its field."""
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return unknown_field(name, SpeculativeConfig.model_fields)
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return f"field {name!r} is missing: {SpeculativeConfig.model_fields[name].description}"
-    return f"{name} is {first['input']!r}: {message}" if name else message
 
 
 def _number(text: str) -> float | int | str:

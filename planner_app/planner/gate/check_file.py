@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.sim.core.errors import BadInput, unknown_field
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.documents import field_problem
 from pagecast.sim.scenario import CHECK, Scenario, read_fields
 from pagecast.traces.bundled import sample_names
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -88,7 +89,7 @@ def load_check(path: str | Path) -> CheckFile:
     try:
         check = Check.model_validate(section)
     except ValidationError as error:
-        raise BadInput(f"{path}: {_field_error(error)}") from None
+        raise BadInput(f"{path}: {field_problem(error, Check, CHECK)}") from None
     if not (check.slo or check.limits or check.regression):
         raise BadInput(f"{path}: {CHECK}: asks nothing; give slo, limits or regression")
     for name, bound in check.limits.items():
@@ -105,14 +106,3 @@ def _slo(path: str | Path, text: str | None) -> Slo | None:
         return Slo.parse(text) if text else None
     except BadInput as error:
         raise BadInput(f"{path}: {CHECK}.slo: {error}") from None
-
-
-def _field_error(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in (CHECK, *first["loc"]))
-    if first["type"] == "extra_forbidden":
-        section = Bound if "limits" in first["loc"] else Check
-        return unknown_field(name, section.model_fields)
-    if first["type"] == "missing":
-        return f"field {name!r} is missing: {Check.model_fields[str(first['loc'][-1])].description}"
-    return f"{name} is {first['input']!r}: {first['msg']}"
