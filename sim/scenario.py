@@ -28,9 +28,7 @@ from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.host_link import DISK_LATENCY_MS, DISK_LOAD_GB_PER_S, DISK_STORE_GB_PER_S
-from pagecast.sim.machine.link_faults import parse_link_faults, with_faults
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.machine.secondary_tiers import check_secondary_tiers
 from pagecast.sim.yaml_documents import read_mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -306,6 +304,8 @@ class Scenario(BaseModel):
         if isinstance(value, list):
             value = json.dumps(value)
         if isinstance(value, str):
+            from pagecast.sim.machine.secondary_tiers import check_secondary_tiers
+
             check_secondary_tiers(value)
         return value
 
@@ -313,6 +313,8 @@ class Scenario(BaseModel):
     @classmethod
     def _check_link_faults(cls, value: str | None) -> str | None:
         if value is not None:
+            from pagecast.sim.machine.link_faults import parse_link_faults
+
             parse_link_faults(value)
         return value
 
@@ -455,6 +457,7 @@ class Scenario(BaseModel):
         if self.kv_offloading_size is None:
             return None
         from pagecast.sim.machine.host_link import HostLinks, LinkSpec, host_bytes_per_s
+        from pagecast.sim.machine.link_faults import with_faults
 
         usual = host_bytes_per_s(find_gpu(self.gpu))
 
@@ -484,6 +487,7 @@ class Scenario(BaseModel):
         if self.secondary_tiers is None:
             return None
         from pagecast.sim.machine.host_link import DiskLinks, LinkSpec
+        from pagecast.sim.machine.link_faults import with_faults
 
         factor = (self.kv_offloading_block_size or self.block_size) // self.block_size
         speeds = {"disk-load": self.disk_load_gb_per_s, "disk-store": self.disk_store_gb_per_s}
