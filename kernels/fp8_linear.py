@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
+from pagecast.kernels.split_sum import store_sum, workspace
 from pagecast.kernels.tensor_map import Address
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -158,31 +159,11 @@ def _product(
         GROUP,
         STAGES,
     )
-    if SPLITS > 1:
-        inside = tl.arange(0, TILE)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
-        part = sums + (tile * SPLITS).to(tl.int64) * (TILE * TOKENS) + inside
-        tl.store(part + split * (TILE * TOKENS), acc)
-        tl.debug_barrier()  # all threads' stores come before the one thread's release
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(arrivals + tile, 0)
-            acc = tl.zeros([TILE, TOKENS], tl.float32)
-            for nth in range(SPLITS):
-                acc += tl.load(part + nth * (TILE * TOKENS))
-            _store(out, acc, output, token, tokens, OUTPUTS)
-    else:
-        _store(out, acc, output, token, tokens, OUTPUTS)
-
-
-@triton.jit
-def _store(out, acc, output, token, tokens, OUTPUTS: tl.constexpr):
-    lanes = output + tl.arange(0, acc.shape[0])
-    at = out + token.to(tl.int64)[:, None] * OUTPUTS + lanes[None, :]
-    tl.store(at, acc.T.to(out.dtype.element_ty), mask=(token < tokens)[:, None] & (lanes < OUTPUTS)[None, :])
+    store_sum(out, acc, sums, arrivals, tile, split, output, token, tokens, OUTPUTS, SPLITS)
 
 
 _launches: dict[Any, Launch] = {}
 _maps: dict[Any, TensorDescriptor] = {}
-_workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 
 def quantise_activations(x: Tensor, *, by_group: bool = False) -> tuple[Tensor, Tensor]:
@@ -266,7 +247,7 @@ def fp8_product(
         _check(x, x_scales, weight, scales)
         launch = _launches[key] = product_launch(weight.shape, scales.shape, cut, x.device)
     tiles = -(-outputs // cut.outputs) * -(-tokens // cut.tokens)
-    sums, arrivals = _workspace(x.device, tiles, cut)
+    sums, arrivals = workspace(x.device, tiles, cut.splits, cut.outputs * cut.tokens)
     launch(tiles * cut.splits, (x, x_scales, _map(weight, cut), scales, out, sums, arrivals), tokens)
     return out
 
@@ -320,19 +301,6 @@ def product_launch(
         "STAGES": cut.stages,
     }
     return Launch(_product, constants, device, num_warps=cut.warps)
-
-
-def _workspace(device: torch.device, tiles: int, cut: Fp8Cut) -> tuple[Tensor | None, Tensor | None]:
-    """Where parts of sums wait, and counts of those that do, zero between uses."""
-    if cut.splits == 1:
-        return None, None
-    length = tiles * cut.splits * cut.outputs * cut.tokens
-    known = _workspaces.get(device)
-    if known is None or known[0].numel() < length or known[1].numel() < tiles:
-        sums = torch.empty(next_power_of_2(length), dtype=torch.float32, device=device)
-        arrivals = torch.zeros(next_power_of_2(max(tiles, 1024)), dtype=torch.int32, device=device)
-        known = _workspaces[device] = (sums, arrivals)
-    return known
 
 
 def _map(weight: Tensor, cut: Fp8Cut) -> TensorDescriptor:
