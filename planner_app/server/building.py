@@ -14,12 +14,13 @@ from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.recording import JournalKeeper
-from pagecast.planner_app.server.simulated import SimulatedBackend
+from pagecast.planner_app.server.simulated import LiveSpeculation, SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -59,10 +60,8 @@ def simulated_replica(
     number: int = 0,
 ) -> ReplicaServer:
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
-    if scenario.speculation is not None:
-        raise BadInput("`serve` simulates no speculative decoding; leave speculative_config out")
-    if scenario.kv_offloading_size is not None and options.record is not None:
-        raise BadInput("--record of a server does not take KV offloading; leave one of them out")
+    if scenario.secondary_tiers is not None and options.record is not None:
+        raise BadInput("--record of a server does not take secondary_tiers; leave one of them out")
     limits = scenario.limits(_blocks_per_block(scenario, simulation))
     longest = max_model_len(scenario)
     answers = Answers(
@@ -78,6 +77,7 @@ def simulated_replica(
         most_waiting=options.max_waiting_queue_length,
         log_events=options.kv_events_endpoint is not None,
         links=scenario.host_links(),
+        speculation=_speculation(scenario, costs),
     )
     if options.record is not None:
         folder = options.record if options.replicas == 1 else options.record / f"replica-{number}"
@@ -102,6 +102,32 @@ def simulated_replica(
     return ReplicaServer(
         backend, RequestIntake(tokenizer, options.names, adapters, longest), metrics, options
     )
+
+
+def _speculation(scenario: Scenario, costs: StepCosts) -> LiveSpeculation | None:
+    """How the requests of a server speculate; None where they do not."""
+    made = speculate(None, scenario, costs)
+    if made is None:
+        return None
+    return LiveSpeculation(made.config, seed=scenario.seed, ahead=scenario.pipelined, costs=made.costs)
+
+
+def _features(scenario: Scenario, limits: Limits) -> dict[str, Any]:
+    """Host tier and speculation as `meta.json` describes them; nothing where there are none."""
+    features: dict[str, Any] = {}
+    host, speculation = limits.host, scenario.speculation
+    if host is not None:
+        features["kv_load_failure_policy"] = host.kv_load_failure_policy
+        features["kv_offloading"] = {
+            "cpu_blocks": host.blocks,
+            "block_size_factor": host.factor,
+            "eviction_policy": host.eviction_policy,
+            "offload_prompt_only": host.prompt_only,
+            "store_threshold": host.store_threshold,
+        }
+    if speculation is not None:
+        features["speculative_config"] = speculation.model_dump(mode="json", exclude_defaults=True)
+    return features
 
 
 def _blocks_per_block(scenario: Scenario, simulation: Simulation) -> float:
@@ -143,6 +169,7 @@ def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[st
             "enable_prefix_caching": limits.caching,
             "kv_cache_dtype": scenario.kv_cache_dtype,
             "num_gpu_blocks_override": scenario.num_gpu_blocks,
+            **_features(scenario, limits),
         },
     }
 

@@ -26,7 +26,7 @@ from pagecast.planner_app.server.history import History
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
@@ -36,6 +36,9 @@ from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.transfers import Ended
+from pagecast.sim.runs.transfers import RecordedTransfer
+from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import REQUIRED, Trace
 
 _FLUSH_S = 0.2  # between two flushes of what keeps the history
@@ -133,6 +136,7 @@ class LiveReplica(Replica):
     """
 
     history: History
+    keeps_idle = False  # whether every plan that computes nothing is noted, as a host tier asks for
 
     def go_on(self) -> None:
         """Starts the process again where it has ended and somebody has arrived."""
@@ -141,14 +145,32 @@ class LiveReplica(Replica):
 
     def _plan(self, now: int) -> int | None:
         before = self.scheduler.preemptions
+        steps = len(self._pipeline)
         launched = super()._plan(now)
-        if launched is None and self.scheduler.preemptions != before:
+        if len(self._pipeline) == steps and (self.keeps_idle or self.scheduler.preemptions != before):
             self.history.note_idle(now)
         return launched
+
+    def _tell(self, ended: Ended, now: int) -> None:
+        super()._tell(ended, now)
+        told = [RecordedTransfer(job, now, lost=job in ended.lost) for job in ended.jobs]
+        self.history.note_transferred(told, now)
 
     def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
         self.history.note_planned(now)
         return super()._launch(plan, now, warm)
+
+
+class LiveSpeculation(Speculation):
+    """Speculation that keeps the outcome of the latest step, and no times."""
+
+    latest: Outcome = DONE
+
+    def outcome(self, plan: StepPlan, now: int = 0) -> Outcome:
+        """See `Speculation`."""
+        self.latest = super().outcome(plan, now)
+        del self._gaps[:]
+        return self.latest
 
 
 class LiveRecorder(Recorder):
@@ -187,12 +209,16 @@ class SimulatedBackend:
         observer: Observer | None = None,
         log_events: bool = False,
         links: HostLinks | None = None,
+        speculation: LiveSpeculation | None = None,
     ) -> None:
         self.limits = limits
         self.max_model_len = max_model_len
         self.observer = observer
         self.clock = WallClock(scale)
-        self.scheduler = Scheduler(limits, profile, log=log_events)
+        self.scheduler = Scheduler(limits, profile, log=log_events, drafter=speculation)
+        self._speculation = speculation
+        most = 0 if speculation is None else speculation.config.num_speculative_tokens
+        self._guesses = SpeculationUse.of(most)
         self._answers = answers
         self._most_waiting = most_waiting
         self._live: dict[int, Generation] = {}
@@ -209,8 +235,10 @@ class SimulatedBackend:
             LiveRecorder(self),
             fast_forward=False,
             links=links,
+            speculation=speculation,
         )
         self._replica.history = self.history
+        self._replica.keeps_idle = links is not None
         self._wake: asyncio.Event = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
@@ -302,7 +330,7 @@ class SimulatedBackend:
 
     def speculation(self) -> SpeculationUse | None:
         """See `GenerationBackend`."""
-        return None
+        return None if self._speculation is None else self._guesses
 
     @property
     def alive(self) -> bool:
@@ -362,6 +390,7 @@ class SimulatedBackend:
         live = self._live
         gaps: dict[int, int] = {}
         first: list[Generation] = []
+        accepted = self._count_guesses(plan)
         for request in plan.decodes:
             generation = live.get(request.index)
             if generation is None or generation.count >= len(generation.tokens):
@@ -389,7 +418,8 @@ class SimulatedBackend:
             else:
                 gap = end_ns - generation.last_ns
                 gaps[gap] = gaps.get(gap, 0) + 1
-            generation.count += 1
+            tokens = 1 + accepted.get(chunk.request.id, 0)
+            generation.count = min(generation.count + tokens, len(generation.tokens))
             generation.last_ns = end_ns
             generation.bell.ring()
         self.history.note_committed(plan, end_ns)
@@ -399,6 +429,15 @@ class SimulatedBackend:
                 tokens += computed
             late = int((self.clock.now() - end_ns) / self.clock.scale)
             self.observer.step(tokens, gaps, first, late)
+
+    def _count_guesses(self, plan: StepPlan) -> dict[str, int]:
+        """Takes note of the guesses of a step; returns how many of each request were right."""
+        if self._speculation is None:
+            return {}
+        outcome = self._speculation.latest
+        self._guesses.count(plan, outcome)
+        self.history.note_guessed(plan, outcome)
+        return dict(outcome.accepted)
 
     def note_end(self, request: Request) -> None:
         """Ends a generation as its request has ended."""

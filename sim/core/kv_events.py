@@ -122,15 +122,20 @@ class KvEventStream:
             content, group = self._contents.pop(block)
             self._add(BlockRemoved((content,), group_idx=group))
 
-    def offloaded(self, content: bytes, group: int, *, stored: bool) -> None:
-        """A block of content can be loaded from host memory from now on, or no more.
+    def offloaded(self, content: bytes, group: int) -> None:
+        """A block of content can be loaded from host memory from now on.
 
         As in vLLM such an event says nothing but the content's hash, the group and the tier.
         """
-        if stored:
-            self._add(BlockStored((content,), None, 0, 0, medium=HOST, group_idx=group))
-        else:
-            self._add(BlockRemoved((content,), medium=HOST, group_idx=group))
+        self._add(BlockStored((content,), None, 0, 0, medium=HOST, group_idx=group))
+
+    def left_host(self, contents: list[tuple[bytes, int]]) -> None:
+        """Contents gave way together in host memory: an event for each of their groups (as vLLM)."""
+        by_group: dict[int, list[bytes]] = {}
+        for content, group in contents:
+            by_group.setdefault(group, []).append(content)
+        for group, hashes in by_group.items():
+            self._add(BlockRemoved(tuple(hashes), medium=HOST, group_idx=group))
 
     def cleared(self) -> None:
         """Every content was given up at once."""

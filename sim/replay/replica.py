@@ -232,9 +232,9 @@ class Replica:
             if self.transfers is not None and self._has_ends:
                 self._report(self.transfers, plan, plan.last - 1, now)
             endings = pipeline.commit(outcome, now)
+            self.recorder.step(plan, start_ns, end_ns)
             if self.transfers is not None and self._has_ends:
                 self._report(self.transfers, plan, plan.last, now)
-            self.recorder.step(plan, start_ns, end_ns)
             for request in endings:
                 self._ended(request, now)
             if self.after_step is not None:

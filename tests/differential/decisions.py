@@ -193,26 +193,39 @@ class EventDigests:
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
-        self._happened: list[int] = []
+        self._of_device: list[Any] = []
+        self._of_host: list[Any] = []
+        self._happened = self._of_device
+
+    def medium(self, name: str) -> None:
+        """Takes note of the tier that the next event is about; those of the host come after all others."""
+        self._happened = self._of_host if name == "CPU" else self._of_device
 
     def stored_event(
         self, hashes: Sequence[object], parent: object, tokens: int, block_size: int, group: int
     ) -> None:
         """Takes note of a `BlockStored`; `parent` is None at the start of a sequence."""
-        self._happened += [group, block_size, tokens, -1 if parent is None else self._number(parent)]
-        self._happened += [self._number(content) for content in hashes]
+        self._happened += [group, block_size, tokens, -1 if parent is None else (parent,)]
+        self._happened += [(content,) for content in hashes]
 
     def removed_event(self, hashes: Sequence[object], group: int) -> None:
         """Takes note of a `BlockRemoved`."""
-        self._happened += [-2, group, *(self._number(content) for content in hashes)]
+        self._happened += [-2, group, *((content,) for content in hashes)]
 
     def digest(self) -> int:
         """A number below 2**8 for all since the last digest; 0 where there was nothing."""
-        if not self._happened:
+        if not self._of_device and not self._of_host:
             return 0
-        text = ",".join(map(str, self._happened))
-        self._happened.clear()
+        text = self._text(self._of_device)
+        if self._of_host:
+            text += ";" + self._text(self._of_host)
         return zlib.crc32(text.encode()) & 0xFF or 1
+
+    def _text(self, happened: list[Any]) -> str:
+        """Events as numbers; they are forgotten."""
+        numbers = [self._number(*one) if isinstance(one, tuple) else one for one in happened]
+        happened.clear()
+        return ",".join(map(str, numbers))
 
     def _number(self, content: object) -> int:
         return self._numbers.setdefault(content, len(self._numbers))

@@ -611,11 +611,16 @@ class Engine:
             note = self.contents.stored if isinstance(event, BlockStored) else self.contents.removed
             for content in event.block_hashes:
                 note(*self._place(content))
+        if self.kv_events is not None and self.worker is not None:
+            for event in self.scheduler.connector.connector_scheduler.take_events():
+                self._look_at_event(event)
         if output.total_num_scheduled_tokens:
             self.digests.append((self.kv_events or self.contents).digest())
 
     def _look_at_event(self, event: Any) -> None:
         assert self.kv_events is not None
+        if self.worker is not None:
+            self.kv_events.medium(event.medium)
         if isinstance(event, BlockStored):
             tokens = len(event.token_ids)
             parent = event.parent_block_hash

@@ -74,9 +74,12 @@ def compare_events(spec: Spec, run: Decisions, folder: Path) -> str | None:
     stream = KvEventStream()
     replay = DecisionReplay(RecordedRun.load(lay(spec, run, folder)), kv_events=stream)
     digests = EventDigests()
+    offloads = "kv_offloading" in spec["config"]
     for number, digest in enumerate(run.contents):
         replay.step(number)
         for event in stream.take():
+            if offloads and isinstance(event, BlockStored | BlockRemoved):
+                digests.medium(event.medium)
             if isinstance(event, BlockStored):
                 parent, tokens = event.parent_block_hash, event.token_count
                 digests.stored_event(event.block_hashes, parent, tokens, event.block_size, event.group_idx)
@@ -144,8 +147,9 @@ class TransferWatch:
         if isinstance(self._offloading, TieredOffloading):
             disk_jobs = self._offloading.disk.take_submitted()
         assert self._host.changes is not None
-        for name, stored in self._host.changes:
-            self._digests.host(name, stored)
+        for names, stored in self._host.changes:
+            for name in names:
+                self._digests.host(name, stored)
         self._host.changes.clear()
         for one in disk_jobs:
             kind = "promotion" if one.is_promotion else "cascade"

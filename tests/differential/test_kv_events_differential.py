@@ -15,7 +15,14 @@ from recordings import compare_events
 
 HERE = Path(__file__).parent
 SEEDS = range(30)
-FAMILIES = {"events": specifications, "hybrid-events": hybrid_specifications}
+FAMILIES = {
+    "events": (specifications, ()),
+    "hybrid-events": (hybrid_specifications, ()),
+    "offloading-events": (specifications, ("offloading",)),
+    "hybrid-offloading-events": (hybrid_specifications, ("offloading",)),
+    "disk-events": (specifications, ("disk",)),
+}
+DEADLOCKS = {("disk-events", 24)}
 
 
 @cache
@@ -25,11 +32,18 @@ def recorded(family: str) -> dict[int, Decisions]:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 9 else ()) for seed in SEEDS]
+    ("family", "seed"),
+    [
+        pytest.param(family, seed, marks=pytest.mark.slow if seed > (3 if features else 9) else ())
+        for family, (_, features) in FAMILIES.items()
+        for seed in SEEDS
+    ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_every_kv_event_is_vllms(family, seed, tmp_path):
-    spec = FAMILIES[family].specification(seed)
+    if (family, seed) in DEADLOCKS:
+        pytest.skip("vLLM does not get on (see README.md)")
+    module, features = FAMILIES[family]
+    spec = module.specification(seed, *features)
     run = recorded(family)[seed]
     assert specifications.checksum(spec) == run.checksum, "the specifications have changed: record again"
     assert compare_events(spec, run, tmp_path) is None

@@ -16,6 +16,9 @@ from pagecast.sim.core.tiers.host_eviction import (
 )
 
 BEING_WRITTEN = -1
+HostChange = tuple[tuple[int, ...], bool]
+"""Blocks that can be loaded from now on (True), or that gave way together."""
+
 _MOST_COUNTED = 64_000  # blocks whose looks are counted at most, where a threshold asks for it
 
 
@@ -33,7 +36,7 @@ class HostBlocks:
         self.evicted_blocks = 0
         self.skipped_stores = 0
         self.refused_stores = 0
-        self.changes: list[tuple[int, bool]] | None = None
+        self.changes: list[HostChange] | None = None
         self.eviction: HostEviction = (
             AdaptiveReplacement(room, self.pins) if eviction_policy == "arc" else HostLeastRecentlyUsed()
         )
@@ -210,7 +213,7 @@ class HostBlocks:
         self._free.extend(map(self.slots.pop, victims))
         self.evicted_blocks += len(victims)
         if self.changes is not None:
-            self.changes += [(name, False) for name in victims]
+            self.changes.append((tuple(victims), False))
         return True
 
     def written(self, names: Iterable[int], *, failed: bool = False) -> None:
@@ -227,12 +230,13 @@ class HostBlocks:
             return
         self.eviction.free(awaited)
         if self.changes is not None:
-            self.changes += [(name, True) for name in awaited]
+            self.changes += [((name,), True) for name in awaited]
 
     def clear(self) -> None:
         """Gives up every block, those of transfers under way too."""
         if self.changes is not None:
-            self.changes += [(name, False) for name in self.slots if self.pins.get(name) != BEING_WRITTEN]
+            there = tuple(name for name in self.slots if self.pins.get(name) != BEING_WRITTEN)
+            self.changes.append((there, False))
         self.slots.clear()
         self.pins.clear()
         self.eviction.clear()

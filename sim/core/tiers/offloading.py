@@ -366,6 +366,8 @@ class Offloading:
             transfer = self._store(request, tokens)
             if transfer is not None:
                 transfers.append(transfer)
+        if self._log.kv is not None and self.host.changes:
+            self._tell(self._log.kv)
         return transfers
 
     def _storing(self, chunks: Sequence[Chunk], decodes: Sequence[Request]) -> list[tuple[Request, int]]:
@@ -657,6 +659,10 @@ class Offloading:
     def _tell(self, kv: KvEventStream) -> None:
         """Hands the changes of the host's content on as KV events."""
         changes, self.host.changes = self.host.changes or [], []
-        for name, added in changes:
-            key, group = self._names.block_key(name)
-            kv.offloaded(key, group, stored=added)
+        for names, added in changes:
+            keys = [self._names.block_key(name) for name in names]
+            if added:
+                for key, group in keys:
+                    kv.offloaded(key, group)
+            else:
+                kv.left_host(keys)

@@ -113,6 +113,43 @@ def test_a_recorded_run_makes_the_same_decisions(seed: int, fields: dict[str, An
         assert means[0] == pytest.approx(means[1], rel=0.02), ours
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kv_offloading_size": 4.0},
+        {"kv_offloading_size": 0.5, "async_scheduling": False, "kv_offloading_eviction_policy": "arc"},
+        {"kv_offloading_size": 4.0, "failing_transfers": 0.2},
+        {"speculative_config": "eagle:3:0.7"},
+        {"speculative_config": "ngram:3:0.5", "async_scheduling": False, "kv_offloading_size": 4.0},
+    ],
+)
+def test_a_recorded_run_with_a_host_tier_and_guesses_makes_the_same_decisions(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    replica = make_replica(
+        {"num_gpu_blocks": 150, "max_num_seqs": 16, **fields}, {"time_scale": 20.0}, record=tmp_path / "run"
+    )
+
+    async def serve() -> list[Generation]:
+        generations = await converse(replica.backend, 7, 120)
+        await replica.backend.stop()
+        return generations
+
+    generations = asyncio.run(serve())
+    run = RecordedRun.load(tmp_path / "run")
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert run.requests["tokens_out"].tolist() == [generation.count for generation in generations]
+    if "kv_offloading_size" in fields:
+        assert run.transfers
+        use = replica.backend.host_tier()
+        assert use.store_bytes > 0
+    if "speculative_config" in fields:
+        guesses = replica.backend.speculation()
+        assert 0 < guesses.accepted_tokens < guesses.draft_tokens
+        assert run.requests["tokens_out"].sum() > len(run.steps)
+
+
 def test_a_run_that_goes_on_is_read_as_far_as_it_went(tmp_path: Path) -> None:
     replica = make_replica({"num_gpu_blocks": 150}, record=tmp_path / "run", record_segment_bytes=2000)
 
