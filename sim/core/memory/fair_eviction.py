@@ -9,6 +9,7 @@ from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
+from pagecast.sim.core.retention import FOREVER
 from pagecast.sim.core.tenants import Tenants
 
 
@@ -37,6 +38,10 @@ class FairEviction:
         self._make = make
         self._blank = LeastRecentlyUsed()
         self._place: dict[FreePiece, RankedEviction] = {}
+        self._weights: dict[str, float] = {}
+        self._timed: list[LowestPriority] = []  # the orders in which retention ends with time
+        self._now = 0
+        self._ends = False  # whether some retention had a duration
 
     def add(self, piece: FreePiece) -> None:
         """Adds a piece to its tenant's order."""
@@ -44,6 +49,10 @@ class FairEviction:
             self._blank.add(piece)
             return
         order = self._order_of(piece.run.tenant)
+        if isinstance(order, LowestPriority):
+            order.now = self._now
+            keep = piece.run.keep
+            self._ends = self._ends or (keep is not None and keep.duration_ns is not None)
         self._place[piece] = order
         order.add(piece)
 
@@ -51,6 +60,9 @@ class FairEviction:
         order = self.orders.get(tenant)
         if order is None:
             order = self.orders[tenant] = self._make()
+            self._weights[tenant] = self._tenants.share(tenant).weight
+            if isinstance(order, LowestPriority):
+                self._timed.append(order)
         return order
 
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
@@ -75,12 +87,20 @@ class FairEviction:
 
     def next(self) -> FreePiece:
         """The next piece of the tenant that is furthest above its share."""
-        blank = self._blank.next()
+        blank = self._blank.ring.after
         if blank.high > blank.low:
             return blank
         cached = self.ledger.cached
-        share = self._tenants.share
-        for tenant in sorted(self.orders, key=lambda name: -cached[name] / share(name).weight):
+        weights = self._weights
+        furthest, most = "", -1.0
+        for tenant, weight in weights.items():
+            share = cached[tenant] / weight
+            if share > most:
+                furthest, most = tenant, share
+        piece = self.orders[furthest].first()
+        if piece is not None:
+            return piece
+        for tenant in sorted(weights, key=lambda name: -cached[name] / weights[name]):
             piece = self.orders[tenant].first()
             if piece is not None:
                 return piece
@@ -101,25 +121,26 @@ class FairEviction:
     @property
     def due_ns(self) -> int:
         """When the next priority ends."""
-        return min(order.due_ns for order in self._timed_orders())
+        return min([order.due_ns for order in self._timed]) if self._ends else FOREVER
 
     def at(self, now: int) -> None:
         """Sets the time that blocks are freed at from now on."""
-        for order in self._timed_orders():
-            order.at(now)
+        self._now = now
 
     def expired(self) -> FreePiece | None:
         """A piece whose priority has ended by now; None: there is none."""
-        return next((piece for order in self._timed_orders() if (piece := order.expired())), None)
+        for order in self._timed:
+            order.now = self._now
+            piece = order.expired()
+            if piece is not None:
+                return piece
+        return None
 
     def revert(self, piece: FreePiece) -> None:
         """Puts a piece behind all others of the default priority."""
         order = self._place[piece]
         assert isinstance(order, LowestPriority)
         order.revert(piece)
-
-    def _timed_orders(self) -> list[LowestPriority]:
-        return [order for order in self.orders.values() if isinstance(order, LowestPriority)]
 
     def figures(self) -> dict[str, object]:
         """The figures of each tenant's order, for a replay's summary."""

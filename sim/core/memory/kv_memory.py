@@ -229,12 +229,15 @@ class KvMemory:
         The k-th block taken goes to request k modulo their number. For requests whose keys cover their whole
         output (spans), and where no log is kept.
         """
-        if not self._single or self.pool.ledger is not None:
+        if not self._single:
             for crossing in range(crossings):
                 self.grow_one(requests[crossing % len(requests)])
             return
         holdings = self._first.holdings
-        blocks = self.pool.take(crossings)
+        if self.pool.ledger is None:
+            blocks = self.pool.take(crossings)
+        else:
+            blocks = self.pool.take_in_turn(crossings, [request.tenant for request in requests])
         count = len(requests)
         if crossings == count:
             for request, block in zip(requests, blocks, strict=True):

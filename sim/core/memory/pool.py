@@ -104,6 +104,33 @@ class BlockPool:
                 run.free.remove(piece)
             blocks += self._cut_off(run, length)
 
+    def take_in_turn(self, n: int, takers: list[str]) -> list[int]:
+        """As `take`, one block at a time, for several tenants: the k-th for tenant k modulo their number."""
+        ledger = self.ledger
+        assert ledger is not None
+        ledger.taker = takers[0]
+        count = len(takers)
+        if self.eviction.leaves_first and takers.count(ledger.taker) == count:
+            return self.take(n)
+        following = self.eviction.next
+        taken: list[int] = []
+        self.free_blocks -= n
+        for number in range(n):
+            piece = following()
+            run = piece.run
+            high = piece.high = piece.high - 1
+            if high == piece.low:
+                self.eviction.remove(piece)
+                run.free.remove(piece)  # type: ignore[union-attr]
+            block = run.blocks.pop()
+            taken.append(block)
+            if run.published:
+                ledger.taker = takers[number % count]
+                self._evict(run, [block])
+        if self.allocations is not None:
+            self.allocations += taken
+        return taken
+
     def take_last(self, run: Run) -> list[int]:
         """Takes the last block of a run, which is free, with its content: that can't be found any more."""
         assert run.free is not None

@@ -34,6 +34,7 @@ class RankedEviction:
         self._entries: dict[FreePiece, int] = {}  # the number of each piece's entry, or _PARKED
         self._ranks: dict[FreePiece, Rank] = {}
         self._count = 0
+        self._gains = type(self).rank_now is not RankedEviction.rank_now
 
     # ---- what an order says
 
@@ -94,19 +95,24 @@ class RankedEviction:
 
     def first(self) -> FreePiece | None:
         """The evictable piece with the lowest rank; None where other orders' pieces follow all of these."""
-        while heap := self._heap:
+        heap, entries = self._heap, self._entries
+        while heap:
             rank, number, piece = heap[0]
-            if self._entries.get(piece) != number:
+            if entries.get(piece) != number:
                 heapq.heappop(heap)
                 continue
-            if not piece.evictable():
+            run = piece.run
+            if (run.children or piece.high < len(run.blocks)) and not piece.evictable():
                 heapq.heappop(heap)
-                self._entries[piece] = _PARKED
+                entries[piece] = _PARKED
                 continue
+            if not self._gains:
+                return piece
             now = self.rank_now(piece, rank)
             if now == rank:
                 return piece
             self._push(piece, now)
+            heap = self._heap
         return None
 
     def __iter__(self) -> Iterator[FreePiece]:
