@@ -10,12 +10,13 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.handoff import HandoffFeed
-from pagecast.sim.fleet.inbox import OnEnd
+from pagecast.sim.fleet.inbox import OnEnd, OnFail
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
 from pagecast.sim.fleet.routers.registry import Parts
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.replicates import ChangeCosts
+from pagecast.sim.replay.tenancy import with_accounts
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -42,6 +43,7 @@ class Builder:
         self.env = env
         self.share = 1.0
         self._trace = trace
+        self._outputs: list[int] = trace.integers("output_tokens").tolist()
         self._prompts = prompts
         self._parts = parts
         self._costs = costs
@@ -52,7 +54,7 @@ class Builder:
         self._block_size = 0
 
     def member(
-        self, number: int, name: str, scenario: Scenario, role: str, on_end: OnEnd
+        self, number: int, name: str, scenario: Scenario, role: str, on_end: OnEnd, on_fail: OnFail
     ) -> tuple[Member, View]:
         """A member, and how the router sees it. Errors: BadInput for a block size that can't be."""
         kind = scenario.model_dump_json()
@@ -61,7 +63,7 @@ class Builder:
             costs = self._costs or scenario.step_costs()
             if self._change is not None:
                 costs = self._change(costs)
-            self._made[kind] = (share, scenario.limits(share), costs)
+            self._made[kind] = (share, with_accounts(scenario.limits(share), self._trace), costs)
         self.share, limits, costs = self._made[kind]
         if role != "both" and not scenario.enable_prefix_caching:
             raise BadInput("fleet: disaggregation needs prefix caching")
@@ -77,6 +79,8 @@ class Builder:
             feed=feed if role == "both" else HandoffFeed(feed),
             role=role,
             on_end=on_end,
+            on_fail=on_fail,
+            outputs=self._outputs,
             keep_steps=self._keep_steps,
             fast_forward=self._fast_forward,
         )

@@ -77,8 +77,8 @@ class Fleet:
 
     @property
     def over(self) -> bool:
-        """Whether every request has ended."""
-        return not self._remaining
+        """Whether every request has ended, but for retries that were not needed."""
+        return self._remaining == self.clients.skipped
 
     def start(self) -> None:
         """Waits for the first client."""
@@ -171,6 +171,7 @@ class Fleet:
             request.output_tokens = 0
         self.unserved.request(request)
         self._remaining -= 1
+        self.clients.failed(row)
         self.clients.ended(row, now)
         self._schedule_clients()
 

@@ -8,18 +8,21 @@ from collections.abc import Callable
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 
 OnEnd = Callable[[int, int], None]
+OnFail = Callable[[int], None]
 
 
 class Inbox(Arrivals):
     """Entries in the order they were sent, each `(due, row, arrival)`; without an arrival a cancellation.
 
-    `on_end(row, now)` hears of every request that has ended on the replica.
+    `on_end(row, now)` hears of every request that has ended on the replica, and `on_fail(row)` before it of
+    one that was cancelled or rejected.
     """
 
-    def __init__(self, on_end: OnEnd) -> None:
+    def __init__(self, on_end: OnEnd, on_fail: OnFail) -> None:
         self.open = True
         self.next_ns = NEVER_NS
         self._on_end = on_end
+        self._on_fail = on_fail
         self._entries: deque[tuple[int, int, int | None]] = deque()
 
     def __len__(self) -> int:
@@ -39,6 +42,10 @@ class Inbox(Arrivals):
         _, row, arrival_ns = entries.popleft()
         self.next_ns = entries[0][0] if entries else NEVER_NS
         return row, arrival_ns
+
+    def failed(self, row: int) -> None:
+        """A request is about to end that was cancelled or rejected."""
+        self._on_fail(row)
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended on the replica."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import simpy
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import NEVER
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.gauges import Gauges, Scrape, gauges
-from pagecast.sim.fleet.inbox import Inbox, OnEnd
+from pagecast.sim.fleet.inbox import Inbox, OnEnd, OnFail
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import NEVER_NS
 from pagecast.sim.replay.feed import Feed
@@ -19,7 +21,10 @@ from pagecast.sim.scenario import Scenario
 
 
 class Member:
-    """Replica number `number` of a fleet. Replicas of equal scenarios have one `kind`."""
+    """Replica number `number` of a fleet. Replicas of equal scenarios have one `kind`.
+
+    `outputs`: the trace's output lengths, for admission that reserves.
+    """
 
     def __init__(
         self,
@@ -34,6 +39,8 @@ class Member:
         feed: Feed,
         role: str,
         on_end: OnEnd,
+        on_fail: OnFail,
+        outputs: Sequence[int],
         keep_steps: bool,
         fast_forward: bool = True,
     ) -> None:
@@ -46,9 +53,9 @@ class Member:
         self.limits = limits
         self.costs = costs
         speculation = speculate(None, scenario, costs)
-        self.scheduler = Scheduler(limits, scenario.rules(costs), drafter=speculation)
+        self.scheduler = Scheduler(limits, scenario.rules(costs, outputs), drafter=speculation)
         self.recorder = Recorder(keep_steps=keep_steps)
-        self.inbox = Inbox(on_end)
+        self.inbox = Inbox(on_end, on_fail)
         self.replica = Replica(
             env,
             self.scheduler,
@@ -59,6 +66,8 @@ class Member:
             fast_forward=fast_forward,
             speculation=speculation,
             links=scenario.host_links(),
+            swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
+            scrub_ns_per_block=scenario.scrub_ns_per_block() if scenario.scrub_private_blocks else 0.0,
         )
         self.started_ns = int(env.now)
         self.ready_ns = self.started_ns

@@ -30,6 +30,7 @@ from pagecast.sim.replay.metrics import request_table
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.replicates import ChangeCosts
 from pagecast.sim.replay.simulation import Progress, Result, counters, summarise
+from pagecast.sim.replay.tenancy import merged, tenant_figures
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -116,8 +117,6 @@ class _FleetRun:
         keep_steps: bool,
         fast_forward: bool,
     ) -> None:
-        if "retry" in trace.requests:
-            raise BadInput(f"{trace.name}: a fleet retries by itself (`retries`); drop the column retry")
         self.trace = trace
         self.scenario = scenario
         self.settings = settings
@@ -153,7 +152,8 @@ class _FleetRun:
 
     def _member(self, number: int, name: str, scenario: Scenario) -> tuple[Member, View]:
         role = self._roles.get(name.rsplit("-", 1)[0], "both")
-        return self._builder.member(number, name, scenario, role, partial(self.fleet.on_end, number))
+        ended = partial(self.fleet.on_end, number)
+        return self._builder.member(number, name, scenario, role, ended, self.fleet.clients.failed)
 
     def run(self, progress: Progress | None) -> None:
         """Runs until every request has ended."""
@@ -207,6 +207,10 @@ class _FleetRun:
             **routing_figures(table, self.fleet.choices, self.fleet.believed_tokens, replicas),
             "by_replica": listed,
         }
+        if "tenant" in self.trace.requests:
+            table["tenant"] = self.trace.column("tenant").fillna("").to_numpy()[table["row"]]
+            ledgers = [member.scheduler.memory.ledger for member in members]
+            summary["tenants"] = tenant_figures(table, merged(ledgers), members[0].limits.block_size)
         if isinstance(self.fleet, DisaggregatedFleet):
             summary["fleet"]["handoff"] = self.fleet.figures()
         busiest = max(members, key=lambda member: member.recorder.ended)

@@ -26,6 +26,7 @@ class Arrivals:
     """
 
     open = False  # whether others may add requests while the replica runs
+    skipped = 0  # retries that were not needed
     _retries: list[int] | None = None  # which rows are sent only where the one before was not served
 
     def __init__(self, trace: Trace) -> None:
@@ -117,6 +118,7 @@ class Arrivals:
         if followers:
             for follower in followers:
                 if self._retries is not None and self._retries[follower] and row not in self._unserved:
+                    self.skipped += 1
                     self.ended(follower, now)
                     continue
                 heapq.heappush(self._later, (now + self._gap_ns[follower], follower))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,15 @@ def with_accounts(limits: Limits, trace: Trace) -> Limits:
     if limits.tenants is not None or limits.groups or "tenant" not in trace.requests:
         return limits
     return replace(limits, tenants=Tenants())
+
+
+def merged(ledgers: Iterable[TenantLedger | None]) -> TenantLedger:
+    """The accounts of several replicas together."""
+    total = TenantLedger()
+    for ledger in ledgers:
+        if ledger is not None:
+            total.evicted_for.update(ledger.evicted_for)
+    return total
 
 
 def tenant_figures(table: pd.DataFrame, ledger: TenantLedger | None, block_size: int) -> dict[str, Any]:

@@ -100,11 +100,23 @@ class FairEviction:
         piece = self.orders[furthest].first()
         if piece is not None:
             return piece
+        piece = self._next_of_others()
+        if piece is None:
+            # What followed the parked pieces was taken over or withdrawn.
+            for order in self.orders.values():
+                order.wake_all()
+            piece = self._next_of_others()
+        assert piece is not None, "free blocks, and none can be evicted"
+        return piece
+
+    def _next_of_others(self) -> FreePiece | None:
+        """The next piece of the tenant furthest above its share that has one to be evicted."""
+        cached, weights = self.ledger.cached, self._weights
         for tenant in sorted(weights, key=lambda name: -cached[name] / weights[name]):
             piece = self.orders[tenant].first()
             if piece is not None:
                 return piece
-        raise AssertionError("free blocks, and none can be evicted")
+        return None
 
     def __iter__(self) -> Iterator[FreePiece]:
         """All pieces, those without content first."""

@@ -110,26 +110,27 @@ class BlockPool:
         assert ledger is not None
         ledger.taker = takers[0]
         count = len(takers)
-        if self.eviction.leaves_first and takers.count(ledger.taker) == count:
+        blank = len(self.blanks)
+        if n <= blank or (self.eviction.leaves_first and takers.count(ledger.taker) == count):
             return self.take(n)
-        following = self.eviction.next
-        taken: list[int] = []
-        self.free_blocks -= n
-        for number in range(n):
-            piece = following()
+        blocks = self.take(blank)
+        self.free_blocks -= n - blank
+        next_piece = self.eviction.next
+        for number in range(blank, n):
+            piece = next_piece()
             run = piece.run
             high = piece.high = piece.high - 1
             if high == piece.low:
                 self.eviction.remove(piece)
                 run.free.remove(piece)  # type: ignore[union-attr]
             block = run.blocks.pop()
-            taken.append(block)
+            blocks.append(block)
             if run.published:
                 ledger.taker = takers[number % count]
                 self._evict(run, [block])
         if self.allocations is not None:
-            self.allocations += taken
-        return taken
+            self.allocations += blocks[blank:]
+        return blocks
 
     def take_last(self, run: Run) -> list[int]:
         """Takes the last block of a run, which is free, with its content: that can't be found any more."""

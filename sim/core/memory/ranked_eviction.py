@@ -88,7 +88,7 @@ class RankedEviction:
             return blank
         piece = self.first()
         if piece is None:
-            self.wake(list(self._entries))
+            self.wake_all()
             piece = self.first()
         assert piece is not None
         return piece
@@ -135,6 +135,10 @@ class RankedEviction:
         for piece in pieces:
             if self._entries.get(piece) == _PARKED:
                 self._push(piece, self._ranks[piece])
+
+    def wake_all(self) -> None:
+        """Puts every parked piece back."""
+        self.wake(list(self._entries))
 
     def _sweep(self) -> None:
         """Drops entries of pieces that are gone, or have another entry."""

@@ -166,3 +166,65 @@ def test_an_incident_at_nobody_is_refused():
     fleet = fleet_of(2, incidents=[{"at_s": 1.0, "replica": "replica-7"}])
     with pytest.raises(BadInput, match="no replica 'replica-7'"):
         replay_fleet(read("chat", limit=5), Scenario(), fleet)
+
+
+# ---- clients that leave and come back
+
+
+def with_retries(requests=8):
+    """Requests of two tenants; every second is given up, and each is sent again where it was not served."""
+    ids = np.arange(requests)
+    firsts = pd.DataFrame({"arrival_s": ids / 4, "after": -1, "retry": 0, "output_tokens": 200})
+    firsts["cancel_after_s"] = np.where(ids % 2 == 1, 0.1, np.nan)
+    again = pd.DataFrame({"arrival_s": np.nan, "after": ids, "retry": 1, "output_tokens": 20, "gap_s": 0.5})
+    table = pd.concat([firsts, again], ignore_index=True).assign(input_tokens=400)
+    table["gap_s"] = table["gap_s"].fillna(0.0)
+    table["tenant"] = np.where(np.arange(2 * requests) % 4 < 2, "a", "b")
+    return Trace("retries", table)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["both", "disaggregated"])
+def test_a_fleet_sends_a_retry_only_where_it_is_needed(apart):
+    settings = fleet_of(2)
+    if apart:
+        groups = [{"replicas": 1, "role": "prefill"}, {"replicas": 1, "role": "decode"}]
+        settings = FleetSettings.make({"groups": groups, "disaggregation": {}})
+    result = replay_fleet(with_retries(), Scenario(num_gpu_blocks=500, costs="roofline"), settings)
+    table = result.requests.set_index("row")
+    assert table.index.tolist() == [*range(8), 9, 11, 13, 15]
+    assert table["state"].loc[range(8)].tolist() == ["completed", "cancelled"] * 4
+    assert (table["state"].loc[[9, 11, 13, 15]] == "completed").all()
+    assert table["arrival_s"][9] == pytest.approx(table["finished_s"][1] + 0.5)
+
+
+def test_retries_of_clients_follow_a_lost_fleet_too():
+    settings = fleet_of(1, incidents=[{"at_s": 0.05, "replica": "replica-0", "kind": "loss"}])
+    trace = with_retries(1)
+    result = replay_fleet(trace, Scenario(num_gpu_blocks=500, costs="roofline"), settings)
+    assert result.requests["row"].tolist() == [0, 1], "the first was rejected, so it is sent again"
+
+
+def test_a_fleet_keeps_the_accounts_of_tenants():
+    trace = with_retries(40)
+    scenario = Scenario(num_gpu_blocks=60, costs="roofline", tenants="a:blocks=50 *:weight=1")
+    result = replay_fleet(trace, scenario, fleet_of(2))
+    tenants = result.summary["tenants"]
+    assert set(tenants) == {"a", "b"}
+    assert sum(each["requests"] for each in tenants.values()) == len(result.requests)
+    evicted = sum(each["evicted_blocks"] for each in tenants.values())
+    assert 0 < evicted == result.summary["evicted_blocks"]
+    assert all(sum(each["evicted_by"].values()) == each["evicted_blocks"] for each in tenants.values())
+
+
+def test_rules_of_a_replica_hold_in_a_fleet():
+    """Swapping takes its time there too, and admission by expected output knows the trace's."""
+    trace = poisson([(30, 3)], output=200)
+    fields = {"num_gpu_blocks": 300, "costs": "roofline", "swap_space_gib": 1.0, "preemption": "swap"}
+    slow, fast = (
+        replay_fleet(trace, Scenario(**fields, swap_gb_per_s=rate), fleet_of(1)).summary
+        for rate in (0.05, 50.0)
+    )
+    assert slow["preemptions"]
+    assert slow["makespan_s"] > 1.2 * fast["makespan_s"]
+    expected = Scenario(num_gpu_blocks=300, costs="roofline", admission="expected")
+    assert replay_fleet(trace, expected, fleet_of(2)).summary["completed"] == len(trace)
