@@ -97,8 +97,8 @@ class TritonBackend:
         return plan.reshape(-1)
 
     def plan_room(self, tokens: int) -> int:
-        # A chunk has two tokens or more, and a tile of its own at least.
         """The most int32 entries of a plan for a step of so many tokens."""
+        # A chunk has two tokens or more, and a tile of its own at least.
         return COLUMNS * most_rows(tokens // 2, *self._sharing())
 
     def _sharing(self) -> tuple[int, int]:

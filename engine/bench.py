@@ -116,13 +116,13 @@ def workload(
     requests: int, shortest: int, longest: int, seed: int, vocab: int = _TOKENS
 ) -> tuple[list[list[int]], list[int]]:
     """The prompts, as token ids, and how many tokens each is to be answered with."""
-    rng, known = random.Random(seed), min(_TOKENS, vocab)
-    prompts = [[rng.randrange(known) for _ in range(rng.randint(shortest, longest))] for _ in range(requests)]
+    rng, ids = random.Random(seed), min(_TOKENS, vocab)
+    prompts = [[rng.randrange(ids) for _ in range(rng.randint(shortest, longest))] for _ in range(requests)]
     return prompts, [rng.randint(shortest, longest) for _ in range(requests)]
 
 
 def floor_s(engine: Engine, steps: Steps) -> float | None:
-    """The least time that these steps can take on these GPUs; None where their rates are not known.
+    """The least time that these steps can take on these GPUs; None where their rates are not device_facts.
 
     Several GPUs share the work evenly and speak to each other in no time. KV heads that are on more than one
     are read there too.
@@ -131,7 +131,7 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     if device.type != "cuda":
         return None
     try:
-        known: Gpu = gpu(torch.cuda.get_device_name(device))
+        device_facts: Gpu = gpu(torch.cuda.get_device_name(device))
     except BadInput:
         return None
     facts = engine.loaded.spec.facts
@@ -140,13 +140,13 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     stored = facts.kv_bytes_per_token(tensor_parallel_size=gpus) // facts.dtype_bytes
     kv_bytes = stored * gpus * engine.loaded.kv.element_size()
     decoding = steps.decode_n > 0
-    read = int(bytes_read(facts, steps.decode_n[decoding], element).sum())
-    read += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
+    byte_count = int(bytes_read(facts, steps.decode_n[decoding], element).sum())
+    byte_count += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
     flops = int(steps.prefill_tokens.sum()) * facts.matmul_flops_per_token()
     chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
     flops += sum(facts.attention_flops(tokens, context) for tokens, context in chunks)
-    seconds = read / (known.hbm_bytes_per_s * _BANDWIDTH_SHARE)
-    return (seconds + flops / (known.flops["bf16"] * _MATMUL_SHARE)) / gpus
+    seconds = byte_count / (device_facts.hbm_bytes_per_s * _BANDWIDTH_SHARE)
+    return (seconds + flops / (device_facts.flops["bf16"] * _MATMUL_SHARE)) / gpus
 
 
 def bytes_read(facts: ModelFacts, tokens: NDArray[np.int64], element: int) -> NDArray[np.float64]:

@@ -69,10 +69,10 @@ def _sharing(engine: Engine) -> dict[str, Any]:
 
 def pagecast_version() -> str:
     """The installed version. Errors: CannotRunHere where pagecast is run without being installed."""
-    known = _installed("pagecast")
-    if known is None:
+    number = _installed("pagecast")
+    if number is None:
         raise CannotRunHere("pagecast's own version is unknown, for it is not installed: pip install .")
-    return known
+    return number
 
 
 def model_config(spec: ModelSpec) -> dict[str, Any]:

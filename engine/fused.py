@@ -279,7 +279,7 @@ def _settle(
 ):
     """The best of all shares; writes the token, and -1 for a row whose logits are not finite.
 
-    `shares` int32 [GPUS, 2, n, SPLITS] holds what `_draw` found: float32 bits of the best, and their tokens.
+    `shares` int32 [GPUS, 2, n, SPLITS] holds what `_draw` wrote: float32 bits of the best, and their tokens.
     """
     after_predecessor(OVERLAP)
     i = tl.program_id(0)
@@ -290,10 +290,10 @@ def _settle(
     tops = tl.where(mask, tl.load(shares + at, mask=mask, other=0).to(tl.float32, bitcast=True), lowest)
     places = tl.load(shares + n * SPLITS + at, mask=mask, other=VOCAB)
     most = tl.max(tops, 0)
-    drawn = tl.min(tl.where(tops == most, places, VOCAB), 0)
+    likeliest = tl.min(tl.where(tops == most, places, VOCAB), 0)
     bad = (tl.min(places, 0) < 0) | (most == -float("inf"))
-    wanted = tl.load(forced + i)
-    token = tl.where(wanted >= 0, wanted, tl.minimum(tl.maximum(drawn, 0), VOCAB - 1))
+    choice = tl.load(forced + i)
+    token = tl.where(choice >= 0, choice, tl.minimum(tl.maximum(likeliest, 0), VOCAB - 1))
     tl.store(newest + tl.load(rows + i), token)
     tl.store(out + i, tl.where(bad, -1, token))
 
@@ -303,14 +303,14 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, forced: Tensor, samp
     n, columns = logits.shape
     shard, part = sampler.shard, sampler.part(columns)
     out = torch.empty(n, dtype=torch.int32, device=logits.device)
-    found = torch.empty(2, n, _SPLITS, dtype=torch.int32, device=logits.device)
+    shares_here = torch.empty(2, n, _SPLITS, dtype=torch.int32, device=logits.device)
     share = -(-columns // (_SPLITS * _DRAW_BLOCK)) * _DRAW_BLOCK
     constants = {"COLUMNS": columns, "USED": part.used, "FIRST": part.first}
     constants |= {"BLOCK": _DRAW_BLOCK, "SPLITS": _SPLITS, "SHARE": share, "ON_GPU": logits.is_cuda}
     draw = _launch(_draw, logits, (logits.dtype, columns, part), constants, 8)
-    best = found[0].view(torch.float32)
-    draw(n * _SPLITS, (logits, rows, positions, sampler.temperature, sampler.seed, best, found[1]))
-    shares = shard.gather(found)
+    best = shares_here[0].view(torch.float32)
+    draw(n * _SPLITS, (logits, rows, positions, sampler.temperature, sampler.seed, best, shares_here[1]))
+    shares = shard.gather(shares_here)
     lanes = next_power_of_2(shard.size * _SPLITS)
     constants = {"GPUS": shard.size, "SPLITS": _SPLITS, "LANES": lanes, "VOCAB": part.vocab}
     settle = _launch(_settle, logits, (shard.size, part.vocab), constants, 1)

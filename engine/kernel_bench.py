@@ -292,8 +292,8 @@ def host_gbs(block_size: int, layers: int = 36, tokens: int = 1024) -> list[tupl
     shape = (layers, 2 * blocks, 2, block_size, QWEN3_8B.kv_heads, QWEN3_8B.dim)
     pool = torch.empty(shape, device=DEVICE, dtype=DTYPE).normal_()
     host = torch.zeros(shape, dtype=DTYPE, pin_memory=True)
-    chosen = [torch.randperm(2 * blocks)[:blocks] for _ in range(2)]
-    pairs = torch.stack(chosen, 1).to(DEVICE)
+    blocks_of = [torch.randperm(2 * blocks)[:blocks] for _ in range(2)]
+    pairs = torch.stack(blocks_of, 1).to(DEVICE)
     dense = pool[:, :blocks].contiguous()
     pinned = torch.zeros(dense.shape, dtype=DTYPE, pin_memory=True)
     size = dense.nbytes / 1e9
@@ -429,9 +429,9 @@ def mixture_seconds(tokens: int, shape: ExpertLayerSize) -> tuple[float, float |
         down.normal_(0, shape.width**-0.5)
         counts = torch.zeros(shape.experts, dtype=torch.int32, device=DEVICE)
         calls.append(partial(mixture, x, logits, up, down, counts, shape.active, True))
-        chosen = choose_experts(logits, shape.active, normalised=True)[0].flatten()
-        rows = x[chosen.sort().indices // shape.active]
-        ends = torch.bincount(chosen, minlength=shape.experts).cumsum(0).int()
+        choices = choose_experts(logits, shape.active, normalised=True)[0].flatten()
+        rows = x[choices.sort().indices // shape.active]
+        ends = torch.bincount(choices, minlength=shape.experts).cumsum(0).int()
         theirs.append(partial(_grouped_products, rows, up, down, ends))
     ours = seconds(*calls)
     return ours, seconds(*theirs) if hasattr(torch, "_grouped_mm") and DEVICE == "cuda" else None

@@ -91,14 +91,14 @@ class Sampler:
         at = logits.argmax(-1)
         best = logits.gather(-1, at[:, None])[:, 0]
         # A token's number is exact in float32: vocabularies are smaller than 2^24.
-        found = torch.stack([best, (at + part.first).float(), finite.float()], dim=-1)
-        bests, tokens, finites = self.shard.gather(found).unbind(-1)
+        candidates = torch.stack([best, (at + part.first).float(), finite.float()], dim=-1)
+        bests, tokens, finites = self.shard.gather(candidates).unbind(-1)
         top = bests.max(0).values
-        drawn = torch.where(bests == top, tokens, float(part.vocab)).min(0).values
-        drawn = drawn.clamp(max=part.vocab - 1)
-        drawn = torch.where(forced >= 0, forced, drawn.int())
-        self.newest[rows] = drawn
-        return torch.where((finites.min(0).values > 0) & (top > -torch.inf), drawn, -1)
+        draw = torch.where(bests == top, tokens, float(part.vocab)).min(0).values
+        draw = draw.clamp(max=part.vocab - 1)
+        draw = torch.where(forced >= 0, forced, draw.int())
+        self.newest[rows] = draw
+        return torch.where((finites.min(0).values > 0) & (top > -torch.inf), draw, -1)
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab: int, first: int = 0) -> Tensor:

@@ -122,12 +122,12 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _eos_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
     path = folder / "generation_config.json"
-    chosen = config.get("eos_token_id")
+    ids = config.get("eos_token_id")
     if path.is_file():
         try:
-            chosen = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", chosen)
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", ids)
         except ValueError as error:
             raise BadInput(f"{path}: not JSON ({error})") from None
-    if chosen is None:
+    if ids is None:
         return frozenset()
-    return frozenset(chosen if isinstance(chosen, list) else [chosen])
+    return frozenset(ids if isinstance(ids, list) else [ids])

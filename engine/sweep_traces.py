@@ -133,8 +133,8 @@ def _stairs(script: Script, space: EngineCapacity, prompts: list[PromptSpans]) -
 def _batch_sizes(space: EngineCapacity) -> list[int]:
     ladder = [size for size in (space.graphs or _LADDER) if size <= space.seqs]
     sizes = {*ladder, *(size + 1 for size in ladder if size < space.seqs), space.seqs}
-    chosen = sorted(sizes)
-    return [size for i, size in enumerate(chosen) if not space.depth or size <= 8 or i % 3 == 0]
+    ladder = sorted(sizes)
+    return [size for i, size in enumerate(ladder) if not space.depth or size <= 8 or i % 3 == 0]
 
 
 # ---- shared contexts
@@ -194,8 +194,8 @@ def _ragged(script: Script, documents: list[Document], short: list[Document]) ->
     for n in (size for size in (3, 12, 40, 64) if size <= len(short)):
         for far in (1, len(documents)):
             cuts = script.random.uniform(0.05, 1.0, n + far)
-            chosen = [*short[:n], *documents[:far]]
-            prompts = [text.cut(int(cut * text.tokens)) for text, cut in zip(chosen, cuts, strict=True)]
+            texts = [*short[:n], *documents[:far]]
+            prompts = [text.cut(int(cut * text.tokens)) for text, cut in zip(texts, cuts, strict=True)]
             script.group(prompts, output=8, gap_s=_REST_S)
 
 

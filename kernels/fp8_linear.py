@@ -22,15 +22,13 @@ import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
 from pagecast.kernels.split_sum import store_sum, workspace
-from pagecast.kernels.tensor_map import Address
+from pagecast.kernels.tensor_map import matrix_map
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 GROUP = 128
 """Inputs that share a scale."""
 
 _GROUPS = 8
-_MOST_MAPS = 4096
 _FEW_TOKENS = 64  # up to which the own kernel is faster than torch's, on an H200
 _LEAST_SCALE = 1e-12
 
@@ -163,7 +161,6 @@ def _product(
 
 
 _launches: dict[Any, Launch] = {}
-_maps: dict[Any, TensorDescriptor] = {}
 
 
 def quantise_activations(x: Tensor, *, by_group: bool = False) -> tuple[Tensor, Tensor]:
@@ -248,7 +245,11 @@ def fp8_product(
         launch = _launches[key] = product_launch(weight.shape, scales.shape, cut, x.device)
     tiles = -(-outputs // cut.outputs) * -(-tokens // cut.tokens)
     sums, arrivals = workspace(x.device, tiles, cut.splits, cut.outputs * cut.tokens)
-    launch(tiles * cut.splits, (x, x_scales, _map(weight, cut), scales, out, sums, arrivals), tokens)
+    launch(
+        tiles * cut.splits,
+        (x, x_scales, matrix_map(weight, cut.outputs, GROUP), scales, out, sums, arrivals),
+        tokens,
+    )
     return out
 
 
@@ -301,21 +302,6 @@ def product_launch(
         "STAGES": cut.stages,
     }
     return Launch(_product, constants, device, num_warps=cut.warps)
-
-
-def _map(weight: Tensor, cut: Fp8Cut) -> TensorDescriptor:
-    """The weight as the tensor memory accelerator reads it."""
-    block = [cut.outputs, GROUP]
-    if not weight.is_cuda:
-        return TensorDescriptor.from_tensor(weight, block)
-    key = (weight.data_ptr(), weight.shape, *block)
-    known = _maps.get(key)
-    if known is None:
-        if len(_maps) >= _MOST_MAPS:
-            _maps.clear()
-        address = Address(weight.data_ptr(), weight.dtype)
-        known = _maps[key] = TensorDescriptor(address, list(weight.shape), [weight.shape[1], 1], block)
-    return known
 
 
 def common_rows(widths: list[int]) -> int:

@@ -16,12 +16,10 @@ import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
 from pagecast.kernels.routing import TILE_FIELDS, Routes
-from pagecast.kernels.tensor_map import Address
+from pagecast.kernels.tensor_map import matrix_map
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 _ROW_BYTES = 16  # what the tensor memory accelerator needs rows to be a multiple of
-_MOST_MAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,6 @@ def _down(
 
 
 _launches: dict[Any, Launch] = {}
-_maps: dict[Any, TensorDescriptor] = {}
 
 
 def gate_up_silu(x: Tensor, weight: Tensor, routes: Routes, counts: Tensor, blocking: Blocking) -> Tensor:
@@ -156,7 +153,10 @@ def gate_up_silu(x: Tensor, weight: Tensor, routes: Routes, counts: Tensor, bloc
         launch = gate_up_launch(weight.shape, routes.tile_rows, blocking, x.device)
         _launches[key] = launch
     programs = routes.tiles.shape[0] * -(-width // blocking.columns)
-    launch(programs, (x, _map(weight, blocking), routes.tokens, routes.tiles, counts, out))
+    launch(
+        programs,
+        (x, matrix_map(weight, blocking.columns, blocking.depth), routes.tokens, routes.tiles, counts, out),
+    )
     return out
 
 
@@ -173,7 +173,7 @@ def down(x: Tensor, weight: Tensor, routes: Routes, blocking: Blocking) -> Tenso
     if launch is None:
         launch = _launches[key] = down_launch(weight.shape, routes.tile_rows, blocking, x.device)
     programs = routes.tiles.shape[0] * -(-width // blocking.columns)
-    launch(programs, (x, _map(weight, blocking), routes.tiles, out))
+    launch(programs, (x, matrix_map(weight, blocking.columns, blocking.depth), routes.tiles, out))
     return out
 
 
@@ -187,23 +187,6 @@ def _check(name: str, x: Tensor, weight: Tensor, inner: int) -> None:
         f"{name}: x {tuple(x.shape)} {x.dtype} doesn't fit weight {tuple(weight.shape)} {weight.dtype}; both "
         f"must be dense, of one dtype and inner size, with rows of a multiple of {_ROW_BYTES} bytes",
     )
-
-
-def _map(weight: Tensor, blocking: Blocking) -> TensorDescriptor:
-    """All experts' matrices, one below the other, as the tensor memory accelerator reads them."""
-    block = [blocking.columns, blocking.depth]
-    if not weight.is_cuda:
-        return TensorDescriptor.from_tensor(weight.flatten(0, 1), block)
-    key = (weight.data_ptr(), weight.shape, weight.dtype, *block)
-    known = _maps.get(key)
-    if known is None:
-        if len(_maps) >= _MOST_MAPS:
-            _maps.clear()
-        inner = weight.shape[2]
-        shape = [weight.shape[0] * weight.shape[1], inner]
-        known = TensorDescriptor(Address(weight.data_ptr(), weight.dtype), shape, [inner, 1], block)
-        _maps[key] = known
-    return known
 
 
 def gate_up_launch(

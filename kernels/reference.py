@@ -24,8 +24,8 @@ def store_kv(
     caches hold x / scale, clamped to the range of fp8 e4m3 where they are fp8.
     """
     keep = slots >= 0
-    chosen = slots[keep].long()
-    block, offset = chosen // k_cache.shape[1], chosen % k_cache.shape[1]
+    places = slots[keep].long()
+    block, offset = places // k_cache.shape[1], places % k_cache.shape[1]
     for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         cache[block, offset] = quantise(x[keep], cache.dtype, scale)
 

@@ -85,7 +85,7 @@ def _choose(
     NOTHING: tl.constexpr = -0x7FFFFFFFFFFFFFFF
     key = tl.where((expert < EXPERTS)[None, :], key, NOTHING)
     place = tl.arange(0, ACTIVE_POW2)
-    chosen = tl.zeros([TOKENS, ACTIVE_POW2], tl.int32)
+    experts = tl.zeros([TOKENS, ACTIVE_POW2], tl.int32)
     logit = tl.full([TOKENS, ACTIVE_POW2], -float("inf"), tl.float32)
     for turn in tl.static_range(ACTIVE):
         best = tl.max(key, 1)
@@ -94,7 +94,7 @@ def _choose(
         top = (top ^ ((top >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
         number = LAST - (best & 0x7FFFFFFF).to(tl.int32)
         here = (place == turn)[None, :]
-        chosen = tl.where(here, number[:, None], chosen)
+        experts = tl.where(here, number[:, None], experts)
         logit = tl.where(here, top[:, None], logit)
     share = tl.where((place < ACTIVE)[None, :], tl.exp(logit - most[:, None]), 0.0)
     if NORMALISED:
@@ -103,7 +103,7 @@ def _choose(
         total = tl.sum(tl.exp(value - most[:, None]), 1)
     if slots is not None:
         live = live & (tl.load(slots + token, mask=live, other=-1) >= 0)
-    local = chosen - FIRST
+    local = experts - FIRST
     wanted = live[:, None] & (place < ACTIVE)[None, :] & (local >= 0) & (local < LOCAL)
     rank = tl.atomic_add(counts + tl.where(wanted, local, 0), 1, mask=wanted, sem="relaxed")
     to = token[:, None] * ACTIVE + place[None, :]

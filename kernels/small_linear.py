@@ -16,13 +16,11 @@ import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
 from pagecast.kernels.split_sum import store_sum, workspace
-from pagecast.kernels.tensor_map import Address
+from pagecast.kernels.tensor_map import matrix_map
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 MOST_TOKENS = 64
 _LINE = 64  # numbers of 16 bits in what the L2 cache fetches at once
-_MOST_MAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,6 @@ def _product(
 
 
 _launches: dict[Any, Launch] = {}
-_maps: dict[Any, TensorDescriptor] = {}
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
@@ -125,7 +122,11 @@ def small_linear(x: Tensor, weight: Tensor, *, cut: SmallCut | None = None) -> T
         launch = _launches[key] = product_launch(weight.shape, cut, x.device)
     tiles = -(-outputs // cut.outputs)
     sums, arrivals = workspace(x.device, tiles, cut.splits, cut.outputs * cut.tokens)
-    launch(tiles * cut.splits, (x, _map(weight, cut), weight, out, sums, arrivals), tokens)
+    launch(
+        tiles * cut.splits,
+        (x, matrix_map(weight, cut.outputs, cut.depth), weight, out, sums, arrivals),
+        tokens,
+    )
     return out
 
 
@@ -151,18 +152,3 @@ def product_launch(shape: tuple[int, ...], cut: SmallCut, device: torch.device) 
         "LINE": _LINE,
     }
     return Launch(_product, constants, device, num_warps=cut.warps)
-
-
-def _map(weight: Tensor, cut: SmallCut) -> TensorDescriptor:
-    """The weight as the tensor memory accelerator reads it."""
-    block = [cut.outputs, cut.depth]
-    if not weight.is_cuda:
-        return TensorDescriptor.from_tensor(weight, block)
-    key = (weight.data_ptr(), weight.shape, *block)
-    known = _maps.get(key)
-    if known is None:
-        if len(_maps) >= _MOST_MAPS:
-            _maps.clear()
-        address = Address(weight.data_ptr(), weight.dtype)
-        known = _maps[key] = TensorDescriptor(address, list(weight.shape), [weight.shape[1], 1], block)
-    return known

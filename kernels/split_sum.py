@@ -57,9 +57,9 @@ def workspace(
     if splits == 1:
         return None, None
     length = tiles * splits * size
-    made = _workspaces.setdefault(device, [])
-    if not made or made[-1][0].numel() < length or made[-1][1].numel() < tiles:
+    spaces = _workspaces.setdefault(device, [])
+    if not spaces or spaces[-1][0].numel() < length or spaces[-1][1].numel() < tiles:
         sums = torch.empty(next_power_of_2(length), dtype=torch.float32, device=device)
         arrivals = torch.zeros(next_power_of_2(max(tiles, 1024)), dtype=torch.int32, device=device)
-        made.append((sums, arrivals))
-    return made[-1]
+        spaces.append((sums, arrivals))
+    return spaces[-1]

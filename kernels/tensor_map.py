@@ -9,9 +9,11 @@ from pagecast.kernels.launch import next_power_of_2
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor as MatrixDescriptor
 
 # A model's layers need two each; more means that caches come and go.
 MAX_MAPS = 1024
+MAX_MATRICES = 4096
 
 
 def row_strides(cache: Tensor) -> tuple[int, int, int] | None:
@@ -74,6 +76,26 @@ class Address:
     def data_ptr(self) -> int:
         """As a tensor's."""
         return self.address
+
+
+_matrices: dict[Any, MatrixDescriptor] = {}
+
+
+def matrix_map(matrix: Tensor, rows: int, columns: int) -> MatrixDescriptor:
+    """A dense matrix [rows, columns], or several one below the other, as boxes of `rows` x `columns` are read
+    of it; made once."""
+    flat = matrix.flatten(0, -2)
+    if not matrix.is_cuda:
+        return MatrixDescriptor.from_tensor(flat, [rows, columns])
+    key = (matrix.data_ptr(), flat.shape, matrix.dtype, rows, columns)
+    descriptor = _matrices.get(key)
+    if descriptor is None:
+        if len(_matrices) >= MAX_MATRICES:
+            _matrices.clear()
+        address = Address(matrix.data_ptr(), matrix.dtype)
+        descriptor = MatrixDescriptor(address, list(flat.shape), [flat.shape[1], 1], [rows, columns])
+        _matrices[key] = descriptor
+    return descriptor
 
 
 def box_rows(block_size: int, tile: int) -> int:
