@@ -9,6 +9,7 @@ Source: vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py (0.24).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
@@ -44,6 +45,9 @@ class HybridMemory(KvMemory):
             LayerGroup(self.blocks_pool, spec, limits, index, limits.block_size, self.aligned)
             for index, spec in enumerate(specs)
         ]
+        # Groups of equal specifications that follow one another: what a length means is the same for them.
+        alike = groupby(self.layers, key=lambda group: group.spec)
+        self._alike = [(spec, tuple(groups)) for spec, groups in alike]
         self.crossing_blocks = len(self.layers)
         self.places = _places(specs, limits.block_size)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
@@ -190,20 +194,22 @@ class HybridMemory(KvMemory):
         shared: dict[int, int] = {}
         for request in requests:
             last = tick - request.lag + steps - 1
-            for group in self.layers:
-                table = group.tables[request]
-                places = len(table.blocks)
-                grown = max(group.spec.blocks_of(last + 1), places)
-                added += grown - places
-                skippable = group.spec.skipped_tokens(last) // group.spec.block_size
-                if skippable <= table.nulls:
-                    continue
-                added -= max(skippable - places, 0)
-                for block in table.blocks[table.nulls : skippable]:
-                    if holders[block] == 1:
-                        added -= 1
-                    else:
-                        shared[block] = shared.get(block, 0) + 1
+            for spec, groups in self._alike:
+                wanted = spec.blocks_of(last + 1)
+                skippable = spec.skipped_tokens(last) // spec.block_size
+                for group in groups:
+                    table = group.tables[request]
+                    places = len(table.blocks)
+                    if wanted > places:
+                        added += wanted - places
+                    if skippable <= table.nulls:
+                        continue
+                    added -= max(skippable - places, 0)
+                    for block in table.blocks[table.nulls : skippable]:
+                        if holders[block] == 1:
+                            added -= 1
+                        else:
+                            shared[block] = shared.get(block, 0) + 1
         for block, count in shared.items():
             added -= holders[block] == count
         return added
@@ -225,8 +231,11 @@ class HybridMemory(KvMemory):
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
-        for group in self._windowed:
-            group.leave(request, computed)
+        for spec, groups in self._alike:
+            skipped = spec.skipped_tokens(computed) // spec.block_size if spec.reach else 0
+            if skipped:
+                for group in groups:
+                    group.leave(request, skipped)
 
     def grow(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""

@@ -117,10 +117,9 @@ class LayerGroup:
             if self.log.events is not None:
                 self.log.add(EventKind.ALLOCATED, request.id, blocks, group=self.index)
 
-    def leave(self, request: Request, computed: int) -> None:
-        """Gives back the blocks that no layer reads once `computed` tokens are computed, the last first."""
+    def leave(self, request: Request, skipped: int) -> None:
+        """Gives back the first `skipped` blocks, which no layer reads any more, the last first."""
         table = self.tables[request]
-        skipped = self.spec.skipped_tokens(computed) // self._size
         if skipped <= table.nulls:
             return
         blocks = table.blocks

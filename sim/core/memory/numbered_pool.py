@@ -45,7 +45,7 @@ class NumberedPool:
         blocks: list[int] = []
         evicted: list[int] = []
         for _ in range(n):
-            block = pop(last=False)[0]
+            block = pop(False)[0]
             holders[block] = 1
             blocks.append(block)
             key = keys[block]

@@ -175,7 +175,8 @@ class HostBlocks:
             return missing_names
         self._state += 1
         self._refused.clear()
-        slots.update(zip(missing_names, self._take_slots(len(missing_names)), strict=True))
+        for name, slot in zip(missing_names, self._take_slots(len(missing_names)), strict=True):
+            slots[name] = slot
         self.pins.update(dict.fromkeys(missing_names, BEING_WRITTEN))
         self.eviction.add(missing_names)
         return missing_names

@@ -62,7 +62,9 @@ class HostLeastRecentlyUsed:
 
     def free(self, names: Sequence[int]) -> None:
         """Puts blocks last."""
-        self._idle.update(dict.fromkeys(names))
+        idle = self._idle
+        for name in names:
+            idle[name] = None
         self._last = None
 
     def pin(self, name: int) -> None:
@@ -88,9 +90,20 @@ class HostLeastRecentlyUsed:
 
     def choose(self, count: int, spared: set[int]) -> list[int] | None:
         """The first blocks in order."""
-        victims = list(islice(self._idle, count))
-        if not spared.isdisjoint(victims):
-            victims = list(islice((name for name in self._idle if name not in spared), count))
+        idle = self._idle
+        if len(idle) < count:
+            return None
+        take_first = idle.popitem
+        victims = [take_first(False)[0] for _ in range(count)]
+        if spared.isdisjoint(victims):
+            return victims
+        for name in reversed(victims):
+            idle[name] = None
+            idle.move_to_end(name, last=False)
+        return self._choose_others(count, spared)
+
+    def _choose_others(self, count: int, spared: set[int]) -> list[int] | None:
+        victims = list(islice((name for name in self._idle if name not in spared), count))
         if len(victims) < count:
             return None
         for name in victims:
