@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.commands.registry import load
+from pagecast.traces.schema import COLUMNS
 
 from .documented import PAGES, ROOT, Command, commands, difference
 
@@ -134,3 +135,11 @@ def test_each_test_and_file_that_the_page_names_exists():
         assert f"def {test}(" in SEAMS
     for path in re.findall(r"`((?:sim|tests)/[\w/]+(?:\.py)?)`", EXTENDING):
         assert (ROOT / path).exists()
+
+
+def test_the_trace_format_describes_every_column():
+    page = (ROOT / "docs" / "how-to" / "trace-format.md").read_text(encoding="utf-8")
+    for column, meaning in COLUMNS.items():
+        text, _, kind = meaning.removesuffix(")").rpartition(" (")
+        row = f"| `{column}` | {text} | {kind.partition(', ')[0]} | {kind.partition(', ')[2] or 'required'} |"
+        assert row in page, column
