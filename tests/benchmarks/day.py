@@ -2,6 +2,7 @@
 
     python tests/benchmarks/day.py                # 24 hours at one request per second in the mean
     python tests/benchmarks/day.py --rate 0.5     # half of the traffic
+    python tests/benchmarks/day.py --plan         # the fewest replicas that keep the SLO all day
 
 ServeGen's clients of DeepSeek-R1 give the daily curve: rates for every ten minutes of a day, from a third of
 the mean to more than twice of it. Attainment is the share of requests that completed and kept every bound of
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pagecast.planner_app.planner.fleet.sizing import fewest
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.fleet.figures import ready_over_time
 from pagecast.sim.fleet.settings import FleetSettings
@@ -27,6 +29,7 @@ from pagecast.traces.servegen import load_clients, servegen
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 DAY_S = 86_400.0
 SLO = "goodput(ttft<5s,tpot<50ms)>0.99"
+SCALING = (("queue", 1.0), ("kv", 0.5), ("kv", 0.3), ("ttft", 1.0))
 STARTUP = {"source": "disk", "disk_bytes_per_s": 2e9, "engine_s": 40.0}
 
 
@@ -82,6 +85,18 @@ def row(name: str, result: FleetResult, level: Slo, wall_s: float) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def plan(trace: Trace, scenario: Scenario, level: Slo, price: float, most: int) -> None:
+    """Prints the fewest replicas that keep the SLO all day, and what one less keeps."""
+    answer = fewest(trace, scenario, fixed(1, price), level, most=most)
+    fleet = answer.result.summary["fleet"]
+    shown = ", ".join(f"{term.text}: {term.value:.4f}" for term in answer.verdict.terms)
+    below = answer.below.terms if answer.below is not None else ()
+    less = ", ".join(f"{term.value:.4f}" for term in below)
+    print(
+        f"fewest replicas: {answer.replicas}, {fleet['gpu_hours']:.1f} GPU hours; {shown}; one less: {less}"
+    )
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -89,7 +104,8 @@ def main() -> None:
     parser.add_argument("--gpu", default="L40S")
     parser.add_argument("--slo", default=SLO)
     parser.add_argument("--price", type=float, default=1.0, help="of a GPU hour")
-    parser.add_argument("--fixed", type=int, nargs="*", default=[3, 4, 5, 6])
+    parser.add_argument("--fixed", type=int, nargs="*", default=[3, 4, 5, 6, 7])
+    parser.add_argument("--plan", action="store_true", help="the fewest fixed replicas, and nothing else")
     parser.add_argument("--most", type=int, default=10, help="replicas of an autoscaled fleet")
     options = parser.parse_args()
     if not SHARED.is_dir():
@@ -100,10 +116,14 @@ def main() -> None:
     scenario = Scenario(gpu=options.gpu, costs="roofline")
     level = Slo.parse(options.slo)
     print(f"{len(trace):,} requests in 24 hours, {scenario.model} on {options.gpu}; SLO: {level.text}\n")
+    if options.plan:
+        plan(trace, scenario, level, options.price, options.most)
+        print(f"\n{time.perf_counter() - begun:.0f} s in all")
+        return
     print("| fleet | replicas | attainment | worst hour | TTFT p99 | GPU hours | cost | replayed in |")
     print("|---|---|---|---|---|---|---|---|")
     fleets = [(f"fixed, {count}", fixed(count, options.price)) for count in options.fixed]
-    for metric, target in (("queue", 1.0), ("kv", 0.5), ("ttft", 1.0)):
+    for metric, target in SCALING:
         fleets.append(
             (f"autoscaled by {metric}, {target:g}", scaled(metric, target, 1, options.most, options.price))
         )

@@ -3,7 +3,7 @@
     python tests/benchmarks/fleet.py            # the table of routers
     python tests/benchmarks/fleet.py --speed    # requests per second, 1 to 64 replicas
     python tests/benchmarks/fleet.py --million  # 64 replicas, 1,000,000 requests
-    python tests/benchmarks/fleet.py --growth   # cost per request at 64 replicas over that at 1
+    python tests/benchmarks/fleet.py --growth   # cost per request at 64 replicas over that at 1, every router
 
 The Mooncake conversation trace runs on 4 replicas of 30,000 blocks, as `make bench` has it on one; agent
 sessions and chat on 4 replicas. Costs are the roofline's. Time is the process's own (CPU), since machines are
@@ -28,6 +28,7 @@ from pagecast.traces.operations import scale
 from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace
 
+SIZES = (1, 64)
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 
@@ -126,20 +127,36 @@ def texts(count: int, replicas: int) -> Trace:
     return Trace("texts", requests, Spans(np.arange(count + 1), text.astype(np.int64), zero, prompt))
 
 
-def growth(policies: list[str], count: int = 40_000) -> None:
-    """CPU time per request with 1, 4 and 64 replicas at equal load per replica, the better of two turns."""
+def growth(policies: list[str], count: int) -> None:
+    """CPU time per request with 1 and 64 replicas at equal load per replica, the better of two turns.
+
+    Once with texts, and once with Mooncake's conversations.
+    """
     scenario = Scenario(num_gpu_blocks=7000, costs="roofline")
     for policy in policies:
-        best: dict[int, float] = {}
-        for _ in range(2):
-            for replicas in (1, 4, 64):
-                work = texts(count, replicas)
-                begun = time.process_time()
-                replay_fleet(work, scenario, fleet(replicas, policy), keep_steps=False)
-                each = 1e6 * (time.process_time() - begun) / count
-                best[replicas] = min(best.get(replicas, float("inf")), each)
-        shown = ", ".join(f"{replicas}: {each:.0f} us" for replicas, each in best.items())
-        print(f"{policy:18} {shown}; {best[64] / best[1]:.2f} times from 1 to 64 replicas", flush=True)
+        show_growth(policy, "texts", scenario, {replicas: texts(count, replicas) for replicas in SIZES})
+    if not SHARED.is_dir():
+        return
+    mooncake = read(SHARED / "traces" / "mooncake_conversation_trace.jsonl.zst")
+    work = {replicas: scale(mooncake, replicas / 4) for replicas in SIZES}
+    for policy in policies:
+        show_growth(policy, "Mooncake", _blocks(30_000), work)
+
+
+def show_growth(policy: str, name: str, scenario: Scenario, work: dict[int, Trace]) -> None:
+    """One line of `growth`."""
+    best = dict.fromkeys(SIZES, float("inf"))
+    for _ in range(2):
+        for replicas, trace in work.items():
+            begun = time.process_time()
+            replay_fleet(trace, scenario, fleet(replicas, policy), keep_steps=False)
+            each = 1e6 * (time.process_time() - begun) / len(trace)
+            best[replicas] = min(best[replicas], each)
+    one, many = best.values()
+    print(
+        f"{policy:18}{name:10}1: {one:.0f} us, 64: {many:.0f} us per request; {many / one:.2f} times",
+        flush=True,
+    )
 
 
 def million(policy: str) -> None:
@@ -165,11 +182,12 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--router", action="append", help="routers of --speed and --million")
     parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--count", type=int, default=20_000, help="requests of --growth")
     options = parser.parse_args()
     if options.million:
         million((options.router or ["least-loaded"])[0])
     elif options.growth:
-        growth(options.router or ["least-loaded", "cost", "dynamo", "llm-d"])
+        growth(options.router or list(KINDS), options.count)
     elif options.speed:
         speed(options.router or ["least-loaded", "prefix-affinity", "cost"])
     else:
