@@ -38,6 +38,11 @@ from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
 
 ROLES = ("prefill", "decode")
+STATISTICS = {
+    "mean": np.nanmean,
+    "p50": np.nanmedian,
+    "p90": lambda values: np.nanpercentile(values, 90),
+}
 NVLINK_BYTES_PER_S = 450e9  # one way, of an H100's or H200's 18 links (NVIDIA's data sheet)
 
 # ---- an engine's process
@@ -195,7 +200,7 @@ def forecast(options: argparse.Namespace) -> int:
     print(f"costs: {result.summary['costs']}")
     worst = 0.0
     for name in ("tpot_s", "e2e_s", "ttft_s"):
-        for statistic, of in (("mean", np.nanmean), ("p90", lambda values: np.nanpercentile(values, 90))):
+        for statistic, of in STATISTICS.items():
             real = float(of(table[name].to_numpy(np.float64)))
             ours = float(of(made[name].to_numpy(np.float64)))
             error = ours / real - 1

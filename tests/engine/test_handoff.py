@@ -122,6 +122,27 @@ def test_engines_of_other_shapes_are_refused(
         Exporter(engine_of(folder, enable_prefix_caching=False))
 
 
+RECORDED = Path(__file__).parent / "recorded_fleet" / "h200x2-qwen3-8b-chat-handoff"
+
+
+@pytest.mark.parametrize(("role", "steps"), [("prefill", 606), ("decode", 9974)])
+def test_engines_that_handed_over_between_two_gpus_decided_as_the_core(role: str, steps: int) -> None:
+    run = RecordedRun.load(RECORDED / role)
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert report.steps_recorded == steps
+    if role == "decode":
+        assert (run.requests["cached_tokens"] == (run.requests["input_tokens"] - 1) // 16 * 16).all()
+        assert len({RecordedRun.load(RECORDED / each).meta["gpu_id"] for each in ("prefill", "decode")}) == 2
+
+
+@pytest.mark.slow
+def test_the_recorded_pair_is_forecast_within_the_bound() -> None:
+    command = [sys.executable, str(SCRIPT), "forecast", str(RECORDED)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_two_processes_hand_over_and_decide_as_the_core(model_of: Callable[..., Any], tmp_path: Path) -> None:
     count = 30
