@@ -63,7 +63,7 @@ def _disk_figures(
         "disk_blocks": len(disk.stored),
         "promoted_blocks": disk.promoted_blocks,
         "cascaded_blocks": disk.cascaded_blocks,
-        "refused_promotions": offloading.host.refused_promotions,
+        "refused_promotions": offloading.tiers.refused_promotions,
         "lost_disk_stores": disk.lost_stores,
         **transfers.figures(makespan_s),
     }

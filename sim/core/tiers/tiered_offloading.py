@@ -19,22 +19,21 @@ from pagecast.sim.core.tiers.tiered_blocks import TieredBlocks
 
 class TieredOffloading(Offloading):
     """`Offloading` with a disk. Whoever runs its jobs takes them by `disk.take_submitted` after each plan and
-    each end of transfers, and tells `disk.end` of their ends before the next plan."""
-
-    host: TieredBlocks
+    each end of transfers, and tells `disk.end` of their ends before the next plan. `tiers` is its `host`."""
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
-        return TieredBlocks(spec.blocks, spec.eviction_policy)
+        self.tiers = TieredBlocks(spec.blocks, spec.eviction_policy)
+        return self.tiers
 
     @property
     def disk(self) -> Disk:
         """What is behind the host tier."""
-        return self.host.disk
+        return self.tiers.disk
 
     @property
     def quiet_steps(self) -> int:
         """How many decode steps may be planned ahead: none while anything moves between the tiers."""
-        return super().quiet_steps if self.host.idle and not self.jobs else 0
+        return super().quiet_steps if self.tiers.idle and not self.jobs else 0
 
     @property
     def settled(self) -> bool:
@@ -48,13 +47,13 @@ class TieredOffloading(Offloading):
 
     def ask(self, request: Request, local: int) -> int | None:
         """Tokens that a waiting request can load beyond its prefix hit; None: ask again later."""
-        self.host.asking = request
+        self.tiers.asking = request
         return super().ask(request, local)
 
     def load(self, request: Request, tokens: int) -> Transfer:
         """Begins to load; counts the tokens whose blocks came from the disk."""
         transfer = super().load(request, tokens)
-        brought = self.host.take_promoted(self.jobs[transfer.job].names)
+        brought = self.tiers.take_promoted(self.jobs[transfer.job].names)
         request.last_disk = 0
         if brought:
             names = self._progress[request].names
@@ -74,7 +73,7 @@ class TieredOffloading(Offloading):
         preempted: bool,
     ) -> list[Transfer]:
         """What is stored after a step; before that the step's promotions begin."""
-        for job in self.host.end_schedule():
+        for job in self.tiers.end_schedule():
             self._log_job(EventKind.PROMOTING, job.request, job.number)
         made = super().stores(chunks, decodes, given, preempted=preempted)
         self._log_ended()
@@ -90,7 +89,7 @@ class TieredOffloading(Offloading):
     def _finish(self, job: TransferJob, *, failed: bool) -> None:
         super()._finish(job, failed=failed)
         if job.is_store and not failed:
-            cascade = self.host.cascade(job.request, job.names)
+            cascade = self.tiers.cascade(job.request, job.names)
             self._log_job(EventKind.CASCADING, job.request, cascade.number)
         if job.request not in self._progress:
             self.disk.lookups.forget(job.request)
@@ -101,7 +100,7 @@ class TieredOffloading(Offloading):
 
     def _log_ended(self) -> None:
         """Notes the ends of jobs that were taken note of in a step."""
-        for job in self.host.ended_jobs:
+        for job in self.tiers.ended_jobs:
             kind = EventKind.PROMOTED if job.is_promotion else EventKind.CASCADED
             self._log_job(kind, job.request, job.number)
-        self.host.ended_jobs.clear()
+        self.tiers.ended_jobs.clear()
