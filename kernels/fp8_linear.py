@@ -94,15 +94,15 @@ def _sum_of_groups(
     GROUPS: tl.constexpr = INPUTS // GROUP
     acc = tl.zeros([TILE, token.shape[0]], tl.float32)
     live = token < tokens
-    row = tl.where(live, token, 0).to(tl.int64)
+    row = token.to(tl.int64)
     at = x + row[:, None] * INPUTS + tl.arange(0, GROUP)[None, :]
     scale_row = output // SCALE_ROWS
     if TILE > SCALE_ROWS:
         scale_row = (output + tl.arange(0, TILE)) // SCALE_ROWS
     for group in tl.range(first, last, num_stages=STAGES):
-        a = tl.load(at + group * GROUP)
+        a = tl.load(at + group * GROUP, mask=live[:, None], other=0.0)
         product = tl.dot(weight.load([output, group * GROUP]), a.T)
-        a_scale = tl.load(x_scales + row * GROUPS + group)
+        a_scale = tl.load(x_scales + row * GROUPS + group, mask=live, other=0.0)
         w_scale = tl.load(scales + scale_row * GROUPS + group)
         if TILE > SCALE_ROWS:
             acc += product * a_scale[None, :] * w_scale[:, None]

@@ -75,11 +75,11 @@ def _product(
         _prefetch(numbers, tile * TILE, first * DEPTH, last * DEPTH, TILE, INPUTS, LINE)
     after_predecessor(OVERLAP)
     token = tl.arange(0, TOKENS)
-    row = tl.where(token < tokens, token, 0).to(tl.int64)
-    at = x + row[:, None] * INPUTS + tl.arange(0, DEPTH)[None, :]
+    at = x + token.to(tl.int64)[:, None] * INPUTS + tl.arange(0, DEPTH)[None, :]
+    live = (token < tokens)[:, None]
     acc = tl.zeros([TILE, TOKENS], tl.float32)
     for step in tl.range(first, last, num_stages=STAGES):
-        a = tl.load(at + step * DEPTH)
+        a = tl.load(at + step * DEPTH, mask=live, other=0.0)
         acc = tl.dot(weight.load([tile * TILE, step * DEPTH]), a.T, acc)
     store_sum(out, acc, sums, arrivals, tile, split, tile * TILE, token, tokens, OUTPUTS, SPLITS)
 
