@@ -130,9 +130,9 @@ class DisaggregatedFleet(Fleet):
     # ---- figures
 
     def settle(self, rows: pd.DataFrame, names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
-        """Which recorded rows are the end of a request, not of its prefill alone.
+        """Selects the recorded rows that end a request, not its prefill alone.
 
-        What a request found cached is what it found where its prompt was computed.
+        The cached tokens of a request are those found where its prompt was computed.
         """
         ends = np.ones(len(rows), dtype=np.bool_)
         cached = rows["cached_tokens"].to_numpy(copy=True)

@@ -160,7 +160,7 @@ def sum_counters(counted: list[Counters]) -> Counters:
 
 
 def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str) -> dict[str, Any]:
-    """What one replica served, how fast, and how much of it was cached."""
+    """Figures of one replica: what it served, how fast, and how much of it was cached."""
     states = table["state"].to_numpy()
     completed = states == "completed"
     admitted = ~np.isnan(table["admitted_s"].to_numpy(np.float64))

@@ -9,7 +9,7 @@ from pagecast.sim.replay.replica import Replica
 
 
 class Gauges(NamedTuple):
-    """What an engine's metrics say: requests running and waiting, and the share of KV blocks in use."""
+    """An engine's metrics: requests running and waiting, and the share of KV blocks in use."""
 
     running: int
     waiting: int

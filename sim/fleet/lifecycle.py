@@ -172,7 +172,7 @@ class FleetLifecycle:
 
 
 def metric_value(member: Member, metric: str, now: int) -> float:
-    """What an autoscaler measures of a replica.
+    """The metric of a replica that an autoscaler goes by.
 
     `queue`: waiting requests. `kv`: share of KV blocks in use. `ttft`: a forecast of the next request's TTFT
     in seconds, from the prompt tokens that wait and the pace of prefill.

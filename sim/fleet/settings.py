@@ -71,7 +71,7 @@ class Startup(BaseModel):
 
 
 class Retries(BaseModel):
-    """What becomes of the requests of a lost replica."""
+    """Retries of the requests of a lost replica."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

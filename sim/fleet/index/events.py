@@ -34,7 +34,7 @@ class EventIndex:
         return self._extents.overlaps(path, -1)
 
     def feed(self, replica: int, clock: Callable[[], int]) -> Feedback:
-        """What a replica's memory reports to; `clock` tells its time."""
+        """The watcher of a replica's memory; `clock` gives its time."""
         return Feedback(self, replica, clock)
 
     def receive(self, replica: int, stored: bool, key: bytes, begin: int, end: int, now: int) -> None:

@@ -16,7 +16,7 @@ _ROUNDING = 1 + 1e-9  # a floor may exceed its cost by so much
 
 
 class _Pace:
-    """What a cost model says, kept: a prompt's prefill, and a decode step as a line in its context."""
+    """Cache of a cost model: a prompt's prefill, and a decode step as a line in its context."""
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs

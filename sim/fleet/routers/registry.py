@@ -48,7 +48,7 @@ class RouterKind:
 
 @dataclass
 class Parts:
-    """What a router is made of. `events` is the index that the replicas' events go to, where there is one."""
+    """Parts of a router. `events` is the index that the replicas' events go to, where there is one."""
 
     rng: Random
     options: dict[str, Any]

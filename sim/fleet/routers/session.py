@@ -28,7 +28,7 @@ class HashRing:
         self._owners: list[int] = []
 
     def owner(self, key: str, names: tuple[str, ...]) -> int:
-        """Which of `names` a key belongs to, as its position in them."""
+        """The position in `names` of the one that a key belongs to."""
         if names != self._names:
             self._build(names)
         at = bisect_right(self._places, _place(key))
