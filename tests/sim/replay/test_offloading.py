@@ -1,7 +1,12 @@
 """KV offloading in a replay: what is found in host memory, what transfers cost, and what fails."""
 
+from collections.abc import Iterator
+
 import pandas as pd
 import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.host_link import LinkSpec
 from pagecast.sim.replay import replay
@@ -199,6 +204,31 @@ def test_a_link_carries_one_transfer_after_another():
     assert link.submit(200, 1_000, 1) == (2_120, False)
     assert link.waited_ns == 910
     assert link.submit(9_000, 500, 2) == (9_510, False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 2_000)), max_size=30), st.floats(0, 0.5))
+def test_a_link_ends_its_transfers_as_a_simpy_resource_with_one_place(jobs, slow):
+    spec = LinkSpec(1e9, latency_ns=7, slow=slow, slowness=3.0)
+    env = simpy.Environment()
+    place = simpy.Resource(env, capacity=1)
+    alone = Link(spec, "load", seed=4)  # a fresh transfer each time: what it takes by itself
+    ended: dict[int, int] = {}
+
+    def transfer(number: int, begin: int, size: int) -> Iterator[simpy.Event]:
+        yield env.timeout(begin)
+        with place.request() as turn:
+            yield turn
+            alone.free_ns = int(env.now)
+            yield env.timeout(alone.submit(int(env.now), size, number)[0] - int(env.now))
+        ended[number] = int(env.now)
+
+    jobs = sorted(jobs)
+    for number, (begin, size) in enumerate(jobs):
+        env.process(transfer(number, begin, size))
+    env.run()
+    link = Link(spec, "load", seed=4)
+    assert {number: link.submit(*job, number)[0] for number, job in enumerate(jobs)} == ended
 
 
 @pytest.mark.parametrize(
