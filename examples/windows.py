@@ -3,8 +3,8 @@
     python examples/windows.py [--models openai/gpt-oss-20b,google/gemma-3-27b] [--tokens 2000,16000]
 
 Each model is replayed as it is, and with every token kept in every layer
-(`--disable-hybrid-kv-cache-manager`). Users in a closed loop send prompts of some length and get answers of 200
-tokens.
+(`--disable-hybrid-kv-cache-manager`). Users in a closed loop send prompts of some length and get answers of
+200 tokens.
 """
 
 from __future__ import annotations

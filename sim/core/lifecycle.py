@@ -402,6 +402,7 @@ class Lifecycle:
         endings = []
         accepted_of = dict(outcome.accepted)
         stopped = set(outcome.stopped)
+        ended_after = dict(outcome.ended_after)
         ahead = self.limits.pipeline_depth > 0
         for chunk in chunks:
             request = chunk.request
@@ -411,7 +412,8 @@ class Lifecycle:
                 request.first_token_ns = now
             accepted = accepted_of.get(request.id, chunk.drafts)
             request.in_flight_tokens -= 1 + chunk.drafts
-            request.known_tokens = min(request.known_tokens + 1 + accepted, request.total_tokens)
+            tokens = min(1 + accepted, ended_after.get(request.id, 1 + accepted))
+            request.known_tokens = min(request.known_tokens + tokens, request.total_tokens)
             if request.id in stopped:
                 request.output_tokens = request.known_tokens - request.prompt_tokens
             runs = request.state is State.DECODE

@@ -124,7 +124,8 @@ class Outcome(NamedTuple):
     `stopped`: ids of requests that ended early (end of text). `failed`: ids and reasons. `accepted`: ids
     and how many of their drafts were accepted; a request that is not named had all of them accepted.
     `transferred`: the jobs of this plan or of earlier ones that are done by now, in the order they ended;
-    `lost`: those of them that failed, whose blocks have no content.
+    `lost`: those of them that failed, whose blocks have no content. `ended_after`: of requests that stopped
+    among right guesses, how many of the tokens that the step yielded are theirs; the others follow their end.
     """
 
     stopped: tuple[str, ...] = ()
@@ -132,6 +133,7 @@ class Outcome(NamedTuple):
     accepted: tuple[tuple[str, int], ...] = ()
     transferred: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    ended_after: tuple[tuple[str, int], ...] = ()
 
 
 DONE = Outcome()

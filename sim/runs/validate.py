@@ -173,7 +173,7 @@ class DecisionReplay:
         outcome = self._endings.at(end)
         if self._speculation is not None:
             accepted = self._speculation.outcome(plan).accepted
-            outcome = outcome._replace(accepted=self._until_stop(accepted, outcome))
+            outcome = outcome._replace(accepted=accepted, ended_after=self._until_stop(accepted, outcome))
         ended = self._pipeline.commit(outcome, end)
         if self._gives:
             self._hold(ended)
@@ -186,17 +186,16 @@ class DecisionReplay:
                 handoff.hold(self.scheduler, holder)
 
     def _until_stop(self, accepted: Accepted, outcome: Outcome) -> Accepted:
-        """The guesses that count: those of a request that stopped end with its last token."""
+        """Of requests that stopped: how many tokens of the step are theirs."""
         if not outcome.stopped:
-            return accepted
+            return ()
         tokens_out = self.run.requests["tokens_out"]
         counts = []
         for id, right in accepted:
             if id in outcome.stopped:
                 request = self.scheduler.requests[id]
                 remaining = int(tokens_out[request.index]) - (request.known_tokens - request.prompt_tokens)
-                right = min(right, remaining - 1)
-            counts.append((id, right))
+                counts.append((id, min(right + 1, remaining)))
         return tuple(counts)
 
     def _happen(self, what: Outside) -> None:

@@ -44,12 +44,21 @@ def offload(spec: Spec, seed: int) -> Spec:
         # vLLM loads a prompt of a single token again and again, where that is a whole block.
         spec["requests"] = [request for request in spec["requests"] if request["input_tokens"] > 1]
     if "speculative_config" in config:
-        # What vLLM counts as computed of an output that ends among right guesses is not told to the core.
+        # `stop_early` gives outputs other early ends.
         for request in spec["requests"]:
             request.pop("stop_after", None)
     for request in spec["requests"]:
         request["arrival_us"] *= draw.choice((1, 1, 2))
     spec["requests"].sort(key=lambda request: request["arrival_us"])
+    return spec
+
+
+def stop_early(spec: Spec, seed: int) -> Spec:
+    """Lets outputs end early, among right guesses too."""
+    draw = random.Random(f"stops {seed}")
+    for request in spec["requests"]:
+        if draw.randrange(3) == 0:
+            request["stop_after"] = draw.randint(1, request["output_tokens"])
     return spec
 
 

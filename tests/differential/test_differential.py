@@ -35,6 +35,7 @@ FEATURES = {  # what is added to scenarios, by the name of the recorded files; h
     "hybrid-offloading": (("hybrid", "offloading"), 16, 200),
     "mixed-offloading": (("hybrid", "speculation", "keys", "offloading"), 16, 200),
     "disk": (("disk",), 16, 220),
+    "mixed-stops": (("hybrid", "speculation", "keys", "offloading", "stops"), 8, 100),
     "failing": (("failing",), 12, 120),
     "hybrid-disk": (("hybrid", "disk"), 8, 80),
     "mixed-disk": (("hybrid", "speculation", "keys", "disk"), 8, 60),
