@@ -87,7 +87,7 @@ def test_every_decision_with_a_host_tier_is_the_engines() -> None:
 def test_a_host_tier_is_forecast_with_the_hosts_time_for_offloading() -> None:
     """The two costs were fitted to the first half of the steps; requests that finish later judge them."""
     run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-offload-mooncake")
-    fitted = {"offloading_step_ms": 0.865, "offloading_block_us": 15.2}
+    fitted = {"offloading_step_ms": 0.992, "offloading_block_us": 17.1}
     result = replay(run.trace("arrival"), scenario_of(run).model_copy(update=fitted))
     assert result.summary["steps"] == len(run.steps)
     real, ours = run.requests, result.requests

@@ -1,0 +1,101 @@
+"""Host time that offloading and n-grams take, fitted to recorded runs, with intervals.
+
+    python tests/benchmarks/host_costs.py
+
+Steps of a synchronous run took longer than their calibrated costs say. What is left is explained by
+least squares: with a host tier by a time per step and one per block submitted (the first half of the
+steps, vLLM 0.24), with n-grams that found nothing by a time per step and one per request (this project's
+engine). The intervals of 95% come from 1,000 resamples of stretches of 100 steps. The calibration's own
+error is not in them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
+from pagecast.sim.costs.calibration.file import load
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.runs.busy_steps import fitted_steps
+from pagecast.sim.runs.forecast import scenario_of
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import DecisionReplay
+
+TESTS = Path(__file__).parents[1]
+STRETCH = 100
+Floats = npt.NDArray[np.float64]
+
+
+def submitted_blocks(run: RecordedRun) -> list[int]:
+    """Blocks whose transfers were submitted with each step: its loads, and the stores of the step before."""
+    replay = DecisionReplay(run)
+    counts = []
+    stored = 0
+    for number in range(len(run.steps)):
+        plan = replay.step(number)
+        assert plan is not None
+        counts.append(stored + sum(len(job.blocks) for job in plan.loads))
+        stored = sum(len(job.blocks) for job in plan.stores)
+    return counts
+
+
+def excess(run: RecordedRun, costs: StepCosts, number: int, took: float) -> float:
+    """Nanoseconds that a step took beyond its costs."""
+    batch = run.steps.batch(number)
+    if batch.prefill:
+        return took - costs.device_ns(batch) - costs.host_ns(batch.decode_n + len(batch.prefill))
+    line = costs.decode_line(batch.decode_n)
+    return took - line.ns(batch.decode_ctx, batch.decode_max) - costs.host_ns(batch.decode_n)
+
+
+def estimate(rows: list[tuple[float, float, float]], *, relative: bool) -> tuple[Floats, Floats]:
+    """Least squares, of errors relative to a step's time or not, and 95% intervals.
+
+    `rows`: units of a step, nanoseconds beyond its costs, and nanoseconds that it took.
+    """
+    units, more, took = np.array(rows).T
+    scale = took if relative else np.ones_like(took)
+    table = np.stack([1 / scale, units / scale, more / scale], axis=1)
+    draw = np.random.default_rng(0)
+    starts = draw.integers(0, len(table) - STRETCH + 1, size=(1000, len(table) // STRETCH))
+    fits = [_solve(table[(some[:, None] + np.arange(STRETCH)).ravel()]) for some in starts]
+    return _solve(table), np.percentile(np.array(fits), [2.5, 97.5], axis=0)
+
+
+def _solve(table: Floats) -> Floats:
+    fitted: Floats = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]
+    return fitted
+
+
+def show(what: str, unit: str, rows: list[tuple[float, float, float]], *, relative: bool) -> None:
+    """Prints the two costs of one fit."""
+    (step, each), ((low, low_each), (high, high_each)) = estimate(rows, relative=relative)
+    print(f"{what}: {len(rows):,} steps")
+    print(f"  per step  {step / 1e3:8.1f} us  ({low / 1e3:.1f} to {high / 1e3:.1f})")
+    print(f"  per {unit:<6}{each / 1e3:8.1f} us  ({low_each / 1e3:.1f} to {high_each / 1e3:.1f})")
+
+
+def main() -> None:
+    """Prints both fits."""
+    run = RecordedRun.load(TESTS / "sim/runs/recorded/vllm-h200-qwen3-8b-offload-mooncake")
+    costs = scenario_of(run).step_costs()
+    blocks = submitted_blocks(run)
+    numbers, measured = fitted_steps(run, 0.5)
+    rows = [
+        (blocks[number], excess(run, costs, number, took), took)
+        for number, took in zip(numbers.tolist(), measured.tolist(), strict=True)
+    ]
+    show("vLLM with a host tier", "block", rows, relative=False)
+    costs = CalibratedCosts(load("pagecast-h200-qwen3-8b"))
+    run = RecordedRun.load(TESTS / "engine/recorded/h200f-qwen3-8b-ngram-chat")
+    rows = []
+    for number, took in zip(*(array.tolist() for array in fitted_steps(run)), strict=True):
+        if not run.steps.batch(number).prefill:
+            rows.append((run.steps.batch(number).decode_n, excess(run, costs, number, took), took))
+    show("this engine with n-grams", "request", rows, relative=True)
+
+
+if __name__ == "__main__":
+    main()
