@@ -57,6 +57,11 @@ def check_command(
     file = load_check(scenario)
     if baseline is not None and not file.check.regression:
         raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")
+    if baseline is None and write_baseline is None and not (file.check.slo or file.check.limits):
+        raise BadInput(
+            f"{scenario}: has only check.regression, and no baseline to compare with; give --baseline, "
+            "or make one with --write-baseline"
+        )
     trace = load_trace(file.trace_name(), file.scenario, **file.reading())
     before = baselines.load(baseline, trace, file) if baseline is not None else None
     result = replay(trace, file.scenario, keep_steps=False)
@@ -158,7 +163,6 @@ def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> I
 
 def show(name: str, findings: Sequence[Finding], notes: Sequence[str], facts: dict[str, Any]) -> None:
     """Prints what was served, what was asked and found, what broke first."""
-    broken = sum(not finding.holds for finding in findings)
     console.out.print(_served(facts), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for title in ("", "figure", "mean of", "value", "asked"):
@@ -172,8 +176,4 @@ def show(name: str, findings: Sequence[Finding], notes: Sequence[str], facts: di
         console.out.print(table)
     for note in notes:
         console.out.print(f"note: {note}", soft_wrap=True)
-    count = len(findings)
-    all_hold = "the only check holds" if count == 1 else f"all {count} checks hold"
-    console.out.print(
-        f"{name}: {f'{broken} of {count} checks failed' if broken else all_hold}", soft_wrap=True
-    )
+    console.out.print(f"{name}: {judge.verdict(findings)}", soft_wrap=True)

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pagecast.planner_app.planner.gate.judge import ONE, Finding
+from pagecast.planner_app.planner.gate.judge import ONE, Finding, verdict
 from pagecast.traces.write import replacing
 
 
@@ -49,11 +49,8 @@ def write_markdown(path: Path, name: str, findings: Sequence[Finding], notes: Se
 
 def markdown(name: str, findings: Sequence[Finding], notes: Sequence[str]) -> str:
     """The same as text; what broke stands first."""
-    broken = [finding for finding in findings if not finding.holds]
-    count = len(findings)
-    verdict = f"{len(broken)} of {count} checks failed" if broken else f"all {count} checks hold"
     lines = [
-        f"### pagecast check {_md(name)}: {verdict}",
+        f"### pagecast check {_md(name)}: {verdict(findings)}",
         "",
         "| | check | figure | mean of | value | asked | |",
     ]

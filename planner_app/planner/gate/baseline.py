@@ -21,6 +21,7 @@ from pagecast.planner_app.planner.gate.check_file import CheckFile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import AUTO
 from pagecast.sim.documents import read_text
+from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
 from pagecast.sim.replay.replicates import ReplicateJob, Study
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
@@ -214,7 +215,8 @@ def _times_as_fast(other: Trace, trace: Trace) -> float:
 def changed(before: Baseline | Scenario, after: Scenario, costs: str) -> Sequence[str]:
     """The scenario's fields that differ, as `field: old -> new`; `costs` is the name of today's step costs.
 
-    Costs that `auto` chose are those that it chose, and a file is the same however its place is written.
+    Costs that `auto` chose are those that it chose, a field that is not given has its default, and a file is
+    the same however its place is written.
     """
     if isinstance(before, Baseline):
         old = _resolved(before.scenario, before.costs)
@@ -224,8 +226,16 @@ def changed(before: Baseline | Scenario, after: Scenario, costs: str) -> Sequenc
     return [f"{name}: {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name]]
 
 
+_MEMORY_LIMITS = ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_tokens", "num_gpu_blocks")
+
+
 def _resolved(fields: dict[str, Any], costs: str) -> dict[str, Any]:
-    resolution = {**fields, "costs": costs if fields.get("costs") == AUTO else fields.get("costs")}
+    defaults = {name: field.default for name, field in Scenario.model_fields.items()}
+    resolution = {**defaults, **fields}
+    if resolution["costs"] == AUTO:
+        resolution["costs"] = costs
+    if all(resolution[name] is None for name in _MEMORY_LIMITS):
+        resolution["gpu_memory_utilization"] = DEFAULT_GPU_MEMORY_UTILIZATION
     for name in ("model", "costs"):
         path = Path(str(resolution.get(name))).expanduser()
         resolution[name] = str(path.absolute()) if path.exists() else resolution.get(name)

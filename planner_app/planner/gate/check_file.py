@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
@@ -50,9 +50,12 @@ class Check(BaseModel):
         None, gt=0, description="sessions per second, for traces without times"
     )
     tokenizer: str | None = Field(None, description="transformers folder, for traces that hold texts")
-    slo: str | None = Field(None, description="service level: ttft_p99<2s, tpot_p95<50ms")
+    slo: str | None = Field(None, description="SLO: ttft_p99<2s, tpot_p95<50ms")
     limits: dict[str, Bound] = Field(default_factory=dict, description="bounds of figures")
     regression: dict[str, float] = Field(default_factory=dict, description="percent a figure may be worse by")
+    undecided: Literal["pass", "fail"] = Field(
+        "pass", description="verdict on a regression whose interval reaches beyond what is allowed"
+    )
     draws: int = Field(DRAWS, ge=5, description="pairs of replays behind each comparison with a baseline")
 
 

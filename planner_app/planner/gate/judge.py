@@ -3,12 +3,13 @@
 Bounds and SLOs are judged by the forecast itself. A regression is judged by paired differences: draw i of
 today against draw i of the baseline, with the same costs and workload. It fails only if the whole 90%
 interval of the mean difference is beyond the allowance. So a change of exactly the allowance fails by chance
-in one of twenty cases, and no change at all never fails.
+in one of twenty cases, and no change at all never fails. With `undecided: fail` it fails if any of the
+interval is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from math import copysign, inf, sqrt
@@ -49,6 +50,7 @@ class Finding:
     from that) are as people read them; `numbers` has the same as numbers, in the figure's own unit (seconds,
     tokens, counts, shares), None for what there is not. `of` tells what the value is a mean of: the
     one replay, or draws of costs and workload, which make another figure even where the name is the same.
+    `undecided`: the interval of a regression reaches beyond what is allowed, but not all of it does.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Finding:
     why: str = ""
     of: str = ONE
     numbers: Mapping[str, float | None] = field(default_factory=dict)
+    undecided: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -76,6 +79,19 @@ class Change:
     low: float
     high: float
     draws: int
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """How many checks failed, or that all hold, and how many are undecided."""
+    count = len(findings)
+    if not count:
+        return "nothing was checked"
+    broken = sum(not finding.holds for finding in findings)
+    text = "the only check holds" if count == 1 else f"all {count} checks hold"
+    if broken:
+        text = f"{broken} of {count} checks failed"
+    undecided = sum(finding.undecided for finding in findings)
+    return f"{text}, {undecided} undecided" if undecided else text
 
 
 def figures_of(result: Result) -> dict[str, float]:
@@ -144,7 +160,8 @@ def regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> lis
     for name, allowed in file.check.regression.items():
         if name not in before:
             raise BadInput(f"the baseline has no figure {name!r}; write it again with --write-baseline")
-        findings.append(_regression(name, allowed, paired(before[name], after[name])))
+        change = paired(before[name], after[name])
+        findings.append(_regression(name, allowed, change, file.check.undecided == "fail"))
     return findings
 
 
@@ -168,7 +185,8 @@ def paired(before: list[float | None], after: list[float | None]) -> Change | No
     return Change(base, float(new.mean()), percent(mean), low, high, len(pairs))
 
 
-def _regression(name: str, allowed: float, change: Change | None) -> Finding:
+def _regression(name: str, allowed: float, change: Change | None, strict: bool) -> Finding:
+    """The finding on one figure. `strict`: it fails where its interval reaches beyond what is allowed."""
     higher = name.partition(".")[0] in HIGHER_IS_BETTER
     if change is None:
         bound_text = f"worse by at most {allowed:g}%"
@@ -179,7 +197,8 @@ def _regression(name: str, allowed: float, change: Change | None) -> Finding:
     bound_text = f"{shown(name, change.before)} {'-' if higher else '+'}{allowed:g}%"
     least, most = (-change.high, -change.low) if higher else (change.low, change.high)
     why = f"{_percent(change.percent)}% ({_percent(change.low)} to {_percent(change.high)})"
-    if least <= allowed < most:
+    undecided = least <= allowed < most
+    if undecided:
         why += "; undecided: raise `draws`"
     numbers: dict[str, float | None] = {
         "value": change.after,
@@ -191,9 +210,9 @@ def _regression(name: str, allowed: float, change: Change | None) -> Finding:
         "draws": change.draws,
     }
     of = f"{change.draws} draws"
-    return Finding(
-        "regression", name, shown(name, change.after), bound_text, least <= allowed, why, of, numbers
-    )
+    holds = least <= allowed and not (strict and undecided)
+    value = shown(name, change.after)
+    return Finding("regression", name, value, bound_text, holds, why, of, numbers, undecided)
 
 
 def _percent(value: float) -> str:

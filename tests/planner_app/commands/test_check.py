@@ -14,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.planner.gate.baseline import digest
-from pagecast.planner_app.planner.gate.judge import paired
+from pagecast.planner_app.planner.gate.check_file import Check, CheckFile
+from pagecast.planner_app.planner.gate.judge import paired, regressions
+from pagecast.planner_app.planner.gate.judge import verdict as judged
 from pagecast.sim.costs.calibration.file import load as load_calibration
+from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.write import write
 
@@ -261,11 +264,47 @@ def test_the_example_holds(capsys):
 )
 def test_a_mistake_in_the_file_is_one_line_and_exit_2(changes, words, tmp_path, capsys):
     file = scenario(tmp_path, check={**CHECK, **changes})
-    code, out, err = check("--scenario", file, capsys=capsys)
+    into = tmp_path / "base"
+    code, out, err = check("--scenario", file, "--write-baseline", into, capsys=capsys)
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_regressions_alone_without_a_baseline_check_nothing_and_end_with_2(tmp_path, capsys):
+    code, out, err = check("--scenario", scenario(tmp_path), capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "has only check.regression, and no baseline to compare with; give --baseline" in err
+
+
+def test_writing_a_baseline_says_that_nothing_was_checked(tmp_path, capsys):
+    into = tmp_path / "base"
+    code, out, _ = check("--scenario", scenario(tmp_path), "--write-baseline", into, capsys=capsys)
+    assert code == 0
+    assert "nothing was checked" in out and "hold" not in out
+
+
+def test_undecided_regressions_are_counted_and_fail_where_the_file_says_so():
+    change = [10.0, 9.0, 13.0, 8.0, 14.0]
+    findings = {}
+    for verdict in ("pass", "fail"):
+        asked = Check(trace="chat", regression={"ttft_s.p99": 5, "tpot_s.p50": 5}, undecided=verdict)
+        before = {"ttft_s.p99": [10.0] * 5, "tpot_s.p50": [1.0] * 5}
+        after = {"ttft_s.p99": change, "tpot_s.p50": [1.0] * 5}
+        findings[verdict] = regressions(CheckFile("check.yaml", Scenario(), asked, None), before, after)
+    assert judged(findings["pass"]) == "all 2 checks hold, 1 undecided"
+    assert judged(findings["fail"]) == "1 of 2 checks failed, 1 undecided"
+    assert [finding.undecided for finding in findings["fail"]] == [True, False]
+
+
+def test_a_default_that_is_written_out_is_no_change(baseline, tmp_path, capsys):
+    file = scenario(tmp_path, gpu_memory_utilization=0.9)
+    _, out, _ = check("--scenario", file, "--baseline", baseline, capsys=capsys)
+    assert "changed since the baseline" not in out
+    file = scenario(tmp_path, gpu_memory_utilization=0.8)
+    _, out, _ = check("--scenario", file, "--baseline", baseline, capsys=capsys)
+    assert "changed since the baseline: gpu_memory_utilization: 0.9 -> 0.8" in out
 
 
 def test_a_file_without_the_section_is_told_so(tmp_path, capsys):
