@@ -62,6 +62,8 @@ def support_command(
     console.out.print(
         "C calibrated, M measured operations, r roofline, - can't be sharded so", highlight=False
     )
+    for line in _half_widths(rows):
+        console.out.print(line, soft_wrap=True, highlight=False)
     for reason in _reasons(rows):
         console.out.print(f"r: {reason}", soft_wrap=True, highlight=False)
 
@@ -81,6 +83,18 @@ def _table(engine: str, rows: list[Support]) -> Table:
         marks = {row.gpu: _MARKS[row.tier] for row in rows if row.model == model}
         table.add_row(model, *(marks[gpu] for gpu in gpus))
     return table
+
+
+def _half_widths(rows: Iterable[Support]) -> list[str]:
+    """How far the 90% interval of step times reaches to each side, by tier: the least and the most."""
+    lines = []
+    for tier, mark in _MARKS.items():
+        widths = [row.half_width_percent for row in rows if row.tier == tier and row.half_width_percent]
+        if widths:
+            least, most = f"{min(widths):.1f}", f"{max(widths):.1f}"
+            reach = least if least == most else f"{least} to {most}"
+            lines.append(f"{mark}: step times within {reach}% (90%)")
+    return lines
 
 
 def _reasons(rows: Iterable[Support]) -> list[str]:

@@ -4,7 +4,8 @@ A draw of a calibration consists of the coefficients of one bootstrap copy, a le
 for steps with prompts against pure decode steps, and noise on each step with prompts. The second level leaves
 the total of a load like the fitted ones unchanged. Both levels are quasi-random: few draws cover their
 distributions as evenly as many independent ones. Single decode steps get no noise, since a request's decode
-averages over hundreds of them. A draw of other step costs has a level alone.
+averages over hundreds of them. A draw of measured operations has a level, and a second one for the host of
+synchronous steps; a draw of the roofline has a level alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
+from pagecast.sim.costs.measured.spread import HOST_SD
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 
 CORRECTED_SD = 0.03  # sd of the level of corrected measured operations on another load, as assumed in the fit
@@ -122,12 +124,33 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
         return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
     if isinstance(costs, MeasuredCosts) and costs.corrections is not None:
         return ScaledCosts(_redrawn(costs, costs.corrections, index, seed), _level(CORRECTED_SD, index, seed))
-    sd = costs.spread_sd if isinstance(costs, MeasuredCosts) else UNFITTED_SD
-    return ScaledCosts(costs, _level(sd, index, seed))
+    if isinstance(costs, MeasuredCosts):
+        spread = costs.spread
+        on_host = costs if costs.pipeline_depth else costs.on_host(_host_level(index, seed))
+        return ScaledCosts(on_host, _level(spread.sd, index, seed, spread.freedom))
+    return ScaledCosts(costs, _level(UNFITTED_SD, index, seed))
 
 
-def _level(sd: float, index: int, seed: int) -> float:
-    return math.exp(sd * _heavy(_levels(index, seed)[0], math.inf))
+def half_width_percent(costs: StepCosts) -> float:
+    """Half the width of the 90% interval of step times, in percent: how far the draws' levels lie apart."""
+    if isinstance(costs, CalibratedCosts):
+        noise = costs.calibration.noise
+        sd, freedom = noise.total_sd, noise.freedom
+    elif isinstance(costs, MeasuredCosts):
+        sd, freedom = costs.spread.sd, costs.spread.freedom
+        if costs.corrections is not None:
+            sd, freedom = CORRECTED_SD, math.inf
+    else:
+        sd, freedom = UNFITTED_SD, math.inf
+    return 100 * math.sinh(sd * _heavy(0.95, freedom))
+
+
+def _level(sd: float, index: int, seed: int, freedom: float = math.inf) -> float:
+    return math.exp(sd * _heavy(_levels(index, seed)[0], freedom))
+
+
+def _host_level(index: int, seed: int) -> float:
+    return math.exp(HOST_SD * _heavy(_levels(index, seed)[1], math.inf))
 
 
 def _redrawn(costs: MeasuredCosts, corrections: Corrections, index: int, seed: int) -> MeasuredCosts:

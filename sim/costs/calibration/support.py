@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE, misfit
+from pagecast.sim.costs.calibration.draw import half_width_percent
 from pagecast.sim.costs.calibration.file import Calibration, shipped
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.measured.missing import NotMeasured
@@ -17,7 +19,10 @@ TIERS = (CALIBRATED, MEASURED, ROOFLINE, IMPOSSIBLE)
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """A set-up's tier, one of `TIERS`; `detail` names the calibration, the operations, or what is missing."""
+    """A set-up's tier, one of `TIERS`; `detail` names the calibration, the operations, or what is missing.
+
+    `half_width_percent` is half the width of the 90% interval of its step times; None where there are none.
+    """
 
     model: str
     gpu: str
@@ -25,13 +30,20 @@ class Support:
     tensor_parallel_size: int
     tier: str
     detail: str
+    half_width_percent: float | None = None
 
 
 def support(target: Target, calibrations: list[Calibration] | None = None) -> Support:
     """The tier of `target`; `calibrations` are the shipped ones, read here where they are not given."""
-    tier, detail = _tier(target, all_shipped() if calibrations is None else calibrations)
+    tier, detail, width = _tier(target, all_shipped() if calibrations is None else calibrations)
     return Support(
-        target.model.name, target.gpu.name, target.engine, target.tensor_parallel_size, tier, detail
+        target.model.name,
+        target.gpu.name,
+        target.engine,
+        target.tensor_parallel_size,
+        tier,
+        detail,
+        None if width is None else round(width, 1),
     )
 
 
@@ -40,16 +52,17 @@ def all_shipped() -> list[Calibration]:
     return [Calibration.load(path) for path in shipped().values()]
 
 
-def _tier(target: Target, calibrations: list[Calibration]) -> tuple[str, str]:
+def _tier(target: Target, calibrations: list[Calibration]) -> tuple[str, str, float | None]:
     try:
         target.model.check_tensor_parallel(target.tensor_parallel_size)
         for calibration in calibrations:
             if misfit(calibration, target) is None:
-                return CALIBRATED, calibration.name
+                return CALIBRATED, calibration.name, half_width_percent(CalibratedCosts(calibration))
         try:
-            table = target.measured().operations.table
+            costs = target.measured()
         except NotMeasured as missing:
-            return ROOFLINE, str(missing)
-        return MEASURED, f"{table.engine} {table.version}"
+            return ROOFLINE, str(missing), half_width_percent(target.roofline())
+        table = costs.operations.table
+        return MEASURED, f"{table.engine} {table.version}", half_width_percent(costs)
     except BadInput as error:
-        return IMPOSSIBLE, str(error)
+        return IMPOSSIBLE, str(error), None

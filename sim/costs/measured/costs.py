@@ -12,23 +12,21 @@ from pagecast.sim.costs.measured.lines import ContextPieces
 from pagecast.sim.costs.measured.operations import Operations
 from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.ragged import RaggedPieces
+from pagecast.sim.costs.measured.spread import spread_of
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 
 MEASURED = "measured"
-# Of the logarithm of step time, by the lane of the tables, from errors in TPOT. vLLM: root mean square of the
-# public set-ups in docs/measured-operations.md (Llama-2 70B and 7B, CodeLlama-34B, Mixtral; Llama-3.1-8B and
-# Qwen3-32B over PCIe). The others: 1.48 times the median size over every fourth row of AIConfigurator's
-# silicon_sample.csv that is simulated (252 of TensorRT-LLM, 100 of SGLang). None of these judges an interval;
-# recorded runs do (`tests/benchmarks/coverage.py --costs measured`).
-SPREAD_SD = {"vllm": 0.096, "trtllm": 0.235, "sglang": 0.290}
 # Of recorded and public runs below saturation that fitted nothing (docs/measured-operations.md), in percent:
 # the errors of mean TPOT, mean E2E and mean TTFT that vLLM's runs on NVLink GPUs stayed within.
 TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 25
 _FS = 1e15  # femtoseconds in a second
 _TABLE = 16384  # token counts whose time is looked up
 _MOST_CHUNKS = 1 << 16
+# Of decoding requests beside prompts in one kernel: the share of the shorter of reading their contexts and
+# computing their tiles that the longer does not hide. Fitted to the synchronous steps of `azure_conv`.
+_EXPOSED = 0.46
 # Mean contexts between which decode time is a line.
 _CONTEXTS = np.array([0, *(2**power - 1 for power in range(7, 18))], np.float64)
 
@@ -53,7 +51,7 @@ class MeasuredCosts:
     ) -> None:
         self.name = corrections.name if corrections else MEASURED
         self.corrections = corrections
-        self.spread_sd = SPREAD_SD[operations.table.engine]
+        self.spread = spread_of(operations.table.engine, operations.gpu, operations.tp)
         self.operations, self.pipeline_depth, self.host = operations, pipeline_depth, host
         self._misfits = misfits
         self._prompt = corrections.prompt if corrections else 1.0
@@ -69,6 +67,7 @@ class MeasuredCosts:
         # The host launches nothing while it prepares a step with prompts, and the head runs after all layers.
         self._launch_ns = round((host.launch_s(layers, sparse, gpus) + exposed * host.prompt_step) * 1e9)
         self._hot = host.hot
+        self._busy = 1.0 + (host.busy if pipeline_depth else 0.0)
         self._host_step_ns = round(host.step_s(gpus) * 1e9)
         self._host_request_ns = round(host.request * 1e9)
         self._row_times, self._head_times = operations.row_seconds(), operations.head_seconds()
@@ -93,10 +92,17 @@ class MeasuredCosts:
 
     def corrected(self, corrections: Corrections | None) -> MeasuredCosts:
         """The same with other corrections."""
+        return self._with(self.host, corrections)
+
+    def on_host(self, factor: float) -> MeasuredCosts:
+        """The same on a host that takes `factor` times as long for a synchronous step."""
+        return self._with(self.host.slower(factor), self.corrections)
+
+    def _with(self, host: HostTimes, corrections: Corrections | None) -> MeasuredCosts:
         return MeasuredCosts(
             self.operations,
             pipeline_depth=self.pipeline_depth,
-            host=self.host,
+            host=host,
             graph_sizes=tuple(self._sizes.tolist()),
             misfits=self._misfits,
             corrections=corrections,
@@ -116,16 +122,18 @@ class MeasuredCosts:
             if size + context > longest:
                 longest = size + context
         if n:
-            attention += self._decode_fs(n, ctx) + self._tile_fs * ctx
+            read, tiles = self._decode_fs(n, ctx), self._tile_fs * ctx
             for window, tile in self._window_tiles:
-                attention += tile * min(ctx, window * n)
+                tiles += tile * min(ctx, window * n)
+            attention += max(read, tiles) + round(_EXPOSED * min(read, tiles))
         else:
             attention += self._least_fs
         total = max(attention, self._span_fs * longest)
         rows = self._rows_fs(tokens)
         if after:
             rows += round(rows * self._hot * min(after / tokens, 1.0))
-        total += rows + self._heads_fs(n + len(prefill)) + self._prompt_step_fs
+        total += rows + self._heads_fs(n + len(prefill))
+        total = round(total * self._busy) + self._prompt_step_fs
         if tokens > self._sizes_end:
             total += self._ungraphed_fs
         if self.corrections is not None:

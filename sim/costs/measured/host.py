@@ -6,7 +6,7 @@ launches of a step without CUDA graphs: it ends no sooner than they do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,17 @@ class HostTimes:
     each GPU has a process of its own. `prompt_step`: more of a step with prompt chunks; `ungraphed_layer`:
     more of each layer where no CUDA graph has so many tokens. Launching such a layer kernel by kernel takes
     `launch_layer`, with routed experts `launch_experts` and with tensor parallelism `launch_sharded` more.
-    `arrival`, `arriving_token`: of an arriving request. `hot`: no host time, but in no table either: the
-    share by which the rows of a step with prompts take longer right after another such step, for as many
-    tokens as that had (a GPU at its power limit).
+    `arrival`, `arriving_token`: of an arriving request. No host time, but in no table either, are two shares:
+    `hot`, by which the rows of a step with prompts take longer right after another such step, for as many
+    tokens as that had (a GPU at its power limit); `busy`, by which all of a step with prompts takes longer
+    where steps are planned ahead and the GPU never rests.
 
     Sources, all of vLLM 0.24 on H200s: `step`, `request`, `prompt_step`, `ungraphed_layer` and `hot` are a
     robust fit to what the steps of one sweep of steady shapes took longer than their operations (Qwen3-8B,
     synchronous; `tests/benchmarks/measured_operations.py --host` repeats it). `workers` and `launch_sharded`
     follow from a sweep of Qwen3-32B on two GPUs, `launch_experts` from the warm-up run of Qwen3-30B-A3B,
-    `launch_layer` from `azure_conv_async`, arrivals from `azure_conv`.
+    `launch_layer` and `busy` from `azure_conv_async`, arrivals from `azure_conv`. Hosts differ: that of the
+    warm-up run took about 1.1 ms for a synchronous step and 24 us for each request.
     """
 
     step: float = 0.48e-3
@@ -39,10 +41,20 @@ class HostTimes:
     arrival: float = 0.20e-3
     arriving_token: float = 0.1e-6
     hot: float = 0.020
+    busy: float = 0.06
 
     def step_s(self, gpus: int) -> float:
         """Of a synchronous step on so many GPUs."""
         return self.step + (self.workers if gpus > 1 else 0.0)
+
+    def slower(self, factor: float) -> HostTimes:
+        """The same where a synchronous step takes the host `factor` times as long."""
+        return replace(
+            self,
+            step=self.step * factor,
+            request=self.request * factor,
+            prompt_step=self.prompt_step * factor,
+        )
 
     def launch_s(self, layers: int, sparse: int, gpus: int) -> float:
         """Launching a step kernel by kernel: `sparse` of its `layers` have routed experts."""
