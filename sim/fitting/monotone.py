@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
+
+_RIDGE = 1e-9  # of each column's own product, so that equal columns can be solved for
 
 
 def increments(matrix: Floats, knots: int) -> Floats:
@@ -23,9 +26,18 @@ def values(solution: Floats, knots: int) -> Floats:
 def nonnegative(matrix: Floats, target: Floats, knots: int) -> Floats:
     """Coefficients of least squares, none negative, the first `knots` of them in rising order.
 
-    By way of the QR factors, which have as many rows as there are coefficients.
+    By way of the Cholesky factor of the normal equations, which has as many rows as there are coefficients.
     """
-    q, r = np.linalg.qr(increments(matrix, knots))
-    norms = np.maximum(np.linalg.norm(r, axis=0), 1e-300)
-    solution, _ = nnls(r / norms, q.T @ target, maxiter=50 * r.shape[1])
-    return values(np.asarray(solution / norms, np.float64), knots)
+    rising = increments(matrix, knots)
+    return values(solved(rising.T @ rising, rising.T @ target), knots)
+
+
+def solved(products: Floats, targets: Floats) -> Floats:
+    """Non-negative solution of normal equations: `products` of the columns, and `targets` of each with the
+    target."""
+    norms = np.sqrt(np.maximum(np.diag(products), 1e-300))
+    scaled = products / norms / norms[:, None] + _RIDGE * np.eye(len(norms))
+    upper = cholesky(scaled)
+    reduced = solve_triangular(upper, targets / norms, trans="T")
+    solution, _ = nnls(upper, reduced, maxiter=50 * len(norms))
+    return np.asarray(solution / norms, np.float64)

@@ -2,9 +2,10 @@
 
 A term stays where the fit without it is worse on steps left out. Left out in turn are each recording, each
 load of a sweep, and each fifth of all recordings: the last, because a term may occur in one recording alone.
-Errors of windows of steps count by the time that they took: a replay's clock is their sum, and steps with
-prompts, though few, take most of it. Rows keep the weights of a fit of all terms, so each trial only solves
-the normal equations of its columns.
+Errors of windows of steps count by the time that they took, for a replay's clock is their sum. That is done
+twice: over all steps, and over each kind of step alike, for which kinds are many depends on the load. A term
+goes if neither error needs it; what resampled fits find uncertain goes afterwards (`build.py`). Rows keep the
+weights of a fit of all terms, so each trial only solves the normal equations of its columns.
 """
 
 from __future__ import annotations
@@ -14,17 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.fitting.design import Design
-from pagecast.sim.fitting.monotone import increments
-from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import nnls
+from pagecast.sim.fitting.monotone import increments, solved
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_WORSE = 0.01  # by which the error must grow without a term for it to be kept, as a share
 _PARTS = 5  # of each recording
 _WINDOW = 16  # steps of one kind whose time is forecast together
-_RIDGE = 1e-9  # of each column's own product, so that equal columns can be solved for
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,16 @@ class Weighted:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part left out: normal equations of all other rows, and sums over its own windows of steps."""
+    """A part left out: normal equations of all other rows, and sums over its own windows of steps.
+
+    `shares` are those of each window in its two errors, `weight` the part's share of its partition's.
+    """
 
     products: Floats
     targets: Floats
     sums: Floats
     measured: Floats
+    shares: Floats
     weight: float
 
 
@@ -56,15 +57,18 @@ def select(full: Design, rows: Weighted) -> tuple[str, ...]:
     parts = _parts(full, rows)
     names = list(full.names)
     fixed = {term.name for term in full.kernels.terms if term.needed}
-    best = _error(full, parts, names)
+    best = _errors(full, parts, names)
     while True:
         trials = [name for name in reversed(names) if name not in fixed]
-        errors = ((name, _error(full, parts, [other for other in names if other != name])) for name in trials)
-        victim, error = next((pair for pair in errors if pair[1] <= best * (1 + _WORSE)), (None, best))
+        errors = (
+            (name, _errors(full, parts, [other for other in names if other != name])) for name in trials
+        )
+        dispensable = (pair for pair in errors if np.all(pair[1] <= best))
+        victim, error = next(dispensable, (None, best))
         if victim is None:
             break
         names.remove(victim)
-        best = min(best, error)
+        best = np.minimum(best, error)
     return tuple(names)
 
 
@@ -78,16 +82,25 @@ def _parts(full: Design, rows: Weighted) -> list[_Part]:
             others, mine = matrix[~subset], np.flatnonzero(subset)
             order = mine[np.argsort(full.kind[mine], kind="stable")]
             starts = np.arange(0, len(order), _WINDOW)
+            taken = np.add.reduceat(measured[order], starts)
             left_out.append(
                 _Part(
                     others.T @ others,
                     others.T @ rows.target[~subset],
                     np.add.reduceat(plain[order], starts),
-                    np.add.reduceat(measured[order], starts),
+                    taken,
+                    np.stack([taken / taken.sum(), _shares(full.kind[order][starts], taken)]),
                     1 / len(parts),
                 )
             )
     return left_out
+
+
+def _shares(kinds: Ints, taken: Floats) -> Floats:
+    """By time within each kind of step, whose sums are equal; they sum to 1."""
+    _, numbers = np.unique(kinds, return_inverse=True)
+    of_kind = np.bincount(numbers, taken)
+    return np.asarray(taken / of_kind[numbers] / len(of_kind), np.float64)
 
 
 def _partitions(full: Design) -> list[list[npt.NDArray[np.bool_]]]:
@@ -103,25 +116,23 @@ def _partitions(full: Design) -> list[list[npt.NDArray[np.bool_]]]:
     return [*partitions, [block == number for number in range(_PARTS)]]
 
 
-def _error(full: Design, parts: list[_Part], names: list[str]) -> float:
-    """The error in the time of windows left out, as a share of it, summed over the partitions."""
+def _errors(full: Design, parts: list[_Part], names: list[str]) -> Floats:
+    """The errors in the time of windows left out, as a share of it, summed over the partitions.
+
+    Two: over all steps, and over each kind of step alike.
+    """
     first, terms = len(full.knots), len(full.names)
     columns = [
         *range(first),
         *(first + i for i, name in enumerate(full.names) if name in names),
         *range(first + terms, full.matrix.shape[1]),
     ]
-    errors = [part.weight * _error_of(part, np.array(columns)) for part in parts]
-    return float(sum(errors))
+    errors = [part.weight * _errors_of(part, np.array(columns)) for part in parts]
+    return np.asarray(np.sum(errors, axis=0), np.float64)
 
 
-def _error_of(part: _Part, columns: Ints) -> float:
-    products = part.products[np.ix_(columns, columns)]
-    norms = np.sqrt(np.maximum(np.diag(products), 1e-300))
-    scaled = products / norms / norms[:, None] + _RIDGE * np.eye(len(columns))
-    upper = cholesky(scaled)
-    target = solve_triangular(upper, part.targets[columns] / norms, trans="T")
-    solution, _ = nnls(upper, target, maxiter=50 * len(columns))
-    expected = part.sums[:, columns] @ (solution / norms)
+def _errors_of(part: _Part, columns: Ints) -> Floats:
+    solution = solved(part.products[np.ix_(columns, columns)], part.targets[columns])
+    expected = part.sums[:, columns] @ solution
     errors = np.abs(np.log(np.maximum(expected, 1.0) / np.maximum(part.measured, 1.0)))
-    return float(np.average(errors, weights=part.measured))
+    return np.asarray(part.shares @ errors, np.float64)

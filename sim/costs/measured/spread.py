@@ -7,7 +7,8 @@ fast. The others: 1.48 times the median size over every fourth row of AIConfigur
 is simulated (252 of TensorRT-LLM, 100 of SGLang). None of these judges an interval; recorded runs do
 (`tests/benchmarks/coverage.py --costs measured`).
 
-Synchronous scheduling adds the host's time to every step. Two hosts are known, one twice as slow as the other.
+Synchronous scheduling adds the host's time to every step. Two hosts are known, one twice as slow as the
+other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pagecast.sim.machine.gpus import Gpu
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpread:
-    """Standard deviation of the logarithm of step time, and the degrees of freedom behind it (Student's t)."""
+    """Standard deviation of the logarithm of step time, and its degrees of freedom (Student's t)."""
 
     sd: float
     freedom: float
@@ -27,11 +28,11 @@ class MeasuredSpread:
 
 HOST_SD = 0.49  # of the logarithm of the host's time: two hosts that are a factor of 2 apart
 _LANES = {
-    "vllm": MeasuredSpread(0.027, 5.0),
+    "vllm": MeasuredSpread(0.035, 5.0),
     "trtllm": MeasuredSpread(0.235, 252.0),
     "sglang": MeasuredSpread(0.290, 100.0),
 }
-_PCIE = MeasuredSpread(0.228, 5.0)
+_PCIE = MeasuredSpread(0.218, 5.0)
 
 
 def spread_of(engine: str, gpu: Gpu, gpus: int) -> MeasuredSpread:

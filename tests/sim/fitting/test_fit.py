@@ -114,14 +114,15 @@ def test_rare_pauses_bend_no_term_but_are_in_the_total():
     assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
 
 
-def test_terms_without_which_the_forecast_is_as_good_are_dropped():
-    table = step_table(made_run(2000, 7, noise=0.01), SHAPE)
+def test_terms_that_nothing_depends_on_are_dropped():
+    run = made_run(2000, 7, noise=0.01)
     # Nothing in these steps depends on their tokens after prompts, or on whether a graph holds them.
-    result = fit([table], SHAPE)
-    assert {"token_after_prompts", "ungraphed_step"} <= {*result.dropped}
-    assert {"request", "prompt_step", "kv_token", "prompt_tile"} == {*result.terms}
-    assert "arrival" in result.absent
-    assert result.predict(table, SHAPE).sum() == pytest.approx(table.ns.sum(), rel=0.003)
+    made = calibrate([CalibrationRun(run)], "made", replicates=16)
+    assert {"token_after_prompts", "ungraphed_step"} <= {*made.provenance["dropped_terms"]}
+    assert {"request", "prompt_step", "kv_token", "prompt_tile"} == {*made.terms_ns}
+    assert "arrival" in made.provenance["absent_terms"]
+    table = step_table(run, SHAPE)
+    assert Fit.of(made).predict(table, SHAPE).sum() == pytest.approx(table.ns.sum(), rel=0.003)
 
 
 def test_the_curve_never_falls():

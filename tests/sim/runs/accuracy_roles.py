@@ -13,8 +13,13 @@ OWN, MODELS = TESTS / "engine" / "recorded", TESTS / "sim" / "runs" / "recorded"
 FLEET = TESTS / "engine" / "recorded_fleet" / "h200x2-qwen3-8b-chat-least-loaded"
 PUBLIC = Path("groundtruth") / "vllm-0.24.0-h200-qwen3-8b"  # below the shared folder
 
-# Sweeps of our engine on the GPUs A and B were fitted as well; they are not in the repository.
+# Archives: `tests/engine/sweeps/unpack.py`. H and I are two GPUs of which no other run is known.
+SWEEPS = TESTS / "engine" / "sweeps"
 FIT = (
+    SWEEPS / "h200h-qwen3-8b.tar.xz",
+    SWEEPS / "h200i-qwen3-8b.tar.xz",
+    SWEEPS / "h200h-qwen3-0.6b.tar.xz",
+    SWEEPS / "h200i-qwen3-0.6b.tar.xz",
     PUBLIC / "sweep",
     PUBLIC / "azure_conv_repeat2",
     PUBLIC / "azure_conv_async",

@@ -1,0 +1,46 @@
+"""Shipped calibrations: every coefficient certain, and those of our engine fitted again from their sweeps."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pagecast.sim.costs.calibration.file import load, shipped
+from pagecast.sim.fitting.build import MOST_SPREAD, CalibrationRun, calibrate
+from pagecast.sim.runs.recorded import RecordedRun
+
+SWEEPS = Path(__file__).parents[2] / "engine" / "sweeps"
+spec = importlib.util.spec_from_file_location("unpack_sweeps", SWEEPS / "unpack.py")
+unpack_sweeps = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(unpack_sweeps)
+OWN = ("qwen3-8b", "qwen3-0.6b")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_coefficient_is_certain_and_no_curve_falls(name):
+    calibration = load(name)
+    copies = np.array(calibration.replicates)
+    spread = copies.std(axis=0) / np.maximum(copies.mean(axis=0), 1e-12)
+    assert len(copies) >= 32 and spread.max() < MOST_SPREAD
+    assert np.all(np.diff(calibration.curve_ns) >= 0)
+
+
+@pytest.mark.parametrize("model", OWN)
+def test_the_sweeps_in_the_repository_are_those_that_were_fitted(model, tmp_path):
+    runs = load(f"pagecast-h200-{model}").provenance["runs"]
+    for name in ("h200h", "h200i"):
+        folder = unpack_sweeps.unpack(f"{name}-{model}", tmp_path)
+        first = RecordedRun.load(sorted(folder.iterdir())[0])
+        mine = [run for run in runs if run["gpu_id"] == first.meta["gpu_id"]]
+        assert [run["asynchronous"] for run in mine] == [False, True]
+        assert first.meta["model_name"].lower().endswith(model) and len(list(folder.iterdir())) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", OWN)
+def test_the_same_sweeps_give_the_shipped_coefficients_again(model, tmp_path):
+    folders = [unpack_sweeps.unpack(f"{name}-{model}", tmp_path) for name in ("h200h", "h200i")]
+    sources = [source for folder in folders for source in CalibrationRun.all(str(folder))]
+    made, kept = calibrate(sources, "again"), load(f"pagecast-h200-{model}")
+    assert made.terms_ns == pytest.approx(kept.terms_ns, rel=1e-3)
+    assert made.curve_ns == pytest.approx(kept.curve_ns, rel=1e-3)
