@@ -4,6 +4,7 @@
     host_blocks.py    what is in host memory, what is pinned by a transfer, what gives way
     host_eviction.py  the order in which it gives way: LRU and ARC
     content.py        names of offloaded blocks
+    progress.py       how far each request is stored and loaded
 
     tiered_offloading.py, tiered_blocks.py, disk.py    the same with a disk behind the host
 

@@ -25,39 +25,7 @@ from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.tiers.content import ContentNames
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup, offloaded_groups
-
-
-class TransferJob:
-    """A transfer under way. `names`: the offloaded blocks it moves; `blocks`: those of the device."""
-
-    __slots__ = ("blocks", "is_store", "names", "number", "request", "windowed")
-
-    def __init__(self, number: int, request: Request, names: list[int], blocks: list[int], *, is_store: bool):
-        self.number = number
-        self.request = request
-        self.names = names
-        self.blocks = blocks
-        self.is_store = is_store
-        self.windowed: list[int] = []  # those of `blocks` that may leave a window before the job is done
-
-
-class Progress:
-    """How far a request is offloaded, for each group.
-
-    `names`: of its blocks, as far as they are known. `stored`: offloaded blocks, from the start, that need no
-    storing any more. `tables`: its device blocks as the connector knows them, where groups have windows.
-    `hits`: offloaded blocks found when it was last asked for. `jobs`: its transfers under way.
-    """
-
-    __slots__ = ("hits", "jobs", "local", "names", "stored", "tables")
-
-    def __init__(self, groups: int) -> None:
-        self.names: list[list[int]] = [[] for _ in range(groups)]
-        self.stored = [0] * groups
-        self.hits = [0] * groups
-        self.tables: list[list[int]] = [[] for _ in range(groups)]
-        self.local = 0
-        self.jobs: list[int] = []
+from pagecast.sim.core.tiers.progress import Progress, TransferJob
 
 
 class Offloading:

@@ -13,7 +13,8 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.tiers.disk import Disk
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
-from pagecast.sim.core.tiers.offloading import Offloading, TransferJob
+from pagecast.sim.core.tiers.offloading import Offloading
+from pagecast.sim.core.tiers.progress import TransferJob
 from pagecast.sim.core.tiers.tiered_blocks import TieredBlocks
 
 
