@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagecast.planner_app.server.generation import Generation
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
+from pagecast.sim.core.tiers.offloading import Offloading
+from pagecast.sim.runs.transfers import LOAD, STORE, RecordedTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,10 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class HostTierUse:
-    """What KV offloading has moved so far, and how full the host tier is (`usage`: 0 to 1)."""
+    """What KV offloading has moved so far, and how full the host tier is (`usage`: 0 to 1).
+
+    The sizes are numbers of transfers by their bytes.
+    """
 
     load_bytes: int
     load_s: float
@@ -30,6 +36,38 @@ class HostTierUse:
     store_s: float
     usage: float
     skipped_stores: int
+    load_sizes: dict[int, int] = field(default_factory=dict)
+    store_sizes: dict[int, int] = field(default_factory=dict)
+
+
+class TransferCount:
+    """Counts transfers between the device and its host tier that have ended."""
+
+    def __init__(self) -> None:
+        self._ns = {LOAD: 0, STORE: 0}
+        self._sizes: dict[str, dict[int, int]] = {LOAD: {}, STORE: {}}
+
+    def count(self, transfers: Iterable[RecordedTransfer]) -> None:
+        """Counts those that have ended; the host's own, to a disk, are none of them."""
+        for transfer in transfers:
+            sizes = self._sizes.get(transfer.kind)
+            if sizes is not None:
+                self._ns[transfer.kind] += transfer.end_ns - transfer.start_ns
+                sizes[transfer.bytes] = sizes.get(transfer.bytes, 0) + 1
+
+    def use(self, offloading: Offloading) -> HostTierUse:
+        """All of it so far, and how full the tier is."""
+        loads, stores = self._sizes[LOAD], self._sizes[STORE]
+        return HostTierUse(
+            sum(size * times for size, times in loads.items()),
+            self._ns[LOAD] / 1e9,
+            sum(size * times for size, times in stores.items()),
+            self._ns[STORE] / 1e9,
+            offloading.host.used / offloading.host.room,
+            offloading.host.refused_stores,
+            dict(loads),
+            dict(stores),
+        )
 
 
 @dataclass(slots=True)

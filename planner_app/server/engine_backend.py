@@ -279,7 +279,7 @@ class EngineBackend(asyncio.Protocol):
         return [], []
 
     def host_tier(self) -> HostTierUse | None:
-        """See `GenerationBackend`: the engine's is in its recordings."""
+        """See `GenerationBackend`."""
         return self._host_tier
 
     def speculation(self) -> SpeculationUse | None:

@@ -15,7 +15,7 @@ from pagecast.engine.host_tier import HostTransfer
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.sampling import SEEDS
 from pagecast.engine.sequence import Sequence
-from pagecast.planner_app.server.backend import ReplicaLoad, SpeculationUse
+from pagecast.planner_app.server.backend import ReplicaLoad, SpeculationUse, TransferCount
 from pagecast.planner_app.server.engine_mail import (
     Cancellation,
     Draining,
@@ -56,6 +56,7 @@ class EngineWork:
         self._kept: dict[int, Generation] = {}  # live ones, where somebody keeps the history
         config = engine.options.speculation
         self._speculation = None if config is None else SpeculationUse.of(config.num_speculative_tokens)
+        self._transfers = TransferCount()
         self._taken = 0
         self._last: tuple[int, ReplicaLoad] | None = None
         self._clear()
@@ -196,6 +197,7 @@ class EngineWork:
         for ending in self._ended:
             self._unheard.discard(ending.number)
             self._kept.pop(ending.number, None)
+        offloading = self.engine.loop.scheduler.offloading
         news = StepNews(
             self._taken,
             self._computed,
@@ -207,7 +209,7 @@ class EngineWork:
             load,
             self.engine.loop.scheduler.preemptions,
             self._speculation,
-            None,
+            None if offloading is None else self._transfers.use(offloading),
         )
         self._mailbox.send(news)
         self._clear()
@@ -242,4 +244,6 @@ class EngineWork:
 
     def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
         """See `engine.loop.Log`."""
-        self.history.note_transferred([one.recorded(now_ns) for one in transfers], now_ns)
+        recorded = [one.recorded(now_ns) for one in transfers]
+        self._transfers.count(recorded)
+        self.history.note_transferred(recorded, now_ns)

@@ -29,6 +29,7 @@ _REQUEST_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_TRANSFER_BYTES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 _CHOICES = (1, 2, 5, 10, 20)
 _LATE_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -278,6 +279,12 @@ class ServerMetrics(Collector):
         }
         for name, (about, value) in counters.items():
             yield self._counter(name, about, value)
+        for direction, sizes in (("load", tier.load_sizes), ("store", tier.store_sizes)):
+            about = f"Size of a KV offload {direction} operation, in bytes."
+            histogram = Histogram(f"vllm:kv_offload_{direction}_size", about, _TRANSFER_BYTES)
+            for size, times in sizes.items():
+                histogram.observe(size, times)
+            yield histogram.family(self._labels)
         yield self._gauge("kv_offload_cpu_cache_usage_perc", "Usage of the host tier, 0 to 1.", tier.usage)
 
     def _speculation(self) -> Iterable[Metric]:

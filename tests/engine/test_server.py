@@ -126,6 +126,10 @@ def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
         assert metrics["vllm:spec_decode_num_accepted_tokens_total"] == accepted
         places = [s.value for f in families(one) for s in f.samples if "position" in s.labels]
         assert len(places) == 3 and sum(places) == accepted
+        moved = [transfer for transfer in run.transfers if transfer.kind == "store"]
+        assert metrics["vllm:kv_offload_store_bytes_total"] == sum(transfer.bytes for transfer in moved)
+        assert metrics["vllm:kv_offload_store_size_count"] == len(moved)
+        assert 0 < metrics["vllm:kv_offload_cpu_cache_usage_perc"] <= 1
         assert {"load", "store"} <= {transfer.kind for transfer in run.transfers}
         assert "1" in " ".join(run.inputs["accepted_drafts"])
 

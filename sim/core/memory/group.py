@@ -268,7 +268,8 @@ class FullGroup:
         last = position + len(blocks)
         used = 0
         while position < last:
-            segment = holding.segment
+            # With token ids each block is a segment, and may be placed before its key is known.
+            segment = position if keys.explicit else holding.segment
             has_key = segment < len(keys.ends)
             end = position + 1 if keys.explicit else min(keys.ends[segment], last)
             key = keys.digests[segment] + mark if has_key else None
