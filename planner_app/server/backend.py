@@ -109,9 +109,14 @@ class SpeculationUse:
 class Observer(Protocol):
     """Observer of a replica: called for each event, in the order in which they happen."""
 
-    def step(self, tokens: int, gaps_ns: dict[int, int], first: list[Generation], late_ns: int) -> None:
-        """A step of `tokens` tokens ended. `gaps_ns`: how many requests got a token so long after their last;
-        `first` got their first. `late_ns`: how much later than it ended this was handled."""
+    def step(
+        self, tokens: int, generated: int, gaps_ns: dict[int, int], first: list[Generation], late_ns: int
+    ) -> None:
+        """A step of `tokens` tokens ended, in which `generated` came out.
+
+        `gaps_ns`: how many requests got tokens so long after their last; `first` got their first. `late_ns`:
+        how much later than it ended this was handled.
+        """
 
     def ended(self, generation: Generation) -> None:
         """A generation has ended, whichever way."""

@@ -204,6 +204,7 @@ class EngineBackend(asyncio.Protocol):
                 generation.external_tokens = start.external_tokens
         gaps: dict[int, int] = {}
         first: list[Generation] = []
+        generated = 0
         for number, token in zip(news.numbers, news.tokens, strict=True):
             generation = live.get(number)
             if generation is None:
@@ -215,6 +216,7 @@ class EngineBackend(asyncio.Protocol):
                 gap = end_ns - generation.last_ns
                 if gap:  # several tokens of one step are one output
                     gaps[gap] = gaps.get(gap, 0) + 1
+            generated += 1
             generation.tokens.append(token)
             generation.count += 1
             generation.last_ns = end_ns
@@ -227,7 +229,7 @@ class EngineBackend(asyncio.Protocol):
             if generation is not None:
                 self._end_as(generation, end)
         if self.observer is not None and news.computed:
-            self.observer.step(news.computed, gaps, first, self.now() - end_ns)
+            self.observer.step(news.computed, generated, gaps, first, self.now() - end_ns)
 
     def _stop_at_text(self, generation: Generation) -> None:
         text = self._texts[generation.number]

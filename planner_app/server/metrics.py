@@ -142,15 +142,16 @@ class ServerMetrics(Collector):
 
     # ---- what happens
 
-    def step(self, tokens: int, gaps_ns: dict[int, int], first: list[Generation], late_ns: int) -> None:
+    def step(
+        self, tokens: int, generated: int, gaps_ns: dict[int, int], first: list[Generation], late_ns: int
+    ) -> None:
         """See `Observer`."""
         self.steps += 1
         self.step_tokens.observe(tokens)
         self.late.observe(max(late_ns, 0) * _NS)
-        self.output_tokens += len(first)
+        self.output_tokens += generated
         for gap, times in gaps_ns.items():
             self.gap.observe(gap * _NS, times)
-            self.output_tokens += times
         for generation in first:
             self.first_token.observe((generation.first_ns - generation.arrival_ns) * _NS)
             prompt = len(generation.prompt)

@@ -326,6 +326,8 @@ class SimulatedBackend:
             transfers.store.busy_ns / 1e9,
             offloading.host.used / offloading.host.room,
             offloading.host.refused_stores,
+            transfers.load.sizes,
+            transfers.store.sizes,
         )
 
     def speculation(self) -> SpeculationUse | None:
@@ -390,6 +392,7 @@ class SimulatedBackend:
         live = self._live
         gaps: dict[int, int] = {}
         first: list[Generation] = []
+        generated = 0
         accepted = self._count_guesses(plan)
         for request in plan.decodes:
             generation = live.get(request.index)
@@ -397,6 +400,7 @@ class SimulatedBackend:
                 continue
             gap = end_ns - generation.last_ns
             gaps[gap] = gaps.get(gap, 0) + 1
+            generated += 1
             generation.count += 1
             generation.last_ns = end_ns
             bell = generation.bell
@@ -419,7 +423,9 @@ class SimulatedBackend:
                 gap = end_ns - generation.last_ns
                 gaps[gap] = gaps.get(gap, 0) + 1
             tokens = 1 + accepted.get(chunk.request.id, 0)
-            generation.count = min(generation.count + tokens, len(generation.tokens))
+            tokens = min(tokens, len(generation.tokens) - generation.count)
+            generated += tokens
+            generation.count += tokens
             generation.last_ns = end_ns
             generation.bell.ring()
         self.history.note_committed(plan, end_ns)
@@ -428,7 +434,7 @@ class SimulatedBackend:
             for computed, _ in plan.prefill:
                 tokens += computed
             late = int((self.clock.now() - end_ns) / self.clock.scale)
-            self.observer.step(tokens, gaps, first, late)
+            self.observer.step(tokens, generated, gaps, first, late)
 
     def _count_guesses(self, plan: StepPlan) -> dict[str, int]:
         """Takes note of the guesses of a step; returns how many of each request were right."""

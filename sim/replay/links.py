@@ -23,6 +23,7 @@ class Link:
         self.busy_ns = 0
         self.bytes = 0
         self.transfers = 0
+        self.sizes: dict[int, int] = {}  # transfers by their bytes
         self.waited_ns = 0
         self._seed = seed
 
@@ -38,6 +39,7 @@ class Link:
         self.waited_ns += begin - now
         self.bytes += size
         self.transfers += 1
+        self.sizes[size] = self.sizes.get(size, 0) + 1
         return self.free_ns, bool(spec.failing) and self._draw(number, "failing") < spec.failing
 
     def figures(self, name: str, makespan_s: float) -> dict[str, float]:

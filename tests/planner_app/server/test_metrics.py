@@ -112,4 +112,26 @@ def test_a_host_tier_has_its_metrics_and_its_hits(serve: Any) -> None:
     hits = value(families, "vllm:external_prefix_cache_hits_total")
     assert 0 < hits < value(families, "vllm:external_prefix_cache_queries_total")
     assert value(families, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == hits
-    assert "vllm:kv_offload_load_bytes" not in scraped(serve())
+    for direction in ("load", "store"):
+        size = f"vllm:kv_offload_{direction}_size"
+        assert families[size].type == "histogram" and value(families, f"{size}_count") > 0
+        assert value(families, f"{size}_sum") == value(families, f"vllm:kv_offload_{direction}_bytes_total")
+        assert value(families, f"vllm:kv_offload_{direction}_time_total") > 0
+    assert "vllm:kv_offload_stores_skipped" in families
+    assert not any("kv_offload" in name or "spec_decode" in name for name in scraped(serve()))
+
+
+def test_speculation_has_its_metrics(serve: Any) -> None:
+    one = serve({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.6}})
+    with one.client() as http:
+        body = {"prompt": "some words", "max_tokens": 200}
+        assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 200
+    families = scraped(one)
+    assert value(families, "vllm:generation_tokens_total") == 200
+    drafts = value(families, "vllm:spec_decode_num_drafts_total")
+    accepted = value(families, "vllm:spec_decode_num_accepted_tokens_total")
+    assert 0 < accepted <= value(families, "vllm:spec_decode_num_draft_tokens_total") <= 3 * drafts
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    places = [value(families, name, position=str(place)) for place in range(3)]
+    assert sum(places) == accepted and places[0] >= places[1] >= places[2]
+    assert value(families, "vllm:inter_token_latency_seconds_count") < 199
