@@ -231,11 +231,11 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def make_model(folder: Path) -> None:
-    """Puts a random Qwen3 beside a tokenizer, of a size whose steps take tens of milliseconds on one core."""
+    """Puts a small random Qwen3 beside a tokenizer."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    fields = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "head_dim": 64}
-    fields |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096}
+    fields = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "head_dim": 64}
+    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
     vocabulary = len(AutoTokenizer.from_pretrained(folder))
     Qwen3ForCausalLM(Qwen3Config(**fields, vocab_size=vocabulary, eos_token_id=None)).save_pretrained(folder)
 
@@ -270,7 +270,8 @@ def compare(name: str, given: argparse.Namespace, tokenizer: Path) -> tuple[str,
         folder = Path(made)
         if given.engine:
             model, scale = str(tokenizer), 1.0
-            options = ["--device", "cpu", "--dtype", "float32", "--num-gpu-blocks", "2000", "--model", model]
+            options = ["--device", "cpu", "--dtype", "float32", "--num-gpu-blocks", "1000", "--model", model]
+            options += ["--max-num-seqs", "8", "--max-model-len", "2500", "--max-num-batched-tokens", "512"]
         else:
             model, scale = MODEL, given.time_scale
             options = ["--simulate", "--model", MODEL, "--gpu", "H200", "--time-scale", str(scale)]

@@ -108,6 +108,10 @@ def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
             return await asyncio.gather(*[ask(http, number) for number in range(40)])
 
     assert set(asyncio.run(flood())) == {200}
+    again = ("first text " * 8, "other words " * 18, "third thing " * 18, "first text " * 8) if more else ()
+    with one.client() as http:
+        for prompt in again:  # the first is evicted from the device by the others, and loaded from the host
+            http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 4})
     until = time.monotonic() + 10
     while one.replica.backend.load().running and time.monotonic() < until:
         time.sleep(0.01)
@@ -116,7 +120,7 @@ def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
     run = RecordedRun.load(tmp_path / "run")
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
-    assert report.requests == 40
+    assert report.requests == 40 + len(again)
     assert run.requests["cancelled_s"].notna().sum() >= 5
     if more:
         metrics = {s.name: s.value for f in families(one) for s in f.samples if "position" not in s.labels}
