@@ -47,6 +47,7 @@ class BlockKeys:
 
     __slots__ = (
         "_chain",
+        "_ids",
         "_origin",
         "_tail",
         "block_size",
@@ -70,6 +71,7 @@ class BlockKeys:
         self.public_blocks = 0  # its first blocks that lie in a namespace shared by all
         self._chain = chain
         self._tail = b""
+        self._ids = bytearray()  # token ids, eight bytes each
         self._origin: _Origin | None = None
 
     @classmethod
@@ -171,13 +173,16 @@ class BlockKeys:
             head = keys.public_blocks * block_size
             keys.extend(ids[:head])
             keys._chain = _digest(keys._chain + scope.digest)
+            keys.scope = scope.digest
             ids = ids[head:]
         keys.extend(ids)
         return keys
 
     def extend(self, ids: npt.NDArray[np.int64] | Sequence[int]) -> None:
         """Appends token ids; each block they complete gets its key. O(ids)."""
-        data = self._tail + np.asarray(ids, dtype="<i8").tobytes()
+        added = np.asarray(ids, dtype="<i8").tobytes()
+        self._ids += added
+        data = self._tail + added
         size = 8 * self.block_size
         full = len(data) - len(data) % size
         chain = self._chain
@@ -216,7 +221,12 @@ class BlockKeys:
 
 
 def common_tokens(one: BlockKeys, other: BlockKeys, start: int, most: int) -> int:
-    """How many tokens two sequences given as spans share from token `start` on, `most` at most."""
+    """How many tokens two sequences share from token `start` on, `most` at most.
+
+    Both are given as spans, or both as token ids, of which those count that are known.
+    """
+    if one.explicit or other.explicit:
+        return _common_ids(one, other, start, most) if one.explicit and other.explicit else 0
     total = 0
     first, second = _texts(one, start), _texts(other, start)
     a, b = next(first), next(second)
@@ -228,6 +238,14 @@ def common_tokens(one: BlockKeys, other: BlockKeys, start: int, most: int) -> in
         a = (a[0], a[1] + length, a[2] - length) if a[2] > length else next(first)
         b = (b[0], b[1] + length, b[2] - length) if b[2] > length else next(second)
     return min(total, most)
+
+
+def _common_ids(one: BlockKeys, other: BlockKeys, start: int, most: int) -> int:
+    first = np.frombuffer(bytes(one._ids[8 * start : 8 * (start + most)]), "<i8")
+    second = np.frombuffer(bytes(other._ids[8 * start : 8 * (start + most)]), "<i8")
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(first[:length] != second[:length])
+    return int(differ[0]) if len(differ) else length
 
 
 def _texts(keys: BlockKeys, start: int) -> Iterator[tuple[int, int, int]]:

@@ -29,7 +29,7 @@ class PartialReuse:
 
     def find(self, keys: BlockKeys, hit: GroupHit, known_tokens: int) -> HeadStart:
         """The best block to go on in; at least one known token is left to compute."""
-        if not hit.pieces or keys.explicit:
+        if not hit.pieces:
             return NO_START
         start = hit.blocks * self._block_size
         most = min(known_tokens - 1 - start, self._block_size - 1)

@@ -107,14 +107,43 @@ def test_texts_are_compared_across_spans_and_into_the_output() -> None:
     assert common_tokens(one, same, 8, 99) == 19
 
 
+def ids_of(spans: list[tuple[int, int, int]]) -> list[int]:
+    return [content * 1000 + offset + i for content, offset, length in spans for i in range(length)]
+
+
+def id_request(id: str, spans: list[tuple[int, int, int]]) -> Request:
+    ids = ids_of(spans)
+    return Request(id, BlockKeys.of_ids(SIZE, [*ids, 9_000_000 + ord(id[0])]), len(ids), 1)
+
+
+def test_token_ids_match_partly_too() -> None:
+    s = scheduler("copy")
+    assert run(s, id_request("a", ONE), id_request("b", FORKED)) == [(0, 0), (29, 5)]
+    assert run(s, id_request("c", [(1, 0, 30), (4, 0, 10)]), id_request("d", [(7, 0, 40)])) == [
+        (30, 6),
+        (0, 0),
+    ]
+    assert kinds(s) == ["copied partial=5", "copied partial=6"]
+    assert run(scheduler("take"), id_request("a", ONE[:1]), id_request("b", [(1, 0, 36), (2, 0, 9)]))[1] == (
+        36,
+        4,
+    )
+    assert common_tokens(id_request("a", ONE).keys, request("b", ONE).keys, 0, 8) == 0, "ids beside spans"
+
+
+@pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("public", [False, True])
-def test_tenants_never_share_a_part_of_a_block(public: bool) -> None:
+def test_tenants_never_share_a_part_of_a_block(public: bool, ids: bool) -> None:
     """Not even behind a public prefix that both found."""
     s = scheduler("copy")
     head = Public(24, Scope(salt="public")) if public else None
     hits = []
     for id, tenant in (("a", "a"), ("bb", "b"), ("ccc", "a")):
-        keys = BlockKeys.of_spans(SIZE, FORKED, (70 + len(id), 0), Scope(salt=tenant), public=head)
+        scope = Scope(salt=tenant)
+        if ids:
+            keys = BlockKeys.of_ids(SIZE, [*ids_of(FORKED), 9_000_000 + len(id)], scope, public=head)
+        else:
+            keys = BlockKeys.of_spans(SIZE, FORKED, (70 + len(id), 0), scope, public=head)
         hits += run(s, Request(id, keys, 40, 1))
     assert hits == [(0, 0), (24 if public else 0, 0), (39, 7)]
 
@@ -124,9 +153,10 @@ def test_tenants_never_share_a_part_of_a_block(public: bool) -> None:
     data=st.binary(min_size=300, max_size=900),
     mode=st.sampled_from(["copy", "take"]),
     eviction=st.sampled_from(EVICTIONS),
+    ids=st.booleans(),
 )
-def test_partial_reuse_loses_no_block(data: bytes, mode: str, eviction: str) -> None:
-    life = Life(endless(data), policy=CachePolicy(eviction), more={"partial_reuse": mode}, log=True)
+def test_partial_reuse_loses_no_block(data: bytes, mode: str, eviction: str, ids: bool) -> None:
+    life = Life(endless(data), policy=CachePolicy(eviction), more={"partial_reuse": mode}, log=True, ids=ids)
     while life.operations < len(data) // 4:
         life.operate()
         if life.operations % 10 == 0:
