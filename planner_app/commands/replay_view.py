@@ -7,7 +7,7 @@ from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.wording.note_sentences import sentence
-from pagecast.planner_app.wording.quantities import counted
+from pagecast.planner_app.wording.quantities import counted, told_apart
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS, telling
 from pagecast.sim.replay.replicates import Spread
@@ -80,6 +80,8 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         f"{s['token_hit_rate']:.1%} of eligible prompt tokens reused, "
         f"{console.seconds(s['prefill_avoided_s'])} of prefill avoided",
     )
+    if sources := told_apart(s["prompt_tokens_by_source"]):
+        table.add_row("prompt tokens", sources)
     table.add_row(
         "KV cache",
         f"{s['num_gpu_blocks']:,} blocks, {s['peak_kv_usage']:.1%} in use at peak, "

@@ -8,7 +8,7 @@ from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.fleet_charts import replicas_over_time, requests_per_replica
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.wording.note_sentences import sentences
-from pagecast.planner_app.wording.quantities import counted, seconds
+from pagecast.planner_app.wording.quantities import counted, seconds, told_apart
 from pagecast.sim.fleet.simulation import FleetResult
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
@@ -75,7 +75,8 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
         SummaryCard(
             "Prefix hits",
             f"{s['token_hit_rate']:.1%}",
-            f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided",
+            f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided"
+            + (f"; {sources}" if (sources := told_apart(s["prompt_tokens_by_source"])) else ""),
         ),
         SummaryCard("KV cache at peak", f"{s['peak_kv_usage']:.1%}", f"of {s['num_gpu_blocks']:,} blocks"),
         SummaryCard(

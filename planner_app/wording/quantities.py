@@ -32,3 +32,12 @@ def size(value: float) -> str:
             return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def told_apart(sources: dict[str, int]) -> str:
+    """Hits by kind, and misses; empty where all hits are of whole blocks on the device."""
+    if not any(sources[kind] for kind in ("partial", "host", "disk")):
+        return ""
+    kinds = ("exact", "partial", "host", "disk")
+    hits = ", ".join(f"{sources[kind]:,} {kind}" for kind in kinds if sources[kind])
+    return f"{hits} hits, {sources['missed']:,} missed"

@@ -54,6 +54,8 @@ def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float)
     for summary in summaries:
         for reason, count in summary["rejected_reasons"].items():
             reasons[reason] = reasons.get(reason, 0) + count
+    sources = [summary["prompt_tokens_by_source"] for summary in summaries]
+    total["prompt_tokens_by_source"] = {kind: sum(each[kind] for each in sources) for kind in sources[0]}
     cached, uncached = cached_and_uncached(table)
     completed = [summary["completed"] for summary in summaries]
     sizes = [summary["bytes_per_sequence"] for summary in summaries]

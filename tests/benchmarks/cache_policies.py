@@ -12,17 +12,25 @@ seconds.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import Spans, Trace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from replay import rows as bench_rows
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 MOONCAKE = SHARED / "traces/mooncake_conversation_trace.jsonl.zst"
@@ -80,12 +88,18 @@ def tables() -> dict[str, dict[str, Fields]]:
         "newest, swap at 25 GB/s": LONG_OUTPUTS | SWAP,
         "newest, swap at 1 GB/s": LONG_OUTPUTS | SWAP | {"swap_gb_per_s": 1.0},
     }
-    for size in (16, 256):
+    for size in (16, 384):
         base = {"num_gpu_blocks": 1_600_000 // size, "block_size": size}
         modes = ("off", "copy", "take")
         made[f"partial reuse, blocks of {size} tokens"] = {
             mode: base | {"partial_reuse": mode} for mode in modes
         }
+    made["cancellation"] = {
+        "everybody waits": BUSY,
+        "clients leave after 20 s": BUSY | {"patience_s": 20.0},
+        "they leave, and ask again 5 s later": BUSY | {"patience_s": 20.0, "again_s": 5.0},
+        "clients leave after 120 s": BUSY | {"patience_s": 120.0},
+    }
     made["tenants"] = {
         "no shares": BUSY,
         "equal weights": BUSY | {"tenants": "*:weight=1"},
@@ -104,14 +118,35 @@ def tables() -> dict[str, dict[str, Fields]]:
     return made
 
 
+def with_retries(trace: Trace, gap_s: float) -> Trace:
+    """The trace with a retry of each request; the client of a retry waits for ever."""
+    first, count = trace.requests, len(trace)
+    again = first.assign(
+        arrival_s=np.nan, after=np.arange(count), gap_s=gap_s, retry=1, cancel_after_s=np.nan
+    )
+    table = pd.concat([first.assign(after=-1, gap_s=0.0, retry=0), again], ignore_index=True)
+    spans = trace.spans
+    assert spans is not None
+    starts = np.concatenate([spans.start[:-1], spans.start + len(spans.offset)])
+    content, offset, length = (np.tile(part, 2) for part in (spans.content, spans.offset, spans.length))
+    twice = Spans(starts, content, offset, length)
+    return replace(trace, requests=table, spans=twice)
+
+
 def run(trace: Trace, fields: dict[str, Any]) -> dict[str, Any]:
-    """One replay's summary. `load` and `outputs` change the trace."""
+    """One replay's summary. `load`, `outputs`, `patience_s` and `again_s` change the trace."""
     fields = dict(fields)
     work = scale(trace, fields.pop("load", 0.2))
     longer = fields.pop("outputs", 1)
     if longer > 1:
         columns = {"output_tokens": work.integers("output_tokens") * longer}
         work = replace(work, requests=work.requests.assign(**columns))
+    patience = fields.pop("patience_s", None)
+    again = fields.pop("again_s", None)
+    if patience is not None:
+        work = replace(work, requests=work.requests.assign(cancel_after_s=patience))
+    if again is not None:
+        work = with_retries(work, again)
     return replay(work, Scenario(costs="roofline", **fields), keep_steps=False).summary
 
 
@@ -121,6 +156,8 @@ def line(name: str, s: dict[str, Any]) -> str:
     shares = " / ".join(f"{tenants[t]['ttft_p99_s']:.2f}" for t in ("a", "b"))
     sources = s["prompt_tokens_by_source"]
     more = []
+    if s["cancelled"]:
+        more.append(f"{s['cancelled']:,} cancelled")
     if s["rejected"]:
         more.append(f"{s['rejected']:,} rejected")
     if "isolation" in s:
@@ -147,7 +184,7 @@ HEAD = (
 
 
 def speed(trace: Trace) -> None:
-    """CPU time of a replay with rules on, over that without, the best of three."""
+    """CPU time of replays with rules on and off; the rows of `replay.py` with tenants and priorities."""
     plain = replace(trace, requests=trace.requests.drop(columns="tenant"))
     both = {"tenants": "*:weight=1", "eviction": "priority", "retention": "0-512:90"}
     rows: list[tuple[str, Trace, Fields]] = [
@@ -157,14 +194,29 @@ def speed(trace: Trace) -> None:
         *((order, plain, {"eviction": order}) for order in ("slru", "lfu", "fifo", "cost")),
         ("partial reuse", plain, {"partial_reuse": "copy"}),
     ]
-    best = {name: float("inf") for name, _, _ in rows}
+    for name, seconds in alternating({name: partial(run, work, TIGHT | more) for name, work, more in rows}):
+        print(f"| {name} | {seconds:.2f} s |")
+    for row in bench_rows():
+        tenants = np.where(np.arange(len(row.trace)) % 3 == 0, "b", "a")
+        shared = replace(row.trace, requests=row.trace.requests.assign(tenant=tenants))
+        pool = {"num_gpu_blocks": row.blocks, "load": 1.0}
+        sides = {"off": partial(run, row.trace, pool), "on": partial(run, shared, pool | both)}
+        (_, off), (_, on) = alternating(sides)
+        print(
+            f"| {row.name}, tenants and priorities | {on:.2f} s over {off:.2f} s | {on / off:.2f} |",
+            flush=True,
+        )
+
+
+def alternating(sides: dict[str, Callable[[], object]]) -> list[tuple[str, float]]:
+    """CPU seconds of each side, taken in turn, the best of three."""
+    best = dict.fromkeys(sides, float("inf"))
     for _ in range(3):
-        for name, work, fields in rows:
+        for name, side in sides.items():
             begun = time.process_time()
-            run(work, TIGHT | fields)
+            side()
             best[name] = min(best[name], time.process_time() - begun)
-    for name, seconds in best.items():
-        print(f"| {name} | {seconds:.2f} s | {seconds / best['off']:.2f} |")
+    return list(best.items())
 
 
 def main() -> None:

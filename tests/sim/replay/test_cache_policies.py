@@ -9,6 +9,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
+from pagecast.planner_app.wording.quantities import told_apart
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
@@ -252,3 +253,9 @@ def test_prompt_tokens_are_told_apart_by_their_source() -> None:
     )
     found = partly.summary["prompt_tokens_by_source"]["partial"]
     assert partly.requests["partial_tokens"].sum() == found > 0
+
+
+def test_hits_by_kind_are_said_where_there_are_several() -> None:
+    sources = {"exact": 1000, "partial": 24, "host": 512, "disk": 0, "missed": 2000}
+    assert told_apart(sources) == "1,000 exact, 24 partial, 512 host hits, 2,000 missed"
+    assert not told_apart({**sources, "partial": 0, "host": 0})
