@@ -34,6 +34,9 @@ class TorchBackend:
         """No room on the device: there is no plan."""
         return 0
 
+    def warm_up(self) -> None:
+        """Nothing: plain PyTorch is not compiled."""
+
     def begin(self, pages: Pages) -> None:
         """Keeps the step's pages for the layers that follow."""
         self._pages = pages

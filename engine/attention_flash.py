@@ -36,6 +36,9 @@ class FlashBackend:
         """No room on the device: flash-attn plans for itself."""
         return 0
 
+    def warm_up(self) -> None:
+        """Nothing: flash-attn comes compiled."""
+
     def begin(self, pages: Pages) -> None:
         """Keeps the step's pages for the layers that follow."""
         self._pages = pages

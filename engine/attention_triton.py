@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ class WideBlocks:
         self._block_size = kv.shape[3]
         room = MOST_WIDE_TOKENS // self._block_size
         self._blocks = torch.empty(room, *kv.shape[2:], dtype=dtype, device=kv.device)
+        self.caches = self._blocks[:, 0], self._blocks[:, 1]
         self._numbers = torch.empty(0, dtype=torch.int32, device=kv.device)
         self.tables: Tensor | None = None
         """The prompts' block tables of the wide blocks; None where the step does without."""
@@ -49,7 +52,7 @@ class WideBlocks:
     def layer(self, kv: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of the step's prompts in one layer, whose cache is `kv`."""
         widen_blocks(kv, self._numbers, self._blocks)
-        return self._blocks[:, 0], self._blocks[:, 1]
+        return self.caches
 
 
 class TritonBackend:
@@ -112,6 +115,22 @@ class TritonBackend:
         if pages.extra is None or (tokens and len(pages.extra) == COLUMNS * (1 + tiles)):
             return None
         return self._pieces
+
+    def warm_up(self) -> None:
+        """Compiles prefill of short and long prompts, with cut tiles and without, over each kind of cache."""
+        shape = self._shape
+        kv_heads, head_dim = shape.kv.shape[4:]
+        heads = shape.heads + 2 * kv_heads
+        q = torch.zeros(1, heads, head_dim, dtype=shape.dtype, device=shape.kv.device)[:, : shape.heads]
+        plan = torch.from_numpy(plan_prefill([1], [1], self._tile_tokens)).to(q.device)
+        table = torch.zeros(1, 1, dtype=torch.int32, device=q.device)
+        caches = [self._caches[0]] if self._wide is None else [self._caches[0], self._wide.caches]
+        kinds = product(caches, self._schedules, (None, self._pieces), (1, None))
+        for (keys, values), window, pieces, longest in kinds:
+            out = torch.empty(1, shape.heads, head_dim, dtype=q.dtype, device=q.device)
+            paged_prefill(
+                q, keys, values, table, plan, out=out, window=window, pieces=pieces, longest=longest
+            )
 
     def begin(self, pages: Pages) -> None:
         """Keeps the step's pages, and shares out the work of its decodes."""

@@ -87,6 +87,10 @@ class Backend(Protocol):
         prompts can't be captured in a CUDA graph."""
         ...
 
+    def warm_up(self) -> None:
+        """Compiles whatever a step may need, so that no step waits for it."""
+        ...
+
     def begin(self, pages: Pages) -> None:
         """Readies for the layers of one step."""
         ...

@@ -180,6 +180,7 @@ class Runner:
         prompts = PromptChunks(chunks, chunks, [0] * len(chunks))
         extra = torch.from_numpy(self.backend.plan(prompts, 0)).to(self.device)
         slots = positions % self.rows.block_size
+        self.backend.warm_up()
         pages = Pages(0, self._tables[:0], ids[:0], slots, self._tables, prompts, extra)
         states = self._forward(self._place(ids, ids, positions), pages, ids[:draws])
         self.sampler.sample(self.model.logits(states), ids[:draws], ids[:draws], ids[:draws] - 1, ids[:1])

@@ -101,3 +101,24 @@ def test_triton_verifies_guesses(model_of: Any, engine_of: Any) -> None:
     engine.on_end = lambda sequence: verified.append(len(sequence.accepted))
     assert with_triton(engine).generate(prompts, params) == plain
     assert sum(verified) > 4  # whatever comes next, it stood in the second prompt
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+def test_every_kind_of_prefill_is_ready_before_the_first_step(
+    dtype: str, model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that had to compile its attention would stop all requests for seconds."""
+    from pagecast.kernels import paged_prefill
+
+    def kind(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All but the strides of q, which are others where kernels are interpreted."""
+        return (*key[:2], *key[3:])
+
+    monkeypatch.setattr(paged_prefill, "_launches", {})
+    folder = model_of("qwen3", num_hidden_layers=1).folder
+    options = {"block_size": 16, "max_num_batched_tokens": 400, "max_num_seqs": 4, "kv_cache_dtype": dtype}
+    engine = with_triton(engine_of(folder, **options))
+    engine.loop.runner.backend.warm_up()
+    ready = {kind(key) for key in paged_prefill._launches}
+    engine.generate([list(range(250)) * 2, [5], [7] * 40], SamplingParams(max_tokens=2))
+    assert {kind(key) for key in paged_prefill._launches} == ready
