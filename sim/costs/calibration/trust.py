@@ -10,8 +10,8 @@ from pagecast.sim.note import Note
 # Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
 SATURATION_TTFT_PERCENT = 20
 # The only transfer that was measured: from Qwen3-8B to Qwen3-0.6B on one H200. Both means were too long.
-TRANSFER_TPOT_PERCENT = 12
-TRANSFER_TTFT_PERCENT = 24
+TRANSFER_TPOT_PERCENT = 10
+TRANSFER_TTFT_PERCENT = 22
 
 
 def expected_error(calibration: Calibration, *, not_ahead: bool = False) -> Note:

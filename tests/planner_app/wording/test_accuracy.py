@@ -53,7 +53,7 @@ def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_int
     assert len(lines) == 1
     assert "The median interval is" in lines[0] and "half-width" in lines[0]
     assert "transferred from Qwen/Qwen3-8B on NVIDIA H200 to Qwen/Qwen3-0.6B" in out
-    assert "from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT was 12% and mean TTFT 24% too long" in out
+    assert "from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT was 10% and mean TTFT 22% too long" in out
     assert "The step costs were fitted to vllm, but this run is from pagecast" in out
     assert "predicted from model and GPU alone, 72,554 measured" in out
     assert pagecast([*command[:-1], "0", "--transfer-costs", "--json"]) == 0
