@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--router", action="append", help="routers of --speed and --million")
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--count", type=int, default=20_000, help="requests of --growth")
+    parser.add_argument("--count", type=int, default=40_000, help="requests of --growth")
     options = parser.parse_args()
     if options.million:
         million((options.router or ["least-loaded"])[0])

@@ -114,25 +114,25 @@ class ExpectedCost:
         output = self._output_tokens
         waiting = self._waiting
         costs = None
-        overlap = 0
-        prefill_ns = 0
+        prefills: dict[int, int] = {}  # of these costs, by the blocks that are cached
         floors: list[float] = []
         for view in views:
             if view.prefill_rows:
                 self._settle(view, query.now)
+            if view.costs is not costs:
+                costs = view.costs
+                prefills = {}
             number = view.number
             blocks = overlaps.get(number, 0)
-            if blocks != overlap or view.costs is not costs:
-                overlap = blocks
-                costs = view.costs
+            prefill_ns = prefills.get(blocks)
+            if prefill_ns is None:
                 cached = min(blocks * size, prompt - 1)
-                prefill_ns = self._pace(view).prefill(prompt - cached, cached)
-            kept = view.step_line
-            if kept is None:
+                prefill_ns = prefills[blocks] = self._pace(view).prefill(prompt - cached, cached)
+            line = view.step_line
+            if line is None:
                 base, per_token = self._pace(view).step(min(view.requests + 1, view.max_num_seqs))
-                kept = view.step_line = (base + per_token * view.prompt_tokens, per_token)
-            step_ns, per_token = kept
-            floor = prefill_ns + output * (step_ns + per_token * prompt)
+                line = view.step_line = (base + per_token * view.prompt_tokens, per_token)
+            floor = prefill_ns + output * (line[0] + line[1] * prompt)
             floors.append(floor + waiting[number] if number in waiting else floor)
         return floors
 
