@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 MARKS = ("wgmma.mma_async", "cp.async.bulk.tensor", "cp.async.cg", "mma.sync", "setmaxnreg", "atom.")
+FP8_MARKS = ("ldmatrix", "cvt.rn.f16x2.e4m3x2", "ld.shared.b8")
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
@@ -37,7 +38,7 @@ def compiled(launch: Launch, types: dict[str, str], source: Any = ASTSource) -> 
     kernel = triton.compile(
         source(launch.kernel, signature, constants, aligned), target=HOPPER, options=launch.options
     )
-    return {mark: kernel.asm["ptx"].count(mark) for mark in MARKS}
+    return {mark: kernel.asm["ptx"].count(mark) for mark in (*MARKS, *FP8_MARKS)}
 
 
 def _gate_up(plan: mixture.Plan) -> Launch:
@@ -75,6 +76,15 @@ def main() -> None:
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
+    fp8 = paged_decode._configure(
+        q,
+        k.to(torch.float8_e4m3fn),
+        v.to(torch.float8_e4m3fn),
+        q,
+        None,
+        paged_decode.DecodeShape(32, 8, 128, torch.float8_e4m3fn),
+    )
+    fp8.constants["ON_GPU"] = True
     few, many = (mixture.plan_of(tokens, 8, 128, torch.bfloat16) for tokens in (1, 8192))
     routes = dict.fromkeys(("row_tokens", "tiles", "counts", "ids", "ranks", "rows", "slots"), "*i32")
     routes |= dict.fromkeys(("x", "out", "logits"), "*bf16") | {"weights": "*fp32"}
@@ -87,6 +97,7 @@ def main() -> None:
         "down of many": compiled(_down(many), routes | _matrix(many.down)),
         "decode": compiled(paged_decode._configure(q, k, v, q, None, shape), pools | decode),
         "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
+        "decode fp8": compiled(fp8, {**pools, **decode, "k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv"}),
         "decode with sinks": compiled(
             paged_decode._configure(q, k, v, q, None, shape), pools | decode | {"sinks": "*fp32"}
         ),

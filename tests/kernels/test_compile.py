@@ -25,6 +25,10 @@ def test_kernels_compile_to_the_instructions_they_rely_on(tmp_path: Path) -> Non
     assert instructions["decode"]["mma.sync"] > 0
     assert instructions["decode"]["atom."] == 1  # the last program of a head merges
     assert instructions["prefill"]["wgmma.mma_async"] > 0
+    assert instructions["decode fp8"]["mma.sync"] > 0
+    assert instructions["decode fp8"]["cvt.rn.f16x2.e4m3x2"] > 0
+    assert instructions["decode fp8"]["ldmatrix"] > 0
+    assert instructions["decode fp8"]["ld.shared.b8"] == 0  # no fp8 number is read alone
     assert instructions["decode with sinks"]["mma.sync"] > 0
     assert instructions["prefill with sinks"]["wgmma.mma_async"] > 0
     assert instructions["hopper"]["wgmma.mma_async"] > 0
