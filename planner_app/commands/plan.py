@@ -52,6 +52,9 @@ def plan_command(
     replicas_for: Annotated[
         float | None, Opt(help="request rate per second for the number of replicas [the trace's own]")
     ] = None,
+    price: Annotated[
+        list[str] | None, Opt(help="GPU=USD per GPU-hour: H200=3.5; no price is built in")
+    ] = None,
     max_preemption_rate: Annotated[
         float, Opt(min=0, help="most preemptions per request at the admissible concurrency")
     ] = 0.01,
@@ -90,7 +93,9 @@ def plan_command(
     """
     from pagecast.planner_app.planner.capacity.planning import plan, steps
     from pagecast.planner_app.planner.execution.executor import executor
+    from pagecast.planner_app.planner.prices import priced, read_prices
     from pagecast.planner_app.planner.slo import Slo
+    from pagecast.sim.machine.gpus import gpu as find_gpu
     from pagecast.sim.replay.resample import resample
 
     level = Slo.parse(slo)
@@ -100,10 +105,15 @@ def plan_command(
     if fleet.any or against or emit is not None:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 
+        settings = fleet.settings()
+        if price:
+            gpu = find_gpu(settings.groups[0].scenario.get("gpu", scenario.gpu)).name
+            prices = priced(read_prices(price), [gpu])
+            settings = settings.model_copy(update={"price_per_gpu_hour": prices[gpu]})
         plan_fleet(
             work,
             scenario,
-            fleet.settings(),
+            settings,
             level,
             routers=against or [],
             most=most_replicas,
@@ -114,6 +124,8 @@ def plan_command(
             json=json,
         )
         return
+    gpu = find_gpu(scenario.gpu).name
+    prices = priced(read_prices(price or []), [gpu])
     total = steps(2 if think_time is None else 3, replicates)
     with executor(workers, cluster) as run, console.progress("searches", total) as update:
         result = plan(
@@ -127,6 +139,7 @@ def plan_command(
             most_requests=most_requests,
             replicates=replicates,
             workload=None if fixed_workload else resample,
+            usd_per_gpu_hour=prices.get(gpu),
             run=run,
             progress=update,
         )
@@ -162,6 +175,8 @@ def show(result: CapacityPlan) -> None:
             f"replicas: {result.replicas.says}, if sessions are spread evenly and each keeps to its replica"
         )
         console.out.print(text, soft_wrap=True)
+    if result.cost is not None:
+        console.out.print(f"cost: {result.cost.says}", soft_wrap=True)
     for answer in result.answers.values():
         for line in _lines(answer):
             console.out.print(line, soft_wrap=True)

@@ -44,6 +44,13 @@ def _reading(
     speedup: Annotated[
         float, Opt(help="divide arrival times by this: 2 doubles the load; think times stay")
     ] = 1.0,
+    rate: Annotated[
+        float | None,
+        Opt(
+            help="mean requests per second to scale the trace's own arrivals to; think times stay; "
+            "not with --speedup"
+        ),
+    ] = None,
     limit: Annotated[int | None, Opt(help="read only the first N requests")] = None,
     sort: Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")] = False,
     tokenizer: Annotated[Path | None, Opt(help="transformers folder, for traces that hold texts")] = None,
@@ -97,9 +104,23 @@ def load(name: str, arguments: ScenarioArguments) -> tuple[Trace, Scenario]:
     return trace_from(name, scenario, arguments), scenario
 
 
-def load_trace(name: str, scenario: Scenario, *, speedup: float = 1.0, **options: Any) -> Trace:
-    """Reads a trace with `read`'s options and compresses its time. Errors: BadInput."""
+def load_trace(
+    name: str, scenario: Scenario, *, speedup: float = 1.0, rate: float | None = None, **options: Any
+) -> Trace:
+    """Reads a trace with `read`'s options, and scales its arrivals by `speedup` or to `rate`.
+
+    `rate` is in requests per second: all requests of the sessions that start in a second, as `plan` counts
+    the trace's own. Errors: BadInput.
+    """
     if not 0 < speedup < float("inf"):
         raise BadInput(f"--speedup is {speedup}; it must be above 0")
+    if rate is not None and not 0 < rate < float("inf"):
+        raise BadInput(f"--rate is {rate}; it must be above 0, in requests per second")
+    if rate is not None and speedup != 1:
+        raise BadInput(f"--rate {rate:g} and --speedup {speedup:g} both set the load; give one of them")
     trace = read_with_progress(name, seed=scenario.seed, **options)
+    if rate is not None:
+        from pagecast.planner_app.planner.capacity.users import requests_per_s
+
+        speedup = rate / requests_per_s(trace)
     return trace if speedup == 1 else scale(trace, speedup)

@@ -10,9 +10,10 @@ No price is built in: prices are the user's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.gpus import gpu as find_gpu
 
 
 def read_prices(texts: Iterable[str]) -> dict[str, float]:
@@ -27,6 +28,20 @@ def read_prices(texts: Iterable[str]) -> dict[str, float]:
         except ValueError:
             raise BadInput(f"--price {text}: write GPU=USD_PER_GPU_HOUR, each GPU once") from None
     return by_gpu
+
+
+def priced(prices: Mapping[str, float], gpus: Iterable[str]) -> dict[str, float]:
+    """The prices by the GPUs' full names.
+
+    Errors: BadInput for a GPU that is not known, a price that is not above 0, and, where any price is given,
+    for one of `gpus` (full names) without one.
+    """
+    by_name = {find_gpu(name).name: price for name, price in prices.items()}
+    if bad := [name for name, price in by_name.items() if not 0 < price < float("inf")]:
+        raise BadInput(f"--price {bad[0]}={by_name[bad[0]]}: a price is above 0, in USD per GPU-hour")
+    if missing := [gpu for gpu in gpus if by_name and gpu not in by_name]:
+        raise BadInput(f"no price for {missing[0]}; add --price '{missing[0]}=USD_PER_GPU_HOUR'")
+    return by_name
 
 
 def usd_per_million_tokens(usd_per_hour: float, tokens_per_s: float) -> float | None:

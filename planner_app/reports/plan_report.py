@@ -38,6 +38,8 @@ def _lead(result: CapacityPlan) -> str:
             parts[-1] += f", bound by {answer.binding.limit}"
     if result.replicas is not None:
         parts.append(result.replicas.says)
+    if result.cost is not None:
+        parts.append(result.cost.says)
     return f"{server}, while {result.slo.text} holds: {'; '.join(parts)}. {result.rejects}".strip()
 
 

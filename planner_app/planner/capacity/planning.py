@@ -37,6 +37,7 @@ from pagecast.planner_app.planner.capacity.bisection import (
     width_error,
 )
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
+from pagecast.planner_app.planner.capacity.plan_cost import PlanCost, plan_cost
 from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Serial
@@ -119,7 +120,8 @@ class CapacityPlan:
     """The load that one replica takes under an SLO, and the number of replicas for a rate.
 
     `requests_per_s` is the trace's own rate; None where it has none. `replicas` is None where no highest rate
-    was asked for, or none was found. `rejected` counts the requests that are rejected at any load.
+    was asked for, or none was found. `cost` is None without a price. `rejected` counts the requests that are
+    rejected at any load.
     """
 
     trace: str
@@ -134,6 +136,7 @@ class CapacityPlan:
     replicas: Replicas | None
     notes: tuple[str, ...]
     wall_s: float
+    cost: PlanCost | None = None
 
     @property
     def concurrency(self) -> Answer | None:
@@ -170,6 +173,7 @@ class CapacityPlan:
             "envelope": self.envelope.to_dict(),
             **{kind: answer.to_dict() for kind, answer in self.answers.items()},
             "replicas": self.replicas.to_dict() if self.replicas else None,
+            "cost": self.cost.to_dict() if self.cost else None,
             "rejected": {"requests": self.rejected, "of": self.requests},
             "replays": self.replays,
             "wall_s": self.wall_s,
@@ -193,6 +197,7 @@ def plan(
     costs: StepCosts | None = None,
     draw_costs: bool = True,
     explain: bool = True,
+    usd_per_gpu_hour: float | None = None,
     run: Executor | None = None,
     progress: Progress | None = None,
 ) -> CapacityPlan:
@@ -203,7 +208,8 @@ def plan(
     times `max_num_seqs`. `most_requests` bounds a short replay: a longer trace is cut, a shorter one
     repeated. `replicates`: searches behind an interval, 0 for none. `workload` makes the trace of a replicate
     (None: the same trace). `costs` replaces the scenario's step costs; they are drawn from unless
-    `draw_costs` is False. `explain`: find the limit that binds. `run`: where replays run, by default in this
+    `draw_costs` is False. `explain`: find the limit that binds. `usd_per_gpu_hour`: a
+    price, to give what the plan costs. `run`: where replays run, by default in this
     process; the answer does not depend on it. `progress` may raise to stop; `steps` gives its total.
 
     Errors: BadInput for a trace, scenario or option that can't be used, or where nothing can be served.
@@ -245,6 +251,7 @@ def plan(
     texts = (
         *notes,
         *_notes(trace, work, question, answers, replicates),
+        *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
         sentence(cost_model.expected_error()),
     )
     return CapacityPlan(
@@ -260,6 +267,7 @@ def plan(
         replicas_needed,
         texts,
         time.perf_counter() - started,
+        _cost(usd_per_gpu_hour, scenario, replicas_needed, answers),
     )
 
 
@@ -302,6 +310,19 @@ def _replicas(answer: Answer | None, rate: float | None, scenario: Scenario) -> 
     if answer is None or answer.value is None or rate is None:
         return None
     return replicas(rate, answer.value, (answer.low, answer.high), scenario.tensor_parallel_size)
+
+
+def _cost(
+    usd_per_gpu_hour: float | None,
+    scenario: Scenario,
+    replicas_needed: Replicas | None,
+    answers: dict[LoadKind, Answer],
+) -> PlanCost | None:
+    if usd_per_gpu_hour is None:
+        return None
+    most = answers.get("rate") or answers.get("concurrency")
+    at = None if most is None else most.at
+    return plan_cost(usd_per_gpu_hour, scenario.tensor_parallel_size, replicas_needed, at)
 
 
 def _check(question: CapacityQuestion, replicates: int, replicas_for: float | None) -> None:

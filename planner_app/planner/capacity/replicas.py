@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 _EXACT = 1e-9  # rates are floats: three times a third is one
+_TIGHT = 0.1  # a spare capacity below this share of the rate is worth a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Replicas:
     """`count` replicas, of `gpus` GPUs together, take `requests_per_s`; each takes `each` at most.
 
     `low` and `high` go by the interval of `each`: None where that has none, `high` as well where it may be 0.
+    `each_low` is the low end of that interval, which `high` replicas go by.
     """
 
     requests_per_s: float
@@ -25,6 +27,7 @@ class Replicas:
     low: int | None
     high: int | None
     gpus: int
+    each_low: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -35,7 +38,16 @@ class Replicas:
             "low": self.low,
             "high": self.high,
             "gpus": self.gpus,
+            "each_low": self.each_low,
+            "spare_at_low": self.spare_at_low,
         }
+
+    @property
+    def spare_at_low(self) -> float | None:
+        """What `high` replicas take beyond the rate at the low end, as a share of the rate."""
+        if self.high is None or not self.each_low:
+            return None
+        return max(self.high * self.each_low / self.requests_per_s - 1, 0.0)
 
     @property
     def says(self) -> str:
@@ -45,7 +57,34 @@ class Replicas:
             most = "more than can be told" if self.high is None else f"{self.high:,}"
             alone += f" (90%: {self.low:,} to {most})" if self.low != self.high else ""
         gpus = f", {_counted(self.gpus, 'GPU')}" if self.gpus != self.count else ""
-        return f"{alone}{gpus}, {_number(self.each)} requests/s each at most"
+        return f"{alone}{gpus}, {_number(self.each)} requests/s each at most{self._at_low}"
+
+    @property
+    def _at_low(self) -> str:
+        """The count at the low end of the interval, and how much of its capacity is spare."""
+        if self.each_low is None:
+            return ""
+        if self.high is None:
+            return "; any number may be too few at the low end (0/s)"
+        return f"; {self.high:,} at the low end ({_number(self.each_low)}/s, {self.spare_at_low:.0%} spare)"
+
+    @property
+    def warning(self) -> str:
+        """A sentence where the low end of the interval needs more replicas, or leaves little spare."""
+        if self.spare_at_low is None or self.high is None:
+            return ""
+        at_low = "at the low end of the highest rate's interval"
+        if self.high > self.count:
+            return (
+                f"{at_low}, {self.requests_per_s:.3g} requests/s take {_counted(self.high, 'replica')}, "
+                f"not {self.count:,}: plan for {self.high:,}, or make the interval narrower (--replicates 20)"
+            )
+        if self.spare_at_low < _TIGHT:
+            return (
+                f"{at_low}, {_counted(self.high, 'replica')} can take only {self.spare_at_low:.0%} more than "
+                f"{self.requests_per_s:.3g} requests/s: add a replica for bursts and growth"
+            )
+        return ""
 
 
 def replicas(
@@ -56,7 +95,7 @@ def replicas(
     count = _times(requests_per_s, each)
     fewest = None if high is None else _times(requests_per_s, high)
     most = _times(requests_per_s, low) if low else None
-    return Replicas(requests_per_s, each, count, fewest, most, count * gpus_each)
+    return Replicas(requests_per_s, each, count, fewest, most, count * gpus_each, low)
 
 
 def _times(whole: float, part: float) -> int:

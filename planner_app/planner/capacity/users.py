@@ -191,7 +191,9 @@ def period(trace: Trace) -> float:
     begins = nominal_arrival_s(trace)[Chains.of(trace).first]
     span = float(begins.max() - begins.min())
     if not span:
-        raise BadInput(f"{trace.name}: all requests start at once, so no rate can be scaled; plan for users")
+        raise BadInput(
+            f"{trace.name}: all requests start at once, so that it has no rate to scale; plan for users"
+        )
     return span * len(begins) / (len(begins) - 1)
 
 

@@ -191,7 +191,13 @@ def _other_requests(other: Trace, trace: Trace, file: CheckFile) -> str:
             f"was replayed with {len(other):,} requests, not {len(trace):,} as check.limit "
             f"({_option_text(limit)}) leaves of {trace.name}; set it to what --limit was, or replay again"
         )
-    if factor := _times_as_fast(other, trace):
+    factor = _times_as_fast(other, trace)
+    if factor and file.check.rate is not None:
+        return (
+            f"was replayed at {factor * file.check.rate:.4g} requests per second, not at check.rate "
+            f"({file.check.rate:g}); set that to what --rate was, or replay again"
+        )
+    if factor:
         return (
             f"was replayed at {factor * speedup:.4g} times the trace's own speed, not at check.speedup "
             f"({speedup:g}) times; set that to what --speedup was, or replay again"

@@ -45,6 +45,9 @@ class Check(BaseModel):
     trace: str = Field(description="trace to serve: a sample's name or a file")
     limit: int | None = Field(None, ge=1, description="serve only the first N requests")
     speedup: float = Field(1.0, gt=0, description="divide arrival times by this")
+    rate: float | None = Field(
+        None, gt=0, description="mean requests per second to scale the trace's own arrivals to"
+    )
     sort: bool = Field(False, description="put requests out of order in order of arrival")
     session_rate: float | None = Field(
         None, gt=0, description="sessions per second, for traces without times"
@@ -77,7 +80,7 @@ class CheckFile:
 
     def reading(self) -> dict[str, Any]:
         """The options to read the trace with."""
-        names = ("limit", "speedup", "sort", "session_rate")
+        names = ("limit", "speedup", "rate", "sort", "session_rate")
         tokenizer = Path(self.check.tokenizer) if self.check.tokenizer else None
         return {**{name: getattr(self.check, name) for name in names}, "tokenizer": tokenizer}
 
@@ -95,6 +98,8 @@ def load_check(path: str | Path) -> CheckFile:
         raise BadInput(f"{path}: {field_problem(error, Check, CHECK)}") from None
     if not (check.slo or check.limits or check.regression):
         raise BadInput(f"{path}: {CHECK}: asks nothing; give slo, limits or regression")
+    if check.rate is not None and check.speedup != 1:
+        raise BadInput(f"{path}: {CHECK}.rate and {CHECK}.speedup both set the load; give one of them")
     for name, bound in check.limits.items():
         if bound.min is None and bound.max is None:
             raise BadInput(f"{path}: {CHECK}.limits.{name}: give min, max or both")

@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
 from pagecast.planner_app.planner.gate.baseline import digest
+from pagecast.planner_app.planner.prices import priced
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep import search
 from pagecast.planner_app.planner.sweep.space import Point, Space
@@ -53,12 +54,7 @@ class SweepQuestion:
     fleet: FleetSettings | None = None
 
     def __post_init__(self) -> None:
-        prices = {find_gpu(name).name: price for name, price in self.prices.items()}
-        object.__setattr__(self, "prices", prices)
-        if bad := [name for name, price in prices.items() if not 0 < price < float("inf")]:
-            raise BadInput(f"--price {bad[0]}={prices[bad[0]]}: a price is above 0, in USD per GPU-hour")
-        if missing := [gpu for gpu in self.gpus if prices and gpu not in prices]:
-            raise BadInput(f"no price for {missing[0]}; add --price '{missing[0]}=USD_PER_GPU_HOUR'")
+        object.__setattr__(self, "prices", priced(self.prices, self.gpus))
         object.__setattr__(self, "objectives", self.objectives or self._usual())
         object.__setattr__(self, "slo", self.level.text)
         self._check_objectives()

@@ -258,6 +258,7 @@ def test_the_example_holds(capsys):
         ({"regression": {}}, "asks nothing"),
         ({"slo": "ttft_p99<fast"}, "ttft_p99<fast"),
         ({"draws": 2}, "check.draws is 2"),
+        ({"rate": 8}, "check.rate and check.speedup both set the load"),
         ({"trace": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"colour": 1}, "field 'check.colour' is not known"),
     ],

@@ -98,6 +98,8 @@ def test_twice_the_speed_is_half_the_time(capsys, tmp_path):
         spans.append(json.loads(out)["makespan_s"])
     assert spans[0] == pytest.approx(99, abs=0.2)
     assert spans[1] == pytest.approx(49.5, abs=0.2)
+    _, out, _ = pagecast("replay", path, "--rate", 4, "--json", capsys=capsys)
+    assert json.loads(out)["makespan_s"] == pytest.approx(99 / 4, abs=0.2)
 
 
 def test_validate_says_what_matched(shared, capsys):

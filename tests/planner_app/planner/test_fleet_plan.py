@@ -33,6 +33,13 @@ def test_one_replica_less_does_not_keep_the_level():
     assert none.replicas is None and not none.verdict.holds
 
 
+def test_a_price_is_that_of_the_fleets_gpus(capsys):
+    options = ["--gpu", "L4", "--costs", "roofline", "--limit", "50", "--slo", "ttft_p90<60s"]
+    assert run(["plan", "chat", *options, "--router", "cost", "--price", "L4=0.5", "--json"]) == 0
+    (size,) = json.loads(capsys.readouterr().out)["routers"]
+    assert size["cost"] == pytest.approx(0.5 * size["gpu_hours"])
+
+
 def test_plan_compares_routers_and_writes_the_smallest_fleet(capsys, tmp_path):
     out = tmp_path / "run.sh"
     options = [
