@@ -10,16 +10,19 @@ import json
 import os
 import select
 import stat
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pagecast.sim.core.errors import BadInput, unknown_field
+from pagecast.sim.core.errors import BadInput
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 MIB = 1 << 20
 MOST_DEPTH = 32
+_MOST_LISTED = 20  # fields: more are not listed in an error
 _SILENCE_S = 10.0
 
 
@@ -99,11 +102,31 @@ def field_problem(error: ValidationError, model: type[BaseModel], section: str =
     name = ".".join(str(part) for part in ((section, *place) if section else place))
     fields = _section_of(model, place[:-1]).model_fields
     if first["type"] == "extra_forbidden":
-        return unknown_field(name, fields)
+        alone = len(place) == 1 and not section
+        return unknown_field(name, fields, f"is this a {model.__name__.lower()}?" if alone else "")
     if first["type"] == "missing":
         return f"field {name!r} is missing: {fields[str(place[-1])].description}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "less_than_equal" and first["ctx"]["le"] == 1 and 2 <= first["input"] <= 100:
+        message = f"give a fraction: {first['input'] / 100:g} for {first['input']:g}%"
     return f"{name} is {first['input']!r}: {message}" if place else message
+
+
+def unknown_field(name: str, fields: Iterable[str], otherwise: str = "") -> str:
+    """The part of an error that names an unknown field, with the nearest one where there is one.
+
+    Where there is none: `otherwise`, and the fields, if they are few.
+    """
+    names = list(fields)
+    near = get_close_matches(name.rpartition(".")[2].replace("-", "_"), names, n=1)
+    text = f"field {name!r} is not known"
+    if near:
+        return f"{text}; did you mean {near[0]}?"
+    if otherwise:
+        text += f"; {otherwise}"
+    if len(names) > _MOST_LISTED:
+        return f"{text} See the fields in `pagecast replay --help`" if otherwise else text
+    return f"{text}; fields are {', '.join(names)}"
 
 
 def _section_of(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:

@@ -82,7 +82,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:
-    """The fields of a document that is one mapping of texts to values; {} for an empty one.
+    """The fields of a document that is one mapping, by their names as text; {} for an empty one.
 
     Errors: BadInput naming file and line.
     """
@@ -95,6 +95,6 @@ def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:
         raise BadInput(f"{path} line {line}: {what}; write `field: value` lines") from None
     if data is None:
         data = {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    if not isinstance(data, dict):
         raise BadInput(f"{path}: must hold `field: value` lines")
-    return data
+    return {str(key): value for key, value in data.items()}

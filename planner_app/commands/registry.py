@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.option_mistakes import mistake
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import PagecastError
 from typer.core import TyperGroup
@@ -120,7 +121,7 @@ def execute(arguments: list[str]) -> int:
             console.err.print(error.format_message())
             return 2
         at = getattr(error, "ctx", None)
-        message = error.format_message().rstrip(".")
+        message = mistake(error, arguments) or error.format_message().rstrip(".")
         mark = " See" if message.endswith("?") else "; see"
         complain(f"{message}{mark} {at.command_path} --help" if at else message)
         return 2

@@ -27,6 +27,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 
 LATENCIES = ("ttft", "tpot", "e2e", "queue", "prefill", "decode")
+_ITL = "itl"  # replays have its statistics, but no value for each request
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _ALLOWED = (
     f"a term is like ttft_p99<2s or goodput(ttft<2s,tpot<50ms)>0.99, of {', '.join(LATENCIES)}, "
@@ -135,6 +136,8 @@ class Slo:
     @classmethod
     def parse(cls, text: str) -> Slo:
         """Reads a service level. Errors: BadInput naming the term and what is allowed."""
+        if ";" in text:
+            raise BadInput(f"SLO {text!r}: separate terms by commas")
         parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
         if not any(parts):
             raise BadInput(f"the SLO is empty; {_ALLOWED}")
@@ -177,7 +180,7 @@ def _term(text: str) -> Latency | Goodput:
     name, bound_s, inclusive = _compared(text, plain)
     latency, _, statistic = name.partition("_")
     if latency not in LATENCIES:
-        raise _bad(text, f"{latency!r} is no latency")
+        raise _no_latency(text, latency, statistic)
     if statistic not in ("mean", "max") and not _is_percentile(statistic):
         raise _bad(text, f"{statistic!r} is no statistic" if statistic else "it lacks a statistic")
     return Latency(plain, latency, statistic, bound_s, inclusive)
@@ -190,6 +193,8 @@ def _goodput(text: str, plain: str) -> Goodput:
     bounds = []
     for part in match[1].split(","):
         latency, bound_s, inclusive = _compared(text, part)
+        if latency == _ITL:
+            raise _no_latency(text, latency, "")
         if latency not in LATENCIES:
             raise _bad(text, f"in brackets stand plain latencies, not {latency!r}")
         bounds.append((latency, bound_s, inclusive))
@@ -220,6 +225,15 @@ def _compared(text: str, part: str) -> tuple[str, float, bool]:
 def _is_percentile(statistic: str) -> bool:
     match = re.fullmatch(r"p(\d+(?:\.\d+)?)", statistic)
     return match is not None and 0 < float(match[1]) < 100
+
+
+def _no_latency(text: str, name: str, rest: str) -> BadInput:
+    """The error on a term that begins with no latency."""
+    if name == _ITL:
+        return BadInput(f"SLO term {text!r}: ITL can't be bounded; tpot can, as in tpot_p99<40ms")
+    if rest in LATENCIES and (name in ("mean", "max") or _is_percentile(name)):
+        return BadInput(f"SLO term {text!r}: did you mean {rest}_{name}?")
+    return _bad(text, f"{name!r} is no latency")
 
 
 def _bad(term: str, what: str) -> BadInput:

@@ -324,6 +324,14 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tup
 
 def _no_room(model: ModelFacts, gpu: Gpu, fixed: tuple[Item, ...], limit: str, left: float) -> str:
     counted = sum(item.bytes for item in fixed if item.counted)
+    weights = sum(item.bytes for item in fixed if item.name == "weights")
+    if weights > gpu.hbm_bytes:
+        return (
+            f"{model.name} leaves no room for a KV cache on {gpu.name}: its weights take "
+            f"{weights / GIB:.2f} GiB on each GPU, which has {gpu.hbm_bytes / GIB:.2f} GiB; raise "
+            "tensor_parallel_size, or choose "
+            "a larger GPU or a smaller weight format"
+        )
     return (
         f"{model.name} leaves no room for a KV cache on {gpu.name}: {limit} leaves {left / GIB:.2f} GiB "
         f"after {counted / GIB:.2f} GiB of weights and workspace; raise the limit or tensor_parallel_size, "

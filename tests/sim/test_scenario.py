@@ -12,7 +12,7 @@ from pagecast.sim.scenario import Scenario
         ("num_gpu_blocks: true\n", "num_gpu_blocks is True"),
         ('block_size: "32"\n', "block_size is '32'"),
         ("blok_size: 4\n", "field 'blok_size' is not known"),
-        ("1: 2\n", "field: value"),
+        ("1: 2\n", "field '1' is not known; is this a scenario?"),
         ("- a\n- b\n", "field: value"),
         ("gpu: [H100\n", "line 2"),
         ("num_gpu_blocks: 1000000000000\n", "20,000,000"),

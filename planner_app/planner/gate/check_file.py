@@ -89,9 +89,9 @@ def load_check(path: str | Path) -> CheckFile:
     """Reads a scenario file for the gate. Errors: BadInput naming the file and the field."""
     fields = read_fields(path)
     section = fields.pop(CHECK, None)
+    scenario = Scenario.make(fields, str(path))
     if not isinstance(section, dict):
         raise BadInput(f"{path}: has no section `{CHECK}:` with a trace and limits; see examples/check.yaml")
-    scenario = Scenario.make(fields, str(path))
     try:
         check = Check.model_validate(section)
     except ValidationError as error:

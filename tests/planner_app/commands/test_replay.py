@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pagecast.planner_app import console
@@ -165,6 +166,12 @@ def test_a_bad_trace_is_one_line_that_names_the_place(name, tmp_path, capsys):
         (["--tensor-parallel-size", "5"], "5"),
         (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization"),
         (["--gpu", "L4", "--model", "meta-llama/Llama-3.1-70B"], "leaves no room"),
+        (["--tp", "4"], "No such option: --tp; did you mean --tensor-parallel-size? See"),
+        (["-tp", "4"], "No such option: -tp; did you mean --tensor-parallel-size? See"),
+        (["--page-size=64"], "did you mean --block-size?"),
+        (["--gpu-memory-utilization", "90"], "gpu_memory_utilization is 90.0: give a fraction: 0.9 for 90%"),
+        (["--kv-offloading-size", "8GiB"], "--kv-offloading-size is 8GiB: give GiB as a number: 8;"),
+        (["--shed-ttft-s=2s"], "--shed-ttft-s is 2s: give a number without a unit"),
     ],
 )
 def test_a_bad_option_is_one_line_with_a_way_out(options, words, capsys):
@@ -180,7 +187,22 @@ def test_a_misspelt_field_is_answered_with_the_nearest(tmp_path, capsys):
     path.write_text("gpuu: H200\n")
     code, _, err = pagecast("replay", "chat", "--scenario", path, capsys=capsys)
     assert code == 2
-    assert "field 'gpuu' is not known; did you mean gpu? fields are model, gpu, " in err
+    assert err.endswith("field 'gpuu' is not known; did you mean gpu?\n")
+
+
+def test_another_kind_of_yaml_file_is_no_scenario(capsys):
+    workflow = Path(__file__).parents[3] / "examples" / "github-actions.yml"
+    for command in (["replay", "chat"], ["check"]):
+        code, _, err = pagecast(*command, "--scenario", workflow, capsys=capsys)
+        assert code == 2
+        assert "field 'name' is not known; is this a scenario?" in err
+        assert len(err) < 250
+
+
+def test_weights_larger_than_the_gpu_are_not_cured_by_a_limit(capsys):
+    code, _, err = pagecast("memory", "--model", "meta-llama/Llama-3.1-70B", "--gpu", "H100", capsys=capsys)
+    assert code == 2
+    assert "its weights take 131.45 GiB on each GPU, which has 79.18 GiB; raise tensor_parallel_size" in err
 
 
 def test_a_trace_in_place_of_a_recorded_run_is_named_as_such(tmp_path, capsys):

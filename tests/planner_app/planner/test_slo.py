@@ -73,6 +73,21 @@ def test_a_replay_and_its_summary_get_the_same_verdict():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("itl_p99<40ms", "ITL can't be bounded; tpot can, as in tpot_p99<40ms"),
+        ("goodput(itl<40ms)>0.9", "ITL can't be bounded; tpot can, as in tpot_p99<40ms"),
+        ("p99_ttft<1s", "did you mean ttft_p99?"),
+        ("ttft_p99<1s;tpot_p99<40ms", "separate terms by commas"),
+    ],
+)
+def test_common_slips_are_answered_with_the_right_term(text, words):
+    with pytest.raises(BadInput) as caught:
+        Slo.parse(text)
+    assert str(caught.value).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("", "empty"),
         ("ttft_p99<2s,", "compares nothing"),
         ("ttft_p99<2", "'2' is no time with a unit"),
