@@ -34,7 +34,7 @@ _TITLES = {
 @with_scenario
 def plan_command(
     trace: TraceArgument,
-    slo: Annotated[str, Opt(help="service level: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
+    slo: Annotated[str, Opt(help="SLO: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
     arguments: ScenarioArguments,
     fleet: FleetGiven,
     against: Annotated[
@@ -81,15 +81,15 @@ def plan_command(
     report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Finds the admissible concurrency and the highest request rate at which TRACE keeps a service level.
+    """Finds the admissible concurrency and the highest request rate at which TRACE keeps an SLO.
 
     Admissible are as many users as may each send their next request when the last has ended. The rate is of
     the trace's own arrivals, closer together, and one that the server keeps up with for good: the trace is
-    played over and over. Exit code 1 where not even the least load keeps the level, 2 where no request of the
+    played over and over. Exit code 1 where not even the least load keeps the SLO, 2 where no request of the
     trace can be served.
 
     With a fleet's options (--router, --fleet), --against or --emit it finds the fewest replicas that keep the
-    level for TRACE at its own times instead.
+    SLO for TRACE at its own times instead.
     """
     from pagecast.planner_app.planner.capacity.planning import plan, steps
     from pagecast.planner_app.planner.execution.executor import executor
@@ -229,7 +229,7 @@ def _lines(answer: Answer) -> list[str]:
         )
         lines.append(f"  at {shown(answer.kind, answer.beyond.amount)} {broken}")
     if answer.binding is not None:
-        lines.append(f"  {answer.binding.limit} binds: {answer.binding.why}")
+        lines.append(f"  {answer.binding.says}")
         full = answer.binding.full
         lines.append(
             f"  at that load the batch is full {full['batch']:.0%} of the time, the token budget "
@@ -247,9 +247,9 @@ def _bound_of(term: str) -> str:
 
 def _envelope(fits: Envelope) -> str:
     limits = ", ".join(f"{name} {value:,}" for name, value in fits.limits.items())
-    alone = f"; HBM {fits.hbm:,} if nothing is shared" if fits.hbm != fits.hbm_shared else ""
+    alone = f"; KV blocks {fits.hbm:,} if nothing is shared" if fits.hbm != fits.hbm_shared else ""
     return (
         f"static envelope: {fits.concurrency:,} requests at once by arithmetic ({limits}{alone}); "
-        f"{fits.pool_blocks:,} KV blocks, {fits.blocks.mean:,.0f} in use by a request in the mean, "
+        f"{fits.pool_blocks:,} KV blocks, {fits.blocks.mean:,.0f} in use by a request on average, "
         f"{fits.blocks.most:,} at most"
     )

@@ -7,7 +7,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.option_mistakes import mistake
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import PagecastError
 from typer.core import TyperGroup
@@ -120,6 +119,8 @@ def execute(arguments: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             console.err.print(error.format_message())
             return 2
+        from pagecast.planner_app.commands.option_mistakes import mistake
+
         at = getattr(error, "ctx", None)
         message = mistake(error, arguments) or error.format_message().rstrip(".")
         mark = " See" if message.endswith("?") else "; see"

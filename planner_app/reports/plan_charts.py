@@ -120,7 +120,7 @@ def throughput_by_load(
 def envelope_bars(limits: Mapping[str, int], answer: float | None, low: float, high: float) -> go.Figure:
     """Requests at once that each limit allows by arithmetic, beside what the replays admit."""
     least = min(limits, key=limits.__getitem__) if limits else ""
-    caption = f"By arithmetic {least} binds first, at {limits[least]:,}." if limits else ""
+    caption = f"By arithmetic the first limit is {least}, at {limits[least]:,}." if limits else ""
     if answer is not None and limits:
         caption += f" Replays admit {answer:,.0f}{_part(answer, limits[least])}."
     figure = chart(

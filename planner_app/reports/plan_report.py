@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagecast.planner_app.planner.capacity.binding import NOTHING
 from pagecast.planner_app.planner.capacity.bisection import LoadTrial
 from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan, shown
 from pagecast.planner_app.reports import plan_charts as charts
@@ -34,7 +35,7 @@ def _lead(result: CapacityPlan) -> str:
     parts = []
     for answer in result.answers.values():
         parts.append(f"{TITLES[answer.kind].lower()}: {_value(answer)}{_interval(answer)}")
-        if answer.binding is not None:
+        if answer.binding is not None and answer.binding.limit != NOTHING:
             parts[-1] += f", bound by {answer.binding.limit}"
     if result.replicas is not None:
         parts.append(result.replicas.says)
@@ -51,7 +52,8 @@ def _cards(result: CapacityPlan) -> list[SummaryCard]:
     if result.replicas is not None:
         label = f"for {result.replicas.requests_per_s:.3g} requests/s"
         cards.append(SummaryCard("Replicas", f"{result.replicas.count:,}", label))
-    bound = [answer.binding.limit for answer in result.answers.values() if answer.binding is not None]
+    bindings = [answer.binding for answer in result.answers.values() if answer.binding is not None]
+    bound = [binding.limit for binding in bindings if binding.limit != NOTHING]
     if bound:
         cards.append(SummaryCard("What binds", bound[0], "must grow for more load"))
     envelope = result.envelope
@@ -83,7 +85,7 @@ def _answer(answer: Answer) -> Section:
         figures.append(charts.throughput_by_load(answer.tried, unit, *bounds))
     why = [answer.says] if answer.says else []
     if answer.binding is not None:
-        why.append(f"{answer.binding.limit} binds: {answer.binding.why}.")
+        why.append(f"{answer.binding.says}.")
     return Section(TITLES[answer.kind], [*figures, _sides(answer, unit, " ".join(why))])
 
 
@@ -117,7 +119,7 @@ def _envelope(result: CapacityPlan) -> HtmlTable:
     envelope, blocks = result.envelope, result.envelope.blocks
     rows = [(name, f"{value:,}") for name, value in envelope.limits.items()]
     rows += [
-        ("HBM, nothing shared", f"{envelope.hbm:,}"),
+        ("KV blocks, nothing shared", f"{envelope.hbm:,}"),
         ("KV blocks in the pool", f"{envelope.pool_blocks:,}"),
         ("blocks of a running request, mean", f"{blocks.mean:,.1f}"),
         ("blocks of the longest request", f"{blocks.most:,}"),

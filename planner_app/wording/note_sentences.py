@@ -225,6 +225,14 @@ def _blocks_beyond_memory(f: Mapping[str, Any]) -> str:
     )
 
 
+def _memory_uncertain(f: Mapping[str, Any]) -> str:
+    return (
+        f"A real start may have {f['uncertain']:,} KV blocks more or fewer than the {f['blocks']:,} of this "
+        f"forecast ({f['uncertain'] / f['blocks']:.0%}), which the figures and their intervals leave out: "
+        "give the number in your engine's log, less 1, as --num-gpu-blocks."
+    )
+
+
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "roofline_costs": _roofline,
     "measured_costs": _measured,
@@ -242,4 +250,5 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "no_acceptance": _no_acceptance,
     "blocks_given": _blocks_given,
     "blocks_beyond_memory": _blocks_beyond_memory,
+    "memory_uncertain": _memory_uncertain,
 }

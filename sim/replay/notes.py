@@ -16,6 +16,8 @@ from pagecast.sim.scenario import Scenario
 from pagecast.sim.speculation.recorded import ACCEPTED
 from pagecast.traces.schema import Trace
 
+UNCERTAIN_PART = 0.1  # of the KV blocks: a forecast with less certain memory says so
+
 
 def notes(
     trace: Trace,
@@ -38,7 +40,7 @@ def notes(
         )
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
     texts += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
-    texts += [_speculation(scenario), _acceptance(scenario, trace)]
+    texts += [memory_note(scenario), _speculation(scenario), _acceptance(scenario, trace)]
     return tuple(note for note in texts if note)
 
 
@@ -71,6 +73,14 @@ def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:
     if config is None or config.says_acceptance or ACCEPTED in trace.requests:
         return None
     return Note("no_acceptance", method=config.method, guesses=config.num_speculative_tokens)
+
+
+def memory_note(scenario: Scenario) -> Note | None:
+    """A note where a real start may have another number of KV blocks, by more than 10%."""
+    budget = scenario.budget()
+    if budget is None or budget.uncertain_blocks <= UNCERTAIN_PART * budget.num_gpu_blocks:
+        return None
+    return Note("memory_uncertain", blocks=budget.num_gpu_blocks, uncertain=budget.uncertain_blocks)
 
 
 def _override(scenario: Scenario) -> Iterator[Note]:

@@ -12,7 +12,7 @@ from pagecast.sim.replay import Result
 FULL = 0.95  # of the KV blocks in use at peak: requests wait for blocks
 _LITTLE = 0.5  # of the KV blocks: more memory would stay empty
 _RAISE = {
-    "HBM": "To serve more users, raise the HBM budget or add a replica.",
+    "KV blocks": "To serve more users, raise the HBM budget or add a replica.",
     "batch size": "To serve more users, raise the batch size (sequences at once).",
     "token budget": "To serve more users, raise the batched tokens per step.",
     "compute": "To serve more users, take a faster GPU or add a replica.",

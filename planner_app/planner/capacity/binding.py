@@ -1,6 +1,6 @@
 """The limit that binds: the one that must grow so that the server takes 25% more load.
 
-A load a quarter above the answer is replayed as it is, and with twice of each limit in turn: KV blocks (HBM),
+A load a quarter above the answer is replayed as it is, and with twice of each limit in turn: KV blocks,
 running requests (batch size), tokens per step (token budget), speed (compute). Only the SLO's terms that
 break just above the answer are judged. The limit whose doubling lets them hold binds. If none does alone, it
 is the one that helps most. How full batch, budget and KV cache were is reported with it.
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
+from pagecast.planner_app.planner.capacity.envelope import KV_BLOCKS
 from pagecast.planner_app.planner.capacity.users import Load, LoadReplay
 from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.slo import TermVerdict
@@ -24,9 +25,10 @@ from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
 
 BEYOND = 1.25  # times the answer: the load that is replayed
-LIMITS = ("HBM", "batch size", "token budget", "compute")
+LIMITS = (KV_BLOCKS, "batch size", "token budget", "compute")
+NOTHING = "nothing"
 _TWICE = {
-    "HBM": "twice the KV blocks",
+    KV_BLOCKS: "twice the KV blocks",
     "batch size": "twice max_num_seqs",
     "token budget": "twice max_num_batched_tokens",
     "compute": "steps twice as fast",
@@ -52,6 +54,7 @@ class LimitTest:
 class Binding:
     """The limit that binds, the load that was replayed, and the replays with and without twice of each limit.
 
+    `limit` is "nothing" where the terms hold at that load too.
     `full` has shares of the settled time: `batch`: `max_num_seqs` requests ran; `budget`: a step used its
     whole token budget; `kv`: requests waited for neither of these, so for KV blocks. `kv_used` is the mean
     share of KV blocks in use.
@@ -66,6 +69,8 @@ class Binding:
     @property
     def why(self) -> str:
         """One sentence: how far the SLO is missed at 25% more load, and what would help."""
+        if self.without.holds:
+            return f"at 25% more load {_what(self.without.term)} {_times(self.without)} the bound, within it"
         cure = next(pressed for pressed in self.helped if pressed.limit == self.limit)
         others = [pressed for pressed in self.helped if pressed is not cure]
         text = f"at 25% more load {_what(self.without.term)} {_times(self.without)} the bound"
@@ -78,6 +83,13 @@ class Binding:
         if cure is not nearest:
             return f"{text}; more room alone does not help: {_list(list(self.helped))}"
         return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}"
+
+    @property
+    def says(self) -> str:
+        """The limit and the reason, in one sentence."""
+        if self.without.holds:
+            return f"nothing binds there: {self.why}"
+        return f"{self.limit} binds: {self.why}"
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -111,7 +123,12 @@ def beyond(load: Load, most_users: int) -> Load:
 
 
 def _choose(without: LimitTest, helped: tuple[LimitTest, ...]) -> str:
-    """The limit that binds. Compute helps every term, so it is chosen only where no other limit is enough."""
+    """The limit that binds, `NOTHING` where the terms hold without help.
+
+    Compute helps every term, so it is chosen only where no other limit is enough.
+    """
+    if without.holds:
+        return NOTHING
     *rooms, speed = helped
     enough = [room for room in rooms if room.holds]
     if enough:
@@ -142,7 +159,7 @@ def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
     scenario, costs = question.scenario, question.costs
     seqs, tokens = scenario.max_num_seqs, scenario.max_num_batched_tokens
     more: dict[str, int] = {"num_gpu_blocks": scenario.blocks()}
-    if limit == "HBM":
+    if limit == KV_BLOCKS:
         more["num_gpu_blocks"] *= 2
     elif limit == "batch size":
         more |= {"max_num_seqs": 2 * seqs, "max_num_batched_tokens": max(tokens, 2 * seqs)}

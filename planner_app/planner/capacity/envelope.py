@@ -26,6 +26,7 @@ from pagecast.traces.hits import hits
 from pagecast.traces.operations import select
 from pagecast.traces.schema import Trace
 
+KV_BLOCKS = "KV blocks"  # the limit that memory sets
 OVERFLOW = 0.01  # chance that the requests admitted do not fit
 _MOST = 1 << 20  # requests at once, where nothing else bounds them
 
@@ -83,7 +84,11 @@ class Envelope:
     @property
     def limits(self) -> dict[str, int]:
         """Each limit that sets a bound."""
-        limits = {"HBM": self.hbm_shared, "batch size": self.batch_size, "token budget": self.token_budget}
+        limits = {
+            KV_BLOCKS: self.hbm_shared,
+            "batch size": self.batch_size,
+            "token budget": self.token_budget,
+        }
         return limits | ({} if self.compute is None else {"compute": self.compute})
 
     @property

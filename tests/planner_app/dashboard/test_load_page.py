@@ -95,7 +95,7 @@ def test_what_the_cards_advise():
     assert (
         advice_on_load("batch size", True) == "To serve more users, raise the batch size (sequences at once)."
     )
-    assert "Wait" in advice_on_load("HBM", False)
+    assert "Wait" in advice_on_load("KV blocks", False)
 
 
 def app(monkeypatch, **parameters: object) -> AppTest:

@@ -87,15 +87,15 @@ def test_a_bound_of_nothing_and_a_term_without_value():
 
 
 def test_the_envelope_names_the_least_limit():
-    caption = caption_of(charts.envelope_bars({"HBM": 100, "batch size": 50}, 25, 20, 30))
-    assert "batch size binds first, at 50" in caption
+    caption = caption_of(charts.envelope_bars({"KV blocks": 100, "batch size": 50}, 25, 20, 30))
+    assert "the first limit is batch size, at 50" in caption
     assert "Replays admit 25, 50% of that" in caption
 
 
 def test_an_envelope_of_nothing_is_drawn_as_nothing():
-    figure = charts.envelope_bars({"HBM": 0, "batch size": 50}, 2, 2, 2)
+    figure = charts.envelope_bars({"KV blocks": 0, "batch size": 50}, 2, 2, 2)
     assert list(figure.data[0].text) == ["0", "50"]
-    assert caption_of(figure) == "By arithmetic HBM binds first, at 0. Replays admit 2."
+    assert caption_of(figure) == "By arithmetic the first limit is KV blocks, at 0. Replays admit 2."
 
 
 def test_replicas_and_what_is_never_served_stand_first():

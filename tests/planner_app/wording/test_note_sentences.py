@@ -8,6 +8,7 @@ from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.sim.note import Note
 from pagecast.sim.replay import replay
+from pagecast.sim.replay.notes import memory_note
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -19,6 +20,7 @@ FIGURES = {
     "sliding_windows": {"model": "m", "blocks_per_block": 1.5},
     "blocks_given": {"blocks": 99, "unused": ("kv_tokens",)},
     "blocks_beyond_memory": {"blocks": 99, "most_blocks": 9, "gpus": 1, "gpu": "g", "model": "m"},
+    "memory_uncertain": {"blocks": 907, "uncertain": 758},
     "no_acceptance": {"method": "eagle", "guesses": 3},
     "outside_fit": {"tokens": (9000, 8192), "context": (20_000, 16_000, 64_000)},
 }
@@ -53,6 +55,15 @@ def test_a_redrawn_workload_tells_how_much_reuse_is_lost():
         "50.0% of eligible prompt tokens are reused in the trace, 30.0% in the median replicate."
     )
     assert "another seed" in sentence(Note("workload_redrawn", source="generator"))
+
+
+def test_an_uncertain_memory_is_pointed_out_where_it_matters():
+    large = {"model": "meta-llama/Llama-3.1-70B", "gpu": "H100", "tensor_parallel_size": 2}
+    text = sentence(memory_note(Scenario(**large)))
+    assert "may have 758 KV blocks more or fewer than the 907 of this forecast (84%)" in text
+    assert memory_note(Scenario(**large, num_gpu_blocks=900)) is None
+    assert memory_note(Scenario()) is None
+    assert memory_note(Scenario(gpu="L4")) in replay(read("chat", limit=5), Scenario(gpu="L4")).notes
 
 
 def test_roofline_costs_name_their_errors():

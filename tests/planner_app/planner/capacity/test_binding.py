@@ -1,16 +1,16 @@
 """The sentence on the limit that binds: the distance from the level, and which cures help."""
 
 import pytest
-from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, LimitTest
+from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, LimitTest, _choose
 
 FULL = {"batch": 0.0, "budget": 0.0, "kv": 0.0, "kv_used": 0.0}
 
 
-def binding(limit, without, *excesses, term="ttft_p99<2s"):
+def binding(limit, without, *excesses, term="ttft_p99<2s", held=False):
     helped = tuple(
         LimitTest(name, value <= 1, term, value) for name, value in zip(LIMITS, excesses, strict=True)
     )
-    return Binding(limit, 10.0, LimitTest("", False, term, without), helped, FULL)
+    return Binding(limit, 10.0, LimitTest("", held, term, without), helped, FULL)
 
 
 def test_what_would_do_comes_first_then_what_would_not():
@@ -22,7 +22,7 @@ def test_what_would_do_comes_first_then_what_would_not():
 
 
 def test_where_nothing_does_the_nearest_is_named():
-    text = binding("HBM", 38.4, 11, 38.4, 38.4, 38.4, term="preemptions<=0.01").why
+    text = binding("KV blocks", 38.4, 11, 38.4, 38.4, 38.4, term="preemptions<=0.01").why
     assert text.startswith("at 25% more load preemptions are 38 x the bound; ")
     assert "; twice the KV blocks would help most (11 x), not twice max_num_seqs (38 x), " in text
 
@@ -30,6 +30,12 @@ def test_where_nothing_does_the_nearest_is_named():
 def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
     text = binding("compute", 4.0, 3.9, 4.0, 4.0, 3.95).why
     assert "more room alone does not help: twice the KV blocks (3.9 x), " in text
+
+
+def test_a_term_within_its_bound_binds_nothing():
+    bound = binding("nothing", 0.64, 0.5, 0.6, 0.64, 0.3, held=True)
+    assert bound.says == "nothing binds there: at 25% more load ttft_p99 is 0.64 x the bound, within it"
+    assert _choose(bound.without, bound.helped) == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -41,5 +47,5 @@ def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
     ],
 )
 def test_the_term_that_breaks_is_said_in_words(term, words):
-    text = binding("HBM", 4.0, 0.5, 4, 4, 4, term=term).why
+    text = binding("KV blocks", 4.0, 0.5, 4, 4, 4, term=term).why
     assert f"at 25% more load {words} the bound" in text

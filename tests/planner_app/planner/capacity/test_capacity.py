@@ -138,7 +138,7 @@ def test_a_pool_that_fits_so_many_sequences_admits_so_many(sequences):
     )
     answer = result.concurrency
     assert (answer.value, answer.low, answer.high) == pytest.approx((sequences,) * 3)
-    assert answer.binding.limit == "HBM"
+    assert answer.binding.limit == "KV blocks"
 
 
 def test_preemptions_are_held_to_their_rate():

@@ -63,7 +63,7 @@ def test_what_is_admitted_overflows_as_rarely_as_was_asked():
 def test_the_least_limit_binds():
     trace = read(resolve("rag"), limit=300)
     assert envelope(trace, Scenario(max_num_seqs=4), SLO).binding == "batch size"
-    assert envelope(trace, Scenario(num_gpu_blocks=1000), SLO).binding == "HBM"
+    assert envelope(trace, Scenario(num_gpu_blocks=1000), SLO).binding == "KV blocks"
     tight = Scenario(max_num_seqs=8, max_num_batched_tokens=16)
     assert envelope(trace, tight, Slo.parse("ttft_p99<2s")).binding == "token budget"
     assert envelope(trace, Scenario(max_num_seqs=512), Slo.parse("tpot_mean<12ms")).binding == "compute"

@@ -111,7 +111,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
     assert (code, err) == (0, "")
     body = json.loads(out)
     assert body["concurrency"]["value"] >= 1
-    assert body["concurrency"]["binding"]["limit"] in ("HBM", "batch size", "token budget", "compute")
+    assert body["concurrency"]["binding"]["limit"] in ("KV blocks", "batch size", "token budget", "compute")
     assert body["envelope"]["concurrency"] >= 1
 
 
