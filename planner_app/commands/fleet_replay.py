@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.wording.quantities import counted
@@ -53,6 +54,8 @@ def show_replicas(result: Result) -> None:
             f"router: believed {fleet['believed_tokens']:,} prompt tokens cached; {share:.1%} were not",
             soft_wrap=True,
         )
+    if handoff := fleet.get("handoff"):
+        console.out.print(_handoffs(handoff), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("replica", "requests", "hits", "TTFT p99", "TPOT p99", "KV peak", "preemptions"):
         table.add_column(name, justify="left" if name == "replica" else "right", no_wrap=True)
@@ -69,3 +72,18 @@ def show_replicas(result: Result) -> None:
     console.out.print(table)
     if len(fleet["by_replica"]) > _MOST_ROWS:
         console.out.print(f"and {len(fleet['by_replica']) - _MOST_ROWS} more: --json, or --out FOLDER")
+
+
+def _handoffs(handoff: dict[str, Any]) -> str:
+    """What was handed from prefill to decode replicas; the table counts such a request at both."""
+    text = (
+        f"handoffs: {counted(handoff['remote'], 'request')} prefilled on one replica and decoded on another "
+        f"(counted at both), {handoff['local']:,} on one alone; {console.size(handoff['moved_bytes'])} moved"
+    )
+    if not handoff["remote"]:
+        return text
+    wait, transfer = handoff["wait_s"], handoff["transfer_s"]
+    return (
+        f"{text}, in {console.seconds(transfer['mean'])} on average (p99 {console.seconds(transfer['p99'])}) "
+        f"after a wait of {console.seconds(wait['mean'])} (p99 {console.seconds(wait['p99'])})"
+    )

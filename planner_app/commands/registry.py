@@ -23,7 +23,7 @@ class _Command(NamedTuple):
 
 COMMANDS = {
     "replay": _Command("replay", "replay_command", "Serves a trace on a simulated replica, and times it"),
-    "plan": _Command("plan", "plan_command", "Finds how much load keeps a service level, and what binds"),
+    "plan": _Command("plan", "plan_command", "Finds how much load keeps an SLO, and what binds"),
     "check": _Command("check", "check_command", "Fails a build where a scenario misses its bounds"),
     "sweep": _Command("sweep", "sweep_command", "Finds the cheapest replica in a space of scenarios"),
     "tune": _Command("tune", "app", "Chooses a block size or an HBM budget for a trace"),

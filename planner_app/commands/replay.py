@@ -137,6 +137,12 @@ def _draw(result: Result, spread: Spread | None, report: Path | None, perfetto: 
 
 def _unused(trace: Trace, scenario: Scenario) -> tuple[str, ...]:
     """Sentences on options that have no effect on this trace."""
-    if scenario.scheduling_policy != "priority" or np.ptp(trace.integers("priority")):
-        return ()
-    return ("every request has the same priority: --scheduling-policy priority serves as fcfs does",)
+    texts = []
+    if scenario.scheduling_policy == "priority" and not np.ptp(trace.integers("priority")):
+        texts.append("every request has the same priority: --scheduling-policy priority serves as fcfs does")
+    if "tenant" not in trace.requests:
+        by_tenant = {"--tenants": scenario.tenants, "--isolation tenant": scenario.isolation == "tenant"}
+        if options := [option for option, is_given in by_tenant.items() if is_given]:
+            verb = "change" if len(options) > 1 else "changes"
+            texts.append(f"the trace has no column `tenant`, so that {' and '.join(options)} {verb} nothing")
+    return tuple(texts)

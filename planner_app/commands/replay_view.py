@@ -88,7 +88,7 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         f"{s['evicted_blocks']:,} evicted",
     )
     over = f", over all {gpus} GPUs" if gpus > 1 else ""
-    table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, in the mean{over}")
+    table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, on average{over}")
     table.add_row(
         "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
     )

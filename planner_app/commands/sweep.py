@@ -40,7 +40,7 @@ def sweep_command(
             help="make N trials chosen by Optuna's TPE, not the whole grid (needs the extra: pagecast[app])",
         ),
     ] = None,
-    slo: Annotated[str, Opt(help="service level, such as ttft_p99<2s,tpot_p95<50ms")] = "",
+    slo: Annotated[str, Opt(help="SLO, such as ttft_p99<2s,tpot_p95<50ms")] = "",
     price: Annotated[
         list[str] | None, Opt(help="GPU=USD per GPU-hour, may be repeated: H200=3.5; no price is built in")
     ] = None,
@@ -136,7 +136,7 @@ def show(result: SweepResult, out: Path | None) -> None:
     console.out.print(_same(result, [each.name for each in costs]), soft_wrap=True)
     console.out.print(answer(result), soft_wrap=True)
     header, rows = front(result)
-    title = f"undominated {subject(result)}s" + (
+    title = f"Pareto-optimal {subject(result)}s" + (
         ", of those that meet the SLO" if question.slo and result.table["meets"].any() else ""
     )
     console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)

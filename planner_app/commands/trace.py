@@ -26,7 +26,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.command("generate", short_help="Makes a trace from laws, or of ServeGen's clients")(generate_command)
+app.command("generate", short_help="Makes a trace from distributions, or of ServeGen's clients")(
+    generate_command
+)
 
 TraceName = Annotated[
     str,

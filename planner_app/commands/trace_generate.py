@@ -62,7 +62,7 @@ def generate_command(
     seed: Annotated[int, Opt(help="same seed, same trace")] = 0,
     json: Annotated[bool, Opt("--json", help="print one JSON object (the trace's description)")] = False,
 ) -> None:
-    """Generates a trace from laws; the same options and seed give the same trace."""
+    """Generates a trace from distributions; the same options and seed give the same trace."""
     _check(count, duration, rate)
     most = count or (_COUNT if duration is None else None)
     recipe: dict[str, Any] = {"make": "requests", "requests": most, "duration": duration}

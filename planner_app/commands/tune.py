@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pagecast.planner_app.planner.tune.knobs import TuneResult
 
 Opt = typer.Option
-Slo = Annotated[str, Opt(help="service level that is to be kept, such as ttft_p99<2s,tpot_p95<50ms")]
+Slo = Annotated[str, Opt(help="SLO to keep, such as ttft_p99<2s,tpot_p95<50ms")]
 Static = Annotated[bool, Opt("--static", help="leave out the simulated admissible concurrency: much faster")]
 Workers = Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")]
 ClusterAddress = Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")]

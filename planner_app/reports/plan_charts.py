@@ -71,7 +71,7 @@ def used(term: TermVerdict) -> float | None:
 
 def _breaks(trials: Sequence[LoadTrial], unit: str, answer: float | None) -> str:
     if answer is None:
-        return "No load that was tried keeps the service level."
+        return "No load that was tried keeps the SLO."
     beyond = next((outcome for outcome in trials if outcome.amount > answer and not outcome.holds), None)
     if beyond is None:
         return f"Every load tried holds, up to {answer:,.4g} {unit}."
@@ -101,7 +101,7 @@ def throughput_by_load(
         yaxis_rangemode="tozero",
         height=400,
     )
-    for index, (name, holds) in enumerate((("keeps the service level", True), ("misses it", False))):
+    for index, (name, holds) in enumerate((("keeps the SLO", True), ("misses it", False))):
         trials_of_kind = [outcome for outcome in trials if outcome.holds == holds]
         if trials_of_kind:
             figure.add_scatter(
@@ -162,7 +162,7 @@ def envelope_bars(limits: Mapping[str, int], answer: float | None, low: float, h
 def _part(answer: float, most: int) -> str:
     if not most:
         return ""
-    why = ": bursts, queues and the service level take the rest" if answer < most else ""
+    why = ": bursts, queues and the SLO take the rest" if answer < most else ""
     return f", {answer / most:.0%} of that{why}"
 
 

@@ -29,12 +29,12 @@ def trade_off(
     ran = table[table[x].notna() & table[y].notna()]
     front = ran[ran["on_front"]].sort_values([x, y])
     caption = (
-        f"{int(ran['meets'].sum()):,} of {len(ran):,} trials keep the service level. On the front "
+        f"{int(ran['meets'].sum()):,} of {len(ran):,} trials keep the SLO. On the front "
         f"({len(front):,}) no other trial is as good in every objective and better in one."
     )
     figure = chart(f"{_first_up(title(y))} against {title(x)}", caption, axis(x), axis(y), height=420)
     kinds = {
-        "misses the service level": ~ran["meets"] & ~ran["on_front"],
+        "misses the SLO": ~ran["meets"] & ~ran["on_front"],
         "keeps it": ran["meets"] & ~ran["on_front"],
         "on the front": ran["on_front"],
     }

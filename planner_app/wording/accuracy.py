@@ -56,7 +56,7 @@ def corrections_lines(corrections: Corrections) -> list[str]:
             f"{source[f'{key}_percent_after']:+.1f}% after"
             for key in ("tpot", "e2e", "ttft")
         )
-        lines.append(f"{source['name']}, {source['requests']:,} requests, error in the mean: {errors}")
+        lines.append(f"{source['name']}, {source['requests']:,} requests, mean error: {errors}")
     titles = ("host time that each step adds", "decode steps", "steps with prompts")
     for at, title in enumerate(titles):
         sd, prior = corrections.sd[at], corrections.prior_sd[at]

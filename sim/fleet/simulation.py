@@ -196,6 +196,7 @@ class _FleetRun:
         filled = [table for table in tables if len(table)]
         table = pd.concat(filled).sort_values("row", kind="stable").reset_index(drop=True)
         summary = combine(summaries, table, wall_s)
+        summary["costs"] = " and ".join(dict.fromkeys(part["costs"] for part in summaries))
         listed = [each[member.number] for member in members]
         replicas = pd.DataFrame(listed)
         summary["fleet"] = {
@@ -217,6 +218,8 @@ class _FleetRun:
         remarks = notes(
             self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self._builder.share
         )
+        others = (alike[0].costs.expected_error() for alike in kinds.values())
+        remarks += tuple(note for note in dict.fromkeys(others) if note not in remarks)
         timeline = pd.DataFrame(self.fleet.log, columns=["time_s", "replica", "event"])
         timeline["time_s"] = timeline["time_s"] / NS
         steps = self.steps() if keep_steps else pd.DataFrame()

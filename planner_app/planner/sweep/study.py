@@ -65,14 +65,16 @@ class SweepResult:
     def cheapest(self) -> dict[str, Any] | None:
         """The row of the cheapest replica that meets the service level; None where no trial does.
 
-        Of equals the one with most margin, or without a service level the one of the lowest p99 TTFT.
+        Of equals one on the front; of these the one with most margin, or without an SLO the one of the lowest
+        p99 TTFT.
         """
         meets = self.table[self.table["meets"]]
         if not len(meets):
             return None
         margin = -meets["margin"].to_numpy(np.float64) if self.question.slo else meets["ttft_p99_s"]
-        order = meets.assign(_last=margin).sort_values([self.cost, "_last", "number"], kind="stable")
-        return record(order.drop(columns="_last").head(1))
+        order = meets.assign(_off_front=~meets["on_front"].astype(bool), _last=margin)
+        order = order.sort_values([self.cost, "_off_front", "_last", "number"], kind="stable")
+        return record(order.drop(columns=["_off_front", "_last"]).head(1))
 
     @property
     def front(self) -> pd.DataFrame:

@@ -65,14 +65,27 @@ def answer(result: SweepResult) -> str:
     level = f" that meets {question.slo}" if question.slo else ""
     others = int((table["meets"] & (table[result.cost] == best[result.cost])).sum()) - 1
     reason = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"
-    equal = f" Of {others + 1} that cost the same it is the one where {reason}." if others else ""
-    names = ("ttft_p99_s", "tpot_p95_s", "output_tokens_per_s")
-    figures = ", ".join(f"{title(name)} {text(name, best[name])}" for name in names)
+    choice = "Pareto-optimal one" if best["on_front"] else "one"
+    equal = f" Of {others + 1} that cost the same it is the {choice} where {reason}." if others else ""
+    if not best["on_front"]:
+        equal += " It is not among the Pareto-optimal ones below, whose objectives leave the cost out."
+    names = (*(_terms(result) or ("ttft_p99_s", "tpot_p95_s")), "output_tokens_per_s")
+    figures = ", ".join(f"{title(_measure(name))} {text(name, best[name])}" for name in names)
     if question.fleet is not None:
         cost = f"{cost}, {best['gpu_hours']:,.2f} GPU hours"
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
     cheapest = f"cheapest {subject(result)}{level}: {setting(result, best)}"
     return f"{cheapest}: {cost}{tokens}; {figures}.{equal}{costs}{stopped}"
+
+
+def _terms(result: SweepResult) -> list[str]:
+    """The texts of the SLO's terms, which are columns of the table."""
+    return [term.text for term in result.question.level.terms]
+
+
+def _measure(name: str) -> str:
+    """What a term bounds: `ttft_p99` of `ttft_p99<2s`; another column's name stays."""
+    return "goodput" if name.startswith("goodput") else name.partition("<")[0]
 
 
 def subject(result: SweepResult) -> str:
@@ -107,13 +120,17 @@ def _gpus(count: int) -> str:
 
 
 def front(result: SweepResult) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the undominated trials; those that are equal in all objectives are one row."""
+    """Header and rows of the Pareto-optimal trials; those that are equal in all objectives are one row.
+
+    The terms of the SLO that are no objectives have columns too.
+    """
     objectives = list(result.question.objectives)
     rows = result.front
     costs = ("usd_per_hour", "usd_per_million_output_tokens")
     extra = [name for name in costs if name in rows] or ["gpus"]
+    terms = [name for name in _terms(result) if f"{_measure(name)}_s" not in objectives]
     columns = ["step_costs"] if differ(result) else []
-    names = list(dict.fromkeys([*result.knobs, *objectives, *extra, *columns]))
+    names = list(dict.fromkeys([*result.knobs, *objectives, *terms, *extra, *columns]))
     header = ["trial", *map(title, names), "equal to it"]
     body = []
     for _, group in rows.groupby(objectives, sort=False, dropna=False):

@@ -70,7 +70,7 @@ def test_a_benchmarks_results_correct_measured_operations_and_are_validated(tmp_
     out = str(tmp_path / "mine.json")
     assert run(["calibrate", "--from-bench", *given, "--out", out]) == 0
     text = capsys.readouterr().out
-    assert "bench, 30 requests, error in the mean: TPOT" in text
+    assert "bench, 30 requests, mean error: TPOT" in text
     assert "steps with prompts: x " in text and "these results say" in text
     assert run(["validate", *given, "--costs", out, "--replicates", "0", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)

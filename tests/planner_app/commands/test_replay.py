@@ -190,6 +190,14 @@ def test_a_misspelt_field_is_answered_with_the_nearest(tmp_path, capsys):
     assert err.endswith("field 'gpuu' is not known; did you mean gpu?\n")
 
 
+def test_options_of_tenants_without_tenants_are_pointed_out(capsys):
+    options = ("--tenants", "a:weight=2,blocks=100", "--isolation", "tenant", "--limit", 5)
+    _, out, _ = pagecast("replay", "chat", *options, capsys=capsys)
+    assert "no column `tenant`, so that --tenants and --isolation tenant change nothing" in out
+    _, out, _ = pagecast("replay", "chat", "--limit", 5, capsys=capsys)
+    assert "tenant" not in out
+
+
 def test_another_kind_of_yaml_file_is_no_scenario(capsys):
     workflow = Path(__file__).parents[3] / "examples" / "github-actions.yml"
     for command in (["replay", "chat"], ["check"]):

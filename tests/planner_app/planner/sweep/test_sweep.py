@@ -341,7 +341,20 @@ def test_without_a_service_level_none_is_spoken_of(capsys):
     assert pagecast([*command, "--set", "block_size=16,64"]) == 0
     assert "SLO" not in capsys.readouterr().out
     assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<10s"]) == 0
-    assert "undominated replicas, of those that meet the SLO in " in capsys.readouterr().out
+    assert "Pareto-optimal replicas, of those that meet the SLO in " in capsys.readouterr().out
+
+
+def test_the_slos_own_terms_are_shown_and_the_cheapest_is_among_the_optimal(capsys):
+    command = ["sweep", "chat", "--limit", "60", "--costs", "roofline", "--workers", "1"]
+    space = ["--set", "block_size=16,32,64", "--set", "max_num_seqs=16,64"]
+    assert pagecast([*command, *space, "--slo", "ttft_p99<10s,tpot_p99<40ms", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["cheapest"]["number"] in [row["number"] for row in body["front"]]
+    assert pagecast([*command, *space, "--slo", "ttft_p99<10s,tpot_p99<40ms"]) == 0
+    out = capsys.readouterr().out
+    assert "1 GPU; TTFT p99 " in out and ", TPOT p99 " in out.split("output tokens per s")[0]
+    table = out.partition("Pareto-optimal")[2].partition("what each knob")[0]
+    assert "p99<40ms" in table and "p99<10s" not in table
 
 
 def test_a_level_that_no_scenario_meets_is_told_and_exit_code_1(capsys):
