@@ -58,7 +58,7 @@ def support_command(
         console.print_json({"set_ups": [asdict(row) for row in rows]})
         return
     for each in dict.fromkeys(row.engine for row in rows):
-        console.out.print(_table(each, [row for row in rows if row.engine == each]))
+        _show(each, [row for row in rows if row.engine == each])
     console.out.print(
         "C calibrated, M measured operations, r roofline, - can't be sharded so", highlight=False
     )
@@ -73,12 +73,27 @@ def _measured_gpus() -> list[str]:
     return [gpu.name for gpu in GPUS if gpu.name.lower().replace(" ", "-") in measured]
 
 
-def _table(engine: str, rows: list[Support]) -> Table:
+def _show(engine: str, rows: list[Support]) -> None:
+    """Prints a row per model. Where the GPUs' names don't fit, columns have numbers with a legend."""
+    gpus = list(dict.fromkeys(row.gpu for row in rows))
+    titles = [gpu.replace(" ", "\n") for gpu in gpus]
+    table = _table(engine, rows, titles)
+    unbounded = console.out.options.update_width(1000)
+    if console.out.measure(table, options=unbounded).maximum > console.out.width:
+        titles = [str(number) for number in range(1, len(gpus) + 1)]
+        table = _table(engine, rows, titles)
+        legend = ", ".join(f"{title} {gpu}" for title, gpu in zip(titles, gpus, strict=True))
+        console.out.print(f"GPUs: {legend}")
+    console.out.print(table)
+
+
+def _table(engine: str, rows: list[Support], titles: list[str]) -> Table:
+    """A row per model, and a column per GPU under its title."""
     table = Table(box=None, pad_edge=False)
     gpus = list(dict.fromkeys(row.gpu for row in rows))
     table.add_column(engine, no_wrap=True)
-    for gpu in gpus:
-        table.add_column(gpu.replace(" ", "\n"), justify="center", no_wrap=True)
+    for title in titles:
+        table.add_column(title, justify="center", no_wrap=True)
     for model in dict.fromkeys(row.model for row in rows):
         marks = {row.gpu: _MARKS[row.tier] for row in rows if row.model == model}
         table.add_row(model, *(marks[gpu] for gpu in gpus))

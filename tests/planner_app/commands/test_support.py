@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 import typer
+from pagecast.planner_app import console
 from pagecast.planner_app.commands.support import support_command
 from pagecast.sim.costs.calibration.draw import draw
+from pagecast.sim.machine.models import known_models
 from pagecast.sim.scenario import Scenario
 from typer.testing import CliRunner
 
@@ -49,3 +51,15 @@ def test_each_tier_states_the_interval_of_its_draws():
         low, high = np.percentile(draws, (5, 95)) / costs.decode_line(32).ns(32_000, 1000)
         assert 50 * (high - low) == pytest.approx(widths["Qwen/Qwen3-8B", gpu], rel=0.15)
     assert "C: step times within" in printed("--gpu", "H200")
+
+
+def test_all_models_and_gpus_can_be_read_at_80_columns(monkeypatch):
+    monkeypatch.setattr(console.out, "_width", 80)
+    ran = CliRunner().invoke(app, [])
+    assert ran.exit_code == 0
+    lines = ran.stdout.splitlines()
+    table = [line for line in lines if not line.startswith("r: ")]
+    assert "…" not in ran.stdout and max(map(len, table)) <= 80
+    assert "1 B200, 2 GB200" in ran.stdout and "H100 SXM" in ran.stdout
+    names = [line.split()[0] for line in lines if len(line.split()) == 10]
+    assert len(names) == len(set(names)) and set(known_models()) <= set(names)
