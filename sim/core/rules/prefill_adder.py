@@ -114,20 +114,27 @@ class PrefillAdder:
 
     # ---- adding
 
-    def add_rest(self, request: Request) -> None:
-        """Adds the next chunk of the prompt that was cut off: as much as fits, and a chunk in any case."""
+    def add_rest(self, request: Request) -> bool:
+        """Adds the next chunk of the prompt that was cut off: as much as fits, and a chunk in any case.
+
+        False where not even eviction makes room for it: SGLang stops there ("Prefill out of memory"), here the
+        chunk waits.
+        """
         assert self.chunk is not None
         most = min(self.chunk, int(self.left_total))
         if most <= 0:
             most = self.chunk
         missing = request.known_tokens - request.computed_tokens
         tokens = min(missing, most)
+        if not self.memory.room(self.memory.missing(request, request.computed_tokens + tokens)):
+            return False
         self.added.append(Prompt(request, request.computed_tokens, tokens, None))
         if missing > most:
             self._charge(tokens, 0)
             self.unfinished = request
         else:
             self._charge(tokens, min(request.output_tokens, CLIP))
+        return True
 
     def add(self, request: Request) -> AddVerdict:
         """Tries to add a waiting request, whose prefix is looked up now."""

@@ -107,8 +107,8 @@ class SglangMix:
         assert isinstance(order, SglangFcfs)
         waiting = order.arrange(memory)
         adder = self._adder(step, memory)
-        if self.unfinished is not None:
-            adder.add_rest(self.unfinished)
+        if self.unfinished is not None and not adder.add_rest(self.unfinished):
+            return False
         self._admit(step, adder, waiting, places)
         if not adder.added:
             return False
