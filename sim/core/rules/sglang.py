@@ -51,6 +51,8 @@ class SglangMix:
             self._decode(step, memory)
         elif not step.lifecycle.requests:
             self.ratio.reset()
+        elif not step.running.requests and not step.running.in_flight and not memory.used_blocks:
+            self._abort_first(step, memory, queue)
 
     def quiet(self, queue: Queue, decoding: int) -> bool:
         """Whether the next turns only decode: nobody joins, leaves or may be admitted.
@@ -59,6 +61,18 @@ class SglangMix:
         """
         waits = queue.size and not self.full
         return not waits and self.merging is None and self.unfinished is None and len(self.batch) == decoding
+
+    def _abort_first(self, step: Step, memory: RadixMemory, queue: Queue) -> None:
+        """Ends the request that is not admitted though nothing else uses memory: SGLang would wait for ever.
+
+        It fitted when it was submitted. After a retraction its generated tokens may need a page more.
+        """
+        order = queue.order
+        assert isinstance(order, SglangFcfs)
+        waiting = order.arrange(memory)
+        if waiting:
+            waiting[0].reason = "never fits again after it was retracted"
+            step.lifecycle.cancel(waiting[0].id, step.now)
 
     # ---- merging
 

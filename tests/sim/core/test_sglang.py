@@ -294,3 +294,19 @@ def test_a_fleet_of_sglang_replicas_is_routed_by_an_approximate_index():
 def test_there_is_no_map_of_the_pages_of_a_radix_tree():
     with pytest.raises(BadInput, match="no map of blocks"):
         record(read("chat", limit=5), Scenario(profile="sglang", costs="roofline", num_gpu_blocks=5000))
+
+
+def test_a_retracted_request_that_never_fits_again_is_ended_with_a_reason():
+    settings = SglangSettings(max_prefill_tokens=67, chunked_prefill=False, ignore_eos=True)
+    s = scheduler(6, settings=settings, block_size=8, caching=False)
+    one = request("1", 22, 12, size=8)
+    s.submit(one)
+    for _ in range(3):
+        turn(s)
+    s.preempt(one)
+    while s.requests:
+        plan = s.plan(0)
+        if plan is not None:
+            s.commit(plan)
+    assert one.state is State.CANCELLED
+    assert "never fits again" in one.reason
