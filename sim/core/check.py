@@ -137,7 +137,7 @@ def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
                 enough = len(table.blocks) >= group.spec.blocks_of(tokens)
                 _hold(enough, f"{request!r} holds {len(table.blocks)} blocks for {tokens} tokens")
                 spec = group.spec
-                skippable = spec.skipped_tokens(tokens + spec.reach % spec.block_size) // spec.block_size
+                skippable = spec.skipped_tokens(tokens + spec.window % spec.block_size) // spec.block_size
                 _hold(table.nulls <= skippable, f"{request!r} has left blocks that its next token reads")
     counted = {block: count for block, count in enumerate(pool.holders) if count}
     _hold(counted == dict(holders), "the holders of a block are counted wrong")

@@ -19,28 +19,28 @@ class KvKind(Enum):
 
     FULL = "full_attention"  # the KV of every token
     LATENT = "mla_attention"  # one latent of every token
-    WINDOW = "sliding_window"  # the newest `reach` tokens
-    CHUNK = "chunked_local_attention"  # the tokens of the current chunk of `reach` tokens
+    WINDOW = "sliding_window"  # the newest `window` tokens
+    CHUNK = "chunked_local_attention"  # the tokens of the current chunk of `window` tokens
     STATE = "mamba"  # one recurrent state, however long the sequence is
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Layers that share a block table. `block_size` is in tokens; `reach` is the window's or chunk's length.
+    """Layers that share a block table. `block_size` is in tokens; `window` is the window's or chunk's length.
 
     A group of recurrent states holds one block per request; its `block_size` does not count.
     """
 
     kind: KvKind
     block_size: int = 16
-    reach: int = 0
+    window: int = 0
 
     def skipped_tokens(self, computed: int) -> int:
         """Tokens, from the start, that no layer of the group reads once `computed` tokens are computed."""
         if self.kind is KvKind.WINDOW:
-            return max(0, computed - self.reach + 1)
+            return max(0, computed - self.window + 1)
         if self.kind is KvKind.CHUNK:
-            return computed // self.reach * self.reach
+            return computed // self.window * self.window
         return 0
 
     def blocks_of(self, tokens: int) -> int:
@@ -51,17 +51,17 @@ class GroupSpec:
         """Blocks that a request holds at most, however long it is: vLLM's cap in the admission check."""
         longest = _FOREVER if max_model_len is None else max_model_len
         if self.kind is KvKind.WINDOW:
-            return -(-min(self.reach - 1 + max_num_batched_tokens, longest) // self.block_size) + 1
+            return -(-min(self.window - 1 + max_num_batched_tokens, longest) // self.block_size) + 1
         if self.kind is KvKind.CHUNK:
-            return -(-min(self.reach + max_num_batched_tokens, longest) // self.block_size)
+            return -(-min(self.window + max_num_batched_tokens, longest) // self.block_size)
         return _FOREVER
 
     def check(self) -> None:
         """Errors: BadInput for a size that cannot be."""
         if self.block_size < 1:
             raise BadInput(f"a KV group has block_size {self.block_size}; it must be at least 1")
-        if self.kind in (KvKind.WINDOW, KvKind.CHUNK) and self.reach < 1:
-            raise BadInput(f"a KV group of kind {self.kind.value} needs a reach of at least 1 token")
+        if self.kind in (KvKind.WINDOW, KvKind.CHUNK) and self.window < 1:
+            raise BadInput(f"a KV group of kind {self.kind.value} needs a window of at least 1 token")
 
 
 def unit_tokens(groups: tuple[GroupSpec, ...]) -> int:

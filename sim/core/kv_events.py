@@ -112,7 +112,7 @@ class KvEventStream:
                 lora_name=request.adapter or None,
                 group_idx=group,
                 kv_cache_spec_kind=spec.kind.value,
-                kv_cache_spec_sliding_window=spec.reach if spec.kind is KvKind.WINDOW else None,
+                kv_cache_spec_sliding_window=spec.window if spec.kind is KvKind.WINDOW else None,
             )
         )
 

@@ -129,16 +129,16 @@ class Lifecycle:
                 detail += f" external={external}"
             self.log.add(EventKind.ADMITTED, request.id, detail=detail)
 
-    def load(self, request: Request, hit: Hit, tokens: int, reach: int) -> Transfer:
-        """Begins to load what follows a waiting request's prefix hit; it gets blocks for `reach` tokens."""
+    def load(self, request: Request, hit: Hit, tokens: int, room_tokens: int) -> Transfer:
+        """Begins to load what follows a waiting request's hit; it gets blocks for `room_tokens`."""
         assert self.offloading is not None
         request.state = State.LOADING
         request.computed_tokens = hit.tokens + tokens
         request.last_external = tokens
         self.memory.claim(request, hit._replace(tokens=request.computed_tokens))
         self.memory.grow(request, request.computed_tokens)
-        if reach > request.computed_tokens:
-            self.memory.grow(request, reach)
+        if room_tokens > request.computed_tokens:
+            self.memory.grow(request, room_tokens)
         return self.offloading.load(request, tokens)
 
     def receive(self, request: Request) -> None:

@@ -120,6 +120,6 @@ class Queue:
             self.size += len(forks)
             self.blocked = False
 
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether nobody will be admitted while the running requests only generate."""
         return not self.size or (self.blocked and self.order.stable and not self.passed_over)

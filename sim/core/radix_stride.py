@@ -24,7 +24,7 @@ class RadixStride(Stride):
         running = self._running
         decoders = running.decoders
         count = decoders.count
-        if not count or running.chunked or not self._mix.quiet(self._queue, count):
+        if not count or running.chunked or not self._mix.is_quiet(self._queue, count):
             return 0
         in_flight = running.in_flight
         if in_flight and (in_flight[-1].chunks or in_flight[-1].last in running.draining):

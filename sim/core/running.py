@@ -22,11 +22,11 @@ class Running:
     `max_num_seqs` bounds a step, not the running requests) or `draining` (its last token is planned; here
     requests are listed under the number of the step that computes it).
 
-    `tick` is the clock of the decoding requests (see `Decoders`): it stands still in steps that are not for
-    them, as `nano-vllm`'s steps of prompts. `late` (0, 1 or 2) is the number of steps between the plan that
-    computes a generated token and the plan that may publish it: one at pipeline depth 1, since the token is
-    not known when its step is planned, and one more where blocks are published by the commit (`at_commit`).
-    `left_out` are the decoding requests that the newest plan leaves out.
+    `tick` is the clock of the decoding requests (see `Decoders`): it stands still in steps that are not
+    for them, as `nano-vllm`'s steps of prompts. `commit_lag` (0, 1 or 2) is the number of steps between
+    the plan that computes a generated token and the plan that may publish it: one at pipeline depth 1,
+    since the token is not known when its step is planned, and one more where blocks are published by the
+    commit (`at_commit`). `left_out` are the decoding requests that the newest plan leaves out.
     """
 
     def __init__(self, block_size: int, *, pipeline_depth: int, at_commit: bool) -> None:
@@ -40,7 +40,7 @@ class Running:
         self.left_out: frozenset[Request] = frozenset()
         self.tick = 0
         self.at_commit = at_commit
-        self.late = pipeline_depth + at_commit
+        self.commit_lag = pipeline_depth + at_commit
 
     def knows(self, request: Request) -> bool:
         """Whether the token that a request decodes next is known: no plan in flight yields it."""
@@ -51,13 +51,13 @@ class Running:
 
         A block that this token fills is published by the plan itself, not a step later.
         """
-        if not self.late or self.at_commit:
+        if not self.commit_lag or self.at_commit:
             return False
         return not self.in_flight or bool(self.left_out)
 
     def publishes_at_once(self, request: Request) -> bool:
         """Whether a block that the step being planned fills is published by its plan."""
-        return not self.late or (not self.at_commit and self.knows(request))
+        return not self.commit_lag or (not self.at_commit and self.knows(request))
 
     def planned(self, request: Request) -> int:
         """Tokens of a request that plans so far compute."""
@@ -85,7 +85,7 @@ class Running:
             return 0  # what is right is published when that is known
         if request in self.chunked:
             return min(request.computed_tokens, request.known_tokens)
-        late = self.late if request.state in (State.DECODE, State.DRAINING) else 0
+        late = self.commit_lag if request.state in (State.DECODE, State.DRAINING) else 0
         return self.planned(request) - late
 
     def speculates(self, request: Request) -> bool:

@@ -103,7 +103,7 @@ class Step:
         """Whether requests speculate."""
         return self._drafter is not None
 
-    def reach(self, tokens: int) -> int:
+    def with_lookahead(self, tokens: int) -> int:
         """For how many tokens a request needs blocks that computes its first `tokens`."""
         if not self._lookahead:
             return tokens
@@ -125,7 +125,7 @@ class Step:
         if start.kind is StartKind.TAKE:
             assert start.run is not None
             self._memory.take_over(request, start.run)
-        self._memory.grow(request, self.reach(end))
+        self._memory.grow(request, self.with_lookahead(end))
         drafts = 0
         if self._drafter is not None:
             drafts = max(end - request.known_tokens - request.in_flight_tokens, 0)
@@ -162,11 +162,11 @@ class Step:
             if crossing:
                 self._memory.grow_many(list(crossing), len(crossing))
         else:
-            filling = {} if running.late else self.filling()
+            filling = {} if running.commit_lag else self.filling()
             if crossing or filling:
                 for request in sorted({**crossing, **filling}, key=admission_order):
                     self.decode(request, begins=request in crossing, fills=request in filling)
-            if running.late == 2:
+            if running.commit_lag == 2:
                 # Pipeline depth 1 and `at_commit`: blocks filled two steps ago are committed now. A prompt is
                 # published by its own commit.
                 for request in running.decoders.crossing(running.tick - 1):
@@ -197,7 +197,7 @@ class Step:
             self._log.add(EventKind.ALLOCATED, request.id, blocks)
             # The block before is full since the last step. Only a log or keys per block need it published on
             # the spot: otherwise that is made up for when somebody looks (`FullGroup.find`).
-            if running.late == 1 and (self._log.events is not None or request.keys.explicit):
+            if running.commit_lag == 1 and (self._log.events is not None or request.keys.explicit):
                 self._memory.publish(request, computed)
         if fills and running.publishes_at_once(request):
             self._memory.publish(request, computed + 1)
@@ -246,8 +246,8 @@ class Step:
         It gets room for drafts too, unless its drafter leaves out the last block of a hit (EAGLE; as vLLM).
         """
         cached = hit.tokens + tokens
-        reach = cached if self._memory.recomputes_block else self.reach(cached)
-        self.loads.append(self.lifecycle.load(request, hit, tokens, reach))
+        room_tokens = cached if self._memory.recomputes_block else self.with_lookahead(cached)
+        self.loads.append(self.lifecycle.load(request, hit, tokens, room_tokens))
         self._newcomers.append(request)
 
     def admit_loaded(self, request: Request) -> None:

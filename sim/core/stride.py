@@ -54,7 +54,7 @@ class Stride:
         running = self._running
         decoders = running.decoders
         count = decoders.count
-        if not count or running.chunked or not self._queue.quiet():
+        if not count or running.chunked or not self._queue.is_quiet():
             return 0
         if running.parked and count < self._lifecycle.limits.max_num_seqs:
             return 0

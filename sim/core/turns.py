@@ -42,6 +42,6 @@ def take_turn(running: Running, memory: HybridMemory, request: Request, computed
         memory.fresh.pop(request, None)
     if not computed % memory.block_size:
         memory.grow(request, computed + 1)
-    known_tokens = computed if running.late and not running.knows(request) else computed + 1
+    known_tokens = computed if running.commit_lag and not running.knows(request) else computed + 1
     if not known_tokens % memory.aligned:
         memory.publish(request, known_tokens)

@@ -37,7 +37,7 @@ class BlockLayout:
     @property
     def windows(self) -> tuple[int, ...]:
         """The window or chunk of each group, in tokens; 0 where it keeps every token."""
-        return tuple(spec.reach for spec in self.specs)
+        return tuple(spec.window for spec in self.specs)
 
     @property
     def plain(self) -> bool:
@@ -54,7 +54,7 @@ class BlockLayout:
 
 def _blocks_of_group(spec: GroupSpec, tokens: int) -> int:
     blocks = spec.blocks_of(tokens)
-    return min(blocks, -(-spec.reach // spec.block_size) + 1) if spec.reach else blocks
+    return min(blocks, -(-spec.window // spec.block_size) + 1) if spec.window else blocks
 
 
 def block_layout(kv_groups: tuple[KvGroup, ...], block_size: int, element_bytes: int) -> BlockLayout:

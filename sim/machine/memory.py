@@ -221,7 +221,7 @@ def _budget(
         if spec.kind is KvKind.STATE:
             blocks_each += 1
             continue
-        window_tokens = min(spec.reach, sequence_tokens) if spec.reach else sequence_tokens
+        window_tokens = min(spec.window, sequence_tokens) if spec.window else sequence_tokens
         blocks_each += (window_tokens + (spec.block_size - 1) / 2) / spec.block_size
     whole = int(usable / blocks_each) * sequence_tokens
     return HbmBudget(
@@ -255,7 +255,7 @@ def _tokens(blocks: int, layout: BlockLayout, max_num_batched_tokens: int, max_m
     blocks_each = 0
     for spec in layout.specs:
         windowed = spec.most_blocks(max_num_batched_tokens, max_model_len)
-        blocks_each += windowed if spec.reach else spec.blocks_of(max_model_len)
+        blocks_each += windowed if spec.window else spec.blocks_of(max_model_len)
     return blocks * max_model_len // blocks_each
 
 

@@ -1,4 +1,4 @@
-"""When the steps of a stretch are launched: each of them looks which transfers have ended."""
+"""Launch times of the steps of a stretch: each launch looks which transfers have ended."""
 
 from __future__ import annotations
 

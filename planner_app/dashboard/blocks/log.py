@@ -174,8 +174,8 @@ def _group_words(group: GroupSpec) -> str:
     words = {
         KvKind.FULL: "full attention",
         KvKind.LATENT: "latent attention (MLA)",
-        KvKind.WINDOW: f"window of {group.reach:,} tokens",
-        KvKind.CHUNK: f"chunks of {group.reach:,} tokens",
+        KvKind.WINDOW: f"window of {group.window:,} tokens",
+        KvKind.CHUNK: f"chunks of {group.window:,} tokens",
         KvKind.STATE: "recurrent states",
     }
     return f"{words[group.kind]}, blocks of {group.block_size} tokens"

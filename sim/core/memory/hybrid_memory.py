@@ -53,8 +53,8 @@ class HybridMemory(KvMemory):
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
         self.refused_blocks = 0  # free blocks that the request last refused needs; 0: the batch was full
         self._generating: dict[Request, None] = {}
-        self._windowed = [group for group in self.layers if group.spec.reach]
-        self._at_once = sum([spec.blocks_of(spec.reach) for spec in specs if spec.kind is KvKind.CHUNK])
+        self._windowed = [group for group in self.layers if group.spec.window]
+        self._at_once = sum([spec.blocks_of(spec.window) for spec in specs if spec.kind is KvKind.CHUNK])
         self._lookups = self._make_lookups()
         # One kind beside full attention can't lengthen what full attention has: one pass is enough.
         self._simple = len(self._lookups) == 1 or (len(self._lookups) == 2 and self._lookups[0].keeps_all)
@@ -232,7 +232,7 @@ class HybridMemory(KvMemory):
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
         for spec, groups in self._alike:
-            skipped = spec.skipped_tokens(computed) // spec.block_size if spec.reach else 0
+            skipped = spec.skipped_tokens(computed) // spec.block_size if spec.window else 0
             if skipped:
                 for group in groups:
                     group.leave(request, skipped)
@@ -382,7 +382,7 @@ def _places(specs: tuple[GroupSpec, ...], unit: int) -> tuple[int, ...]:
     places = {0, unit - 1}
     for spec in specs:
         if spec.kind is KvKind.WINDOW:
-            places.add((spec.reach - 1) % unit)
-        elif spec.kind is KvKind.CHUNK and spec.reach % unit:
+            places.add((spec.window - 1) % unit)
+        elif spec.kind is KvKind.CHUNK and spec.window % unit:
             places.update(range(unit))
     return tuple(sorted(places))

@@ -214,7 +214,7 @@ class LayerGroup:
 def _reachable(spec: GroupSpec, aligned: int) -> int:
     """How many of the last blocks of each aligned piece a hit can ever ask for."""
     if spec.kind is KvKind.WINDOW:
-        return -(-(spec.reach - 1) // spec.block_size)
+        return -(-(spec.window - 1) // spec.block_size)
     return max(aligned // spec.block_size, 1)
 
 
@@ -235,7 +235,7 @@ class Lookup:
         self._pool = pool
         self._units = spec.block_size // unit
         self._aligned_blocks = aligned // spec.block_size
-        self._window_blocks = -(-(spec.reach - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
+        self._window_blocks = -(-(spec.window - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
 
     def find(self, keys: BlockKeys, tokens: int, *, drop: bool = False) -> list[list[int]]:
         """The longest prefix of at most `tokens` tokens: a table for each group, null where none is kept.
@@ -248,7 +248,7 @@ class Lookup:
         if self.spec.kind is KvKind.WINDOW:
             hits = self._from_end(keys, most, int(drop))
             return self._aligned(hits, drop=True) if drop else hits
-        first = tokens // self.spec.reach * self.spec.reach // self.spec.block_size
+        first = tokens // self.spec.window * self.spec.window // self.spec.block_size
         return self._from_start(keys, first, most)
 
     def _aligned(self, hits: list[list[int]], *, drop: bool) -> list[list[int]]:

@@ -24,7 +24,13 @@ from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.admission import WholeSequence
-from pagecast.sim.core.rules.reserving import Reach, ReserveOutput, Watermarks, completion, with_output
+from pagecast.sim.core.rules.reserving import (
+    ReserveOutput,
+    TokensToReserve,
+    Watermarks,
+    completion,
+    with_output,
+)
 from pagecast.sim.core.rules.rules import Admission, Mix, Profile, Victim
 from pagecast.sim.core.rules.shedding import PrefillNs, ShedByTtft
 from pagecast.sim.core.rules.victim import LeastProgress, LeastUrgent, Newest
@@ -56,10 +62,12 @@ def no_time(tokens: int) -> float:
     return 0.0
 
 
-def _within(reach: Reach, limits: Limits, request: Request) -> int:
+def _within(tokens_to_reserve: TokensToReserve, limits: Limits, request: Request) -> int:
     """A reservation of no more than the pool has, and a sequence may."""
     most = limits.num_blocks * limits.block_size
-    return min(reach(request), most if limits.max_model_len is None else min(most, limits.max_model_len))
+    return min(
+        tokens_to_reserve(request), most if limits.max_model_len is None else min(most, limits.max_model_len)
+    )
 
 
 @dataclass(frozen=True)
@@ -117,11 +125,11 @@ class CachePolicy:
     def _admission(self, limits: Limits) -> Admission:
         rule: Admission = WholeSequence()
         if self.admission != "prompt":
-            reach: Reach = completion
+            tokens_to_reserve: TokensToReserve = completion
             if self.admission != "completion":
                 expected = self.admission == "expected"
-                reach = with_output(self.expected_output if expected else self.most_output)
-            rule = ReserveOutput(partial(_within, reach, limits))
+                tokens_to_reserve = with_output(self.expected_output if expected else self.most_output)
+            rule = ReserveOutput(partial(_within, tokens_to_reserve, limits))
         return rule if self.watermarks is None else Watermarks(rule, *self.watermarks)
 
     def _victim(self, limits: Limits) -> Victim:

@@ -42,12 +42,12 @@ class NanoVllmMix:
         budget = limits.max_num_batched_tokens
         queue.blocked = False
         limited = step.limits.tenants is not None and step.limits.tenants.limited
-        slots: Candidates | None = None
+        choice: Candidates | None = None
         while len(step.chunks) < limits.max_num_seqs and budget > 0:
             started = next(iter(step.running.chunked), None)
-            if started is None and limited and slots is None:
-                slots = Candidates(queue, [TenantCeilings(step)])
-            request = started or (queue.first() if slots is None else slots.first())
+            if started is None and limited and choice is None:
+                choice = Candidates(queue, [TenantCeilings(step)])
+            request = started or (queue.first() if choice is None else choice.first())
             if request is None:
                 return
             forked = 0

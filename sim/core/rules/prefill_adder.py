@@ -117,8 +117,8 @@ class PrefillAdder:
     def add_rest(self, request: Request) -> bool:
         """Adds the next chunk of the prompt that was cut off: as much as fits, and a chunk in any case.
 
-        False where not even eviction makes room for it: SGLang stops there ("Prefill out of memory"), here the
-        chunk waits.
+        False where not even eviction makes room for it: SGLang stops there ("Prefill out of memory"), here
+        the chunk waits.
         """
         assert self.chunk is not None
         most = min(self.chunk, int(self.left_total))

@@ -10,7 +10,7 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.rules import Admission
 from pagecast.sim.core.step import Step
 
-Reach = Callable[[Request], int]
+TokensToReserve = Callable[[Request], int]
 """For how many tokens a request is to have blocks when it ends."""
 
 
@@ -19,13 +19,13 @@ def completion(request: Request) -> int:
     return request.total_tokens - 1
 
 
-def with_output(tokens: int) -> Reach:
+def with_output(tokens: int) -> TokensToReserve:
     """The prompt and `tokens` of output, or what is known already where that is more."""
 
-    def reach(request: Request) -> int:
+    def tokens_to_reserve(request: Request) -> int:
         return max(request.prompt_tokens + tokens - 1, request.known_tokens)
 
-    return reach
+    return tokens_to_reserve
 
 
 class ReserveOutput:
@@ -35,16 +35,20 @@ class ReserveOutput:
     any other, and may cause a preemption. Where nobody runs, a prompt that fits is admitted.
     """
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
+    def __init__(self, tokens_to_reserve: TokensToReserve) -> None:
+        self._tokens_to_reserve = tokens_to_reserve
 
     def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether the blocks of the request, and of all running ones to their ends, are free."""
         running = step.running.requests
         if not memory.fits(request, hit, request.known_tokens):
             return False
-        reserved = sum([memory.missing(other, step.reach(self._reach(other))) for other in running])
-        return not running or memory.fits(request, hit, step.reach(self._reach(request)), reserved)
+        reserved = sum(
+            [memory.missing(other, step.with_lookahead(self._tokens_to_reserve(other))) for other in running]
+        )
+        return not running or memory.fits(
+            request, hit, step.with_lookahead(self._tokens_to_reserve(request)), reserved
+        )
 
 
 class Watermarks:

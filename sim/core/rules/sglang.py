@@ -54,7 +54,7 @@ class SglangMix:
         elif not step.running.requests and not step.running.in_flight and not memory.used_blocks:
             self._abort_first(step, memory, queue)
 
-    def quiet(self, queue: Queue, decoding: int) -> bool:
+    def is_quiet(self, queue: Queue, decoding: int) -> bool:
         """Whether the next turns only decode: nobody joins, leaves or may be admitted.
 
         `decoding`: how many requests decode. It is fewer than run where the last token of some is in flight.

@@ -66,7 +66,7 @@ class VllmMix:
         tokens = step.next_chunk(request)
         if step.drafting and not tokens:
             return True
-        blocks = memory.missing(request, step.reach(request.computed_tokens + tokens))
+        blocks = memory.missing(request, step.with_lookahead(request.computed_tokens + tokens))
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         if tokens:
@@ -115,12 +115,12 @@ class VllmMix:
         """
         queue.blocked = False
         budget = step.budget()
-        slots = candidates(step, queue)
+        choice = candidates(step, queue)
         while budget > 0 and queue.size:
             if len(step.running.requests) >= step.limits.max_num_seqs:
                 queue.blocked = True
                 return
-            request = queue.first() if slots is None else slots.first()
+            request = queue.first() if choice is None else choice.first()
             if request is None:
                 return
             if request.in_flight_tokens:
@@ -132,7 +132,7 @@ class VllmMix:
             start = step.head_start(request, hit)
             tokens = min(request.known_tokens - hit.tokens - start.tokens, budget)
             if step.drafting and not memory.fits(
-                request, hit, step.reach(hit.tokens + start.tokens + tokens)
+                request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)
             ):
                 step.refuse(request, hit)
                 return

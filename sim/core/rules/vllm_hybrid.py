@@ -56,7 +56,7 @@ class VllmHybridMix(VllmMix):
         if not tokens:
             return True
         memory.leave(request, request.computed_tokens)
-        blocks = memory.missing(request, step.reach(request.computed_tokens + tokens))
+        blocks = memory.missing(request, step.with_lookahead(request.computed_tokens + tokens))
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         step.compute(request, tokens)
@@ -79,13 +79,13 @@ class VllmHybridMix(VllmMix):
         """Admits waiting requests in order until the batch, the budget or the blocks are used up."""
         queue.blocked = False
         budget = step.budget()
-        slots = candidates(step, queue)
+        choice = candidates(step, queue)
         while budget > 0 and queue.size:
             if len(step.running.requests) >= step.limits.max_num_seqs:
                 memory.refused_blocks = 0
                 queue.blocked = True
                 return
-            request = queue.first() if slots is None else slots.first()
+            request = queue.first() if choice is None else choice.first()
             if request is None:
                 return
             if request.in_flight_tokens:
@@ -93,7 +93,7 @@ class VllmHybridMix(VllmMix):
             hit = memory.find(request)
             tokens = min(request.known_tokens - hit.tokens, budget)
             admitted = self.admission.admits(step, memory, queue, request, hit)
-            if not admitted or not memory.fits_now(request, hit, step.reach(hit.tokens + tokens)):
+            if not admitted or not memory.fits_now(request, hit, step.with_lookahead(hit.tokens + tokens)):
                 step.refuse(request, hit)
                 return
             budget -= tokens

@@ -108,12 +108,12 @@ class WaitingPass:
     def _load(self, request: Request, hit: Hit, external: int) -> bool:
         step = self.step
         whole = hit._replace(tokens=hit.tokens + external)
-        reach = whole.tokens if self.memory.recomputes_block else step.reach(whole.tokens)
+        room_tokens = whole.tokens if self.memory.recomputes_block else step.with_lookahead(whole.tokens)
         refused = whole if isinstance(self.memory, HybridMemory) else hit
         if not self.admission.admits(step, self.memory, self.queue, request, whole):
             return self._refuse(request, refused)
         reserved = self.offloading.reserved_blocks(step.limits.max_model_len)
-        if not self.memory.fits_now(request, whole, reach, reserved):
+        if not self.memory.fits_now(request, whole, room_tokens, reserved):
             return self._refuse(request, refused)
         step.load(request, hit, external)
         if self._ceilings is not None:
@@ -127,7 +127,7 @@ class WaitingPass:
             return self._refuse(request, hit)
         start = step.head_start(request, hit)
         tokens = min(request.known_tokens - hit.tokens - start.tokens, self.budget)
-        if not self.memory.fits_now(request, hit, step.reach(hit.tokens + start.tokens + tokens)):
+        if not self.memory.fits_now(request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)):
             return self._refuse(request, hit)
         step.admit(request, hit, start.tokens)
         self._run(request, tokens, start)
@@ -142,7 +142,10 @@ class WaitingPass:
             return self._wait()
         memory.leave(request, request.computed_tokens)
         tokens = min(request.known_tokens - request.computed_tokens, self.budget)
-        if memory.missing(request, step.reach(request.computed_tokens + tokens)) > memory.free_blocks:
+        if (
+            memory.missing(request, step.with_lookahead(request.computed_tokens + tokens))
+            > memory.free_blocks
+        ):
             return self._wait()
         step.admit_loaded(request)
         self._run(request, tokens, NO_START)

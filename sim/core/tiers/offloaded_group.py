@@ -43,7 +43,7 @@ def offloaded_groups(limits: Limits, factor: int, *, drops_last: bool) -> tuple[
     groups = []
     for number, spec in enumerate(specs):
         size = spec.block_size * factor
-        window = -(-spec.reach // size) if spec.kind is KvKind.WINDOW else 0
+        window = -(-spec.window // size) if spec.kind is KvKind.WINDOW else 0
         segment = aligned // size if window and aligned > size else 0
         if window >= segment:
             segment = 0

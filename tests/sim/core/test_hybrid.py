@@ -29,8 +29,8 @@ from pandas.testing import assert_frame_equal
 
 SIZE = 4
 FULL = GroupSpec(KvKind.FULL, SIZE)
-WINDOW = GroupSpec(KvKind.WINDOW, SIZE, reach=8)
-CHUNK = GroupSpec(KvKind.CHUNK, SIZE, reach=8)
+WINDOW = GroupSpec(KvKind.WINDOW, SIZE, window=8)
+CHUNK = GroupSpec(KvKind.CHUNK, SIZE, window=8)
 STATE = GroupSpec(KvKind.STATE)
 
 
@@ -113,7 +113,7 @@ def test_chunked_attention_counts_what_lies_before_the_chunk_as_found() -> None:
 
 
 def test_hits_are_whole_multiples_of_all_block_sizes() -> None:
-    s = scheduler(GroupSpec(KvKind.FULL, 4), GroupSpec(KvKind.WINDOW, 6, reach=7))
+    s = scheduler(GroupSpec(KvKind.FULL, 4), GroupSpec(KvKind.WINDOW, 6, window=7))
     assert s.limits.block_size == 2
     serve(s, request("0", 1, 40, 2, size=2))
     again = request("1", 1, 40, 2, size=2)
@@ -143,7 +143,7 @@ def test_a_long_request_fits_a_window_that_its_whole_length_would_not() -> None:
         ((FULL, STATE), 4, True, "turn enable_prefix_caching off"),
         ((FULL, GroupSpec(KvKind.WINDOW, 6, 5)), 4, True, "block_size 4 does not divide"),
         ((GroupSpec(KvKind.FULL, 8), CHUNK), 4, True, "one block size in all KV groups"),
-        ((GroupSpec(KvKind.WINDOW, 4),), 4, True, "a reach of at least 1 token"),
+        ((GroupSpec(KvKind.WINDOW, 4),), 4, True, "a window of at least 1 token"),
     ],
 )
 def test_groups_that_do_not_fit_together_are_refused(

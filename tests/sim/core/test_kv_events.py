@@ -76,7 +76,7 @@ def test_the_cache_is_not_reset_while_a_request_holds_blocks() -> None:
 
 def test_events_of_hybrid_models_name_the_group_and_what_it_keeps() -> None:
     stream = KvEventStream()
-    groups = (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.WINDOW, SIZE, reach=8))
+    groups = (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.WINDOW, SIZE, window=8))
     s = Scheduler(Limits(40, SIZE, 8, 64, groups=groups), kv_events=stream)
     serve(s, request("0", 1, 8, 1))
     full, window = stream.take()

@@ -225,7 +225,7 @@ def test_capacity_of_a_windowed_model_is_that_of_vllms_log() -> None:
 
 def test_hybrid_models_become_groups_of_what_their_layers_keep() -> None:
     def kinds(name: str, **options) -> list[tuple[str, int]]:
-        return [(spec.kind.value, spec.reach) for spec in model_layout(model(name), 16, **options).specs]
+        return [(spec.kind.value, spec.window) for spec in model_layout(model(name), 16, **options).specs]
 
     assert kinds("google/gemma-3-27b") == [("sliding_window", 1024)] * 6 + [("full_attention", 0)]
     assert kinds("openai/gpt-oss-20b") == [("sliding_window", 128), ("full_attention", 0)]
