@@ -247,7 +247,7 @@ def _bound_of(term: str) -> str:
 
 def _envelope(fits: Envelope) -> str:
     limits = ", ".join(f"{name} {value:,}" for name, value in fits.limits.items())
-    alone = f"; KV blocks {fits.hbm:,} if nothing is shared" if fits.hbm != fits.hbm_shared else ""
+    alone = f"; by KV blocks {fits.hbm:,} if nothing is shared" if fits.hbm != fits.hbm_shared else ""
     return (
         f"static envelope: {fits.concurrency:,} requests at once by arithmetic ({limits}{alone}); "
         f"{fits.pool_blocks:,} KV blocks, {fits.blocks.mean:,.0f} in use by a request on average, "

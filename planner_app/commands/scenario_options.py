@@ -47,8 +47,8 @@ def _reading(
     rate: Annotated[
         float | None,
         Opt(
-            help="mean requests per second to scale the trace's own arrivals to; think times stay; "
-            "not with --speedup"
+            help="scale arrival times to this many requests per second: all requests of the sessions that "
+            "start in a second, as plan counts the trace's own; think times stay; not with --speedup"
         ),
     ] = None,
     limit: Annotated[int | None, Opt(help="read only the first N requests")] = None,

@@ -33,13 +33,6 @@ def _roofline(f: Mapping[str, Any]) -> str:
         return f"{low:{'+' if low else ''}d} to {high:+d}%"
 
     parts = []
-    if f["misfits"] is not None:
-        reasons = "; ".join(f"{name} is {reason}" for name, reason in f["misfits"]) or "there is none"
-        parts.append(f"No shipped calibration fits ({reasons}).")
-        if f["transferable"]:
-            parts.append("--transfer-costs would transfer the nearest one.")
-    if f["unmeasured"] is not None:
-        parts.append(f"Measured operations do not cover it: {f['unmeasured']}.")
     parts.append(
         "Roofline costs come from published rates, not from measurements of this set-up. On recorded runs of "
         f"Qwen3-8B (vLLM 0.24, one H200) the error was {between('decode_steps_percent')} in the time of "
@@ -62,22 +55,31 @@ def _roofline(f: Mapping[str, Any]) -> str:
             "Layers with a sliding window are charged for the mean context of the decode batch: too much "
             "where some contexts are shorter than the window and others are longer."
         )
+    parts += _no_calibration(f)
+    if f["misfits"] is not None and f["transferable"]:
+        parts.append("--transfer-costs would transfer the nearest one.")
+    if f["unmeasured"] is not None:
+        parts.append(f"Measured operations do not cover it: {f['unmeasured']}.")
     return " ".join(parts)
+
+
+def _no_calibration(f: Mapping[str, Any]) -> list[str]:
+    """The sentence on calibrations that do not fit, where any was looked for."""
+    if f["misfits"] is None:
+        return []
+    reasons = "; ".join(f"{name} is {reason}" for name, reason in f["misfits"]) or "there is none"
+    return [f"No shipped calibration fits ({reasons})."]
 
 
 def _measured(f: Mapping[str, Any]) -> str:
-    parts = []
-    if f["misfits"] is not None:
-        reasons = "; ".join(f"{name} is {reason}" for name, reason in f["misfits"]) or "there is none"
-        parts.append(f"No shipped calibration fits ({reasons}).")
-    parts.append(
-        f"Step costs composed of operations that NVIDIA measured with {f['engine']} {f['engine_version']} on "
-        f"{f['gpu']}; the model itself was not recorded. On runs of vLLM that fitted nothing, below "
-        f"saturation, the error was up to {f['tpot_percent']}% in mean TPOT, {f['e2e_percent']}% in mean E2E "
-        f"and {f['ttft_percent']}% in mean TTFT. Near saturation, over PCIe, and with TensorRT-LLM or SGLang "
-        "it is more (docs/measured-operations.md)."
+    text = (
+        f"On runs of vLLM that fitted nothing, below saturation, the error was up to {f['tpot_percent']}% in "
+        f"mean TPOT, {f['e2e_percent']}% in mean E2E and {f['ttft_percent']}% in mean TTFT. Near saturation, "
+        "over PCIe, and with TensorRT-LLM or SGLang it is more (docs/measured-operations.md). Step costs "
+        f"composed of operations that NVIDIA measured with {f['engine']} {f['engine_version']} on "
+        f"{f['gpu']}; the model itself was not recorded."
     )
-    return " ".join(parts)
+    return " ".join((text, *_no_calibration(f)))
 
 
 def _corrected(f: Mapping[str, Any]) -> str:
@@ -91,19 +93,22 @@ def _corrected(f: Mapping[str, Any]) -> str:
 
 def _calibrated(f: Mapping[str, Any]) -> str:
     steps = "an unknown number of" if f["steps"] is None else f"{f['steps']:,}"
-    parts = [
-        f"Step costs fitted to {steps} steps of {f['engine']} {f['engine_version']} with {f['model']} on "
-        f"{f['gpu']}."
-    ]
     titles = {RECORDING: "a recording", SEGMENT: "a segment of the sweep"}
+    parts: list[str] = []
     for part, (total, median) in f["left_out"].items():
+        begin = "For" if parts else "TPOT follows step times: for"
         parts.append(
-            f"For {titles[part]} that was left out of the fit, total step time was off by up to {total:.1f}% "
-            f"and the median step by up to {median:.1f}%."
+            f"{begin} {titles[part]} that was left out of the fit, total step time was off by up to "
+            f"{total:.1f}% and the median step by up to {median:.1f}%."
         )
     if not f["left_out"]:
         parts.append("No run was left out of the fit, so the error on other runs is unknown.")
-    return " ".join((*parts, *_shared(f)))
+    parts += _shared(f)
+    parts.append(
+        f"Step costs fitted to {steps} steps of {f['engine']} {f['engine_version']} with {f['model']} on "
+        f"{f['gpu']}."
+    )
+    return " ".join(parts)
 
 
 def _transferred(f: Mapping[str, Any]) -> str:
