@@ -60,9 +60,9 @@ class Answers:
         most = min(sampling.max_tokens or room, room)
         ending = "length"
         if sampling.max_tokens is None and not sampling.ignore_eos:
-            drawn = max(self._lengths.draw(random.Random(name)), sampling.min_tokens)
-            if drawn < most:
-                most, ending = drawn, "stop"
+            length = max(self._lengths.draw(random.Random(name)), sampling.min_tokens)
+            if length < most:
+                most, ending = length, "stop"
         ids = self._made_up(name, most)
         if self._mode == "echo":
             echoed = generation.echo or generation.prompt
@@ -87,17 +87,17 @@ class Answers:
 
     def _made_up(self, name: int, count: int) -> npt.NDArray[np.int64]:
         words = self.tokenizer.words
-        drawn = tokens(name, 0, count) % np.uint64(len(words))
-        return words[drawn.astype(np.int64)]
+        indices = tokens(name, 0, count) % np.uint64(len(words))
+        return words[indices.astype(np.int64)]
 
     def _cut(
         self, generation: Generation, ids: npt.NDArray[np.int64], ending: str
     ) -> tuple[npt.NDArray[np.int64], str]:
         """The answer up to its first stop string or token, that token included."""
         sampling = generation.sampling
-        listed: Sequence[int] = ids.tolist()
+        token_list: Sequence[int] = ids.tolist()
         text = GrowingText(self.tokenizer, sampling.stop, include_stop=sampling.include_stop)
-        for count, id in enumerate(listed, 1):
+        for count, id in enumerate(token_list, 1):
             text.add((id,))
             if count < sampling.min_tokens:
                 continue

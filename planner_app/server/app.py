@@ -178,9 +178,9 @@ class ReplicaServer:
 
     async def _invalid(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        listed = error.errors()
-        first = listed[0] if listed else {"loc": (), "type": "", "msg": "the body is not valid"}
-        words = [_words(one) for one in listed[:_MOST_ERRORS]]
+        problems = error.errors()
+        first = problems[0] if problems else {"loc": (), "type": "", "msg": "the body is not valid"}
+        words = [_words(one) for one in problems[:_MOST_ERRORS]]
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and media != "application/json":
             words = ["Unsupported Media Type: Only 'application/json' is allowed"]  # vLLM's words

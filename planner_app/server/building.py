@@ -106,10 +106,12 @@ def simulated_replica(
 
 def _speculation(scenario: Scenario, costs: StepCosts) -> LiveSpeculation | None:
     """How the requests of a server speculate; None where they do not."""
-    made = speculate(None, scenario, costs)
-    if made is None:
+    speculation = speculate(None, scenario, costs)
+    if speculation is None:
         return None
-    return LiveSpeculation(made.config, seed=scenario.seed, ahead=scenario.pipelined, costs=made.costs)
+    return LiveSpeculation(
+        speculation.config, seed=scenario.seed, ahead=scenario.pipelined, costs=speculation.costs
+    )
 
 
 def _features(scenario: Scenario, limits: Limits) -> dict[str, Any]:

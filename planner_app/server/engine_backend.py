@@ -63,7 +63,7 @@ class EngineBackend(asyncio.Protocol):
         self._reader = MailReader()
         self._live: dict[int, Generation] = {}
         self._submitted = 0
-        self._taken = 0  # of these, those that the engine's scheduler has been given
+        self._deliveries = 0  # of these, those that the engine's scheduler has been given
         self._texts: dict[int, GrowingText] = {}  # of those with stop strings
         self._load = ReplicaLoad(0, 0, 0, facts.limits.num_blocks)
         self._preemptions = 0
@@ -140,7 +140,7 @@ class EngineBackend(asyncio.Protocol):
             text = GrowingText(self._tokenizer, sampling.stop, include_stop=sampling.include_stop)
             self._texts[generation.number] = text
         prompt = np.asarray(generation.prompt, np.int32)
-        asked = Submission(
+        submission = Submission(
             generation.number,
             prompt,
             generation.sampling,
@@ -149,7 +149,7 @@ class EngineBackend(asyncio.Protocol):
             generation.salt,
             generation.choice,
         )
-        self._send(asked)
+        self._send(submission)
 
     def cancel(self, generation: Generation) -> None:
         """See `GenerationBackend`."""
@@ -191,7 +191,7 @@ class EngineBackend(asyncio.Protocol):
         """Tells clients what came of the last steps."""
         live = self._live
         self._load = news.load
-        self._taken = news.taken
+        self._deliveries = news.taken
         self._preemptions = news.preemptions
         self._speculation = news.speculation
         self._host_tier = news.host_tier
@@ -267,13 +267,13 @@ class EngineBackend(asyncio.Protocol):
     @property
     def alive(self) -> bool:
         """See `GenerationBackend`."""
-        gone = self._closed.is_set() and not self._stopping
-        return not (self._failure or gone)
+        has_died = self._closed.is_set() and not self._stopping
+        return not (self._failure or has_died)
 
     def load(self) -> ReplicaLoad:
         """See `GenerationBackend`: as of the engine's last step."""
         load = self._load
-        waiting = load.waiting + self._submitted - self._taken
+        waiting = load.waiting + self._submitted - self._deliveries
         return ReplicaLoad(load.running, waiting, load.used_blocks, load.num_blocks)
 
     def adapters(self) -> tuple[list[str], list[str]]:

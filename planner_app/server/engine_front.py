@@ -40,15 +40,15 @@ def front_replica(
 
     Errors: BadInput.
     """
-    chosen: Tokenizer = tokenizer_for(options.model, tokenizer)
-    if isinstance(chosen, PackedTokenizer):
-        chosen = NumberTokenizer(facts.vocabulary)
+    text_tokenizer: Tokenizer = tokenizer_for(options.model, tokenizer)
+    if isinstance(text_tokenizer, PackedTokenizer):
+        text_tokenizer = NumberTokenizer(facts.vocabulary)
     most_waiting = options.max_waiting_queue_length
-    backend = EngineBackend(facts, connection, chosen, most_waiting=most_waiting, work=work)
+    backend = EngineBackend(facts, connection, text_tokenizer, most_waiting=most_waiting, work=work)
     metrics = ServerMetrics(backend, options.names[0], cache_config=facts.cache_config)
     backend.observer = metrics
     intake = RequestIntake(
-        chosen,
+        text_tokenizer,
         options.names,
         {},
         backend.max_model_len,

@@ -53,11 +53,11 @@ class EngineWork:
         self._ending = False
         self._draining = False
         self._unheard: set[int] = set()  # generations without a token so far
-        self._kept: dict[int, Generation] = {}  # live ones, where somebody keeps the history
+        self._live_generations: dict[int, Generation] = {}  # live ones, where somebody keeps the history
         config = engine.options.speculation
         self._speculation = None if config is None else SpeculationUse.of(config.num_speculative_tokens)
         self._transfers = TransferCount()
-        self._taken = 0
+        self._deliveries = 0
         self._last: tuple[int, ReplicaLoad] | None = None
         self._clear()
         engine.loop.restart()
@@ -70,7 +70,7 @@ class EngineWork:
         self._numbers: list[int] = []
         self._tokens: list[int] = []
         self._admitted: list[GenerationStart] = []
-        self._ended: list[GenerationEnd] = []
+        self._endings: list[GenerationEnd] = []
 
     def drain(self) -> None:
         """Has the server in front finish what is under way, and then end."""
@@ -130,9 +130,9 @@ class EngineWork:
         else:
             self._ending = True
 
-    def _submit(self, asked: Submission) -> None:
+    def _submit(self, submission: Submission) -> None:
         """Hands a generation to the engine."""
-        engine, sampling, prompt = self.engine, asked.sampling, asked.prompt
+        engine, sampling, prompt = self.engine, submission.sampling, submission.prompt
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -144,27 +144,27 @@ class EngineWork:
         stops = frozenset(sampling.stop_token_ids)
         if not params.ignore_eos:
             stops |= engine.loaded.spec.eos_ids
-        scope = Scope(salt=asked.salt) if asked.salt else DEFAULT_SCOPE
+        scope = Scope(salt=submission.salt) if submission.salt else DEFAULT_SCOPE
         keys = BlockKeys.of_ids(engine.limits.block_size, prompt.astype("int64"), scope)
         request = Request(
-            str(asked.number),
+            str(submission.number),
             keys,
             len(prompt),
             sampling.max_tokens or max(1, engine.loaded.max_model_len - len(prompt)),
-            arrival_ns=asked.arrival_ns,
-            priority=asked.priority,
-            index=asked.number,
+            arrival_ns=submission.arrival_ns,
+            priority=submission.priority,
+            index=submission.number,
         )
-        seed = asked.number if sampling.seed is None else sampling.seed + asked.choice
+        seed = submission.number if sampling.seed is None else sampling.seed + submission.choice
         sequence = Sequence(request, prompt, params, seed=seed % SEEDS, stops=stops, listener=self._hear)
         if self.history.kept:
-            listed = prompt.tolist()
-            generation = Generation(asked.number, listed, sampling, Bell(), salt=asked.salt)
-            self._kept[asked.number] = generation
+            token_list = prompt.tolist()
+            generation = Generation(submission.number, token_list, sampling, Bell(), salt=submission.salt)
+            self._live_generations[submission.number] = generation
             self.history.note_coming(request, generation)
-        self.history.note_outside(engine.loop.clock.now(), asked.number, cancelled=False)
-        self._unheard.add(asked.number)
-        self._taken += 1
+        self.history.note_outside(engine.loop.clock.now(), submission.number, cancelled=False)
+        self._unheard.add(submission.number)
+        self._deliveries += 1
         engine.loop.submit(sequence)
 
     # ---- what comes of it
@@ -174,38 +174,38 @@ class EngineWork:
         number = request.index
         if number in self._unheard:
             self._unheard.remove(number)
-            found = GenerationStart(
+            start = GenerationStart(
                 number, request.admitted_ns, request.cached_tokens, request.external_tokens
             )
-            self._admitted.append(found)
+            self._admitted.append(start)
         self._numbers.append(number)
         self._tokens.append(token)
-        if self._kept:
-            self._kept[number].tokens.append(token)
+        if self._live_generations:
+            self._live_generations[number].tokens.append(token)
 
     def _note_end(self, sequence: Sequence) -> None:
         request = sequence.request
         self.history.note_ended(request, request.finished_ns)
-        self._ended.append(GenerationEnd(request.index, sequence.finish_reason, sequence.reason))
+        self._endings.append(GenerationEnd(request.index, sequence.finish_reason, sequence.reason))
 
     def _report(self) -> None:
         """Sends what has come of the last steps."""
         load = self._load()
-        if not (self._computed or self._ended) and (self._taken, load) == self._last:
+        if not (self._computed or self._endings) and (self._deliveries, load) == self._last:
             return
-        self._last = (self._taken, load)
-        for ending in self._ended:
+        self._last = (self._deliveries, load)
+        for ending in self._endings:
             self._unheard.discard(ending.number)
-            self._kept.pop(ending.number, None)
+            self._live_generations.pop(ending.number, None)
         offloading = self.engine.loop.scheduler.offloading
         news = StepNews(
-            self._taken,
+            self._deliveries,
             self._computed,
             self._end_ns,
             self._numbers,
             self._tokens,
             self._admitted,
-            self._ended,
+            self._endings,
             load,
             self.engine.loop.scheduler.preemptions,
             self._speculation,

@@ -30,13 +30,13 @@ class ApiError(Exception):
 
 
 def _kind(status: HTTPStatus) -> str:
-    named = {
+    kinds = {
         HTTPStatus.BAD_REQUEST: "BadRequestError",
         HTTPStatus.NOT_FOUND: "NotFoundError",
         HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
         HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
     }
-    return named.get(status, status.phrase)
+    return kinds.get(status, status.phrase)
 
 
 def not_found(model: str) -> ApiError:

@@ -114,9 +114,9 @@ class History:
         """The scheduler was told that transfers have ended."""
         if self._keepers:
             at = self._stamp(now)
-            told = [transfer._replace(told_ns=at) for transfer in transfers]
+            timed_transfers = [transfer._replace(told_ns=at) for transfer in transfers]
             for keeper in self._keepers:
-                keeper.transferred(told)
+                keeper.transferred(timed_transfers)
 
     def note_ended(self, request: Request, at_ns: int | None = None) -> None:
         """A request ended: with what was noted last, where no time is given."""

@@ -70,17 +70,17 @@ class ServerOptions:
         """LoRA adapters: name and path. Entries are `name=path`, a name alone, or vLLM's JSON."""
         import json
 
-        named: dict[str, str] = {}
+        by_name: dict[str, str] = {}
         for entry in self.lora_modules:
             if entry.lstrip().startswith("{"):
                 try:
                     fields = json.loads(entry)
-                    named[str(fields["name"])] = str(fields.get("path", ""))
+                    by_name[str(fields["name"])] = str(fields.get("path", ""))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     raise BadInput(
                         f"--lora-modules {entry!r}: must be name=path, or JSON with a name"
                     ) from None
             else:
                 name, _, path = entry.partition("=")
-                named[name] = path
-        return named
+                by_name[name] = path
+        return by_name

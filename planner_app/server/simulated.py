@@ -69,7 +69,7 @@ class LiveArrivals(Arrivals):
         super().__init__(_NOBODY)
         self._history = history
         self._waiting: set[int] = set()  # rows that have arrived, and which nobody has taken yet
-        self._gone: dict[int, int] = {}  # of these, rows whose client has left, and when
+        self._departures: dict[int, int] = {}  # of these, rows whose client has left, and when
 
     @property
     def coming(self) -> int:
@@ -85,7 +85,7 @@ class LiveArrivals(Arrivals):
     def leave(self, row: int, now: int) -> None:
         """A client has left before the end."""
         if row in self._waiting:
-            self._gone[row] = now
+            self._departures[row] = now
         else:
             heapq.heappush(self._cancels, (now, row))
         self._look_ahead()
@@ -103,9 +103,9 @@ class LiveArrivals(Arrivals):
         if arrival is not None:
             row = arrival[0]
             self._waiting.discard(row)
-            left = self._gone.pop(row, None)
-            if left is not None:
-                heapq.heappush(self._cancels, (left, row))
+            departure_ns = self._departures.pop(row, None)
+            if departure_ns is not None:
+                heapq.heappush(self._cancels, (departure_ns, row))
                 self._look_ahead()
         return arrival
 
@@ -151,10 +151,10 @@ class LiveReplica(Replica):
             self.history.note_idle(now)
         return launched
 
-    def _tell(self, ended: Ended, now: int) -> None:
-        super()._tell(ended, now)
-        told = [RecordedTransfer(job, now, lost=job in ended.lost) for job in ended.jobs]
-        self.history.note_transferred(told, now)
+    def _tell(self, ends: Ended, now: int) -> None:
+        super()._tell(ends, now)
+        records = [RecordedTransfer(job, now, lost=job in ends.lost) for job in ends.jobs]
+        self.history.note_transferred(records, now)
 
     def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
         self.history.note_planned(now)
@@ -372,7 +372,7 @@ class SimulatedBackend:
     async def _advance(self) -> None:
         """Simulates up to the present, an event at a time, and lets others have their turn."""
         env = self._env
-        begun = time.monotonic()
+        start_s = time.monotonic()
         self._replica.go_on()
         while self._due():
             # The replica runs on by itself while nobody else of its environment is due: this lets it do what
@@ -381,9 +381,9 @@ class SimulatedBackend:
             while not fence.processed:
                 env.step()
             self._replica.go_on()
-            if time.monotonic() - begun > _SLICE_S:
+            if time.monotonic() - start_s > _SLICE_S:
                 await asyncio.sleep(0)
-                begun = time.monotonic()
+                start_s = time.monotonic()
 
     # ---- what the replica did
 

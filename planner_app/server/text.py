@@ -24,7 +24,7 @@ class GrowingText:
         self._hold = max((len(text) for text in self._stop), default=1) - 1
         self._ids: list[int] = []
         self._start = 0  # decoding from here gives the same text as decoding everything
-        self._shown = 0  # ids whose text has been given out
+        self._given_out = 0  # ids whose text has been given out
         self._tail = ""
         self.stopped: str | None = None
 
@@ -42,17 +42,17 @@ class GrowingText:
         tail, self._tail = self._tail, ""
         if self._alone:
             return tail
-        before = self._tokenizer.decode(self._ids[self._start : self._shown])
+        before = self._tokenizer.decode(self._ids[self._start : self._given_out])
         return tail + self._tokenizer.decode(self._ids[self._start :])[len(before) :]
 
     def _grow(self, ids: Sequence[int]) -> str:
         self._ids.extend(ids)
-        before = self._tokenizer.decode(self._ids[self._start : self._shown])
+        before = self._tokenizer.decode(self._ids[self._start : self._given_out])
         after = self._tokenizer.decode(self._ids[self._start :])
         if after.endswith(_UNFINISHED):
             return ""
-        self._start = self._shown
-        self._shown = len(self._ids)
+        self._start = self._given_out
+        self._given_out = len(self._ids)
         return after[len(before) :]
 
     def _until_stop(self, piece: str) -> str:

@@ -186,18 +186,18 @@ class FileTokenizer:
 
     def _find_words(self) -> npt.NDArray[np.int64]:
         """Ids whose text is a space and lower-case letters, and which that text is encoded as."""
-        chosen = []
+        words = []
         for id in range(self._fast.get_vocab_size()):
             text = self._fast.decode([id])
             plain = text.lstrip(" ")
             if plain.isascii() and plain.isalpha() and plain.islower() and text.startswith(" "):
                 if self.encode(text) == [id]:
-                    chosen.append(id)
-                if len(chosen) == WORDS:
+                    words.append(id)
+                if len(words) == WORDS:
                     break
-        if not chosen:
-            chosen = [id for id in range(self._fast.get_vocab_size()) if self._fast.decode([id]).isalpha()]
-        return np.array(chosen or [0], np.int64)
+        if not words:
+            words = [id for id in range(self._fast.get_vocab_size()) if self._fast.decode([id]).isalpha()]
+        return np.array(words or [0], np.int64)
 
 
 def _template(folder: Path) -> Any:

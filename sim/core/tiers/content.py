@@ -27,8 +27,8 @@ class ContentNames:
         self._digests: dict[
             int, tuple[bytes, int, bool]
         ] = {}  # by number: digest, group, whether of one block
-        self._given = 0
-        self._kept = 0  # segments that were named after the last sweep
+        self._count = 0
+        self._size_after_sweep = 0  # segments that were named after the last sweep
 
     def extend(self, names: list[int], keys: BlockKeys, group: int, units: int, blocks: int) -> None:
         """Appends the names of a sequence's blocks until there are `blocks`; each has `units` key blocks."""
@@ -45,15 +45,15 @@ class ContentNames:
         key = digest + bytes([group])
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = self._given
+            number = self._numbers[key] = self._count
             self._digests[number] = digest, group, single
-            self._given += 1
+            self._count += 1
         return _first_name(number)
 
     @property
     def many(self) -> bool:
         """Whether there are twice as many segments as after the last sweep: it is time for another."""
-        return len(self._numbers) > 2 * self._kept + _LEAST_SWEPT
+        return len(self._numbers) > 2 * self._size_after_sweep + _LEAST_SWEPT
 
     def sweep(self, names: Iterable[int]) -> None:
         """Forgets all segments but those of `names`: every name that a tier or a request still keeps.
@@ -63,7 +63,7 @@ class ContentNames:
         numbers = {name >> _APART for name in names}
         self._digests = {number: self._digests[number] for number in numbers}
         self._numbers = {key: number for key, number in self._numbers.items() if number in numbers}
-        self._kept = len(numbers)
+        self._size_after_sweep = len(numbers)
 
     def block_key(self, name: int) -> tuple[bytes, int]:
         """The key of a block as `BlockKeys.block_key` gives it, and the block's group."""

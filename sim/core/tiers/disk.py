@@ -37,7 +37,7 @@ class DiskLookups:
         self.open: list[int] = []
         self._answers: dict[int, bool | None] = {}
         self._askers: dict[int, set[Request]] = {}
-        self._asked: dict[Request, set[int]] = {}
+        self._queries: dict[Request, set[int]] = {}
 
     def ask(self, name: int, request: Request) -> bool | None:
         """Whether a block has a file; None: that is known by the next step."""
@@ -46,22 +46,22 @@ class DiskLookups:
             self._askers[name] = set()
             self.open.append(name)
         self._askers[name].add(request)
-        self._asked.setdefault(request, set()).add(name)
+        self._queries.setdefault(request, set()).add(name)
         return self._answers[name]
 
-    def answer(self, stored: set[int]) -> bool:
+    def answer(self, on_disk: set[int]) -> bool:
         """Answers what is open. False: nothing was."""
         if not self.open:
             return False
         for name in self.open:
             if name in self._answers:
-                self._answers[name] = name in stored
+                self._answers[name] = name in on_disk
         self.open = []
         return True
 
     def forget(self, request: Request) -> None:
         """A request asks no more: answers that only it had asked for are forgotten."""
-        for name in self._asked.pop(request, ()):
+        for name in self._queries.pop(request, ()):
             askers = self._askers[name]
             askers.discard(request)
             if not askers:
@@ -85,7 +85,7 @@ class Disk:
         self.cascaded_blocks = 0
         self.lost_stores = 0
         self._coming: set[int] = set()  # blocks that cascades under way write
-        self._ended: deque[tuple[int, bool]] = deque()
+        self._endings: deque[tuple[int, bool]] = deque()
         self._numbers = 0
 
     @property
@@ -104,19 +104,19 @@ class Disk:
     ) -> DiskJob:
         """Makes a job, for whoever runs it to take."""
         names = tuple(names)
-        moved = len(names)
+        count = len(names)
         if not promotion:
             new = [name for name in names if name not in self.stored and name not in self._coming]
             self._coming.update(new)
-            moved = len(new)
-        job = DiskJob(self._numbers, request, promotion, names, tuple(slots), moved)
+            count = len(new)
+        job = DiskJob(self._numbers, request, promotion, names, tuple(slots), count)
         self._numbers += 1
         self.jobs[job.number] = job
         self.submitted.append(job)
         if promotion:
-            self.promoted_blocks += moved
+            self.promoted_blocks += count
         else:
-            self.cascaded_blocks += moved
+            self.cascaded_blocks += count
         return job
 
     def take_submitted(self) -> list[DiskJob]:
@@ -138,13 +138,13 @@ class Disk:
                 self.lost_stores += 1
             else:
                 self.stored.update(job.names)
-        self._ended.append((number, lost))
+        self._endings.append((number, lost))
 
     def take_ended(self) -> list[tuple[DiskJob, bool]]:
         """The jobs that have ended since this was asked last, in order, and whether they were lost."""
-        ended = [(self.jobs.pop(number), lost) for number, lost in self._ended]
-        self._ended.clear()
-        return ended
+        endings = [(self.jobs.pop(number), lost) for number, lost in self._endings]
+        self._endings.clear()
+        return endings
 
     def end_step(self) -> None:
         """Answers what was asked in a step."""

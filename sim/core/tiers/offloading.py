@@ -67,7 +67,8 @@ class Offloading:
         self._failed: set[Request] = set()  # and failed
         self._watched: dict[int, set[int]] = {}  # device blocks that others may get before a store is done
         self._flushed: dict[int, None] = {}
-        self._kept: deque[tuple[int, Callable[[], None]]] = deque()  # blocks to be given back after a step
+        # Blocks to be given back after a step, by its number.
+        self._deferred_frees: deque[tuple[int, Callable[[], None]]] = deque()
         self._refused: set[Request] = set()  # there was no room when they last stored something
         self._room_made = False  # a transfer has ended since somebody tried
         self._windows = [group for group in self.groups if group.window]
@@ -88,7 +89,7 @@ class Offloading:
     @property
     def keeps_blocks(self) -> bool:
         """Whether blocks of requests that have gone are still kept for a load or a step."""
-        return bool(self._abandoned or self._kept)
+        return bool(self._abandoned or self._deferred_frees)
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
         return HostBlocks(spec.blocks, spec.eviction_policy, spec.store_threshold)
@@ -106,7 +107,7 @@ class Offloading:
         if self._watched or retried or not self.spec.prompt_only:
             return 0
         logged = self.jobs and self._log.events is not None
-        return 1 if self._kept or self.loading or logged else 1 << 62
+        return 1 if self._deferred_frees or self.loading or logged else 1 << 62
 
     @property
     def settled(self) -> bool:
@@ -545,15 +546,15 @@ class Offloading:
 
     def keep(self, step: int, give_back: Callable[[], None]) -> None:
         """Keeps blocks until a step has been executed, the newest in flight."""
-        self._kept.append((step, give_back))
+        self._deferred_frees.append((step, give_back))
 
     def give_back_kept(self, step: int) -> bool:
         """Gives back what was kept until this step. False: there was nothing."""
-        kept = self._kept
-        if not kept or kept[0][0] > step:
+        deferred = self._deferred_frees
+        if not deferred or deferred[0][0] > step:
             return False
-        while kept and kept[0][0] <= step:
-            kept.popleft()[1]()
+        while deferred and deferred[0][0] <= step:
+            deferred.popleft()[1]()
         return True
 
     # ---- transfers end

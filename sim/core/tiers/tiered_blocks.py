@@ -79,10 +79,10 @@ class TieredBlocks(HostBlocks):
         """Makes room for blocks that come from the device (see `HostBlocks.reserve`)."""
         if not self._polled:
             self._poll()
-        wanted = super().reserve(names)
-        if wanted and self.promoted:
-            self.promoted.difference_update(wanted)
-        return wanted
+        names_to_store = super().reserve(names)
+        if names_to_store and self.promoted:
+            self.promoted.difference_update(names_to_store)
+        return names_to_store
 
     def cascade(self, request: Request, names: Sequence[int]) -> DiskJob:
         """Begins to copy blocks to disk that have just come from the device."""
@@ -111,13 +111,13 @@ class TieredBlocks(HostBlocks):
         if not self._polled:
             self._poll()
         self._polled = False
-        begun = []
+        jobs = []
         for request, names in self._promoting.items():
             slots = [self.slots[name] for name in names]
-            begun.append(self.disk.begin(request, names, slots, promotion=True))
+            jobs.append(self.disk.begin(request, names, slots, promotion=True))
         self._promoting.clear()
         self.disk.end_step()
-        return begun
+        return jobs
 
     def take_promoted(self, names: Sequence[int]) -> set[int]:
         """Those of blocks about to be loaded that came from the disk, and that nobody has loaded since."""

@@ -58,27 +58,27 @@ class TieredOffloading(Offloading):
         request.last_disk = 0
         if brought:
             names = self._progress[request].names
-            found = [
+            promotions = [
                 len(brought.intersection(of_group)) * group.size
                 for of_group, group in zip(names, self.groups, strict=True)
             ]
-            request.last_disk = min(tokens, max(found))
+            request.last_disk = min(tokens, max(promotions))
         return transfer
 
     def stores(
         self,
         chunks: Sequence[Chunk],
         decodes: Sequence[Request],
-        given: Iterable[Request],
+        newcomers: Iterable[Request],
         *,
         preempted: bool,
     ) -> list[Transfer]:
         """What is stored after a step; before that the step's promotions begin."""
         for job in self.tiers.end_schedule():
             self._log_job(EventKind.PROMOTING, job.request, job.number)
-        made = super().stores(chunks, decodes, given, preempted=preempted)
+        transfers = super().stores(chunks, decodes, newcomers, preempted=preempted)
         self._log_ended()
-        return made
+        return transfers
 
     def ended(self, request: Request) -> bool:
         """A request has ended (see `Offloading.ended`)."""
