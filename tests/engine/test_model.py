@@ -83,7 +83,8 @@ def test_shares_of_a_layer_add_up_to_the_whole() -> None:
     [
         ({"model_type": "gemma2"}, "model_type 'gemma2'; it runs llama"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "awq"}}, "weights are int4; the engine runs bf16"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8 weights need a multiple of 128 inputs"),
         ({"intermediate_size": 80}, "_proj.weight doesn't fit config.json: needs 80"),
         ({"num_hidden_layers": 3}, "tensor model.layers.2"),
     ],
