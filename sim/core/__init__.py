@@ -6,12 +6,16 @@ keeps the plans of that loop that are in flight:
     plan = scheduler.plan(now); outcome = backend.execute(plan); scheduler.commit(plan, outcome, now)
 
     request.py, limits.py, plan.py    what goes in (a request, a replica's limits), what comes out (a plan)
+    parts.py       how a scheduler is put together from limits and a profile
     rules/         what differs between engines; read `rules.py` (the protocols), then `vllm.py` (one step)
     step.py        one step in the making: what rules may call, and `seal`, which makes the plan
     lifecycle.py   the states of a request, and all that changes from one to the next
     queue.py, forks.py, running.py, decoders.py    the requests that wait; those that run, by what they do
     stride.py      stretches: many decode steps planned as one while nothing has to be decided
     hybrid_stride.py, turns.py, group_spec.py    the same for models whose layers keep different tokens
+    intake.py, retention.py, tenants.py    who is rejected on arrival, how long blocks are kept, who shares
+    tiers/, tier_spec.py, swap_space.py    host memory and a disk below the device, and swapped requests
+    radix_lifecycle.py, radix_stride.py    the same under SGLang's rules
     drafter.py     speculation: how many guessed tokens a request verifies beside its next one
     memory/        KV blocks behind `kv_memory.py`: groups, the pool, the tree of cached runs, eviction
     identity/      which tokens are equal: content spans, block keys, sharing scopes

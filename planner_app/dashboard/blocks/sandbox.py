@@ -149,7 +149,7 @@ class Sandbox:
 
     def tokens_of(self, request: Request) -> int:
         """Tokens whose KV a live request has."""
-        return self.scheduler.tokens_of(request)
+        return self.scheduler.running.planned(request)
 
     # ---- the actions
 
@@ -235,7 +235,7 @@ class Sandbox:
 
     @property
     def _now(self) -> int:
-        return self.scheduler.step * _STEP_NS
+        return self.scheduler.log.step * _STEP_NS
 
 
 def _standing(request: Request) -> str:

@@ -309,7 +309,7 @@ def _requests(sandbox: Sandbox) -> None:
         return
     memory = sandbox.scheduler.memory
     st.caption(
-        f"Step {sandbox.scheduler.step}: {memory.used_blocks} of {memory.num_blocks} blocks "
+        f"Step {sandbox.scheduler.log.step}: {memory.used_blocks} of {memory.num_blocks} blocks "
         f"held, {memory.evicted_blocks} evicted so far, {sandbox.scheduler.preemptions} preemptions."
     )
     rows = [_row(sandbox, number) for number in range(len(sandbox.requests))]

@@ -559,6 +559,19 @@ class Offloading:
 
     # ---- transfers end
 
+    def fail_loads(self, lost: Sequence[int]) -> list[Request]:
+        """The requests that end because their load is among those that failed, each with its reason.
+
+        A store that failed is no store. With `kv_load_failure_policy` `recompute` nobody ends: the tokens of
+        the load are computed.
+        """
+        if not lost or self.spec.kv_load_failure_policy != "fail":
+            return []
+        requests = [request for number in lost if (request := self.loader(number)) is not None]
+        for request in requests:
+            request.reason = "a load from host memory failed"
+        return requests
+
     def loader(self, number: int) -> Request | None:
         """The live request that a job under way loads for; None where it is a store, or nobody waits."""
         job = self.jobs.get(number)
