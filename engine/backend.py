@@ -19,8 +19,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a backend is made for. `kv` is [layers, blocks, 2, block_size, kv heads, head_dim], in fp8 or the
-    `dtype` of the queries."""
+    """Sizes that a backend is made for. `kv` is [layers, blocks, 2, block_size, kv heads, head_dim], fp8 or
+    the `dtype` of the queries."""
 
     kv: Tensor
     dtype: torch.dtype

@@ -53,7 +53,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of one prompt: `n` outputs."""
+    """Result of one prompt: `n` outputs."""
 
     prompt_token_ids: list[int]
     outputs: list[Output]
@@ -216,7 +216,7 @@ class Engine:
         return ids
 
     def output(self, sequence: Sequence) -> Output:
-        """What came of a sequence that has ended."""
+        """The output of a sequence that has ended."""
         ids = sequence.output.tolist()
         shown = ids[:-1] if sequence.finish_reason == "stop" else ids
         text = self.tokenizer.decode(shown, skip_special_tokens=True) if self.tokenizer is not None else ""

@@ -77,7 +77,7 @@ def quantised(value: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def fp8_weights(scheme: Mapping[str, Any], where: str) -> Fp8Weights:
-    """What a `quantization_config` with fp8 weights asks for. Errors: BadInput for what can't be run."""
+    """The fp8 weights that a `quantization_config` asks for. Errors: BadInput for those that can't be run."""
     method = str(scheme.get("quant_method", "")).lower()
     if method not in ("fp8", "compressed-tensors"):
         raise BadInput(

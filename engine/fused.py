@@ -23,7 +23,7 @@ _launches: dict[Any, Launch] = {}
 
 
 class DrawOptions(Protocol):
-    """What a draw needs of a `Sampler`: its rows' parameters, where their newest tokens go, and which tokens
+    """Inputs of a draw by a `Sampler`: its rows' parameters, where their newest tokens go, and which tokens
     have their logits here."""
 
     temperature: Tensor

@@ -307,7 +307,7 @@ def host_gbs(block_size: int, layers: int = 36, tokens: int = 1024) -> list[tupl
 
 
 def ceilings(_: Peer | None) -> Iterator[KernelTime]:
-    """What the machine can do: copy, read, multiply."""
+    """Rates that the machine reaches: copy, read, multiply."""
     x = torch.randn(1 << 29, device=DEVICE)
     y = torch.empty_like(x)
     yield KernelTime("device copy", "GB/s", 2 * x.nbytes / 1e9 / seconds(lambda: y.copy_(x), graph=False))

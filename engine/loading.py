@@ -153,7 +153,7 @@ def _measure(
 
 
 def check_start(name: str, options: Options) -> None:
-    """What can be told of a start on several GPUs before any process is started. Errors: BadInput,
+    """Checks a start on several GPUs before any process is started. Errors: BadInput,
     CannotRunHere."""
     size = options.tensor_parallel_size
     spec = ModelSpec.find(name)

@@ -89,7 +89,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 class Turn(NamedTuple):
-    """What becomes of q and k before they are used: normed where weights are given, turned by `angles`.
+    """Treatment of q and k before they are used: normed where weights are given, turned by `angles`.
 
     `angles` is float32 [tokens, head_dim]: cosines, then sines.
     """
@@ -125,7 +125,7 @@ class Experts(NamedTuple):
 
 
 def mixture(x: Tensor, logits: Tensor, experts: Experts, slots: Tensor | None) -> Tensor:
-    """What the experts make of x [tokens, hidden] by router logits [tokens, experts]; the same shape.
+    """The experts' output for x [tokens, hidden] by router logits [tokens, experts]; the same shape.
 
     Tokens with a negative one of `slots` [tokens] go to no expert.
     """

@@ -69,7 +69,7 @@ class Rows:
             sequence.row = NO_ROW
 
     def changes(self) -> tuple[Ints, Ints, Ints]:
-        """What the device doesn't know yet: places in the tables, their blocks, and rows of parameters."""
+        """Changes new to the device: places in the tables, their blocks, and rows of parameters."""
         if not self._places and not self._params:
             return _NONE, _NONE, _NONE
         parts = _flat(self._places), _flat(self._blocks), _flat(self._params)

@@ -131,7 +131,7 @@ class TraceServer:
             self._note_end()
 
     def _meta(self) -> dict[str, Any]:
-        """What `meta.json` says of the run."""
+        """The contents of `meta.json`."""
         meta = described(self.engine)
         meta["config"]["temperature"] = self._params.temperature
         return {"name": self.trace.name, **meta}

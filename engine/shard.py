@@ -56,11 +56,11 @@ class Shard:
 
     @property
     def kind(self) -> str | None:
-        """What carries sums of partial results; None: there are none."""
+        """The link that carries sums of partial results; None: there are none."""
         return None if self.link is None else self.link.kind
 
     def share(self, value: Tensor, dim: int, whole: int, copies: int = 1) -> Tensor:
-        """What this share holds of dimension `dim` of `value`, whose length is `whole`.
+        """The part that this share holds of dimension `dim` of `value`, whose length is `whole`.
 
         Neighbouring shares hold the same part, `copies` of them. Errors: ValueError for another length.
         """

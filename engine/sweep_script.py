@@ -68,7 +68,7 @@ class Script:
         return self.add(self.document(tokens).cut(tokens), output, gap_s=gap_s)
 
     def follow(self, row: int) -> None:
-        """Whatever is added from now on comes when request `row` has ended."""
+        """Requests that are added from now on come when request `row` has ended."""
         self._after = row
 
     def group(self, prompts: Sequence[PromptSpans], output: int, *, gap_s: float = 0.0) -> int:

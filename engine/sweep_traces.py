@@ -27,7 +27,7 @@ _REST_S = 0.2  # before decode steps whose contexts are all that is to tell: a G
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """What an engine has room for.
+    """Room of an engine.
 
     `seqs` requests at once, `step_tokens` in a step, `cache_tokens` in the KV cache, `max_len` in a request;
     `graphs` are the batch sizes of its CUDA graphs, `prompt_graphs` the token counts of those for steps with

@@ -45,7 +45,7 @@ class Growing:
         return after[len(before) :]
 
     def rest(self) -> str:
-        """What is left when no more tokens come."""
+        """The rest of the text when no more tokens come."""
         before = self._decode(self._ids[self._start : self._shown])
         return self._decode(self._ids[self._start :])[len(before) :]
 

@@ -109,7 +109,7 @@ def mixture(
     slots: Tensor | None = None,
     plan: Plan | None = None,
 ) -> Tensor:
-    """What a mixture of experts makes of x, dense [tokens, hidden]; the same shape.
+    """Output of a mixture of experts for x, dense [tokens, hidden]; the same shape.
 
     `logits` [tokens, experts] are the router's. The experts that are here, from number `first` on, have
     `gate_up` [here, 2 * width, hidden] (the gate first) and `down_weight` [here, hidden, width]; others add

@@ -387,7 +387,7 @@ FP8_CUT = DecodeCut(8192, 4, 5, warps=2)
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """What a schedule depends on: the model's attention heads, the cache's dtype and the window."""
+    """Facts that a schedule depends on: the model's attention heads, the cache's dtype and the window."""
 
     heads: int
     kv_heads: int

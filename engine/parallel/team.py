@@ -44,7 +44,7 @@ _KINDS: dict[str, type[PagecastError]] = {"BadInput": BadInput, "CannotRunHere":
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """What a worker is told at its start."""
+    """Order that a worker gets at its start."""
 
     model: str
     options: dict[str, Any]

@@ -75,7 +75,7 @@ def show_replicas(result: Result) -> None:
 
 
 def _handoffs(handoff: dict[str, Any]) -> str:
-    """What was handed from prefill to decode replicas; the table counts such a request at both."""
+    """The requests handed from prefill to decode replicas; the table counts such a request at both."""
     text = (
         f"handoffs: {counted(handoff['remote'], 'request')} prefilled on one replica and decoded on another "
         f"(counted at both), {handoff['local']:,} on one alone; {console.size(handoff['moved_bytes'])} moved"

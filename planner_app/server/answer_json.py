@@ -92,7 +92,7 @@ class AnswerWriter:
     # ---- streams
 
     def chunks(self) -> bytes:
-        """What has come since the last call, as server-sent events; b"" for nothing."""
+        """The chunks since the last call, as server-sent events; b"" for nothing."""
         quoted = self._quoted
         if quoted is not None:
             choice = self.choices[0]

@@ -25,7 +25,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class HostTierUse:
-    """What KV offloading has moved so far, and how full the host tier is (`usage`: 0 to 1).
+    """Bytes and blocks that KV offloading has moved so far, and how full the host tier is (`usage`: 0 to 1).
 
     The sizes are numbers of transfers by their bytes.
     """

@@ -33,7 +33,7 @@ def engine_work(engine: Engine, options: ServerOptions, connection: socket.socke
 
 
 def engine_facts(engine: Engine) -> EngineFacts:
-    """What the server in front needs to know of an engine whose `EngineWork` has been made."""
+    """The facts that the server in front needs of an engine whose `EngineWork` has been made."""
     limits, facts = engine.limits, engine.loaded.spec.facts
     cache_config = {
         "block_size": str(limits.block_size),

@@ -26,7 +26,7 @@ _MOST_READ = 1 << 20
 
 
 class EngineFacts(NamedTuple):
-    """What a server needs to know of the engine behind it. `start_ns`: time 0 of the engine's clock, on the
+    """The facts that a server needs of the engine behind it. `start_ns`: time 0 of the engine's clock, on the
     system's monotonic clock."""
 
     model: str

@@ -1,4 +1,4 @@
-"""Runs replicas behind HTTP, one port each, in one process, until a signal ends it.
+"""Process of replicas behind HTTP, one port each, until a signal ends it.
 
 SIGTERM and SIGINT drain: no new connections, requests under way are finished, for at most `drain_timeout_s`.
 A second signal ends the process at once.

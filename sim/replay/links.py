@@ -43,7 +43,7 @@ class Link:
         return self.free_ns, bool(spec.failing) and self._draw(number, "failing") < spec.failing
 
     def figures(self, name: str, makespan_s: float) -> dict[str, float]:
-        """What it has carried: transfers, bytes, the share of time that it was busy, seconds of waiting."""
+        """Totals so far: transfers, bytes, the share of time that it was busy, seconds of waiting."""
         return {
             f"{name}s": self.transfers,
             f"{name}_bytes": self.bytes,

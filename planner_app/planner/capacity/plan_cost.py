@@ -13,7 +13,7 @@ from pagecast.planner_app.wording.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """What one replica costs, what all of a plan cost, and what their output tokens cost.
+    """Cost of one replica, of all replicas of a plan, and of their output tokens.
 
     `usd_per_hour` and `usd_per_million_output_tokens` are of the plan's replicas at the rate that they are
     for; None where the plan has no replicas. `at_most_load` is of one replica at the highest load that keeps

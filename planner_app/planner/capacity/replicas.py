@@ -44,7 +44,7 @@ class Replicas:
 
     @property
     def spare_at_low(self) -> float | None:
-        """What `high` replicas take beyond the rate at the low end, as a share of the rate."""
+        """Spare of `high` replicas at the low end of the interval, as a share of the rate."""
         if self.high is None or not self.each_low:
             return None
         return max(self.high * self.each_low / self.requests_per_s - 1, 0.0)

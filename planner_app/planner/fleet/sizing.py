@@ -92,7 +92,7 @@ def fewest(
 
 @dataclass(frozen=True)
 class Sizing:
-    """What the searches of several routers share. An executor calls `run` with one fleet at a time."""
+    """Data that the searches of several routers share. An executor calls `run` with one fleet at a time."""
 
     trace: Trace
     scenario: Scenario

@@ -84,7 +84,7 @@ def _terms(result: SweepResult) -> list[str]:
 
 
 def _measure(name: str) -> str:
-    """What a term bounds: `ttft_p99` of `ttft_p99<2s`; another column's name stays."""
+    """The figure that a term bounds: `ttft_p99` of `ttft_p99<2s`; another column's name stays."""
     return "goodput" if name.startswith("goodput") else name.partition("<")[0]
 
 

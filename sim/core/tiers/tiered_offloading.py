@@ -28,7 +28,7 @@ class TieredOffloading(Offloading):
 
     @property
     def disk(self) -> Disk:
-        """What is behind the host tier."""
+        """The disk behind the host tier."""
         return self.tiers.disk
 
     @property
@@ -73,7 +73,7 @@ class TieredOffloading(Offloading):
         *,
         preempted: bool,
     ) -> list[Transfer]:
-        """What is stored after a step; before that the step's promotions begin."""
+        """The transfers that store blocks after a step; the step's promotions begin before."""
         for job in self.tiers.end_schedule():
             self._log_job(EventKind.PROMOTING, job.request, job.number)
         transfers = super().stores(chunks, decodes, newcomers, preempted=preempted)
