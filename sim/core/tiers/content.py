@@ -24,9 +24,8 @@ class ContentNames:
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
-        self._digests: dict[
-            int, tuple[bytes, int, bool]
-        ] = {}  # by number: digest, group, whether of one block
+        # By number: digest, group, whether of one block.
+        self._digests: dict[int, tuple[bytes, int, bool]] = {}
         self._count = 0
         self._size_after_sweep = 0  # segments that were named after the last sweep
 

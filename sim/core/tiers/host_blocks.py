@@ -17,7 +17,7 @@ from pagecast.sim.core.tiers.host_eviction import (
 
 BEING_WRITTEN = -1
 HostChange = tuple[tuple[int, ...], bool]
-"""Blocks that can be loaded from now on (True), or that gave way together."""
+"""Blocks that can be loaded from now on (True), or that gave way together (False)."""
 
 _MOST_COUNTED = 64_000  # blocks whose looks are counted at most, where a threshold asks for it
 
@@ -25,8 +25,7 @@ _MOST_COUNTED = 64_000  # blocks whose looks are counted at most, where a thresh
 class HostBlocks:
     """`room` blocks of host memory by the names of their contents; each has a `slot` numbered from 0.
 
-    `changes`, where it is a list, gets an entry for each block that can be loaded from now on (True) or is
-    given up (False).
+    `changes`, where it is a list, gets a `HostChange` for blocks that can be loaded from now on or give way.
     """
 
     def __init__(self, room: int, eviction_policy: str = "lru", store_threshold: int = 0) -> None:
@@ -90,6 +89,10 @@ class HostBlocks:
                 if name not in slots:
                     return count
             return len(names)
+        return self._leading(names)
+
+    def _leading(self, names: Sequence[int]) -> int | None:
+        """`leading`, by asking for one block after the other."""
         count = 0
         late = False
         for name in names:

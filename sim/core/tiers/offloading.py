@@ -326,8 +326,8 @@ class Offloading:
         `newcomers`: the requests admitted, or that began to load, in this step. Notes which stores must be
         done before it (`take_flushed`).
         """
-        allocations = self._memory.take_allocations() if self._watched or self._windows else ()
         if self._watched or self._windows:
+            allocations = self._memory.take_allocations()
             self._watch_newcomers(chunks, decodes, allocations, newcomers, preempted=preempted)
         self._room_made = False
         transfers: list[Transfer] = []

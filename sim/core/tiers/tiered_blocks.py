@@ -54,15 +54,7 @@ class TieredBlocks(HostBlocks):
 
     def leading(self, names: Sequence[int]) -> int | None:
         """How many of the first names can be loaded; None: one of them only later."""
-        late = False
-        count = 0
-        for name in names:
-            there = self.has(name)
-            if there is False:
-                break
-            late |= there is None
-            count += 1
-        return None if late else count
+        return self._leading(names)
 
     def _promote(self, name: int, request: Request) -> bool:
         refused = self.refused_stores

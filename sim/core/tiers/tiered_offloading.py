@@ -41,11 +41,6 @@ class TieredOffloading(Offloading):
         """Never: what a refused request finds on the device may shrink, and the disk have what is missing."""
         return False
 
-    @property
-    def asks_again(self) -> bool:
-        """Whether the last step's questions are answered, so that planning again may decide otherwise."""
-        return self.disk.asked
-
     def ask(self, request: Request, local: int) -> int | None:
         """Tokens that a waiting request can load beyond its prefix hit; None: ask again later."""
         self.tiers.asking = request
