@@ -1,4 +1,4 @@
-"""The part of `pagecast plan` for fleets: the fewest replicas that keep a service level, router by router."""
+"""The part of `pagecast plan` for fleets: the fewest replicas that keep an SLO, router by router."""
 
 from __future__ import annotations
 

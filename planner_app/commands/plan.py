@@ -1,4 +1,4 @@
-"""`pagecast plan`: how many requests at once, and how many per second, keep a service level."""
+"""`pagecast plan`: how many requests at once, and how many per second, keep an SLO."""
 
 from __future__ import annotations
 

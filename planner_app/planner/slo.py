@@ -1,4 +1,4 @@
-"""A service level as text, `ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99`, and its verdict.
+"""An SLO as text, `ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99`, and its verdict.
 
 A term bounds a statistic of a latency, or the share of good requests: those that completed and kept every
 bound in the brackets. Percentiles are over the requests that reached the latency, as in a replay's summary;
@@ -52,7 +52,7 @@ class TermVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a service level holds, and each of its terms."""
+    """Whether an SLO holds, and each of its terms."""
 
     holds: bool
     terms: tuple[TermVerdict, ...]
@@ -128,14 +128,14 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A service level: all its terms must hold."""
+    """An SLO: all its terms must hold."""
 
     text: str
     terms: tuple[Latency | Goodput, ...]
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """Reads a service level. Errors: BadInput naming the term and what is allowed."""
+        """Reads an SLO. Errors: BadInput naming the term and what is allowed."""
         if ";" in text:
             raise BadInput(f"SLO {text!r}: separate terms by commas")
         parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]

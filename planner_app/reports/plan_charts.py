@@ -23,7 +23,7 @@ _LEAST, _MOST = 1.0, 1000.0  # percent of a bound, below and beyond which a term
 def terms_by_load(
     outcomes: Sequence[LoadTrial], unit: str, answer: float | None, low: float = 0.0, high: float = 0.0
 ) -> go.Figure:
-    """Each term of the service level in percent of what it may be, at each load tried; 100 is its bound.
+    """Each term of the SLO in percent of what it may be, at each load tried; 100 is its bound.
 
     `answer`: the most load that holds, with its interval `low` to `high`; None where none does.
     """

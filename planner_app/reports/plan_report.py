@@ -1,4 +1,4 @@
-"""The report of a plan: how much load keeps the service level, what breaks beyond it, which limit binds."""
+"""The report of a plan: how much load keeps the SLO, what breaks beyond it, which limit binds."""
 
 from __future__ import annotations
 

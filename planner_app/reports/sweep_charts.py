@@ -22,7 +22,7 @@ _HOVER = "%{text}<br>%{x:.4g}, %{y:.4g}"
 def trade_off(
     table: pd.DataFrame, x: str, y: str, knobs: Sequence[str], chosen: int | None = None
 ) -> go.Figure:
-    """Each trial at two of its figures; those on the front, those that miss the service level, the choice.
+    """Each trial at two of its figures; those on the front, those that miss the SLO, the choice.
 
     `table` needs `number`, `meets`, `on_front`, the knobs and both figures; `chosen` is a trial's number.
     """

@@ -105,9 +105,8 @@ class Request:
         self.known_tokens = prompt_tokens
         self.computed_tokens = 0  # tokens whose KV is planned or there; not updated while decoding
         self.drafts = 0  # guesses that its next step verifies, beside its next token
-        self.in_flight_tokens = (
-            0  # tokens that plans in flight may yield; counted only where requests speculate
-        )
+        # Tokens that plans in flight may yield; counted only where requests speculate.
+        self.in_flight_tokens = 0
         self.lag = 0
         self.last_tick = NEVER
         self.order = 0  # number of its latest admission

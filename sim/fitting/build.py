@@ -27,9 +27,8 @@ from pagecast.sim.fitting.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
 
 REPLICATES = 32
-MOST_SPREAD = (
-    0.30  # greatest sd of a coefficient between resampled fits over its mean; terms above are dropped
-)
+# Greatest sd of a coefficient between resampled fits over its mean: terms above are dropped.
+MOST_SPREAD = 0.30
 _BLOCK = 64  # consecutive steps that a resampled block keeps together
 _REPLICATE_ROUNDS = 3
 

@@ -33,9 +33,8 @@ from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import Trace
 
 USAGE_TOLERANCE = 1e-6
-LATEST = (
-    "latest"  # `cached_tokens` in meta.json: hits are those of the latest admission before the first token
-)
+# `cached_tokens` in meta.json: hits are those of the latest admission before the first token.
+LATEST = "latest"
 _FOREVER = 1 << 62
 Accepted = tuple[tuple[str, int], ...]
 

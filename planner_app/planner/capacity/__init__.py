@@ -1,1 +1,1 @@
-"""The most load that one server takes while it keeps a service level, and what limits it."""
+"""The most load that one server takes while it keeps an SLO, and what limits it."""

@@ -1,4 +1,4 @@
-"""Search for the highest load that keeps a service level: bisection over replays.
+"""Search for the highest load that keeps an SLO: bisection over replays.
 
 All loads of a search use the same server and workload, with the same step costs, noise and texts (common
 random numbers), so that two replays differ by the load alone.
@@ -29,9 +29,8 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 GRID = 1.01  # factor between neighbouring rates
-MOST_STEPS = (
-    925  # steps of `GRID` from the trace's rate to a ten-thousandth of it, or to ten thousand times it
-)
+# Steps of `GRID` from the trace's rate to a ten-thousandth of it, or to ten thousand times it.
+MOST_STEPS = 925
 MOST_USERS = 8192
 KEPT_UP = 0.95  # least share of the offered requests that must end in a short load
 GROWTH = 0.08  # most growth of the requests in the server, from the second third of a long load to the last
@@ -226,7 +225,7 @@ class LoadSearch:
 
 @dataclass(frozen=True, slots=True)
 class CapacityQuestion:
-    """A trace, a server and a service level. Searches of it are independent, and may run anywhere.
+    """A trace, a server and an SLO. Searches of it are independent, and may run anywhere.
 
     `rate` is the trace's own, in requests per second. `costs` replaces the scenario's; `draw_costs`: whether
     draws differ by it; `workload` makes a draw's trace, as for `replicates.Study`.

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from pagecast.planner_app.planner.capacity.binding import Binding, beyond, binding
 from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
@@ -52,7 +53,7 @@ from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import Trace, nominal_arrival_s
 
 REPLICATES = 5
 LEAST_REPLICATES = 5
@@ -456,6 +457,12 @@ def _notes(
             f"{rate.at.requests:,} of them after a warm-up. The backlog may grow by at most {GROWTH:.0%} "
             "from the second to the last third of it"
         )
+    together = _most_together(work)
+    if rate is not None and rate.value is None and together > 1:
+        texts.append(
+            f"up to {together:,} requests of this trace arrive at the same instant, and do so at any rate: "
+            "they wait for each other even where nobody else is served"
+        )
     if replicates:
         sources = "costs and noise" if question.draw_costs else "noise"
         sources += " and the workload" if question.workload is not None else ""
@@ -464,6 +471,11 @@ def _notes(
             f"by a factor of {width_error(replicates):.2g}; --replicates 20 makes better ones"
         )
     return texts
+
+
+def _most_together(trace: Trace) -> int:
+    """The most requests that arrive at one instant."""
+    return int(np.unique(nominal_arrival_s(trace), return_counts=True)[1].max())
 
 
 def judgment(term: TermVerdict) -> str:

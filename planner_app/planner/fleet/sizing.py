@@ -1,4 +1,4 @@
-"""The fewest replicas of a fleet that keep a service level, router by router."""
+"""The fewest replicas of a fleet that keep an SLO, router by router."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pagecast.sim.replay.replicates import summary_figures
 from scipy import stats
 
 CONFIDENCE = 0.9
-ONE = "1 replay"  # which a bound or a service level is judged by
+ONE = "1 replay"  # which a bound or an SLO is judged by
 HIGHER_IS_BETTER = frozenset(
     {
         "completed",
@@ -111,7 +111,7 @@ def check_names(file: CheckFile, figures: dict[str, float]) -> None:
 
 
 def levels(file: CheckFile, result: Result) -> list[Finding]:
-    """Every term of the file's service level."""
+    """Every term of the file's SLO."""
     if file.slo is None:
         return []
     findings = []

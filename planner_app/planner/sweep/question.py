@@ -98,7 +98,7 @@ class SweepQuestion:
 
     @property
     def level(self) -> Slo:
-        """The service level; without one, a level of no terms."""
+        """The SLO; without one, a level of no terms."""
         return Slo.parse(self.slo) if self.slo.strip() else Slo("", ())
 
     def work(self) -> Trials:

@@ -34,8 +34,8 @@ class SweepResult:
     """Result of a sweep. `replayed` counts the trials of this run; the others were in the folder already.
 
     `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (serves every
-    request and keeps the service level), `margin` (how far the tightest term is from its bound, as a part of
-    it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the service level by their
+    request and keeps the SLO), `margin` (how far the tightest term is from its bound, as a part of
+    it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the SLO by their
     text, `step_costs` (by name, those that it was served with), and `reason` where the scenario can't run.
     `complete` is False where the sweep was stopped.
     """
@@ -63,7 +63,7 @@ class SweepResult:
 
     @cached_property
     def cheapest(self) -> dict[str, Any] | None:
-        """The row of the cheapest replica that meets the service level; None where no trial does.
+        """The row of the cheapest replica that meets the SLO; None where no trial does.
 
         Of equals one on the front; of these the one with most margin, or without an SLO the one of the lowest
         p99 TTFT.
@@ -78,7 +78,7 @@ class SweepResult:
 
     @property
     def front(self) -> pd.DataFrame:
-        """The undominated trials, by the first objective: of those that meet the service level, if any do."""
+        """The undominated trials, by the first objective: of those that meet the SLO, if any do."""
         first = self.question.objectives[0]
         rows = self.table[self.table["on_front"]]
         return rows.sort_values([first, "number"], ascending=[first not in MORE_IS_BETTER, True])
@@ -226,7 +226,7 @@ def _row(question: SweepQuestion, trial: Trial) -> dict[str, Any]:
 
 
 def _on_front(question: SweepQuestion, table: pd.DataFrame) -> np.ndarray:
-    """Undominated among the trials that meet the service level, or, where none does, among those that run."""
+    """Undominated among the trials that meet the SLO, or, where none does, among those that run."""
     candidates = table["meets"].to_numpy(bool)
     if not candidates.any():
         candidates = (table["reason"] == "").to_numpy(bool)

@@ -17,7 +17,7 @@ _SHARES = ("token_hit_rate", "peak_kv_usage")
 
 
 def text(name: str, value: Any) -> str:
-    """A figure, a knob or a term of the service level as people read it."""
+    """A figure, a knob or a term of the SLO as people read it."""
     if value is None or (isinstance(value, float) and value != value):
         return "-"
     if name in _YES_OR_NO:
@@ -100,7 +100,7 @@ def differ(result: SweepResult) -> bool:
 
 
 def _none(result: SweepResult, ran: pd.DataFrame) -> str:
-    """Why no trial meets the service level, and which comes closest."""
+    """Why no trial meets the SLO, and which comes closest."""
     serving = ran[ran["rejected"] == 0]
     if not len(serving):
         return "no scenario of the space serves every request: more HBM or a longer max_model_len would."

@@ -20,7 +20,7 @@ from pagecast.traces.schema import Trace
 
 Figure = float | int | None
 GPUS_HELD = "GPUs held in the mean: "  # a fleet's figures by GPU type
-LATENCIES = ("ttft", "tpot", "e2e", "queue")  # those with figures; a service level may bound more (`slo.py`)
+LATENCIES = ("ttft", "tpot", "e2e", "queue")  # those with figures; an SLO may bound more (`slo.py`)
 _OTHERS = (
     "output_tokens_per_s",
     "output_tokens",
@@ -75,13 +75,13 @@ class TrialResult:
 
     @property
     def meets(self) -> bool:
-        """Whether it serves every request and keeps the service level."""
+        """Whether it serves every request and keeps the SLO."""
         all_served = not self.reason and not self.figures.get("rejected")
         return all_served and all(term.holds for term in self.terms)
 
     @property
     def margin(self) -> float | None:
-        """How far the service level's tightest term is from its bound, as a part of it; below 0: beyond."""
+        """How far the SLO's tightest term is from its bound, as a part of it; below 0: beyond."""
         return min((_margin(term) for term in self.terms), default=None)
 
 

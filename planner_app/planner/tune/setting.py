@@ -70,10 +70,10 @@ class Tuning:
         }
 
     def concurrency(self, scenario: Scenario) -> dict[str, Any]:
-        """Users of a closed loop without think time that keep the service level, with few preemptions.
+        """Users of a closed loop without think time that keep the SLO, with few preemptions.
 
         To 1/64 of `max_num_seqs`; 0 where even one breaks it. `admissible_at_limit`: more were not tried.
-        With a service level those are 4 times `max_num_seqs`, as `plan` tries; without one, where nobody
+        With an SLO those are 4 times `max_num_seqs`, as `plan` tries; without one, where nobody
         minds waiting, `max_num_seqs`, for more don't run at once.
         """
         most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)

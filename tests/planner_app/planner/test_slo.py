@@ -1,4 +1,4 @@
-"""A service level as a user writes it: what it holds a replay to, and what is said of a bad one."""
+"""An SLO as a user writes it: what it holds a replay to, and what is said of a bad one."""
 
 import numpy as np
 import pandas as pd

@@ -126,6 +126,17 @@ def test_an_impossible_level_is_one_line_that_tells_the_unloaded_latency(capsys)
     assert lines[0].endswith("ms with one user alone")
 
 
+def test_requests_that_arrive_together_are_named_where_no_rate_holds(tmp_path, capsys):
+    path = tmp_path / "bursts.csv"
+    rows = [f"{burst},{8000},8" for burst in range(5) for _ in range(6)]
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
+    code, out, _ = pagecast(
+        "plan", path, *SMALL, "--slo", "ttft_p99<1s", "--replicates", 0, "--workers", 1, capsys=capsys
+    )
+    assert code == 1
+    assert "up to 6 requests of this trace arrive at the same instant" in " ".join(out.split())
+
+
 def test_a_level_that_never_breaks_says_how_far_it_was_tried(capsys):
     code, out, _ = pagecast(
         "plan",
