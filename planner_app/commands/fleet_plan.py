@@ -40,6 +40,9 @@ def plan_fleet(
     if form is not None and form not in FORMS:
         raise BadInput(f"--emit {form}: forms are {', '.join(FORMS)}")
     fleets = against(settings, routers)
+    if form is not None:
+        for fleet in fleets:  # what cannot be written is said before the search
+            emit(form, scenario, fleet)
     sizing = Sizing(work, scenario, level, most)
     with executor(workers, cluster) as run, console.progress("routers", len(fleets)) as update:
         sizes = run.map(sizing.run, fleets, progress=update)

@@ -1,7 +1,6 @@
 """Fleets as others start them: `vllm serve` command lines, and manifests for Kubernetes, llm-d and Dynamo.
 
-Only options that differ from vLLM's defaults are written, with vLLM's names. Each form has the command, too,
-that measures the same point with `aiperf`, from a trace in Mooncake's format.
+Each form has the command, too, that measures the same point with `aiperf`, from a trace in Mooncake's format.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import yaml
+from pagecast.planner_app.planner.fleet.vllm_options import PORT, serve_arguments
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.scenario import Scenario
 
-_PORT = 8000
 _IMAGE = "vllm/vllm-openai:v0.24.0"
 _DYNAMO_IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.4.0"
 _NAME = "pagecast-fleet"
@@ -42,33 +41,6 @@ _DYNAMO_WEIGHTS = {
 _KV_EVENTS = (
     '{"publisher":"zmq","topic":"kv-events","endpoint":"tcp://*:20080","enable_kv_cache_events":true}'
 )
-
-
-def serve_arguments(scenario: Scenario, port: int = _PORT) -> list[str]:
-    """The arguments of `vllm serve` for one replica. Errors: BadInput for what vLLM has no option for."""
-    if scenario.profile != "vllm":
-        raise BadInput(f"--emit: profile {scenario.profile} is not vLLM's; use --profile vllm")
-    arguments = [scenario.model, "--port", str(port)]
-    options = {
-        "--tensor-parallel-size": (scenario.tensor_parallel_size, 1),
-        "--block-size": (scenario.block_size, 16),
-        "--gpu-memory-utilization": (scenario.gpu_memory_utilization, None),
-        # vLLM counts its null block too.
-        "--num-gpu-blocks-override": (scenario.num_gpu_blocks and scenario.num_gpu_blocks + 1, None),
-        "--max-num-seqs": (scenario.max_num_seqs, None),
-        "--max-num-batched-tokens": (scenario.max_num_batched_tokens, None),
-        "--max-model-len": (scenario.max_model_len, None),
-        "--kv-cache-dtype": (scenario.kv_cache_dtype, "auto"),
-        "--scheduling-policy": (scenario.scheduling_policy, "fcfs"),
-    }
-    for option, (value, default) in options.items():
-        if value not in (None, default):
-            arguments += [option, str(value)]
-    if not scenario.enable_prefix_caching:
-        arguments.append("--no-enable-prefix-caching")
-    if not scenario.pipelined:
-        arguments.append("--no-async-scheduling")
-    return arguments
 
 
 def bench_command(scenario: Scenario, url: str) -> str:
@@ -104,9 +76,9 @@ def _vllm(scenario: Scenario, settings: FleetSettings) -> str:
     for number, (name, one) in enumerate(settings.scenarios(scenario)):
         gpus = ",".join(str(first_gpu + index) for index in range(one.tensor_parallel_size))
         first_gpu += one.tensor_parallel_size
-        command = shlex.join(["vllm", "serve", *serve_arguments(one, _PORT + number)])
+        command = shlex.join(["vllm", "serve", *serve_arguments(one, PORT + number)])
         lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {command}  # {name}, {one.gpu}")
-    lines.append(f"# measure it: {bench_command(scenario, 'http://localhost:' + str(_PORT))}")
+    lines.append(f"# measure it: {bench_command(scenario, 'http://localhost:' + str(PORT))}")
     return "\n".join(lines) + "\n"
 
 
@@ -120,8 +92,8 @@ def _k8s(scenario: Scenario, settings: FleetSettings) -> str:
             "name": "vllm",
             "image": _IMAGE,
             "args": serve_arguments(one),
-            "ports": [{"containerPort": _PORT, "name": "http"}],
-            "readinessProbe": {"httpGet": {"path": "/health", "port": _PORT}},
+            "ports": [{"containerPort": PORT, "name": "http"}],
+            "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}},
             "resources": {"limits": {"nvidia.com/gpu": str(one.tensor_parallel_size)}},
         }
         documents.append(
@@ -141,7 +113,7 @@ def _k8s(scenario: Scenario, settings: FleetSettings) -> str:
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": _NAME},
-            "spec": {"selector": {"app": _NAME}, "ports": [{"port": _PORT, "targetPort": _PORT}]},
+            "spec": {"selector": {"app": _NAME}, "ports": [{"port": PORT, "targetPort": PORT}]},
         }
     )
     return _documents(documents, scenario)
@@ -175,7 +147,7 @@ def _llm_d(scenario: Scenario, settings: FleetSettings) -> str:
         "metadata": {"name": _NAME},
         "spec": {
             "selector": {"matchLabels": {"app": _NAME}},
-            "targetPorts": [{"number": _PORT}],
+            "targetPorts": [{"number": PORT}],
             "endpointPickerRef": {"name": _PICKER, "port": {"number": _PICKER_PORT}},
         },
     }
@@ -229,7 +201,7 @@ def _dynamo(scenario: Scenario, settings: FleetSettings) -> str:
 
 def _documents(documents: list[dict[str, Any]], scenario: Scenario) -> str:
     text = "---\n".join(yaml.safe_dump(document, sort_keys=False) for document in documents)
-    return f"# measure it: {bench_command(scenario, f'http://{_NAME}:{_PORT}')}\n{text}"
+    return f"# measure it: {bench_command(scenario, f'http://{_NAME}:{PORT}')}\n{text}"
 
 
 FORMS: dict[str, Callable[[Scenario, FleetSettings], str]] = {

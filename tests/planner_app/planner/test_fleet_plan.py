@@ -6,8 +6,9 @@ import shlex
 import pytest
 import yaml
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.planner.fleet.emit import emit, serve_arguments
+from pagecast.planner_app.planner.fleet.emit import emit
 from pagecast.planner_app.planner.fleet.sizing import fewest, sized
+from pagecast.planner_app.planner.fleet.vllm_options import serve_arguments
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
@@ -63,6 +64,10 @@ def test_plan_compares_routers_and_writes_the_smallest_fleet(capsys, tmp_path):
     assert answer["emitted"].count("vllm serve Qwen/Qwen3-8B") == fewest_of
     assert run(["plan", "chat", *options[:-2], "--router", "random", "--emit", "helm"]) == 2
     assert "forms are vllm" in capsys.readouterr().err
+    assert (
+        run(["plan", "chat", *options[:-2], "--router", "random", "--emit", "llm-d", "--workers", "1"]) == 2
+    )
+    assert "use --router llm-d" in capsys.readouterr().err
 
 
 def test_vllm_gets_the_options_simulated():
@@ -74,6 +79,47 @@ def test_vllm_gets_the_options_simulated():
     assert words.endswith("--max-model-len 4096 --no-async-scheduling")
     with pytest.raises(BadInput, match="not vLLM's"):
         serve_arguments(Scenario(profile="nano-vllm"))
+
+
+def option(arguments, name):
+    return json.loads(arguments[arguments.index(name) + 1])
+
+
+def test_vllm_gets_tiers_drafts_and_switches():
+    scenario = Scenario(
+        speculative_config="ngram:3:0.5",
+        kv_offloading_size=64,
+        kv_offloading_eviction_policy="arc",
+        secondary_tiers="fs",
+        kv_load_failure_policy="recompute",
+        enable_expert_parallel=True,
+        max_loras=2,
+    )
+    arguments = serve_arguments(scenario)
+    assert option(arguments, "--speculative-config") == {"method": "ngram", "num_speculative_tokens": 3}
+    assert option(arguments, "--kv-offloading-size") == 64
+    connector = option(arguments, "--kv-transfer-config")
+    assert connector["kv_connector"] == "OffloadingConnector"
+    assert connector["kv_load_failure_policy"] == "recompute"
+    extra = connector["kv_connector_extra_config"]
+    assert extra["eviction_policy"] == "arc"
+    assert extra["spec_name"] == "TieringOffloadingSpec"
+    assert [tier["type"] for tier in extra["secondary_tiers"]] == ["fs"]
+    assert {"--enable-lora", "--max-loras", "--enable-expert-parallel"} <= set(arguments)
+    assert "--kv-transfer-config" not in serve_arguments(Scenario(kv_offloading_size=64))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"eviction": "lfu", "watermarks": "0.8:0.9"}, "eviction, watermarks"),
+        ({"preemption_victim": "lowest-priority"}, "preemption_victim"),
+        ({"speculative_config": "eagle:3:0.7"}, "draft model of eagle"),
+    ],
+)
+def test_rules_that_vllm_does_not_have_are_named_before_the_search(fields, named):
+    with pytest.raises(BadInput, match=named):
+        serve_arguments(Scenario(**fields))
 
 
 def test_manifests_have_the_replicas_and_gpus_simulated():

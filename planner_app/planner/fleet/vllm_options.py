@@ -1,0 +1,129 @@
+"""Options of `vllm serve` for a scenario, with vLLM 0.24's names; those at vLLM's defaults are left out.
+
+Source: vllm/engine/arg_utils.py, config/kv_transfer.py and v1/kv_offload (0.24).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
+from pagecast.sim.scenario import Scenario
+from pagecast.sim.speculation.config import SpeculativeConfig
+
+PORT = 8000
+_ROOT_DIR = "/var/cache/vllm-kv"  # of the disk tier, where the scenario names none
+_ONLY_SIMULATED = (
+    "kv_tokens",
+    "free_gpu_memory_fraction",
+    "eviction",
+    "retention",
+    "admission",
+    "watermarks",
+    "shed_ttft_s",
+    "preemption",
+    "partial_reuse",
+    "tenants",
+    "isolation",
+    "public_namespaces",
+    "scrub_private_blocks",
+    "rollout_at_s",
+)
+_SPECULATION = (
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+    "num_speculative_tokens_per_batch_size",
+    "parallel_drafting",
+)
+
+
+def serve_arguments(scenario: Scenario, port: int = PORT) -> list[str]:
+    """The arguments of `vllm serve` for one replica. Errors: BadInput for what vLLM has no option for."""
+    _check(scenario)
+    arguments = [scenario.model, "--port", str(port)]
+    options = {
+        "--tensor-parallel-size": (scenario.tensor_parallel_size, 1),
+        "--block-size": (scenario.block_size, 16),
+        "--gpu-memory-utilization": (scenario.gpu_memory_utilization, None),
+        # vLLM counts its null block too.
+        "--num-gpu-blocks-override": (scenario.num_gpu_blocks and scenario.num_gpu_blocks + 1, None),
+        "--max-num-seqs": (scenario.max_num_seqs, None),
+        "--max-num-batched-tokens": (scenario.max_num_batched_tokens, None),
+        "--max-model-len": (scenario.max_model_len, None),
+        "--kv-cache-dtype": (scenario.kv_cache_dtype, "auto"),
+        "--scheduling-policy": (scenario.scheduling_policy, "fcfs"),
+        "--speculative-config": (_speculation(scenario), None),
+        "--kv-offloading-size": (scenario.kv_offloading_size, None),
+        "--kv-transfer-config": (_offloading(scenario), None),
+    }
+    for option, (value, default) in options.items():
+        if value not in (None, default):
+            arguments += [option, str(value)]
+    if scenario.max_loras is not None:
+        arguments += ["--enable-lora", "--max-loras", str(scenario.max_loras)]
+    switches = {
+        "--enable-expert-parallel": scenario.enable_expert_parallel,
+        "--disable-hybrid-kv-cache-manager": scenario.disable_hybrid_kv_cache_manager,
+        "--no-enable-prefix-caching": not scenario.enable_prefix_caching,
+        "--no-async-scheduling": not scenario.pipelined,
+    }
+    return arguments + [switch for switch, on in switches.items() if on]
+
+
+def _check(scenario: Scenario) -> None:
+    """Errors: BadInput where vLLM does not do what is simulated."""
+    if scenario.profile != "vllm":
+        raise BadInput(f"--emit: profile {scenario.profile} is not vLLM's; use --profile vllm")
+    fields = Scenario.model_fields
+    only = [name for name in _ONLY_SIMULATED if getattr(scenario, name) != fields[name].default]
+    if scenario.preemption_victim not in (None, "newest"):
+        only.append("preemption_victim")
+    if only:
+        raise BadInput(f"--emit: vLLM has no option for {', '.join(only)}; plan without, or without --emit")
+
+
+def _speculation(scenario: Scenario) -> str | None:
+    """The value of `--speculative-config`: without acceptance, which vLLM's drafter decides."""
+    if scenario.speculative_config is None:
+        return None
+    config = SpeculativeConfig.parse(scenario.speculative_config)
+    if config.model is None and config.method in ("draft_model", "eagle", "eagle3"):
+        raise BadInput(
+            f"--emit: vLLM needs the draft model of {config.method}; write speculative_config as JSON with it"
+        )
+    fields = config.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({name: fields[name] for name in _SPECULATION if name in fields})
+
+
+def _offloading(scenario: Scenario) -> str | None:
+    """The value of `--kv-transfer-config`, where offloading is not as by default."""
+    if scenario.kv_offloading_size is None:
+        return None
+    extra: dict[str, Any] = {}
+    if scenario.kv_offloading_eviction_policy != "lru":
+        extra["eviction_policy"] = scenario.kv_offloading_eviction_policy
+    if scenario.kv_offloading_block_size is not None:
+        extra["block_size"] = scenario.kv_offloading_block_size
+    if not scenario.offload_prompt_only:
+        extra["offload_prompt_only"] = False
+    if scenario.kv_offloading_store_threshold:
+        extra["store_threshold"] = scenario.kv_offloading_store_threshold
+    if scenario.secondary_tiers is not None:
+        extra["spec_name"] = "TieringOffloadingSpec"
+        extra["secondary_tiers"] = _tiers(scenario.secondary_tiers)
+    config: dict[str, Any] = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    if scenario.kv_load_failure_policy != "fail":
+        config["kv_load_failure_policy"] = scenario.kv_load_failure_policy
+    if extra:
+        config["kv_connector_extra_config"] = extra
+    return json.dumps(config) if len(config) > 2 else None
+
+
+def _tiers(text: str) -> list[dict[str, Any]]:
+    tiers = [{"type": FILE_SYSTEM}] if text == FILE_SYSTEM else json.loads(text)
+    return [{"root_dir": _ROOT_DIR, **tier} for tier in tiers]
