@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pagecast.sim.core.check_tiers import check_tiers
+from pagecast.sim.core.invariant import hold as _hold
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.pool import BlockPool
@@ -11,10 +13,6 @@ from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
-
-
-class InvariantError(AssertionError):
-    """An invariant does not hold: a bug in the core, never in its input."""
 
 
 class Checker:
@@ -53,7 +51,8 @@ def check(s: Scheduler) -> None:
 
     Each block is in one run; the free pieces and the holdings cover each run exactly; holders are counted
     right; each published run is in the index under its key and nothing else is; parents and children agree;
-    running requests have the blocks that their position needs.
+    running requests have the blocks that their position needs; host slots and pins are those of contents and
+    of jobs under way.
     """
     check_counts(s)
     memory = s.memory
@@ -63,6 +62,8 @@ def check(s: Scheduler) -> None:
         _check_hybrid(s, memory)
     else:
         _check_runs(s, memory)
+    if s.offloading is not None:
+        check_tiers(s.offloading)
     # A request that has loaded may hold what the first in the queue needs (as in vLLM).
     holds = s.offloading is not None and (s.offloading.holders or s.offloading.keeps_blocks)
     stuck = s.queue.size and not s.running.requests and s.queue.blocked and not holds
@@ -241,8 +242,3 @@ def _expected_tokens(s: Scheduler, request: Request) -> int:
     if request.state is State.PREFILL and s.profile.whole_prompt:
         return request.known_tokens
     return s.running.planned(request)
-
-
-def _hold(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvariantError(message)

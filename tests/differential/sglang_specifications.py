@@ -16,12 +16,20 @@ EVICTION = ("lru", "lru", "lru", "lru", "lfu", "slru", "fifo", "mru", "filo")
 
 
 PRESSURE = "pressure"
+OVERLAP = {"overlap": True, "synchronous": False}
 
 
 def specification(seed: int, *features: str) -> Spec:
-    """The scenario of a seed; with the feature `pressure`, running requests outgrow the memory."""
+    """The scenario of a seed.
+
+    With the feature `pressure` running requests outgrow the memory. `overlap` and `synchronous` say whether
+    scheduling and computing overlap; without either, the seed does.
+    """
     draw = SglangDraw(1_000_000 + seed)
-    return draw.sglang(pressure=PRESSURE in features)
+    spec = draw.sglang(pressure=PRESSURE in features)
+    for feature in OVERLAP.keys() & features:
+        spec["config"]["overlap"] = OVERLAP[feature]
+    return spec
 
 
 class SglangDraw(Draw):

@@ -16,12 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from serve_sglang import Server, first_difference
 from sglang_decisions import Decisions, from_line, read, to_line
-from sglang_specifications import checksum, specification
+from sglang_specifications import OVERLAP, checksum, specification
 
 HERE = Path(__file__).parent
 FEW = range(40)
 MANY = range(40, 300)
 FRESH = range(300, 340)
+BOTH_WAYS = range(5080, 5100)
 PRESSURE = range(20)
 MORE_PRESSURE = range(20, 100)
 INTERPRETER = "PAGECAST_SGLANG_PYTHON"
@@ -102,9 +103,9 @@ def sglang_python() -> str:
     return interpreter
 
 
-def drive(interpreter: str, seeds: range) -> list[Decisions]:
+def drive(interpreter: str, seeds: range, *features: str) -> list[Decisions]:
     """What SGLang's scheduler decides now."""
-    command = [interpreter, "drive_sglang.py", str(seeds.start), str(seeds.stop - 1)]
+    command = [interpreter, "drive_sglang.py", str(seeds.start), str(seeds.stop - 1), *features]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(seeds), done.stderr[-2000:]
@@ -123,3 +124,12 @@ def test_sglang_decides_today_what_was_recorded(sglang_python):
 def test_scenarios_never_recorded_are_sglangs_as_well(sglang_python):
     for run in drive(sglang_python, FRESH):
         check(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("pressure", [(), ("pressure",)], ids=["plain", "pressure"])
+@pytest.mark.parametrize("overlap", OVERLAP)
+def test_scenarios_are_sglangs_with_overlap_and_without(sglang_python, overlap, pressure):
+    for run in drive(sglang_python, BOTH_WAYS, *pressure, overlap):
+        check(run, *pressure, overlap)

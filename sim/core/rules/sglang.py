@@ -50,7 +50,8 @@ class SglangMix:
         if self.batch:
             self._decode(step, memory)
         elif not step.lifecycle.requests:
-            self.ratio.reset()
+            if not step.running.in_flight:  # else SGLang has a result to process, and is not idle yet
+                self.ratio.reset()
         elif not step.running.requests and not step.running.in_flight and not memory.used_blocks:
             self._abort_first(step, memory, queue)
 

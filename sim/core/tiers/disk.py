@@ -59,6 +59,10 @@ class DiskLookups:
         self.open = []
         return True
 
+    def askers(self) -> set[Request]:
+        """The requests whose questions, open or answered, are remembered."""
+        return set(self._queries)
+
     def forget(self, request: Request) -> None:
         """A request asks no more: answers that only it had asked for are forgotten."""
         for name in self._queries.pop(request, ()):

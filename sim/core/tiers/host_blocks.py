@@ -51,6 +51,10 @@ class HostBlocks:
         """Slots that have content or are about to."""
         return len(self.slots)
 
+    def free_slots(self) -> list[int]:
+        """The slots that have no content and are not about to."""
+        return [*self._free, *range(self._fresh, self.room)]
+
     def names(self) -> Iterator[int]:
         """Every name that is kept here: of content, and of content that was looked for or gave way."""
         yield from self.slots

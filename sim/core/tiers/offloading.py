@@ -86,6 +86,11 @@ class Offloading:
         """Whether a request has ended while it was loading, and keeps its blocks until the load has."""
         return request in self._abandoned
 
+    def has_transfers(self, request: Request) -> bool:
+        """Whether transfers of a request, live or not, are under way."""
+        progress = self._progress.get(request)
+        return progress is not None and bool(progress.jobs)
+
     @property
     def keeps_blocks(self) -> bool:
         """Whether blocks of requests that have gone are still kept for a load or a step."""

@@ -19,7 +19,8 @@ from pagecast.sim.core.tiers.host_blocks import BEING_WRITTEN, HostBlocks
 class TieredBlocks(HostBlocks):
     """`HostBlocks` with a disk. `asking` is the request whose blocks are looked up.
 
-    `promoted` are the blocks that a promotion brought and no request has loaded yet. Ends of jobs are taken
+    `promoting` are the blocks that a request asks to be promoted after the step in the making; `promoted` are
+    those that a promotion brought and no request has loaded yet. Ends of jobs are taken
     note of at most once from one `end_schedule` to the next, when somebody looks or stores.
     """
 
@@ -31,12 +32,12 @@ class TieredBlocks(HostBlocks):
         self.refused_promotions = 0
         self.ended_jobs: list[DiskJob] = []  # whose ends were taken note of, for the log
         self._polled = False
-        self._promoting: dict[Request, list[int]] = {}
+        self.promoting: dict[Request, list[int]] = {}
 
     @property
     def idle(self) -> bool:
         """Whether nothing moves between host and disk, nor waits to be taken note of."""
-        return not (self.disk.busy or self._promoting or self._polled)
+        return not (self.disk.busy or self.promoting or self._polled)
 
     # ---- looking
 
@@ -62,7 +63,7 @@ class TieredBlocks(HostBlocks):
             self.refused_stores = refused
             self.refused_promotions += 1
             return False
-        self._promoting.setdefault(request, []).append(name)
+        self.promoting.setdefault(request, []).append(name)
         return True
 
     # ---- storing
@@ -104,10 +105,10 @@ class TieredBlocks(HostBlocks):
             self._poll()
         self._polled = False
         jobs = []
-        for request, names in self._promoting.items():
+        for request, names in self.promoting.items():
             slots = [self.slots[name] for name in names]
             jobs.append(self.disk.begin(request, names, slots, promotion=True))
-        self._promoting.clear()
+        self.promoting.clear()
         self.disk.end_step()
         return jobs
 

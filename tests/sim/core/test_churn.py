@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -20,12 +21,18 @@ from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from disk_worker import DiskWorker
+
 SIZE = 16
 CANCELLED, RETRIED, FAILING = 0.3, 0.1, 0.05
 FORKED = 0.1
 CEILING = 100  # blocks of tenant a
 SWAP_BLOCKS = 60
 INSTANTS = ("waiting", "loading", "loaded", "chunk", "decoding", "draining", "swapped", "held back", "fork")
+OF_HOST = {"loading", "loaded"}
+OF_DISK = {"asking", "promoting", "cascading"}  # its blocks come from the disk, or go there
 
 RETENTIONS = (None, Retention.parse("0-64:80 decode:10"), Retention.parse("0-32:90:0.0000002 32-:20"))
 
@@ -33,6 +40,16 @@ RETENTIONS = (None, Retention.parse("0-64:80 decode:10"), Retention.parse("0-32:
 HOST = {"host": HostTierSpec(200)}
 ARC = {"host": HostTierSpec(60, 2, "arc")}
 PARTIAL = {"partial_reuse": "copy"}
+DISK = {"host": HostTierSpec(150, disk=True)}
+DISK_ARC = {"host": HostTierSpec(100, 2, "arc", disk=True)}
+
+
+def instants_of(more: dict[str, object]) -> set[str]:
+    """The instants at which requests of a configuration are cancelled."""
+    host = more.get("host")
+    if not isinstance(host, HostTierSpec):
+        return set(INSTANTS) - OF_HOST
+    return set(INSTANTS) | (OF_DISK if host.disk else set())
 
 
 class Churn:
@@ -56,6 +73,10 @@ class Churn:
         self.transfers = self.failed = 0
         self.instants: Counter[str] = Counter()
         self.plans: list[StepPlan] = []
+        self.instants_wanted = sorted(instants_of(more))
+        self.disk = DiskWorker.of(
+            self.s, lambda: self.random.randrange(1, 6), lambda: self.random.random() < FAILING
+        )
         self.jobs: list[tuple[int, int]] = []  # transfers under way: the step in which each ends, its number
         self.step = 0
 
@@ -93,6 +114,8 @@ class Churn:
             return "swapped"
         if request.state is State.LOADING:
             return "loading" if request in self.s.offloading.loading else "loaded"
+        if self.disk is not None and (moving := self.instant_of_disk(self.disk, request)):
+            return moving
         if request.parent is not None:
             held = request.state is State.WAITING and request not in self.s.queue
             return "held back" if held else "fork"
@@ -102,11 +125,19 @@ class Churn:
         names = {State.WAITING: "waiting", State.DECODE: "decoding", State.DRAINING: "draining"}
         return names.get(request.state, "chunk")
 
+    def instant_of_disk(self, disk: DiskWorker, request: Request) -> str:
+        """What the disk does for a request; empty: nothing."""
+        for job in disk.disk.jobs.values():
+            if job.request is request:
+                return "promoting" if job.is_promotion else "cascading"
+        waits = request.state is State.WAITING and not request.preemptions
+        return "asking" if waits and request in disk.disk.lookups.askers() else ""
+
     def cancel(self, most: int) -> None:
         """Cancels somebody, at an instant drawn first, where there is anybody in it."""
         r = self.random
         live = list(self.s.requests.values())
-        wanted = r.choice(INSTANTS)
+        wanted = r.choice(self.instants_wanted)
         r.shuffle(live)
         one = next((each for each in live if self.instant(each) == wanted), live[0])
         self.instants[self.instant(one)] += 1
@@ -127,7 +158,10 @@ class Churn:
             self.step += 1
             while self.count < most and len(s.requests) < 40:
                 self.submit()
+            if self.disk is not None:
+                self.disk.advance(self.step)
             plan = s.plan(self.step)
+            self.run_disk()
             if plan is not None:
                 self.carry_out(plan)
             while s.requests and self.cancelled < CANCELLED * self.count and r.random() < 0.7:
@@ -136,6 +170,7 @@ class Churn:
                 done, lost = self.take_transferred()
                 outcome = Outcome(transferred=done, lost=lost)
                 self.ended += len(s.commit(self.plans.pop(0), outcome, now=self.step))
+                self.run_disk()
             if plan is None and not self.plans:
                 self.tell()
             self.checker.after_step()
@@ -143,9 +178,17 @@ class Churn:
                 self.check_ceiling()
         while self.plans:
             self.ended += len(s.commit(self.plans.pop(0), now=self.step))
-        while self.jobs:
+        while self.jobs or (self.disk is not None and self.disk.disk.busy):
             self.step += 1
             self.tell()
+            if self.disk is not None:
+                self.disk.advance(self.step)
+                s.plan(self.step)
+
+    def run_disk(self) -> None:
+        """Begins the jobs that the core has made for the disk."""
+        if self.disk is not None:
+            self.disk.take(self.step)
 
     def carry_out(self, plan: StepPlan) -> None:
         """Begins a plan's transfers; those that the step waits for are done before it."""
@@ -169,6 +212,16 @@ class Churn:
         done, lost = self.take_transferred(at_once)
         if done:
             self.s.transferred(done, lost)
+            self.run_disk()
+
+    def disk_figures(self) -> str:
+        """How much moved between host and disk; empty without a disk."""
+        if (disk := self.disk) is None:
+            return ""
+        return (
+            f" {disk.promotions} promotions, {disk.failed} of {disk.cascades} stores to disk failed,"
+            f" {len(disk.disk.stored)} files;"
+        )
 
     def check_ceiling(self) -> None:
         held = [len(self.s.memory.blocks(one)) for one in self.s.requests.values() if one.tenant == "a"]
@@ -187,9 +240,15 @@ class Churn:
             assert not s.offloading.host.pins, "no host block is read or written any more"
             assert not s.offloading.loading
             assert not s.offloading.holders
+        if self.disk is not None:
+            assert not self.disk.disk.jobs
+            assert not self.disk.disk.lookups.askers(), "the answers to requests that have gone are forgotten"
 
 
-@pytest.mark.parametrize("more", [HOST, ARC, PARTIAL], ids=["host", "arc", "partial"])
+CONFIGURATIONS = {"host": HOST, "arc": ARC, "partial": PARTIAL, "disk": DISK, "disk, arc": DISK_ARC}
+
+
+@pytest.mark.parametrize("more", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 @pytest.mark.parametrize("eviction", ["lru", "cost"])
 def test_churn_brings_every_block_home(eviction: str, more: dict[str, object]) -> None:
     churn = Churn(1, eviction, more)
@@ -200,8 +259,10 @@ def test_churn_brings_every_block_home(eviction: str, more: dict[str, object]) -
     assert churn.retried >= 0.09 * churn.count
     if "host" in more:
         assert 0.03 < churn.failed / churn.transfers < 0.08
-    expected = set(INSTANTS) if "host" in more else set(INSTANTS) - {"loading", "loaded"}
-    assert set(churn.instants) == expected
+    assert set(churn.instants) == instants_of(more)
+    if churn.disk is not None:
+        assert churn.disk.promotions > 50
+        assert 0.02 < churn.disk.failed / churn.disk.cascades < 0.09
 
 
 def resident_bytes() -> int:
@@ -213,8 +274,8 @@ def resident_bytes() -> int:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
     ("more", "requests"),
-    [(HOST, 1_000_000), (ARC, 200_000), (PARTIAL, 200_000)],
-    ids=["host", "arc", "partial"],
+    [(HOST, 1_000_000), (ARC, 200_000), (PARTIAL, 200_000), (DISK, 1_000_000), (DISK_ARC, 200_000)],
+    ids=CONFIGURATIONS,
 )
 def test_long_churn_loses_nothing_in_flat_memory(more: dict[str, object], requests: int) -> None:
     churn = Churn(2, "priority", more)
@@ -231,12 +292,15 @@ def test_long_churn_loses_nothing_in_flat_memory(more: dict[str, object], reques
         f"\n{churn.count} requests in {churn.step} steps, {churn.cancelled} cancelled,"
         f" {churn.retried} retried, {churn.forks} forks, {churn.s.preemptions} preemptions,"
         f" {churn.failed} of {churn.transfers} transfers failed, {churn.checker.checks} full checks;"
-        f" cancelled at {dict(churn.instants)}; {min(objects)} to {max(objects)} objects,"
+        f"{churn.disk_figures()} cancelled at {dict(churn.instants)};"
+        f" {min(objects)} to {max(objects)} objects,"
         f" {resident[1] / 1e6:.1f} MB after a tenth, {resident[-1] / 1e6:.1f} MB at the end"
     )
     assert churn.count == requests
     assert churn.cancelled >= 0.299 * requests
     assert churn.retried >= 0.099 * requests
+    cascading = churn.instants.pop("cascading", 1)  # what has a file is not written again, so they are few
+    assert cascading > 0
     assert min(churn.instants.values()) > requests // 1000
     assert max(objects[10:]) < 1.02 * max(objects[:10])
     assert resident[-1] < resident[1] + 8e6

@@ -62,6 +62,21 @@ def test_with_mixed_chunks_decodes_join_the_prompts():
     assert sorted(turn(s)[1]) == ["1", "2"]
 
 
+def test_the_ratio_stays_while_a_result_is_to_be_processed():
+    """SGLang is idle, and begins with its first ratio again, once it has processed the surplus decode too."""
+    s = scheduler(pipeline_depth=1)
+    s.submit(request("1", 4, 5))
+    prompt, decode = s.plan(0), s.plan(0)
+    s.commit(prompt, Outcome(stopped=("1",)))
+    lowered = s._mix.ratio.current
+    assert lowered < s._mix.ratio.first
+    assert s.plan(0) is None, "the surplus decode is in flight"
+    assert s._mix.ratio.current == lowered
+    s.commit(decode)
+    assert s.plan(0) is None
+    assert s._mix.ratio.current == s._mix.ratio.first
+
+
 def test_a_chunk_ends_on_a_page():
     s = scheduler(blocks=100, chunk=10, block_size=4)
     s.submit(request("1", 30, 2, size=4))

@@ -21,11 +21,13 @@ from pagecast.sim.core.rules.profiles import PROFILES, VLLM
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tenants import Tenants, TenantShare
 from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.core.trtllm_settings import TrtllmSettings
 from pagecast.sim.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from disk_worker import DiskWorker
 from driver import Life, endless
 
 SIZE = 4
@@ -229,8 +231,20 @@ class Counted(dict):
         return super().__getitem__(key)
 
 
+class CountedSet(set):
+    """A set that counts how often it is asked, and how often there is an answer."""
+
+    asked = answered = 0
+
+    def __contains__(self, key):
+        there = super().__contains__(key)
+        self.asked += 1
+        self.answered += there
+        return there
+
+
 def work_of_lookup(s: Scheduler, probe: Request) -> tuple[int, ...]:
-    """How often a lookup asks the device's index and the host's slots, and is answered."""
+    """How often a lookup asks the device's index, the host's slots and the disk's files, and is answered."""
     index, first = s.memory.pool.index, s.memory.pool.index.first
     index.first = on_device = Counted(first)
     hit = s.memory.find(probe)
@@ -240,13 +254,39 @@ def work_of_lookup(s: Scheduler, probe: Request) -> tuple[int, ...]:
         return on_device.asked, on_device.answered
     host, slots = s.offloading.host, s.offloading.host.slots
     host.slots = in_host = Counted(slots)
-    assert s.offloading.ask(probe, 0) == 0
+    if isinstance(s.offloading, TieredOffloading):
+        on_disk = work_of_asking_the_disk(s.offloading, probe)
+    else:
+        on_disk = ()
+        assert s.offloading.ask(probe, 0) == 0
     host.slots = slots
     s.offloading.ended(probe)
-    return on_device.asked, on_device.answered, in_host.asked, in_host.answered
+    return on_device.asked, on_device.answered, in_host.asked, in_host.answered, *on_disk
 
 
-@pytest.mark.parametrize("host", [None, HostTierSpec(400), HostTierSpec(400, eviction_policy="arc")])
+def work_of_asking_the_disk(offloading: TieredOffloading, probe: Request) -> tuple[int, int]:
+    """How often a request's question asks for files, and is answered. Others' questions stay open."""
+    lookups = offloading.disk.lookups
+    others, lookups.open = lookups.open, []
+    tokens = offloading.ask(probe, 0)
+    files = CountedSet(offloading.disk.stored)
+    if lookups.answer(files):
+        assert tokens is None
+        tokens = offloading.ask(probe, 0)
+    assert tokens == 0
+    lookups.open = others
+    return files.asked, files.answered
+
+
+LOOKED_UP = [
+    None,
+    HostTierSpec(400),
+    HostTierSpec(400, eviction_policy="arc"),
+    HostTierSpec(400, disk=True),
+]
+
+
+@pytest.mark.parametrize("host", LOOKED_UP, ids=["device", "host", "arc", "disk"])
 def test_a_lookup_does_not_depend_on_what_others_cached(host: HostTierSpec | None) -> None:
     """The same prompt, a salt of its own: as many questions whatever others have cached and offloaded."""
     asked = set()
@@ -255,26 +295,36 @@ def test_a_lookup_does_not_depend_on_what_others_cached(host: HostTierSpec | Non
         for i in range(others):
             one = request(f"x{i}", f"t{i}", 1, 24, scope=Scope(salt=f"t{i}"))
             s.submit(one)
-            plan = s.plan(0)
+            plan = s.plan(0) or s.plan(0)  # a disk answers with the next step
             s.commit(plan, Outcome(transferred=tuple(transfer.job for transfer in plan.stores)))
         if host is not None:
             assert s.offloading.host.used == 6 * others
+        if host is not None and host.disk:
+            for job in s.offloading.disk.take_submitted():
+                s.offloading.disk.end(job.number)
+            assert len(s.offloading.disk.stored) == 6 * others
         asked.add(work_of_lookup(s, request("me", "me", 1, 24, scope=Scope(salt="me"))))
     assert len(asked) == 1
-    assert asked.pop() in [(1, 0), (1, 0, 1, 0)]
+    # The disk is asked for every block at once, for its answers come later, and the host again then.
+    assert asked.pop() in [(1, 0), (1, 0, 1, 0), (1, 0, 6 + 1, 0, 6, 0)]
 
 
 class TwoTenants(Life):
     """Random lives of two tenants with equal texts; no block may ever be held, found or loaded by both.
 
-    With a host tier transfers take some steps, and one of twenty fails.
+    With a host tier transfers take some steps, and one of twenty fails; so do those between host and disk.
     """
+
+    patience = 40  # steps in which nothing but the disk moves, before a client leaves
 
     def __init__(self, draw: Iterator[int], **how: object) -> None:
         super().__init__(draw, **how)
         self.jobs: list[int] = []
+        self.steps = 0
         self.owner: dict[int, str] = {}  # of what is stored in each place of the host
-        self.loads = self.failed = self.lookups = 0
+        self.files: dict[int, str] = {}  # whose content each file has
+        self.loads = self.failed = self.lookups = self.disk_tokens = self.idle_steps = 0
+        self.disk = DiskWorker.of(self.s, lambda: next(self.draw) % 3, lambda: 0 < next(self.draw) < 14)
 
     def submit(self, id: str) -> None:
         if id in self.s.requests:
@@ -291,19 +341,30 @@ class TwoTenants(Life):
 
     def step(self) -> None:
         self.settle()
+        if self.disk is not None:
+            self.steps += 1
+            self.disk.advance(self.steps)
         plan = self.s.plan(self.operations)
+        self.run_disk()
         if plan is None:
+            self.idle_steps += 1
             if self.plans:
                 self.commit()
             elif self.jobs:
                 self.s.transferred(*self.take_ended())
+                self.run_disk()
+            elif self.disk is not None and self.disk.disk.busy and self.idle_steps < self.patience:
+                pass
             elif self.s.offloading is not None and self.s.offloading.holders:
                 self.cancel()  # who has loaded may hold what the first needs: a client's patience ends it
             return
+        self.idle_steps = 0
         if plan.flushed:
             self.s.transferred(*self.take_ended(plan.flushed))
+            self.run_disk()
         for transfer in plan.loads:
             self.loads += 1
+            self.disk_tokens += transfer.request.last_disk
             for place in transfer.places:
                 assert self.owner[place] == transfer.request.tenant, "foreign content is loaded"
         for transfer in plan.stores:
@@ -311,6 +372,22 @@ class TwoTenants(Life):
         self.jobs += [transfer.job for transfer in (*plan.loads, *plan.stores)]
         if plan.computes:
             self.plans.append(plan)
+
+    def run_disk(self) -> None:
+        """Begins the disk's jobs; whose a block's content is goes with it."""
+        if self.disk is None:
+            return
+        factor = self.limits.host.factor
+        for job in self.disk.take(self.steps):
+            for name, slot in zip(job.names, job.slots, strict=True):
+                places = range(slot * factor, (slot + 1) * factor)
+                if job.is_promotion:
+                    assert self.files[name] == job.request.tenant, "a foreign file is read"
+                    self.owner.update(dict.fromkeys(places, self.files[name]))
+                else:
+                    owners = {self.owner[place] for place in places}
+                    assert owners == {job.request.tenant}, "foreign content is written"
+                    assert self.files.setdefault(name, job.request.tenant) == job.request.tenant
 
     def take_ended(self, at_once: tuple[int, ...] = ()) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Transfers that have ended, and those of them that failed."""
@@ -325,6 +402,7 @@ class TwoTenants(Life):
         outcome = Outcome(transferred=done, lost=lost)
         for request in self.s.commit(self.plans.pop(0), outcome, now=self.operations):
             self.ended.append(request.id)
+        self.run_disk()
 
     def operate(self) -> None:
         super().operate()
@@ -350,7 +428,11 @@ class TwoTenants(Life):
         if self.s.offloading is not None:
             # Without a full block there is nothing to ask the host for.
             factor = self.s.offloading.spec.factor
-            expected += (1, 0) if 9 // size // factor else (0, 0)
+            full = 9 // size // factor
+            if self.disk is None:
+                expected += (1 if full else 0, 0)
+            else:
+                expected += (full + 1 if full else 0, 0, full, 0)
         assert work_of_lookup(self.s, probe) == expected
         self.lookups += 1
 
@@ -359,6 +441,8 @@ TIERS: dict[str, dict[str, object]] = {
     "device": {},
     "host": {"host": HostTierSpec(24)},
     "arc": {"host": HostTierSpec(12, 2, "arc")},
+    "disk": {"host": HostTierSpec(24, disk=True)},
+    "disk, arc": {"host": HostTierSpec(12, 2, "arc", disk=True)},
 }
 
 
@@ -388,7 +472,7 @@ def test_tenants_with_equal_prompts_never_share(data: bytes, eviction: str, fair
 def test_tenants_never_share_in_a_million_operations(eviction: str, tier: str) -> None:
     """1,000,000 operations for each tier over all orders, with cancellations, preemptions and evictions."""
     left = -(-1_000_000 // len(EVICTIONS))
-    seed = operations = lookups = loads = failed = 0
+    seed = operations = lookups = loads = failed = disk_tokens = lost_stores = 0
     while left > 0:
         seed += 1
         life = two_tenants(random.Random(seed).randbytes(40_000), eviction, fair=bool(seed % 2), tier=tier)
@@ -399,14 +483,18 @@ def test_tenants_never_share_in_a_million_operations(eviction: str, tier: str) -
         lookups += life.lookups
         loads += life.loads
         failed += life.failed
+        disk_tokens += life.disk_tokens
+        lost_stores += life.disk.failed if life.disk is not None else 0
         check(life.s)
         life.drain(10**6)
     print(
         f"\n{eviction}, {tier}: {operations} operations, {lookups} foreign lookups, {loads} loads, "
-        f"{failed} transfers failed"
+        f"{failed} transfers failed, {disk_tokens} tokens came from the disk, "
+        f"{lost_stores} of its stores failed"
     )
     assert lookups > 1000
     assert tier == "device" or (loads > 100 and failed > 100)
+    assert "disk" not in tier or (disk_tokens > 100 and lost_stores > 100)
 
 
 # ---- ceilings under every rule that admits
