@@ -16,22 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
-from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from pagecast.sim.core.errors import PagecastError
-from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
-from pagecast.sim.costs.calibration.choose import choose
-from pagecast.sim.costs.calibration.file import load
-from pagecast.sim.costs.calibration.shape import CPU
-from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.gauges import NOTHING
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.registry import make
@@ -39,14 +30,21 @@ from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSetti
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import NS, Arrivals
-from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.sim.scenario import Scenario
-from pagecast.traces.operations import scale
-from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
+from recorded_engines import (
+    costs_for,
+    engine_options,
+    latencies,
+    main,
+    new_folder,
+    parsers,
+    print_latencies,
+    scenario_for,
+    trace_of,
+    verdict,
+)
 
-BOUND = 0.10  # relative error of mean TPOT and E2E
 _ROUTERS = (
     *("round-robin", "random", "least-loaded", "power-of-two", "session"),
     *("prefix-affinity", "sglang", "aibrix", "production-stack"),
@@ -143,18 +141,9 @@ class LiveRouter:
 
 def record(options: argparse.Namespace) -> int:
     """Starts engines and router, and writes the folder. 0 where that was done."""
-    out = Path(options.out)
-    if out.exists() and any(out.iterdir()):
-        sys.exit(f"{out} is not empty; give a new folder")
-    trace = read(options.trace, limit=options.requests)
-    if options.rate != 1:
-        trace = scale(trace, options.rate)
-    if "cancel_after_s" in trace.requests:
-        trace = Trace(trace.name, trace.requests.drop(columns="cancel_after_s"), trace.spans, trace.token_ids)
-    engine = {"random_weights": options.random_weights, "device": options.device}
-    if options.num_blocks is not None:
-        engine["num_blocks"] = options.num_blocks
-    engine["max_model_len"] = options.max_model_len
+    out = new_folder(options.out)
+    trace = trace_of(options.trace, options.requests, options.rate)
+    engine = engine_options(options)
     if options.no_async_scheduling:
         engine["pipeline_depth"] = 0
     context = get_context("spawn")
@@ -190,22 +179,7 @@ def measured(out: Path, engines: int) -> tuple[pd.DataFrame, list[RecordedRun]]:
     """Latencies of all requests, by row of the trace, and each engine's run."""
     runs = [RecordedRun.load(out / f"engine-{number}") for number in range(engines)]
     table = pd.concat([run.requests.assign(replica=number) for number, run in enumerate(runs)])
-    table["trace_row"] = table["trace_row"].astype(int)
-    table = table.set_index("trace_row").sort_index()
-    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
-    table["e2e_s"] = table["finish_s"] - table["arrival_s"]
-    later = (table["output_tokens"] - 1).where(table["output_tokens"] > 1)
-    table["tpot_s"] = (table["finish_s"] - table["first_token_s"]) / later
-    return table, runs
-
-
-def costs_for(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts]:
-    """The scenario and its costs. A run without a GPU needs a calibration's file; its GPU is then made up."""
-    if run.meta["gpu"] != CPU:
-        target = replace(scenario.target(), engine=run.meta["engine"])
-        return scenario, choose(scenario.costs, target, transfer=scenario.transfer_costs)
-    costs = CalibratedCosts(load(scenario.costs), pipeline_depth=run.pipeline_depth)
-    return scenario.model_copy(update={"gpu": "L4"}), costs
+    return latencies(table), runs
 
 
 def forecast(options: argparse.Namespace) -> int:
@@ -213,15 +187,8 @@ def forecast(options: argparse.Namespace) -> int:
     out = Path(options.out)
     about = json.loads((out / "fleet.json").read_text())
     table, runs = measured(out, about["engines"])
-    trace = read(about["trace"], limit=about["requests"])
-    if about["rate"] != 1:
-        trace = scale(trace, about["rate"])
-    if "cancel_after_s" in trace.requests:
-        trace = Trace(trace.name, trace.requests.drop(columns="cancel_after_s"), trace.spans, trace.token_ids)
-    scenario = scenario_of(runs[0], options.costs, transfer=options.transfer)
-    if Path(about["model"]).is_dir():
-        scenario = Scenario.make({**scenario.model_dump(), "model": about["model"]}, "fleet.json")
-    scenario, costs = costs_for(runs[0], scenario)
+    trace = trace_of(about["trace"], about["requests"], about["rate"])
+    scenario, costs = costs_for(runs[0], scenario_for(runs[0], about, options))
     fleet = FleetSettings(
         groups=(ReplicaGroup(replicas=about["engines"]),), router=RouterSettings(policy=about["router"])
     )
@@ -232,52 +199,22 @@ def forecast(options: argparse.Namespace) -> int:
     shares = [table["replica"].eq(number).mean() for number in range(about["engines"])]
     predicted = [made["replica"].eq(f"replica-{number}").mean() for number in range(about["engines"])]
     print(f"share of each engine: {_percents(shares)} measured, {_percents(predicted)} forecast")
-    worst = 0.0
-    for name in ("tpot_s", "e2e_s", "ttft_s"):
-        for statistic, of in (("mean", np.nanmean), ("p90", lambda values: np.nanpercentile(values, 90))):
-            real = float(of(table[name].to_numpy(np.float64)))
-            ours = float(of(made[name].to_numpy(np.float64)))
-            error = ours / real - 1
-            print(f"{name:7}{statistic:5} measured {real:9.5f}  forecast {ours:9.5f}  {error:+7.1%}")
-            if statistic == "mean" and name != "ttft_s":
-                worst = max(worst, abs(error))
-    print(f"mean TPOT and E2E are within {worst:.1%}; the bound is {BOUND:.0%}")
-    return int(worst > BOUND)
+    return verdict(print_latencies(table, made, ("mean", "p90")))
 
 
 def _percents(shares: list[float]) -> str:
     return " ".join(f"{share:.1%}" for share in shares)
 
 
-def main() -> None:
-    """Records a fleet, or forecasts a recorded one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    tasks = parser.add_subparsers(dest="task", required=True)
-    recording = tasks.add_parser("record")
-    recording.add_argument("out")
-    recording.add_argument("--model", required=True)
-    recording.add_argument("--random-weights", action="store_true")
-    recording.add_argument("--trace", default="chat")
-    recording.add_argument("--requests", type=int, default=2000)
-    recording.add_argument("--rate", type=float, default=1.0, help="times as fast as the trace")
+def command_line() -> argparse.ArgumentParser:
+    """The parser of the script."""
+    parser, recording = parsers(__doc__, requests=2000)
     recording.add_argument("--engines", type=int, default=2)
     recording.add_argument("--router", choices=_ROUTERS, default="least-loaded")
-    recording.add_argument("--num-blocks", type=int)
     recording.add_argument("--no-async-scheduling", action="store_true", help="as a calibration needs it")
-    recording.add_argument("--max-model-len", type=int)
-    recording.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     recording.add_argument("--seed", type=int, default=0)
-    comparing = tasks.add_parser("forecast")
-    comparing.add_argument("out")
-    comparing.add_argument("--costs", default="auto", help="a calibration's file or name, auto, roofline")
-    comparing.add_argument("--transfer", action="store_true", help="allow another GPU's calibration, scaled")
-    options = parser.parse_args()
-    try:
-        code = record(options) if options.task == "record" else forecast(options)
-    except PagecastError as error:
-        sys.exit(f"fleet_engines: {error}")
-    sys.exit(code)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    main("fleet_engines", command_line(), record, forecast)

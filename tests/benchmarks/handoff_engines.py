@@ -16,33 +16,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from fleet_engines import BOUND, costs_for
-from pagecast.sim.core.errors import PagecastError
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay.clients import NS, Arrivals
-from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.sim.scenario import Scenario
-from pagecast.traces.operations import scale
-from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
+from recorded_engines import (
+    costs_for,
+    engine_options,
+    latencies,
+    main,
+    new_folder,
+    parsers,
+    print_latencies,
+    scenario_for,
+    trace_of,
+    verdict,
+)
 
 ROLES = ("prefill", "decode")
-STATISTICS = {
-    "mean": np.nanmean,
-    "p50": np.nanmedian,
-    "p90": lambda values: np.nanpercentile(values, 90),
-}
 NVLINK_BYTES_PER_S = 450e9  # one way, of an H100's or H200's 18 links (NVIDIA's data sheet)
 
 # ---- an engine's process
@@ -112,26 +111,11 @@ def serve(trace: Trace, prefill: Any, decode: Any) -> None:
         pipe.send("close")
 
 
-def trace_of(name: str, requests: int, rate: float) -> Trace:
-    """The requests, at so many times the trace's rate, without clients that give up."""
-    trace = read(name, limit=requests)
-    if rate != 1:
-        trace = scale(trace, rate)
-    if "cancel_after_s" in trace.requests:
-        trace = replace(trace, requests=trace.requests.drop(columns="cancel_after_s"))
-    return trace
-
-
 def record(options: argparse.Namespace) -> int:
     """Starts both engines, serves the trace and writes the folder. 0 where that was done."""
-    out = Path(options.out)
-    if out.exists() and any(out.iterdir()):
-        sys.exit(f"{out} is not empty; give a new folder")
+    out = new_folder(options.out)
     trace = trace_of(options.trace, options.requests, options.rate)
-    engine = {"random_weights": options.random_weights, "device": options.device}
-    engine["max_model_len"] = options.max_model_len
-    if options.num_blocks is not None:
-        engine["num_blocks"] = options.num_blocks
+    engine = engine_options(options)
     context = get_context("spawn")
     ours, theirs = zip(*(context.Pipe() for _ in ROLES), strict=True)
     peers = context.Pipe()
@@ -164,14 +148,7 @@ def record(options: argparse.Namespace) -> int:
 def measured(out: Path) -> tuple[pd.DataFrame, list[RecordedRun]]:
     """Latencies of all requests by row of the trace, as their clients saw them, and both runs."""
     runs = [RecordedRun.load(out / role) for role in ROLES]
-    table = runs[1].requests.copy()
-    table["trace_row"] = table["trace_row"].astype(int)
-    table = table.set_index("trace_row").sort_index()
-    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
-    table["e2e_s"] = table["finish_s"] - table["arrival_s"]
-    later = (table["output_tokens"] - 1).where(table["output_tokens"] > 1)
-    table["tpot_s"] = (table["finish_s"] - table["first_token_s"]) / later
-    return table, runs
+    return latencies(runs[1].requests), runs
 
 
 def forecast(options: argparse.Namespace) -> int:
@@ -180,11 +157,7 @@ def forecast(options: argparse.Namespace) -> int:
     about = json.loads((out / "fleet.json").read_text(encoding="utf-8"))
     table, runs = measured(out)
     trace = trace_of(about["trace"], about["requests"], about["rate"])
-    scenarios = [scenario_of(run, options.costs, transfer=options.transfer) for run in runs]
-    if Path(about["model"]).is_dir():
-        scenarios = [
-            Scenario.make({**each.model_dump(), "model": about["model"]}, "fleet.json") for each in scenarios
-        ]
+    scenarios = [scenario_for(run, about, options) for run in runs]
     scenario, costs = costs_for(runs[1], scenarios[1])
     groups = [
         {"name": role, "role": role, "scenario": {"num_gpu_blocks": each.num_gpu_blocks}}
@@ -198,47 +171,12 @@ def forecast(options: argparse.Namespace) -> int:
     place = "on two GPUs" if gpus > 1 else "both on one GPU"
     print(f"{len(table):,} requests, one engine prefilling for another, {place}")
     print(f"costs: {result.summary['costs']}")
-    worst = 0.0
-    for name in ("tpot_s", "e2e_s", "ttft_s"):
-        for statistic, of in STATISTICS.items():
-            real = float(of(table[name].to_numpy(np.float64)))
-            ours = float(of(made[name].to_numpy(np.float64)))
-            error = ours / real - 1
-            print(f"{name:7}{statistic:5} measured {real:9.5f}  forecast {ours:9.5f}  {error:+7.1%}")
-            if statistic == "mean" and name != "ttft_s":
-                worst = max(worst, abs(error))
+    worst = print_latencies(table, made)
     real = table["moved_bytes"].astype(float).sum() / 1e9
     ours = result.summary["fleet"]["handoff"]["moved_bytes"] / 1e9
     print(f"moved: {real:.2f} GB measured, {ours:.2f} forecast")
-    print(f"mean TPOT and E2E are within {worst:.1%}; the bound is {BOUND:.0%}")
-    return int(worst > BOUND)
-
-
-def main() -> None:
-    """Records a pair of engines, or forecasts a recorded one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    tasks = parser.add_subparsers(dest="task", required=True)
-    recording = tasks.add_parser("record")
-    recording.add_argument("out")
-    recording.add_argument("--model", required=True)
-    recording.add_argument("--random-weights", action="store_true")
-    recording.add_argument("--trace", default="chat")
-    recording.add_argument("--requests", type=int, default=1000)
-    recording.add_argument("--rate", type=float, default=1.0, help="times as fast as the trace")
-    recording.add_argument("--num-blocks", type=int)
-    recording.add_argument("--max-model-len", type=int)
-    recording.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    comparing = tasks.add_parser("forecast")
-    comparing.add_argument("out")
-    comparing.add_argument("--costs", default="auto", help="a calibration's file or name, auto, roofline")
-    comparing.add_argument("--transfer", action="store_true", help="allow another GPU's calibration, scaled")
-    options = parser.parse_args()
-    try:
-        code = record(options) if options.task == "record" else forecast(options)
-    except PagecastError as error:
-        sys.exit(f"handoff_engines: {error}")
-    sys.exit(code)
+    return verdict(worst)
 
 
 if __name__ == "__main__":
-    main()
+    main("handoff_engines", parsers(__doc__, requests=1000)[0], record, forecast)
