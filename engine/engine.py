@@ -35,6 +35,8 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.request import Request
 
 Prompt = str | Listed[int]
+_WARM_LENGTHS = (1, 40, 300)
+_WARM_LONG_LENGTHS = (700, 1500, 3000, 6000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +160,22 @@ class Engine:
             raise BadInput(f"the prompt was not served: {sequence.reason}")
 
     def warm_up(self) -> None:
-        """Serves a few short texts, so that what is compiled or loaded on first use is there."""
+        """Serves a few texts, so that what is compiled or loaded on first use is there.
+
+        On a GPU also long ones, alone and behind cached text: their kernels and matrix products are others.
+        """
         vocab, longest = self.loaded.spec.facts.vocab, self.loaded.max_model_len
-        lengths = [n for n in (1, 40, 300) if n + 8 <= longest]
-        prompts = [[(i * n) % vocab for i in range(n)] for n in lengths]
-        self.generate(prompts, SamplingParams(max_tokens=8, temperature=0.5, n=2, ignore_eos=True))
+        params = SamplingParams(max_tokens=8, temperature=0.5, n=2, ignore_eos=True)
+        prompts = [[(i * n) % vocab for i in range(n)] for n in _WARM_LENGTHS if n + 8 <= longest]
+        self.generate(prompts, params)
+        if self.loop.runner.device.type != "cuda":
+            return
+        room = min(longest, self.limits.num_blocks * self.limits.block_size // 4) - 8
+        for n in _WARM_LONG_LENGTHS:
+            text = [(i * n) % vocab for i in range(n)]
+            for cached in (0, n // 2, n - 64):
+                if n <= room:
+                    self.generate([text[:cached] + text[: n - cached]], params)
 
     def settle(self) -> None:
         """Keeps Python's garbage collector from searching what lives as long as the engine: such a search

@@ -12,7 +12,7 @@ disaggregation). Between its arrival at D and its admission the transferred bloc
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ import simpy
 from pagecast.sim.core import handoff as blocks
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.fleet.fleet import Fleet, call_at
-from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports
+from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports, Tasks
+from pagecast.sim.fleet.inbox import HandoffInbox
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.router import Router
@@ -32,6 +33,7 @@ from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay.clients import NS, Arrivals
 from pagecast.sim.replay.metrics import statistics
+from pagecast.sim.scenario import Scenario
 
 
 class DisaggregatedFleet(Fleet):
@@ -54,10 +56,11 @@ class DisaggregatedFleet(Fleet):
         self.handoffs: dict[int, Handoff[Member]] = {}
         self.local_requests = 0
         self.ports = Ports(settings.bytes_per_s, round(settings.latency_s * NS))
-        self._queues: dict[int, deque[Handoff[Member]]] = {}  # handoffs that wait for room, by decode replica
+        self._tasks: defaultdict[int, Tasks[Member]] = defaultdict(Tasks)  # by replica
 
     def add(self, member: Member, view: View, ready_ns: int | None = None) -> None:
         """A replica of either role."""
+        _inbox(member).on_turn = partial(self._turn, member)
         if member.role == "prefill":
             self.members.append(member)
             self.views[member.number] = view
@@ -99,7 +102,8 @@ class DisaggregatedFleet(Fleet):
         if handoff is None or handoff.is_decoding:
             self.decode_router.on_end(row, view, now, output)
             self._close(row, now)
-            call_at(self.env, now, partial(self._start_transfers, self.members[number]))
+            if self._tasks[number].waiting:
+                _inbox(self.members[number]).ring(now)
             return
         self.router.on_end(row, view, now, 1)
         request = _feed(handoff.prefill).requests[row]
@@ -154,81 +158,99 @@ class DisaggregatedFleet(Fleet):
         complete = [handoff for handoff in self.handoffs.values() if handoff.is_decoding]
         waits = [(handoff.start_ns - handoff.ready_ns) / NS for handoff in complete]
         durations = [(handoff.end_ns - handoff.start_ns) / NS for handoff in complete]
+        landings = [(handoff.landed_ns - handoff.end_ns) / NS for handoff in complete]
         return {
             "remote": len(complete),
             "local": self.local_requests,
             "moved_bytes": sum(handoff.moved_bytes for handoff in complete),
             "wait_s": statistics(np.array(waits)),
             "transfer_s": statistics(np.array(durations)),
+            "landing_s": statistics(np.array(landings)),
         }
 
     # ---- handing over
 
     def _offer(self, handoff: Handoff[Member]) -> None:
-        """Reserves blocks at the decode replica and starts the transfer, or waits for room."""
-        self._queues.setdefault(handoff.decode.number, deque()).append(handoff)
-        self._start_transfers(handoff.decode)
+        """The decode replica hears of a prompt."""
+        self._tasks[handoff.decode.number].waiting.append(handoff)
+        self._ring(handoff.decode)
 
-    def _start_transfers(self, member: Member) -> None:
-        """Starts the transfers that a decode replica has room for, in order."""
-        queue = self._queues.get(member.number)
-        while queue:
-            handoff = queue[0]
+    def _ring(self, member: Member) -> None:
+        """Has a replica look at its tasks between steps."""
+        now = int(self.env.now)
+        _inbox(member).ring(now)
+        member.replica.wake(now)
+
+    def _turn(self, member: Member, now: int) -> None:
+        """What a replica does for handoffs between two steps: blocks come free, land and are reserved."""
+        tasks = self._tasks[member.number]
+        while tasks.read:
+            self._give_back(tasks.read.popleft())
+        while tasks.landing:
+            self._land(tasks.landing.popleft(), now)
+        waiting = tasks.waiting
+        while waiting and (waiting[0].is_cancelled or self._reserve(waiting[0], now)):
+            handoff = waiting.popleft()
             if handoff.is_cancelled:
-                queue.popleft()
-                self._drop(handoff)
-                continue
-            now = int(self.env.now)
-            member.replica.cut(now)
-            holder = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
-            hit = blocks.reserve(member.scheduler, holder)
-            if hit is not None:
-                handoff.target_holder = holder
-            elif member.scheduler.memory.used_blocks:
-                return
-            # A prompt that never fits goes to the replica as it is, which says so.
-            queue.popleft()
-            known = hit.tokens if hit is not None and self.settings.transfer == "missing" else 0
-            self._start_transfer(handoff, holder.prompt_tokens - known, now)
+                self._drop(handoff, now)
 
-    def _start_transfer(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
-        scenario = handoff.decode.scenario
-        parallel = scenario.tensor_parallel_size
-        each = find_model(scenario.model).kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel)
-        handoff.moved_bytes = round(each * parallel)
-        source, target = handoff.prefill.number, handoff.decode.number
-        handoff.start_ns, handoff.end_ns = self.ports.carry(source, target, handoff.moved_bytes, now)
+    def _reserve(self, handoff: Handoff[Member], now: int) -> bool:
+        """Reserves blocks and asks for the transfer. False: there is no room now."""
+        member = handoff.decode
+        holder = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
+        hit = blocks.reserve(member.scheduler, holder)
+        if hit is None:
+            if member.scheduler.memory.used_blocks:
+                return False
+            # A prompt that never fits goes to the replica as it is, which says so.
+            handoff.start_ns = handoff.end_ns = now
+            self._land(handoff, now)
+            return True
+        handoff.target_holder = holder
+        known = hit.tokens if self.settings.transfer == "missing" else 0
+        handoff.moved_bytes = self._size(member.scenario, holder.prompt_tokens - known)
+        asked_ns = max(now, member.replica.device_free_ns) if self.settings.after_step else now
+        source, target = handoff.prefill.number, member.number
+        handoff.start_ns, handoff.end_ns = self.ports.carry(source, target, handoff.moved_bytes, asked_ns)
         call_at(self.env, handoff.end_ns, partial(self._finish_transfer, handoff))
+        return True
+
+    def _size(self, scenario: Scenario, tokens: int) -> int:
+        parallel = scenario.tensor_parallel_size
+        facts = find_model(scenario.model)
+        return round(facts.kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel) * parallel)
 
     def _finish_transfer(self, handoff: Handoff[Member]) -> None:
-        """The prompt is at the decode replica: it joins the queue there."""
-        now = int(self.env.now)
-        self._give_back(handoff, now)
+        self._tasks[handoff.decode.number].landing.append(handoff)
+        self._ring(handoff.decode)
+
+    def _land(self, handoff: Handoff[Member], now: int) -> None:
+        """The prompt is at the decode replica, and joins its queue."""
+        handoff.landed_ns = now
+        if handoff.target_holder is not None:
+            blocks.land(handoff.decode.scheduler, handoff.target_holder)
+            handoff.target_holder = None
         if handoff.is_cancelled:
-            self._drop(handoff)
+            self._drop(handoff, now)
             return
+        call_at(self.env, now, partial(self._release, handoff))
         handoff.is_decoding = True
         self.place[handoff.row] = handoff.decode
-        handoff.decode.send(handoff.row, now, self._arrival_ns[handoff.row])
+        handoff.decode.inbox.put(handoff.row, now, self._arrival_ns[handoff.row])
 
-    def _give_back(self, handoff: Handoff[Member], now: int) -> None:
-        """Frees the blocks read, and makes those written findable."""
-        for member, holder in (
-            (handoff.prefill, handoff.source_holder),
-            (handoff.decode, handoff.target_holder),
-        ):
-            if holder is None:
-                continue
-            member.replica.cut(now)
-            end = blocks.land if holder is handoff.target_holder else blocks.give_back
-            end(member.scheduler, holder)
-            member.replica.wake(now)
-        handoff.source_holder = handoff.target_holder = None
+    def _release(self, handoff: Handoff[Member]) -> None:
+        """The prefill replica hears that its blocks have been read, or will not be."""
+        self._tasks[handoff.prefill.number].read.append(handoff)
+        self._ring(handoff.prefill)
 
-    def _drop(self, handoff: Handoff[Member]) -> None:
+    def _give_back(self, handoff: Handoff[Member]) -> None:
+        assert handoff.source_holder is not None
+        blocks.give_back(handoff.prefill.scheduler, handoff.source_holder)
+        handoff.source_holder = None
+
+    def _drop(self, handoff: Handoff[Member], now: int) -> None:
         """Ends a request whose client gave up between prefill and decode."""
-        now = int(self.env.now)
-        self._give_back(handoff, now)
+        call_at(self.env, now, partial(self._release, handoff))
         self.views[handoff.decode.number].remove(handoff.row)
         self._end_unserved(handoff.row, now, State.CANCELLED, "")
 
@@ -244,3 +266,9 @@ def _feed(member: Member) -> HandoffFeed:
     feed = member.feed
     assert isinstance(feed, HandoffFeed)
     return feed
+
+
+def _inbox(member: Member) -> HandoffInbox:
+    inbox = member.inbox
+    assert isinstance(inbox, HandoffInbox)
+    return inbox

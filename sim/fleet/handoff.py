@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -44,12 +45,22 @@ class Handoff(Generic[T]):
     decode: T
     source_holder: Request | None = None  # stands for P's blocks while they are read
     target_holder: Request | None = None  # stands for D's blocks while they are written
-    ready_ns: int = 0
-    start_ns: int = 0
-    end_ns: int = 0
+    ready_ns: int = 0  # P has the prompt
+    start_ns: int = 0  # the transfer begins
+    end_ns: int = 0  # ... and ends
+    landed_ns: int = 0  # D sees that it has ended
     moved_bytes: int = 0
     is_cancelled: bool = False
     is_decoding: bool = False
+
+
+@dataclass
+class Tasks(Generic[T]):
+    """Handoffs that a replica looks at between its steps."""
+
+    waiting: deque[Handoff[T]] = field(default_factory=deque)  # at D: those without room yet, in order
+    landing: deque[Handoff[T]] = field(default_factory=deque)  # at D: those whose transfer has ended
+    read: deque[Handoff[T]] = field(default_factory=deque)  # at P: those whose blocks have been read
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 
 OnEnd = Callable[[int, int], None]
 OnFail = Callable[[int], None]
+OnTurn = Callable[[int], None]
 
 
 class Inbox(Arrivals):
@@ -57,3 +58,31 @@ class Inbox(Arrivals):
         self._entries.clear()
         self.next_ns = NEVER_NS
         return rows
+
+
+class HandoffInbox(Inbox):
+    """Inbox of a replica that prefills or decodes for others.
+
+    `on_turn(now)` is called once after each `ring`, when the replica looks for arrivals next: between steps.
+    """
+
+    def __init__(self, on_end: OnEnd, on_fail: OnFail) -> None:
+        super().__init__(on_end, on_fail)
+        self.on_turn: OnTurn = lambda now: None
+        self._turn_ns = NEVER_NS
+
+    def ring(self, now: int) -> None:
+        """Asks for a turn at `now` or later."""
+        if now < self._turn_ns:
+            self._turn_ns = now
+            self.next_ns = min(self.next_ns, now)
+
+    def take(self, now: int) -> tuple[int, int | None] | None:
+        """As `Inbox.take`; the turn that is due comes first."""
+        if self._turn_ns <= now:
+            self._turn_ns = NEVER_NS
+            self.on_turn(now)
+        entry = super().take(now) if self._entries else None
+        due_ns = self._entries[0][0] if self._entries else NEVER_NS
+        self.next_ns = min(due_ns, self._turn_ns)
+        return entry

@@ -10,7 +10,7 @@ from pagecast.sim.core.request import NEVER
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.gauges import Gauges, Scrape, gauges
-from pagecast.sim.fleet.inbox import Inbox, OnEnd, OnFail
+from pagecast.sim.fleet.inbox import HandoffInbox, Inbox, OnEnd, OnFail
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import NEVER_NS
 from pagecast.sim.replay.feed import Feed
@@ -55,7 +55,7 @@ class Member:
         speculation = speculate(None, scenario, costs)
         self.scheduler = Scheduler(limits, scenario.rules(costs, outputs), drafter=speculation)
         self.recorder = Recorder(keep_steps=keep_steps)
-        self.inbox = Inbox(on_end, on_fail)
+        self.inbox = (Inbox if role == "both" else HandoffInbox)(on_end, on_fail)
         self.replica = Replica(
             env,
             self.scheduler,

@@ -124,6 +124,9 @@ class Disaggregation(BaseModel):
         50e9, gt=0, description="link of a replica, each way: NVLink 450e9, InfiniBand 50e9, PCIe 64e9"
     )
     latency_s: float = Field(0.0001, ge=0, description="latency of a transfer")
+    after_step: bool = Field(
+        False, description="a transfer begins after the decode replica's step in flight, not beside it"
+    )
 
 
 class FleetSettings(BaseModel):

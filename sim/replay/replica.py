@@ -154,6 +154,11 @@ class Replica:
         running = scheduler.running
         return used + running.decoders.crossings(running.tick, steps)[1] * scheduler.memory.crossing_blocks
 
+    @property
+    def device_free_ns(self) -> int:
+        """When the device will have computed all that was launched."""
+        return self._device_free
+
     def wake(self, now: int) -> None:
         """Takes note that `arrivals` has a new entry, which joins the first step planned from `now` on."""
         if self._idle is not None:

@@ -33,6 +33,7 @@ from pagecast.sim.replay.clients import NS, Arrivals
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Trace
 from recorded_engines import (
+    arriving_after,
     costs_for,
     engine_options,
     latencies,
@@ -194,6 +195,8 @@ def forecast(options: argparse.Namespace) -> int:
     )
     result = replay_fleet(trace, scenario, fleet, costs=costs, keep_steps=False)
     made = result.requests.set_index("row").sort_index()
+    made = arriving_after(made, options.after)
+    table = table.loc[made.index]
     print(f"{len(table):,} requests on {about['engines']} engines behind {about['router']}")
     print(f"costs: {result.summary['costs']}")
     shares = [table["replica"].eq(number).mean() for number in range(about["engines"])]

@@ -29,6 +29,7 @@ from pagecast.sim.replay.clients import NS, Arrivals
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Trace
 from recorded_engines import (
+    arriving_after,
     costs_for,
     engine_options,
     latencies,
@@ -163,16 +164,18 @@ def forecast(options: argparse.Namespace) -> int:
         {"name": role, "role": role, "scenario": {"num_gpu_blocks": each.num_gpu_blocks}}
         for role, each in zip(ROLES, scenarios, strict=True)
     ]
-    link = {"bytes_per_s": NVLINK_BYTES_PER_S}
+    link = {"bytes_per_s": NVLINK_BYTES_PER_S, "after_step": True}  # as engine/handoff.py
     fleet = FleetSettings.make({"groups": groups, "disaggregation": link})
     result = replay_fleet(trace, scenario, fleet, costs=costs, keep_steps=False)
     made = result.requests.set_index("row").sort_index()
+    made = arriving_after(made, options.after)
+    table = table.loc[made.index]
     gpus = len({run.meta.get("gpu_id") for run in runs})
     place = "on two GPUs" if gpus > 1 else "both on one GPU"
     print(f"{len(table):,} requests, one engine prefilling for another, {place}")
     print(f"costs: {result.summary['costs']}")
     worst = print_latencies(table, made)
-    real = table["moved_bytes"].astype(float).sum() / 1e9
+    real = runs[1].requests["moved_bytes"].astype(float).sum() / 1e9
     ours = result.summary["fleet"]["handoff"]["moved_bytes"] / 1e9
     print(f"moved: {real:.2f} GB measured, {ours:.2f} forecast")
     return verdict(worst)

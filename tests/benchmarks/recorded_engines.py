@@ -109,6 +109,11 @@ def print_latencies(
     return worst
 
 
+def arriving_after(table: pd.DataFrame, seconds: float) -> pd.DataFrame:
+    """The requests that arrive after so many seconds."""
+    return table[table["arrival_s"] >= seconds]
+
+
 def verdict(worst: float) -> int:
     """Prints whether the forecast keeps `BOUND`. 1 where it does not."""
     print(f"mean TPOT and E2E are within {worst:.1%}; the bound is {BOUND:.0%}")
@@ -133,6 +138,9 @@ def parsers(about: str | None, requests: int) -> tuple[argparse.ArgumentParser, 
     comparing.add_argument("out")
     comparing.add_argument("--costs", default="auto", help="a calibration's file or name, auto, roofline")
     comparing.add_argument("--transfer", action="store_true", help="allow another GPU's calibration, scaled")
+    comparing.add_argument(
+        "--after", type=float, default=0.0, help="compare the requests that arrive from then on, in seconds"
+    )
     return parser, recording
 
 

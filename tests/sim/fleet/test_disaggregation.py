@@ -40,18 +40,23 @@ def one(tokens=4096, output=50):
     st.sampled_from([1e8, 450e9]),
     st.integers(700, 1500),
     st.booleans(),
+    st.booleans(),
 )
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_request_ends_once_and_every_block_comes_back(
-    prefill, decode, policy, remote, transfer, first, rate, blocks, depth
+    prefill, decode, policy, remote, transfer, first, rate, blocks, depth, after
 ):
     trace = read("chat", limit=60)
     trace.requests["cancel_after_s"] = np.where(np.arange(60) % 7 == 3, 0.4, np.nan)
     scenario = Scenario(num_gpu_blocks=blocks, costs="roofline", gpu="L4", async_scheduling=depth)
     fields = {"remote_tokens": remote, "transfer": transfer, "first_token": first, "bytes_per_s": rate}
+    fields["after_step"] = after
     if remote:
         fields["decode_router"] = "prefix-affinity"
-    result = replay_fleet(trace, scenario, apart(prefill, decode, policy, **fields))
+    fleet = apart(prefill, decode, policy, **fields)
+    result = replay_fleet(trace, scenario, fleet)
+    slow = replay_fleet(trace, scenario, fleet, fast_forward=False)
+    pd.testing.assert_frame_equal(result.requests, slow.requests, check_exact=True)
     s = result.summary
     assert result.requests["row"].tolist() == list(range(60))
     assert s["completed"] + s["rejected"] + s["cancelled"] == s["requests"] == 60
@@ -75,6 +80,29 @@ def test_a_handoff_takes_what_its_bytes_take():
     early = replay_fleet(one(), Scenario(), apart(bytes_per_s=1e9, latency_s=0.01, first_token="prefill"))
     assert early.requests.iloc[0]["ttft_s"] == pytest.approx(alone["ttft_s"], rel=1e-6)
     assert early.requests.iloc[0]["e2e_s"] == pytest.approx(row["e2e_s"])
+
+
+@pytest.mark.parametrize("depth", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_busy_decode_replica_handles_prompts_between_its_steps(depth, after):
+    """It reserves blocks when it plans a step, and finds that the prompt has come when it plans a later one.
+    A transfer that follows the step in flight begins when that ends."""
+    table = {"arrival_s": [0.0, 1.0], "input_tokens": [2048, 4096], "output_tokens": [2000, 2]}
+    scenario = Scenario(gpu="L4", num_gpu_blocks=4000, costs="roofline", async_scheduling=depth)
+    fleet = apart(after_step=after, bytes_per_s=1e9, latency_s=0.0, first_token="prefill")
+    result = replay_fleet(Trace("two", pd.DataFrame(table)), scenario, fleet, fast_forward=False)
+    handoff = result.summary["fleet"]["handoff"]
+    steps = result.steps[result.steps["replica"] == "d-0"]
+    row = result.requests.iloc[1]
+    ready_s = row["first_token_s"]
+    begin_s = ready_s + handoff["wait_s"]["max"]
+    landed_s = begin_s + handoff["transfer_s"]["max"] + handoff["landing_s"]["max"]
+    planned = steps["start_ns"].to_numpy() / 1e9
+    ended = steps["end_ns"].to_numpy() / 1e9
+    assert np.abs((ended if after else planned) - begin_s).min() < 1e-6
+    assert np.abs(planned - landed_s).min() < 0.001  # the host looks up its prefix before it plans
+    assert ((planned > ready_s) & (planned < begin_s - 1e-6)).sum() <= int(after)
+    assert ((planned > begin_s + handoff["transfer_s"]["max"]) & (planned < landed_s - 1e-6)).sum() == 0
 
 
 def test_only_what_is_missing_is_carried():
