@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import simpy
+from pagecast.planner_app.wording.kv_groups import group_and_blocks
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventKind, run_length
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
@@ -165,20 +165,8 @@ class Collector:
             dict(self._detail),
             time_s(steps) if time_s else None,
             rows[:, 4].copy() if limits.groups else None,
-            tuple(_group_words(group) for group in limits.groups),
+            tuple(group_and_blocks(group) for group in limits.groups),
         )
-
-
-def _group_words(group: GroupSpec) -> str:
-    """A group in words: what it keeps, and its block size."""
-    words = {
-        KvKind.FULL: "full attention",
-        KvKind.LATENT: "latent attention (MLA)",
-        KvKind.WINDOW: f"window of {group.window:,} tokens",
-        KvKind.CHUNK: f"chunks of {group.window:,} tokens",
-        KvKind.STATE: "recurrent states",
-    }
-    return f"{words[group.kind]}, blocks of {group.block_size} tokens"
 
 
 def findable(scheduler: Scheduler) -> set[int]:

@@ -1,4 +1,4 @@
-"""Replays for the pages: up to 2,000 requests at once, longer ones and intervals as jobs, each only once.
+"""Replays for the pages: short ones at once, longer ones and intervals as jobs, each only once.
 
 Results are kept by what was replayed, for whoever asks next; nobody changes them.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import AT_ONCE, UPLOAD, PageView
+from pagecast.planner_app.dashboard.shell.view import UPLOAD, PageView
 from pagecast.planner_app.dashboard.shell.workload import keep, read_upload, trace_of, traces
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
@@ -46,7 +46,7 @@ def trace_for(own: Session, view: PageView) -> Trace | None:
 def result_for(own: Session, view: PageView, trace: Trace, slot: str = "replay") -> Result | None:
     """The replay of a view; None while a job makes it. Errors: BadInput."""
     result: Result | None = _replays.get(view.key())
-    if result is None and len(trace) <= AT_ONCE:
+    if result is None and len(trace) <= view.most_at_once:
         result = at_once(view, trace)
     if result is None:
         result = own.ask(slot, view.key(), replay_job, trace, view.scenario(), store=_replays)

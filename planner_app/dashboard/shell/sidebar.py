@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session, session
-from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, MOST_REQUESTS, UPLOAD, PageView
-from pagecast.planner_app.dashboard.shell.widgets import WidgetLook, more_looks, server_looks
+from pagecast.planner_app.dashboard.shell.view import (
+    DEFAULTS,
+    GENERATED,
+    MOST_REQUESTS,
+    NO_SPECULATION,
+    UPLOAD,
+    PageView,
+)
+from pagecast.planner_app.dashboard.shell.widgets import (
+    WidgetLook,
+    host_look,
+    more_looks,
+    server_looks,
+    speculation_looks,
+    tier_looks,
+    window_look,
+)
+from pagecast.planner_app.wording.kv_groups import group_words
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import sample_names
 
 _TRACES = (
@@ -24,6 +43,8 @@ def ask() -> PageView:
     with st.sidebar:
         values |= _trace(own)
         values |= _server()
+        values |= _tiers(values["model"])
+        values |= _speculation()
         values |= _more()
     own.view = PageView.of(values)
     return own.view
@@ -67,7 +88,8 @@ def _trace(own: Session) -> dict[str, Any]:
         1,
         MOST_REQUESTS,
         step=500,
-        help="the first so many of the trace; up to 2,000 are replayed at once, more beside the page",
+        help="the first so many of the trace; up to 2,000 (800 with speculation) are replayed at once, more "
+        "beside the page",
     )
 
 
@@ -125,7 +147,40 @@ def _server() -> dict[str, Any]:
     return _looking(server_looks())
 
 
+def _tiers(model: str) -> dict[str, Any]:
+    """Host memory and disk, and windows where the model has them."""
+    st.subheader("KV tiers and windows", anchor=False)
+    values = _looking(host_look())
+    if values["kv_offloading_size"]:
+        values |= _looking(tier_looks())
+    words = _groups_of(model)
+    if words:
+        values |= _looking(window_look())
+        st.caption(plain(f"KV groups: {words}"))
+    return values
+
+
+def _groups_of(model: str) -> str:
+    """The KV groups of a model whose layers keep different tokens; empty for others, and for no model."""
+    try:
+        layout = Scenario.make({"model": model}).layout()
+    except BadInput:
+        return ""
+    if layout.plain:
+        return ""
+    groups = Counter(group_words(spec) for spec in layout.specs)
+    return ", ".join(f"{count} × {words}" if count > 1 else words for words, count in groups.items())
+
+
+def _speculation() -> dict[str, Any]:
+    st.subheader("Speculation", anchor=False)
+    method, *others = speculation_looks().items()
+    values = _looking(dict([method]))
+    return values if values["spec_method"] == NO_SPECULATION else values | _looking(dict(others))
+
+
 def _more() -> dict[str, Any]:
+    st.subheader("SLO and prices", anchor=False)
     values = _bound(
         st.text_input,
         "slo",

@@ -7,7 +7,7 @@ parameters are those of the widgets and of the URL's query.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -20,6 +20,7 @@ from pagecast.sim.scenario import Scenario, value_type
 
 GENERATED, UPLOAD = "generated", "upload"
 AT_ONCE = 2000  # requests that are replayed while the page waits; more are a job
+AT_ONCE_SPECULATING = 800  # the same where requests speculate: no step is skipped then
 MOST_REQUESTS = 100_000
 
 Value = str | int | float | bool | None
@@ -40,8 +41,17 @@ GENERATOR: dict[str, Value] = {
     "g_turns": 1,
     "g_system": 0,
 }
-# A slider shows a number where the scenario leaves the choice to the engine.
-_SHOWN: dict[str, Value] = {"gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION}
+NO_SPECULATION = "none"
+SPECULATION: dict[str, Value] = {
+    "spec_method": NO_SPECULATION,
+    "spec_drafts": 3,
+    "spec_acceptance": 0.7,
+}
+# A slider shows a number where the scenario leaves the choice to the engine, or has no such tier.
+_SHOWN: dict[str, Value] = {
+    "gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION,
+    "kv_offloading_size": 0.0,
+}
 
 
 def scenario_defaults(kind: type[Scenario] = Scenario) -> dict[str, Value]:
@@ -51,7 +61,7 @@ def scenario_defaults(kind: type[Scenario] = Scenario) -> dict[str, Value]:
 
 
 SCENARIO = scenario_defaults()
-DEFAULTS: dict[str, Value] = {**LOAD, **GENERATOR, **SCENARIO}
+DEFAULTS: dict[str, Value] = {**LOAD, **GENERATOR, **SPECULATION, **SCENARIO}
 _TYPES = {
     **{name: type(value) for name, value in DEFAULTS.items()},
     **{name: value_type(info) for name, info in Scenario.model_fields.items()},
@@ -101,7 +111,26 @@ class PageView:
         fields = {name: self[name] for name in SCENARIO}
         if fields["num_gpu_blocks"] is not None:  # which replaces the memory budget
             fields["gpu_memory_utilization"] = None
+        fields["kv_offloading_size"] = fields["kv_offloading_size"] or None
+        if self["spec_method"] != NO_SPECULATION:
+            if fields["speculative_config"]:
+                raise BadInput(
+                    "speculation is given twice: set its method to none, or empty speculative_config"
+                )
+            words = (self[name] for name in SPECULATION)
+            fields["speculative_config"] = ":".join(_text(word) for word in words)
         return Scenario.make(fields, "scenario")
+
+    @property
+    def most_at_once(self) -> int:
+        """The longest trace, in requests, that is replayed while the page waits."""
+        speculates = self["speculative_config"] or self["spec_method"] != NO_SPECULATION
+        return AT_ONCE_SPECULATING if speculates else AT_ONCE
+
+    def without(self, names: Iterable[str]) -> PageView:
+        """The same with some parameters at their defaults."""
+        names = set(names)
+        return PageView(tuple((name, value) for name, value in self.changed if name not in names))
 
     def prices(self) -> dict[str, float]:
         """USD per GPU-hour by the GPU's name, as typed: `H200=3.5, L40S=1.2`. Errors: BadInput."""

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
 import streamlit as st
+from pagecast.planner_app.dashboard.shell.view import NO_SPECULATION
 from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.machine.gpus import GPUS
 from pagecast.sim.machine.models import known_models
+from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
 from pagecast.sim.scenario import Scenario, value_type
+from pagecast.sim.speculation.config import Method
 from pydantic.fields import FieldInfo
 
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -21,6 +24,7 @@ _BATCHED = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _KV_DTYPES = ("auto", "bf16", "fp16", "fp8")
 _GPUS_EACH = (1, 2, 4, 8, 16)
+_HOST_GIB = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 _STEP = 0.01  # of fractions
 _THREE = {None: "default", True: "on", False: "off"}
 
@@ -75,6 +79,83 @@ def server_looks() -> dict[str, WidgetLook]:
     }
 
 
+def host_look() -> dict[str, WidgetLook]:
+    """Of the size of the host tier."""
+    return {
+        "kv_offloading_size": WidgetLook(
+            "select_slider",
+            "Host memory for KV, GiB",
+            {
+                "options": _number_too(_HOST_GIB, "kv_offloading_size"),
+                "format_func": "{:g}".format,
+                "help": "vLLM's --kv-offloading-size: blocks are kept there too, and loaded when the GPU has "
+                "lost them; 0: no host tier. Links and block sizes are under More",
+            },
+        )
+    }
+
+
+def tier_looks() -> dict[str, WidgetLook]:
+    """Of what a host tier has besides its size."""
+    return {
+        "kv_offloading_eviction_policy": WidgetLook(
+            "selectbox",
+            "Eviction from host memory",
+            {"options": ["lru", "arc"], "help": "least recently used, or adaptive replacement"},
+        ),
+        "secondary_tiers": WidgetLook(
+            "selectbox",
+            "Disk behind host memory",
+            {
+                "options": _typed_too((None, FILE_SYSTEM), "secondary_tiers"),
+                "format_func": _name_or_none,
+                "help": "vLLM's --secondary-tiers: fs keeps a file per block, and has room for all of them",
+            },
+        ),
+    }
+
+
+def window_look() -> dict[str, WidgetLook]:
+    """Of the fields that matter where the layers of a model keep different tokens."""
+    return {
+        "disable_hybrid_kv_cache_manager": WidgetLook(
+            "toggle",
+            "Keep every token in every layer",
+            {"help": "vLLM's --disable-hybrid-kv-cache-manager: no block is freed as it leaves a window"},
+        )
+    }
+
+
+def speculation_looks() -> dict[str, WidgetLook]:
+    """Of the parameters that make a `speculative_config`, the method first."""
+    return {
+        "spec_method": WidgetLook(
+            "selectbox",
+            "Drafts by",
+            {
+                "options": [NO_SPECULATION, *get_args(Method)],
+                "help": "who drafts tokens; tables of acceptance, draft models and vLLM's JSON: speculative "
+                "config, under More",
+            },
+        ),
+        "spec_drafts": WidgetLook(
+            "slider",
+            "Drafts per request and step",
+            {"min_value": 1, "max_value": 16},
+        ),
+        "spec_acceptance": WidgetLook(
+            "slider",
+            "Acceptance",
+            {
+                "min_value": 0.0,
+                "max_value": 1.0,
+                "step": 0.05,
+                "help": "chance that a draft is right if those before it are",
+            },
+        ),
+    }
+
+
 def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
     """Of all other fields of a scenario: those with an entry here first."""
     first = {
@@ -84,12 +165,8 @@ def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
         "scheduling_policy": WidgetLook("selectbox", "Queue order", {"options": ["fcfs", "priority"]}),
         "seed": WidgetLook("number_input", "Seed", {"min_value": 0, "max_value": 2**31 - 1}),
     }
-    server = server_looks()
-    rest = {
-        name: plain_look(name, info)
-        for name, info in kind.model_fields.items()
-        if name not in first and name not in server
-    }
+    elsewhere = {*first, *server_looks(), *host_look(), *tier_looks(), *window_look()}
+    rest = {name: plain_look(name, info) for name, info in kind.model_fields.items() if name not in elsewhere}
     return {**first, **rest}
 
 
@@ -124,7 +201,20 @@ def _bounds(info: FieldInfo, values: type) -> dict[str, Any]:
     return bounds
 
 
-def _typed_too(options: tuple[str, ...], name: str) -> list[str]:
+def _typed_too(options: tuple[str | None, ...], name: str) -> list[str | None]:
     """The known ones, and the one that was typed or came with the URL."""
     typed = st.session_state.get(name)
     return [*options, *([typed] if typed and typed not in options else [])]
+
+
+def _number_too(options: tuple[float, ...], name: str) -> list[float]:
+    """The known numbers, and the one that came with the URL, in order."""
+    try:
+        given = float(st.session_state.get(name) or st.query_params.get(name) or 0)
+    except (TypeError, ValueError):
+        given = 0.0
+    return sorted({*options, *([given] if 0 < given < float("inf") else [])})
+
+
+def _name_or_none(name: str | None) -> str:
+    return name or "none"

@@ -9,7 +9,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain, show_charts, sh
 from pagecast.planner_app.dashboard.shell.pins import pin_button
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import session
-from pagecast.planner_app.dashboard.what_if import refining
+from pagecast.planner_app.dashboard.what_if import effects, refining
 from pagecast.planner_app.dashboard.what_if.memory_charts import bytes_per_token, hbm_waterfall
 from pagecast.planner_app.dashboard.what_if.ttft_chart import ttft_parts
 from pagecast.planner_app.reports.charts import (
@@ -43,6 +43,7 @@ def render() -> None:
     with right:
         pin_button(own, view)
     refining.show(own, view, trace, result)
+    effects.show(own, view, trace, result)
     if not own.seen:
         own.seen = True
         time.sleep(FIRST_LOOK_S)
@@ -72,7 +73,7 @@ def _charts(result: Result) -> None:
     requests, steps, scenario = result.requests, result.steps, result.scenario
     budget = scenario.budget()
     figures = [
-        ttft_parts(requests),
+        ttft_parts(requests, tiers=scenario.kv_offloading_size is not None),
         cached_and_uncached_ttft(requests),
         latencies(requests, ("ttft_s", "tpot_s")),
         load_over_time(steps),

@@ -14,14 +14,15 @@ _PARTS = {
 }
 _PATTERN = {"fillmode": "overlay", "fgcolor": "#FFFFFF", "solidity": 0.15}
 # What the simulator knows no time for is said, not drawn as a zero.
-_ABSENT = (
-    "No time is shown for loads from host memory (no tier below HBM is modelled) nor for a first decode step "
-    "(the step that ends a prompt gives the first token)."
-)
+_ABSENT = "No time is shown for a first decode step (the step that ends a prompt gives the first token)."
+_LOADS = "The queue includes loads from host memory."
 
 
-def ttft_parts(requests: pd.DataFrame) -> go.Figure:
-    """Mean queue, lookup and prefill of requests with a prefix hit, and of those without."""
+def ttft_parts(requests: pd.DataFrame, *, tiers: bool = False) -> go.Figure:
+    """Mean queue, lookup and prefill of requests with a prefix hit, and of those without.
+
+    `tiers`: there is a host tier, whose loads requests wait for in the queue.
+    """
     got = requests[requests["ttft_s"].notna()]
     hit = got["cached_tokens"] > 0
     groups = {
@@ -29,7 +30,7 @@ def ttft_parts(requests: pd.DataFrame) -> go.Figure:
         for name, rows in (("with a prefix hit", got[hit]), ("without", got[~hit]))
         if len(rows)
     }
-    caption = f"{_conclusion(got[hit], got[~hit])} {_ABSENT}"
+    caption = " ".join((_conclusion(got[hit], got[~hit]), *([_LOADS] if tiers else []), _ABSENT))
     figure = chart("What TTFT is made of", caption, "mean seconds", "", barmode="stack", height=260)
     figure.update_yaxes(autorange="reversed")
     for title, (name, color, pattern) in _PARTS.items():

@@ -4,7 +4,13 @@ import pytest
 from pagecast.planner_app.commands.engine_options import engine_fields
 from pagecast.planner_app.commands.scenario_options import scenario_options
 from pagecast.planner_app.dashboard.shell.view import SCENARIO, PageView, scenario_defaults
-from pagecast.planner_app.dashboard.shell.widgets import more_looks, server_looks
+from pagecast.planner_app.dashboard.shell.widgets import (
+    host_look,
+    more_looks,
+    server_looks,
+    tier_looks,
+    window_look,
+)
 from pagecast.sim.scenario import Scenario
 from pydantic import Field
 
@@ -45,13 +51,16 @@ def test_a_new_field_is_a_parameter_and_a_widget():
 
 
 def test_every_field_has_one_widget():
-    assert [*server_looks(), *more_looks()] == list(dict.fromkeys([*server_looks(), *more_looks()]))
-    assert {*server_looks(), *more_looks()} == set(SCENARIO) == set(Scenario.model_fields)
+    names = [*server_looks(), *host_look(), *tier_looks(), *window_look(), *more_looks()]
+    assert names == list(dict.fromkeys(names))
+    assert set(names) == set(SCENARIO) == set(Scenario.model_fields)
 
 
 def test_defaults_are_those_of_a_scenario_but_for_what_a_slider_shows():
     fields = {name: info.default for name, info in Scenario.model_fields.items()}
-    assert {name for name in fields if fields[name] != SCENARIO[name]} == {"gpu_memory_utilization"}
+    on_sliders = {"gpu_memory_utilization", "kv_offloading_size"}
+    assert {name for name in fields if fields[name] != SCENARIO[name]} == on_sliders
+    assert PageView().scenario().kv_offloading_size is None
 
 
 @pytest.mark.parametrize(
