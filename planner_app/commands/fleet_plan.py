@@ -7,10 +7,9 @@ from pathlib import Path
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.planner.execution.executor import executor
-from pagecast.planner_app.planner.fleet.emit import FORMS, emit
+from pagecast.planner_app.planner.fleet.emit import emit
 from pagecast.planner_app.planner.fleet.sizing import FleetSize, Sizing, against, sized
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -37,8 +36,6 @@ def plan_fleet(
     Each router is one task of `workers` processes or of a Dask `cluster`; neither changes the answer.
     Exit code 1 where no router keeps the level with `most` replicas. Errors: BadInput.
     """
-    if form is not None and form not in FORMS:
-        raise BadInput(f"--emit {form}: forms are {', '.join(FORMS)}")
     fleets = against(settings, routers)
     if form is not None:
         for fleet in fleets:  # what cannot be written is said before the search

@@ -16,6 +16,7 @@ from pagecast.planner_app.commands.scenario_options import (
     with_scenario,
 )
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.traces.write import replacing
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def sweep_command(
     report: Annotated[
         Path | None, Opt(help="HTML file with charts to write (needs the extra: pagecast[app])")
     ] = None,
+    emit: Annotated[
+        str | None, Opt(help="write the cheapest as vllm, k8s, llm-d or dynamo would start it")
+    ] = None,
+    emit_to: Annotated[Path | None, Opt(help="file for --emit [printed]")] = None,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
@@ -64,6 +69,7 @@ def sweep_command(
     for any --workers and --cluster. With --out a sweep goes on where it stopped, in whichever way that was.
     Exit code 1 where no scenario serves every request and keeps --slo.
     """
+    from pagecast.planner_app.planner.fleet.emit import check_form
     from pagecast.planner_app.planner.fleet.knobs import KNOBS
     from pagecast.planner_app.planner.prices import read_prices
     from pagecast.planner_app.planner.sweep.question import SweepQuestion
@@ -72,6 +78,8 @@ def sweep_command(
 
     if report is not None:
         ready("--report", report)
+    if emit is not None:
+        check_form(emit)
     work, scenario = load(trace, arguments)
     space = parse_space(settings, scenario, fleet=True)
     fleet_settings = (
@@ -87,12 +95,20 @@ def sweep_command(
         from pagecast.planner_app.reports.sweep_report import sweep_report
 
         write(report, sweep_report(result))
+    text = emitted(result, emit) if emit is not None else None
+    if text is not None and emit_to is not None:
+        with replacing(emit_to) as place:
+            place.write_text(text, encoding="utf-8")
     if json:
-        console.print_json(as_dict(result))
+        console.print_json({**as_dict(result), **({} if emit is None else {"emitted": text})})
     else:
         show(result, out)
         if report is not None:
             console.out.print(f"written to {report}", soft_wrap=True)
+        if text is not None:
+            console.out.print(
+                text if emit_to is None else f"written to {emit_to}", soft_wrap=True, markup=False
+            )
     if result.cheapest is None:
         raise typer.Exit(1)
 
@@ -119,6 +135,21 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
         "sensitivity": records(result.sensitivity),
         "trials": records(result.table),
     }
+
+
+def emitted(result: SweepResult, form: str) -> str | None:
+    """The cheapest trial as others start it; None where no trial keeps the SLO. Errors: BadInput."""
+    from pagecast.planner_app.planner.fleet.emit import emit
+    from pagecast.planner_app.planner.fleet.knobs import fleet_at
+    from pagecast.planner_app.planner.sweep.trial import at
+    from pagecast.sim.fleet.settings import FleetSettings
+
+    if result.cheapest is None:
+        return None
+    question = result.question
+    point = {name: result.cheapest[name] for name in result.knobs}
+    settings = fleet_at(question.fleet or FleetSettings.make({}), point)
+    return emit(form, at(question.scenario, point), settings)
 
 
 def show(result: SweepResult, out: Path | None) -> None:

@@ -42,8 +42,12 @@ _SPECULATION = (
 )
 
 
-def serve_arguments(scenario: Scenario, port: int = PORT) -> list[str]:
-    """The arguments of `vllm serve` for one replica. Errors: BadInput for what vLLM has no option for."""
+def serve_arguments(scenario: Scenario, port: int = PORT, *, hands_over: bool = False) -> list[str]:
+    """The arguments of `vllm serve` for one replica.
+
+    `hands_over`: it hands KV to another replica, or takes it. Errors: BadInput for what vLLM has no option
+    for.
+    """
     _check(scenario)
     arguments = [scenario.model, "--port", str(port)]
     options = {
@@ -59,7 +63,7 @@ def serve_arguments(scenario: Scenario, port: int = PORT) -> list[str]:
         "--scheduling-policy": (scenario.scheduling_policy, "fcfs"),
         "--speculative-config": (_speculation(scenario), None),
         "--kv-offloading-size": (scenario.kv_offloading_size, None),
-        "--kv-transfer-config": (_offloading(scenario), None),
+        "--kv-transfer-config": (_connector(scenario, hands_over=hands_over), None),
     }
     for option, (value, default) in options.items():
         if value not in (None, default):
@@ -100,10 +104,18 @@ def _speculation(scenario: Scenario) -> str | None:
     return json.dumps({name: fields[name] for name in _SPECULATION if name in fields})
 
 
+def _connector(scenario: Scenario, *, hands_over: bool) -> str | None:
+    """The value of `--kv-transfer-config`: for handing over, or where offloading is not as by default."""
+    if hands_over and scenario.kv_offloading_size is not None:
+        raise BadInput(
+            "--emit: offloading and handing over need two connectors; leave kv_offloading_size out"
+        )
+    if hands_over:
+        return json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
+    return None if scenario.kv_offloading_size is None else _offloading(scenario)
+
+
 def _offloading(scenario: Scenario) -> str | None:
-    """The value of `--kv-transfer-config`, where offloading is not as by default."""
-    if scenario.kv_offloading_size is None:
-        return None
     extra: dict[str, Any] = {}
     if scenario.kv_offloading_eviction_policy != "lru":
         extra["eviction_policy"] = scenario.kv_offloading_eviction_policy

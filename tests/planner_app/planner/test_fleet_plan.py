@@ -1,6 +1,7 @@
 """Plans for fleets: the fewest replicas, and what others would start."""
 
 import json
+import re
 import shlex
 
 import pytest
@@ -249,9 +250,74 @@ def test_manifests_of_llm_d_and_dynamo_keep_the_projects_schemas(parallel):
     assert envs == {"DYN_ROUTER_MODE": "kv", "DYN_ROUTER_TEMPERATURE": "0.5"}
     arguments = services["Worker0"]["extraPodSpec"]["mainContainer"]["args"]
     assert json.loads(arguments[arguments.index("--kv-events-config") + 1])["enable_kv_cache_events"]
-    apart = {"groups": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}
-    with pytest.raises(BadInput, match="without disaggregation"):
-        emit("dynamo", scenario, fleet_of("dynamo", **apart, disaggregation={}))
+
+
+def apart(policy, **disaggregation):
+    groups = [
+        {"name": "p", "role": "prefill", "replicas": 2},
+        {"name": "d", "role": "decode", "scenario": {"tensor_parallel_size": 2}},
+    ]
+    return fleet_of(policy, groups=groups, disaggregation=disaggregation)
+
+
+def test_vllm_hands_kv_over_between_replicas_with_roles():
+    text = emit("vllm", Scenario(), apart("round-robin"))
+    commands = [line for line in text.splitlines() if "vllm serve" in line]
+    assert len(commands) == 3
+    assert all('"kv_connector": "NixlConnector"' in command for command in commands)
+    ports = [re.search(r"SIDE_CHANNEL_PORT=(\d+)", command)[1] for command in commands]
+    assert ports == ["5600", "5601", "5602"]
+    with pytest.raises(BadInput, match="two connectors"):
+        emit("vllm", Scenario(kv_offloading_size=8), apart("round-robin"))
+
+
+def test_dynamo_has_workers_for_prefill_and_for_decode():
+    graph = yaml.safe_load(emit("dynamo", Scenario(), apart("dynamo")))
+    check(graph, GRAPH)
+    workers = [graph["spec"]["services"][f"Worker{number}"] for number in (0, 1)]
+    assert [worker["subComponentType"] for worker in workers] == ["prefill", "decode"]
+    assert [worker["replicas"] for worker in workers] == [2, 1]
+    arguments = [worker["extraPodSpec"]["mainContainer"]["args"] for worker in workers]
+    modes = [each[each.index("--disaggregation-mode") + 1] for each in arguments]
+    assert modes == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "decider"), [(0, "always-disagg-pd-decider"), (512, "prefix-based-pd-decider")]
+)
+def test_llm_d_picks_a_replica_of_each_role(tokens, decider):
+    fleet = apart("llm-d", remote_tokens=tokens)
+    prefill, decode, _, pool, picker = yaml.safe_load_all(emit("llm-d", Scenario(), fleet))
+    check(pool, INFERENCE_POOL)
+    check(picker, PICKER_CONFIG)
+    pods = [each["spec"]["template"] for each in (prefill, decode)]
+    assert [pod["metadata"]["labels"]["llm-d.ai/role"] for pod in pods] == ["prefill", "decode"]
+    assert "initContainers" not in pods[0]["spec"]
+    sidecar = pods[1]["spec"]["initContainers"][0]
+    served = pods[1]["spec"]["containers"][0]["ports"][0]["containerPort"]
+    assert f"--port={pool['spec']['targetPorts'][0]['number']}" in sidecar["args"]
+    assert served != pool["spec"]["targetPorts"][0]["number"]
+    plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in picker["plugins"]}
+    assert plugins["disagg-profile-handler"]["deciders"]["prefill"] == decider
+    assert plugins[decider] == ({"nonCachedTokens": 512} if tokens else {})
+    names = [profile["name"] for profile in picker["schedulingProfiles"]]
+    assert names == ["prefill", "decode"]
+    for profile in picker["schedulingProfiles"]:
+        assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= set(plugins)
+    with pytest.raises(BadInput, match="use --emit llm-d"):
+        emit("k8s", Scenario(), fleet)
+
+
+def test_a_sweep_writes_its_cheapest_fleet(capsys, tmp_path):
+    out = tmp_path / "graph.yaml"
+    space = ["--set", "replicas=2,3", "--set", "prefill_replicas=1", "--router", "dynamo"]
+    command = ["sweep", "chat", *space, "--limit", "40", "--costs", "roofline", "--workers", "1", "--json"]
+    assert run([*command, "--emit", "dynamo", "--emit-to", str(out)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    graph = yaml.safe_load(out.read_text())
+    assert out.read_text() == answer["emitted"]
+    workers = [graph["spec"]["services"][f"Worker{number}"]["replicas"] for number in (0, 1)]
+    assert sum(workers) == answer["cheapest"]["replicas"] == 2
 
 
 def test_groups_may_have_any_name_and_kubernetes_names_are_its_own():
@@ -269,8 +335,8 @@ def test_deployments_and_services_keep_kubernetes_own_schemas():
     fleet = fleet_of(
         "llm-d", groups=({"replicas": 3}, {"name": "b", "scenario": {"tensor_parallel_size": 2}})
     )
-    for form in ("k8s", "llm-d"):
-        documents = list(yaml.safe_load_all(emit(form, Scenario(), fleet)))
+    for form, settings in (("k8s", fleet), ("llm-d", fleet), ("llm-d", apart("llm-d"))):
+        documents = list(yaml.safe_load_all(emit(form, Scenario(), settings)))
         core = [document for document in documents if document["apiVersion"] in ("v1", "apps/v1")]
         assert len(core) == 3
         for document in core:
