@@ -122,7 +122,7 @@ def workload(
 
 
 def floor_s(engine: Engine, steps: Steps) -> float | None:
-    """The least time that these steps can take on these GPUs; None where their rates are not device_facts.
+    """The least time that these steps can take on these GPUs; None where their rates are not known.
 
     Several GPUs share the work evenly and speak to each other in no time. KV heads that are on more than one
     are read there too.
@@ -131,7 +131,7 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     if device.type != "cuda":
         return None
     try:
-        device_facts: Gpu = gpu(torch.cuda.get_device_name(device))
+        rates: Gpu = gpu(torch.cuda.get_device_name(device))
     except BadInput:
         return None
     facts = engine.loaded.spec.facts
@@ -145,8 +145,8 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     flops = int(steps.prefill_tokens.sum()) * facts.matmul_flops_per_token()
     chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
     flops += sum(facts.attention_flops(tokens, context) for tokens, context in chunks)
-    seconds = byte_count / (device_facts.hbm_bytes_per_s * _BANDWIDTH_SHARE)
-    return (seconds + flops / (device_facts.flops["bf16"] * _MATMUL_SHARE)) / gpus
+    seconds = byte_count / (rates.hbm_bytes_per_s * _BANDWIDTH_SHARE)
+    return (seconds + flops / (rates.flops["bf16"] * _MATMUL_SHARE)) / gpus
 
 
 def bytes_read(facts: ModelFacts, tokens: NDArray[np.int64], element: int) -> NDArray[np.float64]:

@@ -1,9 +1,8 @@
-"""Layers that one of several GPUs holds a share of, with neighbouring projections fused into one product.
+"""Layers split among GPUs (tensor parallelism), with neighbouring projections fused into one product.
 
-A `ColumnLinear` splits its outputs among the GPUs, a `RowLinear` its inputs, and adds the partial results
-up: one sum for attention, one for the MLP and one for the embedding is all that tensor parallelism costs.
-With one GPU a share is everything, and nothing is summed. `load` fills in this share of a whole tensor, whose
-shape is `shape`.
+A `ColumnLinear` splits its outputs among the GPUs. A `RowLinear` splits its inputs and sums the partial
+results. A step needs one sum per attention, one per MLP and one for the embedding. With one GPU nothing is
+split or summed. `load` takes a whole tensor, of the shape that `shape` gives, and stores this GPU's share.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def parameter(*shape: int) -> nn.Parameter:
 class ColumnLinear(nn.Module):
     """Several projections of one input as one product; each one's outputs are split among the shards.
 
-    `units`: into how many parts each projection's outputs can be divided at most (heads; 0: any number).
-    Where there are more shards than that, several hold the same part.
+    `units`: the most parts that each projection's outputs can be split into (its heads; 0: any number). With
+    more shards than that, several hold the same part.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class ColumnLinear(nn.Module):
     def load(self, part: int, name: str, value: Tensor) -> None:
         """Fills in this shard's rows of projection number `part` of the parameter `name`.
 
-        A weight that is to be fp8 and is not is quantised, scales and all.
+        Where the layer is fp8 and the given weight is not, the weight is quantised here.
         """
         if self.scales is not None and name != "bias":
             rows = self.weight.shape[0] // self.scales.shape[0]
@@ -133,9 +132,9 @@ class RowLinear(nn.Module):
 
 
 class ExpertColumns(nn.Module):
-    """`ColumnLinear` of two projections, the gate and what it gates, for each of several experts.
+    """The gate and up projections of several experts, fused per expert.
 
-    A shard has its share of each expert's width, or `by_expert` its share of the experts, whole.
+    A shard holds a part of each expert's width or, with expert parallelism, some experts whole.
     """
 
     def __init__(self, experts: int, inputs: int, width: int, *, shard: Shard = WHOLE) -> None:
@@ -149,15 +148,15 @@ class ExpertColumns(nn.Module):
         return self.width, self.inputs
 
     def load(self, part: int, name: str, value: Tensor) -> None:
-        """Fills in this shard's rows of one of its experts: `part` is twice its number here, plus one for the
-        second projection."""
+        """Fills in this shard's rows of one of its experts. `part` is twice the expert's number on this
+        shard, plus one for the up projection."""
         expert, second = divmod(part, 2)
         own = self.width // self.shard.size
         fill(self.weight[expert, second * own : (second + 1) * own], self.shard.share(value, 0, self.width))
 
 
 class ExpertRows(nn.Module):
-    """`RowLinear` for each of several experts; the sum over shards is left to what uses it."""
+    """The down projections of several experts. The caller sums over the shards."""
 
     def __init__(self, experts: int, width: int, outputs: int, *, shard: Shard = WHOLE) -> None:
         super().__init__()
@@ -175,7 +174,7 @@ class ExpertRows(nn.Module):
 
 
 def _shared_experts(experts: int, shard: Shard) -> tuple[Shard, int]:
-    """How the width of an expert is shared out, and how many experts are here."""
+    """The shard that splits an expert's width, and the number of experts on this GPU."""
     return (WHOLE, experts // shard.size) if shard.by_expert else (shard, experts)
 
 
@@ -218,7 +217,7 @@ class Norm(nn.Module):
 class Embedding(nn.Module):
     """Rows of a vocabulary, shared out among the shards; also the output projection.
 
-    Every shard has as many rows, of which the last may use fewer: `used` of them, from token `first` on.
+    All shards have the same number of rows. This one uses `used` of them, for the tokens from `first` on.
     """
 
     def __init__(self, vocab: int, width: int, *, shard: Shard = WHOLE) -> None:

@@ -1,4 +1,4 @@
-"""Start of an engine: the device, the model and its weights, and the KV tensor in the memory that remains."""
+"""Loading of a model: its device, its weights, and the KV cache in the memory that remains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.machine.gpus import GIB
 from torch import Tensor
 
-CPU_BLOCKS = 1024  # where nobody says how many
+CPU_BLOCKS = 1024  # KV blocks on the CPU where the options set none
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class LoadedModel:
         return self.kv.device
 
     def runner(self, sequences: dict[Request, Sequence]) -> Runner:
-        """A runner over this memory, for these sequences."""
+        """A runner of this model for `sequences`, its CUDA graphs captured."""
         runner = make_runner(self.model, self.kv, self.backend, self.max_model_len, self.options, sequences)
         if self.device.type == "cuda":
             before, _ = torch.cuda.mem_get_info(self.device)
@@ -74,7 +74,7 @@ def make_runner(
     options: Options,
     sequences: dict[Request, Sequence],
 ) -> Runner:
-    """A runner of the size that `options` ask for."""
+    """A runner for the batch sizes that `options` allow."""
     rows, tokens = options.max_num_seqs, options.max_num_batched_tokens
     return Runner(
         model,
@@ -104,8 +104,8 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     blocks = shard.least(blocks)
     kv = make_kv(spec, blocks, options.block_size, _kv_dtype(options, dtype), device, shard.size)
     measured["KV cache"] = kv.nbytes
-    name = torch.cuda.get_device_name(device) if meter is not None else "CPU"
-    memory = report(spec, options, name, measured, blocks)
+    device_name = torch.cuda.get_device_name(device) if meter is not None else "CPU"
+    memory = report(spec, options, device_name, measured, blocks)
     host = make_host_tier(kv, options)
     limits = options.limits(blocks, max_len, 0 if host is None else host.places)
     return LoadedModel(
@@ -131,7 +131,7 @@ def _measure(
     max_len: int,
     options: Options,
 ) -> tuple[int, dict[str, int]]:
-    """How many blocks fit, and what the rest of the memory holds; runs the largest step to know."""
+    """The KV blocks that fit, and the bytes of all else on the GPU, measured by running the largest step."""
     meter.weights_loaded()
     one_block = make_kv(
         spec, 1, options.block_size, _kv_dtype(options, dtype), meter.device, model.shard.size
@@ -153,7 +153,7 @@ def _measure(
 
 
 def check_start(name: str, options: Options) -> None:
-    """Checks a start on several GPUs before any process is started. Errors: BadInput,
+    """Checks that an engine can start on these GPUs, before any process is started. Errors: BadInput,
     CannotRunHere."""
     size = options.tensor_parallel_size
     spec = ModelSpec.find(name)
@@ -163,9 +163,9 @@ def check_start(name: str, options: Options) -> None:
 
 
 def find_device(name: str, rank: int | None = None) -> torch.device:
-    """The device called `name`; with a `rank`, that GPU, which becomes the current one.
+    """The device called `name`; with a `rank`, the GPU of that number, which becomes the current one.
 
-    Errors: CannotRunHere where there is no GPU, or no such, and the CPU was not asked for.
+    Errors: CannotRunHere where `name` is not "cpu" and there is no GPU, or none of that number.
     """
     if name == "cpu":
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The small operations between matrix products, in plain PyTorch; on the GPU each is one fused kernel."""
+"""Operations of the layers and the runner: plain PyTorch on the CPU, one fused kernel each on the GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class TokenInputs(NamedTuple):
-    """Of each of a step's tokens: its id, its row of angles, its KV slot (-1: none), the tokens it sees."""
+    """Inputs of a step's tokens, a row each: id, rotary angles, KV slot (-1: none), number of tokens seen."""
 
     ids: Tensor
     angles: Tensor
@@ -28,9 +28,10 @@ def place(
     angles: Tensor,
     block_size: int,
 ) -> TokenInputs:
-    """Looks up what tokens in `rows` at `positions` (int32 [n] both; position -1: padding, in any row) need.
+    """Looks up the inputs of tokens at `positions` of the sequences `rows` (int32 [n]; position -1: padding).
 
-    `ids` below 0 stand for the row's `newest`. `tables` [rows, blocks], `angles` float32 [positions, dim].
+    An id below 0 stands for the sequence's newest token, in `newest` [rows]. `tables` is [rows, blocks],
+    `angles` float32 [positions, dim].
     """
     if rows.is_cuda:
         from pagecast.engine import fused
@@ -53,8 +54,8 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 
 
 def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
-    """Rows of `weight` [rows, hidden] for token ids [tokens], of which row 0 is number `first`; zeros for
-    others."""
+    """Embeddings of token ids [tokens] from a share `weight` [rows, hidden] that begins with token `first`;
+    zeros for tokens outside it."""
     if tokens.is_cuda:
         from pagecast.engine import fused
 
@@ -66,7 +67,7 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x [tokens, inputs] through a weight [outputs, inputs]; where it is fp8, with its `scales`."""
+    """x [tokens, inputs] times the transposed `weight` [outputs, inputs], which has `scales` if it is fp8."""
     if scales is None:
         return F.linear(x, weight, bias)
     if x.is_cuda:
@@ -89,7 +90,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 class Turn(NamedTuple):
-    """Treatment of q and k before they are used: normed where weights are given, turned by `angles`.
+    """The norm of q and k (where weights are given) and their rotation by `angles`.
 
     `angles` is float32 [tokens, head_dim]: cosines, then sines.
     """
@@ -127,7 +128,7 @@ class Experts(NamedTuple):
 def mixture(x: Tensor, logits: Tensor, experts: Experts, slots: Tensor | None) -> Tensor:
     """The experts' output for x [tokens, hidden] by router logits [tokens, experts]; the same shape.
 
-    Tokens with a negative one of `slots` [tokens] go to no expert.
+    Tokens whose slot in `slots` [tokens] is negative go to no expert.
     """
     if x.is_cuda:
         from pagecast.kernels.mixture import mixture as fused_mixture

@@ -1,4 +1,7 @@
-"""Runner of steps: model, KV cache and tables on the device; it returns before the device is done."""
+"""The runner of steps: it queues a step on the device and returns before the device has computed it.
+
+It holds what steps share there: the model, the KV cache, block tables, CUDA graphs and the sampler's state.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request
 from torch import Tensor
 
-# A pickled step layout: without its chunks, and for each of them.
+# Bytes of a pickled step layout: without its chunks, and of each chunk.
 _LAYOUT_BYTES, _CHUNK_BYTES = 4096, 64
 
 
@@ -34,11 +37,11 @@ class Peers(Protocol):
     """The other GPUs of an engine."""
 
     def publish(self, layout: StepLayout, numbers: NDArray[np.int32]) -> None:
-        """Has them run a step."""
+        """Sends them a step to run."""
         ...
 
     def guarded(self) -> AbstractContextManager[None]:
-        """To be held while waiting for them."""
+        """The context in which to wait for them."""
         ...
 
     def check(self) -> None:
@@ -48,9 +51,9 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step under way: who gets its tokens, and where these will be.
+    """A queued step: the sequences that take its tokens, and the host tensor in which these will arrive.
 
-    Where requests speculate, one that verifies guesses is named once for each and once more, in a row.
+    A request that verifies n guesses stands n + 1 times in a row among the takers.
     """
 
     takers: list[Text | None]
@@ -67,9 +70,10 @@ class Flight:
 
 
 class Runner:
-    """`kv` is [layers, blocks, 2, block_size, kv heads, head_dim] on the device where everything runs.
+    """Runs a model's steps over its KV cache.
 
-    `most_guesses`: how many guesses of one request a step verifies at most.
+    `kv` is [layers, blocks, 2, block_size, kv heads, head_dim], on the device where everything runs.
+    `most_guesses`: the most guesses of one request that a step verifies.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, memory: KvMemory) -> Flight:
-        """Lays a step out and queues it, on all GPUs; `wait` on what it returns for its tokens."""
+        """Lays a step out and queues it on all GPUs. `wait` of the result returns the tokens."""
         if self.host is not None:
             self.host.begin(plan)
         batch = self.batches.lay_out(plan, memory)
@@ -169,8 +173,8 @@ class Runner:
     def rehearse(self, tokens: int) -> None:
         """Runs a prefill of `tokens` tokens, a draw for every row and a decode of padding.
 
-        It shows the memory these take, and compiles their kernels. One block is enough: all tokens share
-        it, and what is computed means nothing.
+        This compiles their kernels and shows how much memory they take. All tokens share one block, so the
+        results have no meaning.
         """
         longest = len(self._angles)
         chunks = [min(longest, tokens - start) for start in range(0, tokens, longest)]
@@ -188,11 +192,11 @@ class Runner:
         self._single_states(rows)
 
     def _forget_rows(self) -> None:
-        """Makes every row of the next step padding."""
+        """Fills the step buffer with padding rows."""
         self.batches.buffer.device.fill_(PADDING)
 
     def _single_states(self, size: int) -> Tensor:
-        """States of a batch of `size` single tokens, reading nothing but what is on the device."""
+        """Final states of a batch of `size` single tokens, whose inputs are read on the device alone."""
         buffer, (where, _) = self.batches.buffer.device, graph_sections(size)
         rows = buffer[where.rows]
         inputs = self._place(rows, buffer[where.ids], buffer[where.positions])
@@ -222,7 +226,7 @@ class Runner:
             self.backend.copy_blocks(buffer[changes.copies].view(-1, 2))
 
     def _states(self, batch: StepLayout) -> Tensor:
-        """Final states after the tokens that are sampled, [rows, hidden]."""
+        """Final states of the tokens that are sampled from, [rows, hidden]."""
         graphs = self._prompt_graphs if batch.chunks.prompts.tokens else self._graphs
         if graphs is None or not batch.graph:
             return self._eager_states(batch)

@@ -14,7 +14,6 @@ tiles are few, the inputs are split among programs; the one that ends last adds 
 
 from dataclasses import dataclass
 from functools import cache
-from math import gcd
 from typing import Any
 
 import torch
@@ -302,8 +301,3 @@ def product_launch(
         "STAGES": cut.stages,
     }
     return Launch(_product, constants, device, num_warps=cut.warps)
-
-
-def common_rows(widths: list[int]) -> int:
-    """The most outputs that can share a scale where projections of these widths lie one after another."""
-    return gcd(GROUP, *widths)

@@ -1,6 +1,7 @@
 """All-reduce between the GPUs of this host: `python tests/benchmarks/all_reduce.py [GPUS] [--json FILE]`.
 
-Ours beside NCCL and torch's symmetric memory, bf16, one process per GPU. Each figure is the time of one of 40
+Ours beside NCCL, torch's symmetric memory and, where vLLM is installed, its custom all-reduce; bf16, one
+process per GPU. Each figure is the time of one of 40
 all-reduces in a CUDA graph, the median of 9 replays, on the slowest GPU. Results are compared first.
 """
 
@@ -10,7 +11,8 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,13 +22,20 @@ SIZES = [1 << n for n in range(13, 24)]
 INNER, OUTER = 40, 9
 
 
-def seconds(call: Callable[[], object]) -> float:
+class Way(NamedTuple):
+    """A way to add up a tensor of every GPU, and what must be held while it is captured in a graph."""
+
+    call: Callable[[Tensor], Tensor]
+    capture: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def seconds(call: Callable[[], object], capture: Callable[[], AbstractContextManager[None]]) -> float:
     """Seconds of one call within a CUDA graph."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capture(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(INNER):
             call()
     times = []
@@ -44,8 +53,8 @@ def seconds(call: Callable[[], object]) -> float:
     return float(taken)
 
 
-def ways(device: torch.device, size: int, store: Any) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Each way to add up a tensor of every GPU."""
+def ways(device: torch.device, size: int, store: Any) -> dict[str, Way]:
+    """Each way, by its name."""
     import torch.distributed._symmetric_memory as symmetric
     from pagecast.engine.parallel.peer_memory import ipc_memory
     from pagecast.kernels import all_reduce as kernels
@@ -88,11 +97,24 @@ def ways(device: torch.device, size: int, store: Any) -> dict[str, Callable[[Ten
         own.copy_(x)
         return torch.ops.symm_mem.two_shot_all_reduce_(own, "sum", group.group_name)
 
-    made = {"nccl": nccl, "torch one-shot": torch_one_shot, "torch two-shot": torch_two_shot}
+    made = {"nccl": Way(nccl), "torch one-shot": Way(torch_one_shot), "torch two-shot": Way(torch_two_shot)}
     for program_bytes in (1024, 2048, 4096, 8192):
-        made[f"one-shot {program_bytes}"] = ours(program_bytes, False)
-    made["two-shot 2048"] = ours(2048, True)
-    return made
+        made[f"one-shot {program_bytes}"] = Way(ours(program_bytes, False))
+    made["two-shot 2048"] = Way(ours(2048, True))
+    return made | vllm_way(device)
+
+
+def vllm_way(device: torch.device) -> dict[str, Way]:
+    """vLLM's custom all-reduce; nothing where vLLM is not installed or declines."""
+    try:
+        from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
+    except ImportError:
+        return {}
+    custom = CustomAllreduce(dist.new_group(backend="gloo"), device, max_size=2 * max(SIZES))
+    if custom.disabled:
+        print("vLLM's custom all-reduce declines these GPUs", flush=True)
+        return {}
+    return {"vLLM custom": Way(custom.custom_all_reduce, custom.capture)}
 
 
 def run(rank: int, size: int, path: str, out: str | None) -> None:
@@ -102,7 +124,7 @@ def run(rank: int, size: int, path: str, out: str | None) -> None:
     store = dist.FileStore(path, size)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=device)
     table: dict[str, dict[int, float]] = {}
-    for name, call in ways(device, size, store).items():
+    for name, (call, capture) in ways(device, size, store).items():
         row: dict[int, float] = {}
         table[name] = row
         for n in SIZES:
@@ -114,7 +136,7 @@ def run(rank: int, size: int, path: str, out: str | None) -> None:
             if not error < 1e-2:
                 raise SystemExit(f"{name} of {n} bytes is wrong: relative error {error}")
             scratch = torch.zeros_like(x)
-            row[n] = seconds(lambda call=call, scratch=scratch: call(scratch))
+            row[n] = seconds(lambda call=call, scratch=scratch: call(scratch), capture)
         if rank == 0:
             print(f"{name:16}", *(f"{took * 1e6:8.1f}" for took in row.values()), flush=True)
             if out is not None:
