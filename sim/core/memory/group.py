@@ -10,8 +10,10 @@ from typing import NamedTuple, Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.holding import Holding, split_parts
 from pagecast.sim.core.memory.pool import BlockPool
+from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.run import Run, Writer
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import BlockRange, Keep
@@ -101,6 +103,7 @@ class FullGroup:
         self._spec = GroupSpec(KvKind.FULL, block_size)
         # Whether the tree is kept: eviction orders need it, and partial reuse.
         self._rooted = not pool.eviction.leaves_first or pool.partial_reuse
+        self._timed = isinstance(pool.eviction, LowestPriority | FairEviction)
 
     def _run(self, key: bytes | None, position: int, blocks: list[int], holding: Holding) -> Run:
         """A new run that a holding writes: in the tree behind its last one, where the tree is kept."""
@@ -184,6 +187,8 @@ class FullGroup:
         while segment < len(keys.ends) and keys.ends[segment] <= hit.blocks:
             segment += 1
         holding.segment = segment
+        if self._timed:
+            self._end_durations(holding)
         if holding.retention is not None:
             self._retain(holding, holding.retention)
         if self.log.events is not None and hit.blocks:
@@ -233,6 +238,18 @@ class FullGroup:
             keeps = request.retention.of_blocks(self.block_size, request.prompt_tokens)
         holding = self.holdings[request] = Holding(request.keys, keeps, request.tenant)
         return holding
+
+    def _end_durations(self, holding: Holding) -> None:
+        """Lets the priorities of a claimed prefix last, unless its new holder asks for an end again.
+
+        As `claimBlock` of TensorRT-LLM, which keeps a priority that is not asked for anew, but no duration.
+        """
+        for part, count in list(holding.prefix_parts()):
+            keep = part.keep
+            if keep is not None and keep.duration_ns is not None:
+                if count < len(part.blocks):
+                    self.pool.split(part, count)
+                part.keep = Keep(keep.priority)
 
     def _retain(self, holding: Holding, retention: tuple[BlockRange, ...]) -> None:
         """Gives the blocks of a claimed prefix the priorities that their new holder asks for."""

@@ -92,6 +92,42 @@ def test_a_last_block_in_use_is_copied() -> None:
         assert other.partial_tokens == partial
 
 
+@pytest.mark.parametrize(("mode", "cached"), [("copy", 11), ("take", 8), ("", 8)])
+def test_tensorrt_llms_case_of_a_partial_copy(mode: str, cached: int) -> None:
+    """runPartialCopyTest of TensorRT-LLM's kvCacheManagerTest.cpp: blocks of 8, prompts of 17, 17 and 12 tokens.
+
+    The second reuses two blocks and runs on; the third reuses one, and three tokens of the other by a copy,
+    for it is in use. Without copies it can't be reused, as the page "KV Cache System" says.
+    """
+    s = scheduler(mode)
+    text = [(1, 0, 17)]
+    assert run(s, request("a", text)) == [(0, 0)]
+    s.submit(second := request("b", text, 20))
+    s.commit(s.plan(0))
+    s.submit(third := request("c", [(1, 0, 12)]))
+    s.commit(s.plan(0))
+    check(s)
+    assert [second.cached_tokens, third.cached_tokens] == [16, cached]
+    assert kinds(s) == (["copied partial=3"] if mode == "copy" else [])
+    own = s.memory.blocks(second)
+    assert own[1] not in s.memory.blocks(third)
+
+
+def test_tensorrt_llms_case_of_two_that_reuse_a_block_partly() -> None:
+    """The page "KV Cache System": with copies several requests may reuse one block partly, at once."""
+    reused = {}
+    for mode in ("copy", "take"):
+        s = scheduler(mode)
+        run(s, request("a", [(1, 0, 17)]))
+        both = [request("b", [(1, 0, 13), (2, 0, 9)], 9), request("c", [(1, 0, 12), (3, 0, 9)], 9)]
+        for each in both:
+            s.submit(each)
+        s.commit(s.plan(0))
+        check(s)
+        reused[mode] = [each.cached_tokens for each in both]
+    assert reused == {"copy": [13, 12], "take": [13, 8]}
+
+
 def test_the_longest_match_of_several_is_used() -> None:
     s = scheduler("copy")
     run(s, request("a", [(1, 0, 26), (3, 0, 14)]), request("b", [(1, 0, 30), (4, 0, 10)]))

@@ -19,8 +19,9 @@ SECOND = 1_000_000_000
 
 
 class Server:
-    def __init__(self, blocks: int) -> None:
-        self.s = Scheduler(Limits(blocks, SIZE, 4, 4096), CachePolicy("priority").applied(VLLM), log=True)
+    def __init__(self, blocks: int, partial_reuse: str = "") -> None:
+        limits = Limits(blocks, SIZE, 4, 4096, partial_reuse=partial_reuse)
+        self.s = Scheduler(limits, CachePolicy("priority").applied(VLLM), log=True)
         self.count = 0
         self.now = 0
 
@@ -148,15 +149,27 @@ def test_a_reverted_block_stands_behind_all_others_of_the_default_priority() -> 
     assert server.serve(2, 9) == 0
 
 
-def test_reuse_starts_the_duration_again() -> None:
+@pytest.mark.parametrize(("wait", "kept"), [(29, 8), (31, 0)])
+def test_reuse_starts_the_duration_again_that_it_asks_for(wait: int, kept: int) -> None:
     server = Server(12)
     server.serve(1, 9, "0-:90:30")
     server.now = 20 * SECOND
-    server.serve(1, 9)
-    server.now = 45 * SECOND
+    server.serve(1, 9, "0-:90:30")
+    server.now += wait * SECOND
     for text in range(2, 8):
         server.serve(text, 9, "0-:36")
-    assert server.serve(1, 9) == 8
+    assert server.serve(1, 9) == kept
+
+
+def test_reuse_that_asks_for_nothing_keeps_the_priority_for_ever() -> None:
+    """A claim without a duration clears it (`claimBlock` of TensorRT-LLM's evictionPolicy.cpp)."""
+    server = Server(12)
+    server.serve(1, 17, "0-:90:30")
+    server.serve(1, 9)
+    server.now = 100 * SECOND
+    for text in range(2, 8):
+        server.serve(text, 9, "0-:36")
+    assert server.serve(1, 17) == 8, "what was not reused has lost its priority"
 
 
 def test_evictions_say_the_priority_and_are_counted_by_it() -> None:
@@ -169,10 +182,25 @@ def test_evictions_say_the_priority_and_are_counted_by_it() -> None:
     assert figures["evicted_by_priority"]["20"] == 2
 
 
-# ---- the cases that TensorRT-LLM's own tests of its KV cache manager pin down
+# ---- TensorRT-LLM's example in docs/source/examples/kvcacheretentionconfig.md
+
+
+@pytest.mark.parametrize(("retention", "kept"), [("0-4:100 decode:35", 4), ("", 0)])
+def test_tensorrt_llms_example_keeps_the_first_four_tokens(retention: str, kept: int) -> None:
+    """Priority 100 for the first four tokens of each of four prompts, a system prompt; no end."""
+    server = Server(12)
+    for text in range(4):
+        server.serve(text, 9, retention, output=8)
+    for text in range(4, 8):
+        server.serve(text, 21)
+    assert [server.serve(text, 9) for text in range(4)] == [kept] * 4
+
+
+# ---- the cases of TensorRT-LLM's own tests: cpp/tests/unit_tests/batch_manager/kvCacheManagerTest.cpp
 
 
 def test_tensorrt_llms_case_of_block_priorities() -> None:
+    """BlockManagerBlockPriorityTest."""
     server = Server(4)
     server.serve(0, 8, "0-4:90 4-8:10 decode:20")
     server.serve(1, 8)
@@ -183,6 +211,7 @@ def test_tensorrt_llms_case_of_block_priorities() -> None:
 
 
 def test_tensorrt_llms_case_of_decode_priorities() -> None:
+    """KVCacheManagerDecodeBlockPriorityTest."""
     server = Server(8)
     server.serve(0, 12, "0-:5 decode:90", output=2)
     server.serve(1, 12, "0-:90 decode:5", output=2)
@@ -190,10 +219,22 @@ def test_tensorrt_llms_case_of_decode_priorities() -> None:
     assert server.serve(0, 12) == 8
 
 
-def test_tensorrt_llms_case_of_timed_eviction() -> None:
-    server = Server(8)
+@pytest.mark.parametrize(("partial_reuse", "cached"), [("copy", 11), ("", 8)])
+def test_tensorrt_llms_case_of_timed_eviction(partial_reuse: str, cached: int) -> None:
+    """KVCacheManagerTimedEvictionTest; its 11 tokens are two blocks and three tokens of a third."""
+    server = Server(8, partial_reuse)
     server.serve(0, 12, "0-:80:0.01 decode:80")
     server.serve(1, 12, "0-:50 decode:80")
     server.now = SECOND // 20
     server.serve(2, 12)
+    assert server.serve(1, 12) == cached
+
+
+def test_tensorrt_llms_case_of_timed_decode_eviction() -> None:
+    """KVCacheManagerDecodeTimedEvictionTest."""
+    server = Server(8)
+    server.serve(0, 12, "0-:50 decode:50", output=4)
+    server.serve(1, 12, "decode:100:0.02", output=4)
+    server.now = SECOND // 20
+    server.serve(2, 8)
     assert server.serve(1, 12) == 8
