@@ -385,9 +385,11 @@ class Lifecycle:
         return finished
 
     def _commit_chunks(self, chunks: tuple[Chunk, ...], now: int) -> None:
+        running = self.running
         for chunk in chunks:
             request = chunk.request
-            if self.running.at_commit and request.alive and self.memory.holds(request):
+            publishes = running.at_commit and (chunk.last or not running.whole_prompts)
+            if publishes and request.alive and self.memory.holds(request):
                 self.memory.publish(request, chunk.start + chunk.tokens)
             if chunk.last and request.first_token_ns == NEVER:
                 request.first_token_ns = now

@@ -39,7 +39,10 @@ class Parts:
             _check_drafter(limits, profile, drafter)
         self.log = log
         self.running = Running(
-            limits.block_size, pipeline_depth=limits.pipeline_depth, at_commit=profile.publish_at_commit
+            limits.block_size,
+            pipeline_depth=limits.pipeline_depth,
+            at_commit=profile.publish_at_commit,
+            whole_prompts=profile.publish_whole_prompts,
         )
         self.memory = _memory(limits, profile, log, self.running)
         self.queue = Queue(profile.order(limits), self.memory)

@@ -26,10 +26,13 @@ class Running:
     for them, as `nano-vllm`'s steps of prompts. `commit_lag` (0, 1 or 2) is the number of steps between
     the plan that computes a generated token and the plan that may publish it: one at pipeline depth 1,
     since the token is not known when its step is planned, and one more where blocks are published by the
-    commit (`at_commit`). `left_out` are the decoding requests that the newest plan leaves out.
+    commit (`at_commit`); with `whole_prompts`, those of a prompt by the commit of its last chunk. `left_out`
+    are the decoding requests that the newest plan leaves out.
     """
 
-    def __init__(self, block_size: int, *, pipeline_depth: int, at_commit: bool) -> None:
+    def __init__(
+        self, block_size: int, *, pipeline_depth: int, at_commit: bool, whole_prompts: bool = False
+    ) -> None:
         self.requests: dict[Request, None] = {}
         self.chunked: dict[Request, None] = {}
         self.joining: dict[Request, None] = {}
@@ -40,6 +43,7 @@ class Running:
         self.left_out: frozenset[Request] = frozenset()
         self.tick = 0
         self.at_commit = at_commit
+        self.whole_prompts = whole_prompts
         self.commit_lag = pipeline_depth + at_commit
 
     def knows(self, request: Request) -> bool:

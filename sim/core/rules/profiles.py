@@ -144,6 +144,7 @@ def _trtllm(name: str, summary: str, capacity: Callable[[], Capacity]) -> Profil
         eviction=_vllm_eviction,
         intake=lambda limits: FitsWhole(limits, _trtllm_settings(limits)),
         publish_at_commit=True,
+        publish_whole_prompts=True,
         whole_prompt=True,
         pipelined=True,
     )

@@ -76,10 +76,10 @@ class Profile:
     `RadixLifecycle`.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
-    already from its plan. Two fields describe the engine to others: `whole_prompt` tells the invariant checks
-    that the mix takes the blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the
-    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides). `offloads`: its mixes serve a
-    host tier.
+    already from its plan. `publish_whole_prompts`: those of a prompt from the commit of its last chunk.
+    Two fields describe the engine to others: `whole_prompt` tells the invariant checks that the mix takes the
+    blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the engine plans ahead unless
+    told otherwise (`Limits.pipeline_depth` decides). `offloads`: its mixes serve a host tier.
     """
 
     name: str
@@ -92,6 +92,7 @@ class Profile:
     groups: MakeGroups = one_full_group
     memory: MakeMemory | None = None
     publish_at_commit: bool = False
+    publish_whole_prompts: bool = False
     whole_prompt: bool = False
     pipelined: bool = False
     offloads: bool = False

@@ -94,7 +94,7 @@ def test_a_last_block_in_use_is_copied() -> None:
 
 @pytest.mark.parametrize(("mode", "cached"), [("copy", 11), ("take", 8), ("", 8)])
 def test_tensorrt_llms_case_of_a_partial_copy(mode: str, cached: int) -> None:
-    """runPartialCopyTest of TensorRT-LLM's kvCacheManagerTest.cpp: blocks of 8, prompts of 17, 17 and 12 tokens.
+    """runPartialCopyTest of TensorRT-LLM's kvCacheManagerTest.cpp: blocks of 8, prompts of 17, 17 and 12.
 
     The second reuses two blocks and runs on; the third reuses one, and three tokens of the other by a copy,
     for it is in use. Without copies it can't be reused, as the page "KV Cache System" says.

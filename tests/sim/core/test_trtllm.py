@@ -100,6 +100,49 @@ def test_the_first_chunk_takes_the_blocks_of_the_whole_prompt():
     assert serve(s, request(0, 70, 20), request(1, 70, 20)) == {"0": [(0, 21)], "1": [(21, 42)]}
 
 
+@pytest.mark.parametrize("profile", ALL)
+def test_duplicates_wait_until_they_can_reuse(profile):
+    """DelayDuplicateRequest: two of three equal prompts wait one iteration; in static batches none does."""
+    s = scheduler(profile, 200, most=3)
+    same = [request(number, 21, 2, text=7) for number in range(3)]
+    busy = serve(s, *same)
+    if profile == STATIC:
+        assert busy == {"0": [(0, 2)], "1": [(0, 2)], "2": [(0, 2)]}
+    else:
+        assert busy == {"0": [(0, 2)], "1": [(1, 3)], "2": [(1, 3)]}
+        assert [each.cached_tokens // TOKENS_PER_BLOCK for each in same] == [0, 2, 2]
+
+
+@pytest.mark.parametrize("profile", [NO_EVICT, MAX_UTILIZATION])
+def test_a_duplicate_waits_for_the_last_chunk(profile):
+    """DelayDuplicateRequestChunked: chunks of 20, 20 and 10; four blocks are reused."""
+    s = scheduler(profile, 200, budget=20, trtllm=EQUAL)
+    same = [request(number, 50, 40, text=7) for number in range(2)]
+    assert serve(s, *same) == {"0": [(0, 42)], "1": [(3, 43)]}
+    assert same[1].cached_tokens == 40
+
+
+@pytest.mark.parametrize("profile", [NO_EVICT, MAX_UTILIZATION])
+def test_each_of_three_that_go_on_after_each_other_waits_for_the_one_before(profile):
+    """DelayFiveRequestsComplicated: two prompts of their own, three that begin alike; three blocks reused."""
+    s = scheduler(profile, 1000, most=5)
+    spans = [(1, 11), (2, 21), (0, 11), (0, 21), (0, 31)]
+    requests = []
+    for number, (offset, prompt) in enumerate(spans):
+        keys = BlockKeys.of_spans(TOKENS_PER_BLOCK, ((7, offset, prompt),), (1000 + number, 0))
+        requests.append(Request(str(number), keys, prompt, 80, index=number))
+    busy = serve(s, *requests)
+    assert busy == {"0": [(0, 80)], "1": [(0, 80)], "2": [(0, 80)], "3": [(1, 81)], "4": [(2, 82)]}
+    assert sum(each.cached_tokens for each in requests) == 3 * TOKENS_PER_BLOCK
+
+
+def test_the_third_waits_for_both_of_a_static_batch():
+    """SimpleFitsStaticBatch: the second of the batch ends half way."""
+    s = scheduler(STATIC, 200)
+    busy = serve(s, request(0, 10, 80), request(1, 10, 40), request(2, 10, 80))
+    assert busy == {"0": [(0, 80)], "1": [(0, 40)], "2": [(80, 160)]}
+
+
 def test_a_static_batch_ends_before_another_begins():
     busy = serve(scheduler(STATIC, 200), request(0, 10, 20), request(1, 10, 40), request(2, 10, 5))
     assert busy == {"0": [(0, 20)], "1": [(0, 40)], "2": [(40, 45)]}
