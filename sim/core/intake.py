@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pagecast.sim.core.queue import Queue
@@ -18,3 +19,22 @@ class Intake(Protocol):
 
     def admitted(self, request: Request, cached_tokens: int, now: int) -> None:
         """Takes note of an admission."""
+
+
+class InTurn:
+    """Several rules: the first that rejects a request says why."""
+
+    def __init__(self, intakes: Sequence[Intake]) -> None:
+        self._intakes = intakes
+
+    def refusal(self, request: Request, running: Running, queue: Queue) -> str:
+        """Why a request may not join the queue; empty where it may."""
+        for intake in self._intakes:
+            if reason := intake.refusal(request, running, queue):
+                return reason
+        return ""
+
+    def admitted(self, request: Request, cached_tokens: int, now: int) -> None:
+        """Tells each rule of an admission."""
+        for intake in self._intakes:
+            intake.admitted(request, cached_tokens, now)

@@ -110,10 +110,15 @@ class Limits:
         blocks_needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
         if blocks_needed > self.num_blocks:
             return f"needs {blocks_needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
+        return "" if self.tenants is None else self.above_ceiling(total, tenant)
+
+    def above_ceiling(self, total_tokens: int, tenant: str) -> str:
+        """Why a request of so many tokens never fits below its tenant's ceiling; empty where it does."""
         ceiling = None if self.tenants is None else self.tenants.share(tenant).blocks
-        if ceiling is not None and self.blocks_at_end(total) > ceiling:
-            return f"needs {blocks_needed} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
-        return ""
+        blocks = self.blocks_at_end(total_tokens)
+        if ceiling is None or blocks <= ceiling:
+            return ""
+        return f"needs {blocks} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
 
     def blocks_at_end(self, total_tokens: int) -> int:
         """Blocks that a request of so many tokens is counted with against its tenant's ceiling.

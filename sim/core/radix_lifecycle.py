@@ -38,7 +38,7 @@ class RadixLifecycle(Lifecycle):
         if tokens_needed > pool:
             blocks = -(-tokens_needed // size)
             return f"needs {blocks} blocks of {size} tokens; the pool has {self.limits.num_blocks}"
-        return ""
+        return self.limits.above_ceiling(request.total_tokens, request.tenant)
 
     # ---- going back
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.intake import Intake
+from pagecast.sim.core.intake import Intake, InTurn
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.eviction_orders import (
@@ -102,7 +102,7 @@ class CachePolicy:
             raise BadInput(f"eviction order {self.eviction!r} is not known; choose {', '.join(EVICTIONS)}")
         changed = replace(profile, eviction=self._order_of(profile))
         if self.shed_ns is not None:
-            changed = replace(changed, intake=self._intake)
+            changed = replace(changed, intake=self._intake_of(profile))
         if self.admission == "prompt" and self.watermarks is None and self.victim is None:
             return changed
         if profile.name != "vllm":
@@ -137,9 +137,16 @@ class CachePolicy:
         name = self.victim or ("lowest-priority" if by_priority else "newest")
         return _VICTIMS[name]()
 
-    def _intake(self, limits: Limits) -> Intake:
-        assert self.shed_ns is not None
-        return ShedByTtft(self.shed_ns, self.prefill_ns)
+    def _intake_of(self, profile: Profile) -> Callable[[Limits], Intake]:
+        """Makes the rule that sheds load, behind the profile's own."""
+        shed_ns = self.shed_ns
+        assert shed_ns is not None
+
+        def make(limits: Limits) -> Intake:
+            shedding = ShedByTtft(shed_ns, self.prefill_ns)
+            return shedding if profile.intake is None else InTurn((profile.intake(limits), shedding))
+
+        return make
 
     def _order_of(self, profile: Profile) -> Callable[[Limits], Eviction]:
         """Makes the order: the profile's own, this policy's, or one of these for each tenant."""

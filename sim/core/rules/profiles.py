@@ -50,6 +50,8 @@ def _vllm_hybrid_mix(limits: Limits) -> Mix:
 
 
 def _nano_vllm_mix(limits: Limits) -> Mix:
+    if limits.swap_blocks or limits.partial_reuse:
+        raise BadInput("the profile nano-vllm has no swap space and no partial reuse; choose vllm")
     return NanoVllmMix(WholeSequence(), Newest())
 
 
@@ -70,10 +72,13 @@ def _sglang_settings(limits: Limits) -> SglangSettings:
 def _sglang_order(limits: Limits) -> Order:
     if limits.policy == "priority":
         raise BadInput("the profile sglang has no priorities; choose the policy fcfs or lpm")
-    if limits.tenants is not None or limits.host is not None or limits.swap_blocks or limits.partial_reuse:
+    if limits.tenants is not None and limits.tenants.fair:
         raise BadInput(
-            "the profile sglang has no shares of tenants, host tier, swap space or partial reuse; choose vllm"
+            "the profile sglang orders its queue and its tree itself: tenants may have ceilings (blocks) "
+            "there, but no weights; leave weights out, or choose vllm"
         )
+    if limits.host is not None or limits.swap_blocks or limits.partial_reuse:
+        raise BadInput("the profile sglang has no host tier, swap space or partial reuse; choose vllm")
     return LongestPrefixFirst() if limits.policy == "lpm" else SglangFcfs()
 
 

@@ -5,7 +5,7 @@ running ones a turn later, when the batch they were in is merged. Out of memory,
 retracted: they lose all and wait again, at the end of the queue.
 
 Once somebody was turned away for lack of memory or places, the queue is not looked at until somebody leaves
-(`full`).
+(`full`). Ceilings of tenants are not SGLang's: a tenant at its ceiling is passed over.
 
 Source: SGLang 0.5.23, srt/managers/scheduler.py, `get_next_batch_to_run`, and schedule_batch.py.
 """
@@ -18,6 +18,7 @@ from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.candidates import TenantCeilings
 from pagecast.sim.core.rules.new_token_ratio import RETRACT_STEPS, NewTokenRatio
 from pagecast.sim.core.rules.prefill_adder import AddVerdict, Headroom, PrefillAdder
 from pagecast.sim.core.rules.sglang_order import SglangFcfs
@@ -147,6 +148,8 @@ class SglangMix:
         )
 
     def _admit(self, step: Step, adder: PrefillAdder, waiting: list[Request], places: int) -> None:
+        tenants = step.limits.tenants
+        ceilings = TenantCeilings(step) if tenants is not None else None
         for request in waiting:
             if adder.verdict() is AddVerdict.OTHER:
                 return
@@ -154,12 +157,16 @@ class SglangMix:
                 self.full = True
             if self.full:
                 return
+            if ceilings is not None and not ceilings.opens(request):
+                continue
             verdict = adder.add(request)
             if verdict is not AddVerdict.CONTINUE:
                 if verdict is AddVerdict.NO_TOKEN:
                     step.failed_allocations += 1
                     self.full = bool(adder.added) or bool(self.batch)
                 return
+            if ceilings is not None:
+                ceilings.enter(request)
 
     def _compute(self, step: Step, memory: RadixMemory, adder: PrefillAdder) -> None:
         size = memory.block_size

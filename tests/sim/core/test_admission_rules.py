@@ -12,7 +12,7 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.cache_policy import ADMISSIONS, VICTIMS, CachePolicy
-from pagecast.sim.core.rules.profiles import NANO_VLLM, VLLM
+from pagecast.sim.core.rules.profiles import NANO_VLLM, PROFILES, VLLM
 from pagecast.sim.core.scheduler import Scheduler
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -152,6 +152,22 @@ def test_requests_are_shed_by_the_ttft_to_expect() -> None:
     assert refused.reason == "predicted TTFT 1.2e-07 s is above 1e-07 s"
     run(s)
     assert s.submit(request(10, 40, 4))
+
+
+def test_shedding_leaves_the_profiles_own_rejections() -> None:
+    """Under TensorRT-LLM's rules a request that would never run is rejected whether load is shed or not."""
+    rules = CachePolicy(shed_ns=10**12, prefill_ns=lambda tokens: float(tokens))
+    s = Scheduler(Limits(10, SIZE, 8, 4096), rules.applied(PROFILES["trtllm-max-utilization"]))
+    assert not s.submit(too_long := request(1, 30, 11))
+    assert too_long.reason == "needs 11 blocks of 4 tokens; the pool has 10"
+    assert s.submit(request(2, 30, 10))
+    run(s)
+
+
+@pytest.mark.parametrize("more", [{"swap_blocks": 8}, {"partial_reuse": "copy"}], ids=str)
+def test_nano_vllm_says_what_it_does_not_have(more: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match="nano-vllm has no swap space and no partial reuse"):
+        Scheduler(Limits(10, SIZE, 8, 4096, **more), NANO_VLLM)
 
 
 def test_cached_prompts_are_shed_later() -> None:

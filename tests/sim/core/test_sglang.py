@@ -1,5 +1,8 @@
 """SGLang's rules, one by one: what a user of SGLang knows of its scheduler and its radix tree."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 from pagecast.planner_app.dashboard.blocks.log import record
 from pagecast.sim.core.check import check
@@ -289,6 +292,20 @@ def test_stretches_are_the_same_as_single_steps(fields):
     assert fast.requests.equals(slow.requests)
     assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"]
     assert len(fast.steps) < len(slow.steps)
+
+
+def test_tenants_below_a_ceiling_are_told_apart_in_stretches_too():
+    trace = read("chat", limit=60)
+    tenants = np.where(np.arange(len(trace)) % 3 == 0, "b", "a")
+    trace = dataclasses.replace(trace, requests=trace.requests.assign(tenant=tenants))
+    scenario = Scenario(profile="sglang", costs="roofline", block_size=16, num_gpu_blocks=600)
+    free = replay(trace, scenario).summary
+    limited = scenario.model_copy(update={"tenants": "a:blocks=300"})
+    fast = replay(trace, limited, check_every=10)
+    assert fast.requests.equals(replay(trace, limited, fast_forward=False).requests)
+    assert fast.summary["tenants"]["a"]["ttft_p99_s"] > 2 * free["tenants"]["a"]["ttft_p99_s"]
+    assert fast.summary["tenants"]["b"]["ttft_p99_s"] <= free["tenants"]["b"]["ttft_p99_s"]
+    assert fast.summary["completed"] == 60
 
 
 def test_a_fleet_of_sglang_replicas_is_routed_by_an_approximate_index():

@@ -19,6 +19,7 @@ from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.cache_policy import EVICTIONS, CachePolicy
 from pagecast.sim.core.rules.profiles import PROFILES, VLLM
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants, TenantShare
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
@@ -505,6 +506,8 @@ CEILINGS = {
     "nano-vllm": (PROFILES["nano-vllm"], {}),
     "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"trtllm": TrtllmSettings()}),
     "max utilization": (PROFILES["trtllm-max-utilization"], {"trtllm": TrtllmSettings()}),
+    "sglang": (PROFILES["sglang"], {"sglang": SglangSettings()}),
+    "sglang, lpm": (PROFILES["sglang"], {"sglang": SglangSettings(), "policy": "lpm", "pipeline_depth": 1}),
     "windows": (VLLM, {"groups": (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.WINDOW, SIZE, 8))}),
 }
 
@@ -569,7 +572,7 @@ def test_what_a_load_brings_counts_below_the_ceiling() -> None:
     assert second.state is State.FINISHED
 
 
-def test_rules_that_know_no_shares_of_tenants_say_so() -> None:
-    scenario = Scenario(tenants="a:blocks=4", num_gpu_blocks=100, costs="roofline", profile="sglang")
-    with pytest.raises(BadInput, match="the profile sglang has no shares of tenants"):
+def test_rules_that_know_no_weights_of_tenants_say_so() -> None:
+    scenario = Scenario(tenants="a:weight=2", num_gpu_blocks=100, costs="roofline", profile="sglang")
+    with pytest.raises(BadInput, match=r"tenants may have ceilings \(blocks\) there, but no weights"):
         Scheduler(scenario.limits(), scenario.rules(scenario.step_costs()))
