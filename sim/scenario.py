@@ -98,6 +98,18 @@ class Scenario(BaseModel):
     enable_expert_parallel: bool = Field(
         False, description="spread whole experts over a replica's GPUs, not slices of each (vLLM: off)"
     )
+    gpu_link_gb_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="GB/s that a GPU sends to its peers, where that is less than usual, as over PCIe "
+        "(measured operations and roofline; default: the GPU's link)",
+    )
+    host_time_factor: float | None = Field(
+        None,
+        gt=0,
+        description="with measured operations, host time of synchronous steps as a multiple of the recorded "
+        "host's (default: not known, counted as 1)",
+    )
     scheduling_policy: Literal["fcfs", "priority", "lpm"] = Field(
         "fcfs", description="queue order (vLLM: fcfs)"
     )
@@ -635,6 +647,8 @@ class Scenario(BaseModel):
             engine=self.engine or self.profile,
             max_num_seqs=self.max_num_seqs,
             expert_parallel=self.enable_expert_parallel,
+            gpu_link_gb_per_s=self.gpu_link_gb_per_s,
+            host_time_factor=self.host_time_factor,
         )
 
 

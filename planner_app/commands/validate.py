@@ -54,6 +54,13 @@ def validate_command(
         bool,
         Opt("--transfer-costs", "--transfer", help="allow a calibration of another model or GPU, scaled"),
     ] = False,
+    host_time_factor: Annotated[
+        float | None,
+        Opt(
+            min=0.01,
+            help="with measured operations, host time of synchronous steps against the recorded host's",
+        ),
+    ] = None,
     max_error: Annotated[
         float | None, Opt(min=0, help="exit with 1 where any figure is off by more percent")
     ] = None,
@@ -83,6 +90,7 @@ def validate_command(
             {
                 "replicates": replicates,
                 "transfer-costs": transfer or None,
+                "host-time-factor": host_time_factor,
                 "max-error": max_error,
                 "seed": seed,
                 "report": report,
@@ -97,7 +105,13 @@ def validate_command(
     count = REPLICATES if replicates is None else replicates
     with console.progress("replicates", count + len(STEP_TIMES)) as update:
         result = forecast(
-            RecordedRun.load(run), costs, replicates=count, transfer=transfer, seed=seed or 0, progress=update
+            RecordedRun.load(run),
+            costs,
+            replicates=count,
+            transfer=transfer,
+            host_time_factor=host_time_factor,
+            seed=seed or 0,
+            progress=update,
         )
     if report is not None:
         from pagecast.planner_app.reports.validate_report import validate_report

@@ -207,13 +207,20 @@ def forecast(
     *,
     replicates: int = REPLICATES,
     transfer: bool = False,
+    host_time_factor: float | None = None,
     seed: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Forecast:
-    """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one."""
+    """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one.
+
+    `host_time_factor`: see `Scenario`; a recording does not say it of its host.
+    """
     real = measured(run)
-    scenario, model = _costs_of(run, scenario_of(run, costs, transfer=transfer))
+    recorded = scenario_of(run, costs, transfer=transfer)
+    if host_time_factor is not None:
+        recorded = recorded.model_copy(update={"host_time_factor": host_time_factor})
+    scenario, model = _costs_of(run, recorded)
     trace = run.trace("arrival")
     result = replay(trace, scenario, costs=model)
     simulation = simulated(result)

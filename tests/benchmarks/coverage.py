@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sim" / "runs"))
 
-from accuracy_roles import JUDGE, JUDGE_MEASURED, folder_of
+from accuracy_roles import JUDGE, JUDGE_MEASURED, folder_of, host_time_factor
 from pagecast.sim.runs.forecast import Forecast, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 
@@ -33,7 +33,13 @@ def main() -> int:
         if folder is None or options.only not in folder.name:
             continue
         run = RecordedRun.load(folder)
-        result = forecast(run, options.costs, replicates=options.replicates, workers=options.workers)
+        result = forecast(
+            run,
+            options.costs,
+            replicates=options.replicates,
+            workers=options.workers,
+            host_time_factor=host_time_factor(folder) if options.costs == "measured" else None,
+        )
         results.append(result)
         show(folder.name, result)
     figures = sum(int(result.coverage()["figures"] or 0) for result in results)

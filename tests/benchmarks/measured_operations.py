@@ -1,12 +1,14 @@
 """Forecasts with measured operations beside recorded runs: the tables of docs/measured-operations.md.
 
     python tests/benchmarks/measured_operations.py --host               # the host's constants, from the sweep
+    python tests/benchmarks/measured_operations.py --host-factor RUN...  # another host, from a sweep on it
     python tests/benchmarks/measured_operations.py --recorded [RUN...]  # recorded runs of ours
     python tests/benchmarks/measured_operations.py --training DIR       # inference-sim/training at c4f0340
     python tests/benchmarks/measured_operations.py --servingsim DIR     # LLMServingSim's bench/examples
     python tests/benchmarks/measured_operations.py --silicon FILE       # AIConfigurator's silicon_sample.csv
 
-`--costs roofline` gives the same tables for the roofline. Errors are forecast minus measured, in percent.
+`--costs roofline` gives the same tables for the roofline, `--host-time-factor F` those on a slower host.
+Errors are forecast minus measured, in percent.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def main() -> int:
     """Prints the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--costs", default="measured")
+    parser.add_argument("--host-time-factor", type=float)
     parser.add_argument("--host", action="store_true")
+    parser.add_argument("--host-factor", nargs="+", type=Path)
     parser.add_argument("--recorded", nargs="*", type=Path)
     parser.add_argument("--training", type=Path)
     parser.add_argument("--servingsim", type=Path)
@@ -48,11 +52,13 @@ def main() -> int:
     options = parser.parse_args()
     if options.host:
         print_host()
+    for folder in options.host_factor or ():
+        print_host_factor(RecordedRun.load(folder))
     if any(option is not None for option in (options.recorded, options.training, options.servingsim)):
         write(HEADER)
     for folder in recorded_folders(options.recorded):
         run = RecordedRun.load(folder)
-        show(run.name, compare_recorded(run, options.costs))
+        show(run.name, compare_recorded(run, options.costs, options.host_time_factor))
     for path in sorted(options.training.glob("replay_data/*_ground_truth.json")) if options.training else ():
         show(path.name.removesuffix("_ground_truth.json")[16:], compare_training(path, options.costs))
     for path in sorted(options.servingsim.glob("RTXPRO6000/*/vllm/meta.json")) if options.servingsim else ():
@@ -71,9 +77,9 @@ def write(text: str) -> None:
 # -- figures
 
 
-def figures(first: Any, end: Any, arrival: Any, tokens: Any, least_tokens: int = 2) -> dict[str, float]:
-    """Latencies of requests that gave at least `least_tokens` tokens."""
-    kept = (tokens >= least_tokens) & np.isfinite(end)
+def figures(first: Any, end: Any, arrival: Any, tokens: Any) -> dict[str, float]:
+    """Latencies of requests that gave at least two tokens."""
+    kept = (tokens >= 2) & np.isfinite(end)
     ttft, e2e = (first - arrival)[kept], (end - arrival)[kept]
     tpot = ((end - first) / np.maximum(tokens - 1, 1))[kept]
     found = {}
@@ -84,7 +90,7 @@ def figures(first: Any, end: Any, arrival: Any, tokens: Any, least_tokens: int =
     return found
 
 
-def simulate(trace: Trace, scenario: Scenario, least_tokens: int = 2) -> dict[str, float]:
+def simulate(trace: Trace, scenario: Scenario) -> dict[str, float]:
     """The same figures of a replay."""
     made = replay(trace, scenario, keep_steps=False).requests
     first = made["first_token_s"] if "first_token_s" in made else made["arrival_s"] + made["ttft_s"]
@@ -93,7 +99,6 @@ def simulate(trace: Trace, scenario: Scenario, least_tokens: int = 2) -> dict[st
         made["finished_s"].to_numpy(np.float64),
         made["arrival_s"].to_numpy(np.float64),
         made["output_tokens"].to_numpy(np.float64),
-        least_tokens,
     )
 
 
@@ -121,12 +126,13 @@ def recorded_folders(wanted: list[Path] | None) -> list[Path]:
     return sorted(path.parent for path in GROUND.glob("*/*/requests.csv.gz"))
 
 
-def compare_recorded(run: RecordedRun, costs: str) -> dict[str, float]:
+def compare_recorded(run: RecordedRun, costs: str, host_time_factor: float | None = None) -> dict[str, float]:
     """A recorded run against its forecast."""
+    scenario = scenario_of(run, costs).model_copy(update={"host_time_factor": host_time_factor})
     t = run.requests
     columns = ("first_token_s", "finish_s", "arrival_s", "tokens_out")
     real = figures(*(t[name].to_numpy(np.float64) for name in columns))
-    return errors(simulate(run.trace(), scenario_of(run, costs)), real)
+    return errors(simulate(run.trace(), scenario), real)
 
 
 # -- public runs
@@ -147,17 +153,22 @@ _CODELLAMA = {
     "max_position_embeddings": 16384,
 }
 _PERIOD = 100  # requests after which prompts come again, as their lengths show (in 98 to 99% of requests)
-_LEAST_TOKENS = 50  # of shorter outputs the measured TPOT is mostly the client's
 
 
 def compare_training(path: Path, costs: str) -> dict[str, float]:
-    """A run of inference-sim/training (vLLM 0.15.1, H100). Prompts come again after 100 requests."""
+    """A run of inference-sim/training (vLLM 0.15.1, H100). Prompts come again after 100 requests.
+
+    All requests of a run asked for the same number of tokens and ignored the end of text (`output_len` and
+    `ignore_eos` of its `profile.yaml`). The files count tokens of the text tokenized again: a request with a
+    tenth of the count took as long as those beside it. The most frequent count is what was generated.
+    """
     run = json.loads(Path(str(path).replace("_ground_truth", "")).read_text())
     truth = json.loads(path.read_text())
     asked = [r for r, t in zip(run["requests"], truth, strict=True) if not t["has_error"]]
     done = [t for t in truth if not t["has_error"]]
     arrival = np.array([r["arrival_time_us"] / 1e6 for r in asked])
-    tokens = np.array([r["output_tokens"] for r in asked], np.float64)
+    counts = np.array([r["output_tokens"] for r in asked])
+    tokens = np.full(len(counts), np.bincount(counts).argmax(), np.float64)
     lengths = np.array([r["input_tokens"] for r in asked])
     slots = np.array([r["index"] % _PERIOD for r in asked])
     rows = len(asked)
@@ -180,9 +191,8 @@ def compare_training(path: Path, costs: str) -> dict[str, float]:
     )
     e2e = np.array([t["e2e_s"] for t in done])
     ttft = np.array([t["ttft_s"] for t in done])
-    real = figures(arrival + ttft, arrival + e2e, arrival, tokens, _LEAST_TOKENS)
-    made = simulate(Trace(run["experiment"], table(columns), spans), scenario, _LEAST_TOKENS)
-    return errors(made, real)
+    real = figures(arrival + ttft, arrival + e2e, arrival, tokens)
+    return errors(simulate(Trace(run["experiment"], table(columns), spans), scenario), real)
 
 
 def codellama() -> str:
@@ -194,8 +204,12 @@ def codellama() -> str:
 
 
 def compare_servingsim(folder: Path, costs: str) -> dict[str, float]:
-    """A run of LLMServingSim's (vLLM 0.19, RTX PRO 6000); of data-parallel ranks one, with its share."""
+    """A run of LLMServingSim's (vLLM 0.19, RTX PRO 6000); of data-parallel ranks one, with its share.
+
+    The link between the GPUs is the one that the example's own `config.json` states.
+    """
     meta = json.loads((folder / "meta.json").read_text())
+    link = json.loads((folder.parent / "config.json").read_text())["link_bw"]
     options = meta["engine_kwargs"]
     ranks = options["data_parallel_size"]
     lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
@@ -219,6 +233,7 @@ def compare_servingsim(folder: Path, costs: str) -> dict[str, float]:
         gpu="RTX PRO 6000",
         costs=costs,
         tensor_parallel_size=options["tensor_parallel_size"],
+        gpu_link_gb_per_s=float(link),
         max_num_seqs=options["max_num_seqs"],
         max_num_batched_tokens=options["max_num_batched_tokens"],
     )
@@ -230,23 +245,13 @@ def compare_servingsim(folder: Path, costs: str) -> dict[str, float]:
 
 def print_host() -> None:
     """A robust fit to what the sweep's steps took longer than their operations."""
-    from scipy.optimize import least_squares
-
     if GROUND is None:
         write("shared/groundtruth is not here")
         return
     run = RecordedRun.load(GROUND / "vllm-0.24.0-h200-qwen3-8b/sweep")
     rows = sweep_rows(run)
-
-    def robust(matrix: Any, gap: Any, time: Any) -> Any:
-        def miss(x: Any) -> Any:
-            return (gap - matrix @ (x * 1e-6)) / time / 0.01
-
-        return least_squares(miss, np.zeros(matrix.shape[1]), loss="soft_l1").x
-
     decode = rows[rows[:, 2] == 0]
-    matrix = np.c_[np.ones(len(decode)), decode[:, 3]]
-    step, request = robust(matrix, decode[:, 0] - decode[:, 1], decode[:, 0])
+    step, request = host_of_decodes(decode)
     write(f"step {step:.0f} us, request {request:.1f} us ({len(decode)} decode steps)")
     mixed = rows[rows[:, 2] == 1]
     gap = mixed[:, 0] - mixed[:, 1] - (step + request * mixed[:, 3]) * 1e-6
@@ -257,6 +262,60 @@ def print_host() -> None:
         f"prompt step {prompt:.0f} us, without a graph {ungraphed / 36:.0f} us per layer, "
         f"hot {100 * share:.1f}% ({len(mixed)} steps with prompts)"
     )
+    print_busy()
+
+
+def host_of_decodes(decode: Any) -> Any:
+    """Microseconds of a step and of each request in it, by what decode steps took longer than composed."""
+    matrix = np.c_[np.ones(len(decode)), decode[:, 3]]
+    return robust(matrix, decode[:, 0] - decode[:, 1], decode[:, 0])
+
+
+def robust(matrix: Any, gap: Any, time: Any) -> Any:
+    """Microseconds for each column of `matrix` that explain `gap` (seconds), misses as a share of `time`."""
+    from scipy.optimize import least_squares
+
+    def miss(x: Any) -> Any:
+        return (gap - matrix @ (x * 1e-6)) / time / 0.01
+
+    return least_squares(miss, np.zeros(matrix.shape[1]), loss="soft_l1").x
+
+
+def print_host_factor(run: RecordedRun) -> None:
+    """How much longer than on the known host each request of synchronous decode steps takes the host.
+
+    What a step takes besides, errors of the composed operations among it, is a constant of the fit.
+    """
+    from pagecast.sim.costs.measured.host import HOST
+
+    rows = sweep_rows(run)
+    _, request = host_of_decodes(rows[rows[:, 2] == 0])
+    write(f"{run.name}: request {request:.1f} us, host_time_factor {request * 1e-6 / HOST.request:.2f}")
+
+
+def print_busy() -> None:
+    """What steps with prompts take longer where steps are planned ahead: all take what was measured."""
+    from pagecast.sim.costs.measured.costs import MeasuredCosts
+    from pagecast.sim.costs.measured.host import HostTimes
+
+    assert GROUND
+    run = RecordedRun.load(GROUND / "vllm-0.24.0-h200-qwen3-8b/azure_conv_async")
+    operations = scenario_of(run, "measured").target().measured().operations
+    costs = MeasuredCosts(operations, host=HostTimes(busy=0.0), pipeline_depth=1)
+    steps, time, parts = run.steps, 0.0, []
+    for at in range(2, len(steps) - 1):
+        if steps.start_ns[at] >= steps.end_ns[at - 1]:
+            continue
+        batch = steps.batch(at)
+        time += float(steps.end_ns[at] - steps.end_ns[at - 1])
+        if batch.prefill:
+            parts.append((costs.device_ns(batch), costs.launch_ns(batch)))
+        else:
+            time -= costs.decode_line(batch.decode_n).ns(*batch[1:3])
+    device, launch = np.array(parts, np.float64).T
+    shares = np.linspace(0.0, 0.2, 201)
+    totals = np.array([np.maximum(device * (1 + share), launch).sum() for share in shares])
+    write(f"busy {100 * np.interp(time, totals, shares):.1f}% ({len(parts)} steps with prompts)")
 
 
 def sweep_rows(run: RecordedRun) -> Any:

@@ -18,7 +18,7 @@ from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
-from pagecast.sim.costs.measured.spread import HOST_SD
+from pagecast.sim.costs.measured.spread import HostSpread
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 
 CORRECTED_SD = 0.03  # sd of the level of corrected measured operations on another load, as assumed in the fit
@@ -126,7 +126,9 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
         return ScaledCosts(_redrawn(costs, costs.corrections, index, seed), _level(CORRECTED_SD, index, seed))
     if isinstance(costs, MeasuredCosts):
         spread = costs.spread
-        on_host = costs if costs.pipeline_depth else costs.on_host(_host_level(index, seed))
+        on_host = (
+            costs if costs.pipeline_depth else costs.on_host(_host_level(costs.host_spread, index, seed))
+        )
         return ScaledCosts(on_host, _level(spread.sd, index, seed, spread.freedom))
     return ScaledCosts(costs, _level(UNFITTED_SD, index, seed))
 
@@ -149,8 +151,8 @@ def _level(sd: float, index: int, seed: int, freedom: float = math.inf) -> float
     return math.exp(sd * _heavy(_levels(index, seed)[0], freedom))
 
 
-def _host_level(index: int, seed: int) -> float:
-    return math.exp(HOST_SD * _heavy(_levels(index, seed)[1], math.inf))
+def _host_level(spread: HostSpread, index: int, seed: int) -> float:
+    return math.exp(spread.mean + spread.sd * _heavy(_levels(index, seed)[1], math.inf))
 
 
 def _redrawn(costs: MeasuredCosts, corrections: Corrections, index: int, seed: int) -> MeasuredCosts:

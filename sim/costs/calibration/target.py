@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pagecast.sim.costs.roofline import Roofline
@@ -20,6 +20,9 @@ class Target:
     """A model on a GPU, as one replica runs it. `engine` names the engine whose calibrations apply.
 
     `expert_parallel`: whole experts are spread over the GPUs, instead of slices of all of them.
+    `gpu_link_gb_per_s`: what a GPU sends to its peers (None: what is usual). `host_time_factor`: the host's
+    time of synchronous steps, against the one that measured operations count with (None: not known). A
+    calibration holds for the link and the host that it was recorded on.
     """
 
     model: ModelFacts
@@ -30,6 +33,8 @@ class Target:
     engine: str = "vllm"
     max_num_seqs: int = 256
     expert_parallel: bool = False
+    gpu_link_gb_per_s: float | None = None
+    host_time_factor: float | None = None
 
     def roofline(
         self,
@@ -39,9 +44,10 @@ class Target:
         unmeasured: str | None = None,
     ) -> Roofline:
         """Its costs from first principles; for the arguments see `Roofline`."""
+        link = self._link_bytes_per_s
         return Roofline(
             self.model,
-            self.gpu,
+            self.gpu if link is None else replace(self.gpu, link_bytes_per_s=link),
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
             misfits=misfits,
@@ -57,6 +63,7 @@ class Target:
         """Its costs composed of measured operations. Errors: NotMeasured with what is missing."""
         from pagecast.sim.costs.measured.compose import compose
         from pagecast.sim.costs.measured.costs import MeasuredCosts
+        from pagecast.sim.costs.measured.host import HOST
 
         operations = compose(
             self.model,
@@ -65,9 +72,12 @@ class Target:
             tensor_parallel_size=self.tensor_parallel_size,
             expert_parallel=self.expert_parallel,
             kv_cache_dtype=self.kv_cache_dtype,
+            link_bytes_per_s=self._link_bytes_per_s,
         )
         return MeasuredCosts(
             operations,
+            host=HOST if self.host_time_factor is None else HOST.slower(self.host_time_factor),
+            host_known=self.host_time_factor is not None,
             pipeline_depth=self.pipeline_depth,
             graph_sizes=tuple(capture_sizes(self.max_num_seqs)),
             misfits=misfits,
@@ -75,9 +85,19 @@ class Target:
         )
 
     @property
+    def _link_bytes_per_s(self) -> float | None:
+        return None if self.gpu_link_gb_per_s is None else self.gpu_link_gb_per_s * 1e9
+
+    @property
     def identity(self) -> dict[str, Any]:
         """The fields that corrections must have been fitted for to apply."""
+        given = {}
+        if self.gpu_link_gb_per_s is not None:
+            given["gpu_link_gb_per_s"] = self.gpu_link_gb_per_s
+        if self.host_time_factor is not None:
+            given["host_time_factor"] = self.host_time_factor
         return {
+            **given,
             "model": self.model.name,
             "gpu": self.gpu.name,
             "engine": self.engine,

@@ -55,6 +55,10 @@ def difference(calibration: Calibration, target: Target) -> str | None:
     if made_for.get("tensor_parallel_size", 1) != target.tensor_parallel_size:
         size = made_for.get("tensor_parallel_size", 1)
         return f"for {size} {'GPU' if size == 1 else 'GPUs'} a replica, not {target.tensor_parallel_size}"
+    if target.gpu_link_gb_per_s is not None and target.tensor_parallel_size > 1:
+        return "for the GPUs' own link, not one of gpu_link_gb_per_s"
+    if target.host_time_factor is not None:
+        return "for the host it was recorded on, not one of host_time_factor"
     element_bytes = target.model.kv_element_bytes(str(made_for.get("kv_cache_dtype") or "auto"))
     if element_bytes != target.model.kv_element_bytes(target.kv_cache_dtype):
         return f"for a KV cache in {made_for.get('kv_cache_dtype')}, not {target.kv_cache_dtype}"

@@ -22,8 +22,12 @@ def compose(
     tensor_parallel_size: int = 1,
     expert_parallel: bool = False,
     kv_cache_dtype: str = "auto",
+    link_bytes_per_s: float | None = None,
 ) -> Operations:
-    """The operations of a model on an engine and GPU. Errors: NotMeasured with what is missing."""
+    """The operations of a model on an engine and GPU, whose peers are reached at `link_bytes_per_s` at most.
+
+    Errors: NotMeasured with what is missing.
+    """
     tp = tensor_parallel_size
     return Operations(
         lane(gpu.name, engine),
@@ -32,6 +36,7 @@ def compose(
         tp=tp,
         ep=tp if expert_parallel else 1,
         kv_dtype=_kv_dtype(model, kv_cache_dtype),
+        link_bytes_per_s=link_bytes_per_s,
     )
 
 

@@ -12,7 +12,7 @@ from pagecast.sim.costs.measured.lines import ContextPieces
 from pagecast.sim.costs.measured.operations import Operations
 from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.ragged import RaggedPieces
-from pagecast.sim.costs.measured.spread import spread_of
+from pagecast.sim.costs.measured.spread import KNOWN_HOST, UNKNOWN_HOST, spread_of
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
@@ -26,7 +26,7 @@ _TABLE = 16384  # token counts whose time is looked up
 _MOST_CHUNKS = 1 << 16
 # Of decoding requests beside prompts in one kernel: the share of the shorter of reading their contexts and
 # computing their tiles that the longer does not hide. Fitted to the synchronous steps of `azure_conv`.
-_EXPOSED = 0.46
+_EXPOSED = 0.43
 # Mean contexts between which decode time is a line.
 _CONTEXTS = np.array([0, *(2**power - 1 for power in range(7, 18))], np.float64)
 
@@ -36,7 +36,7 @@ class MeasuredCosts:
 
     `pipeline_depth` 1 hides the host's time. Steps of up to the last of `graph_sizes` tokens are padded to
     these. `misfits`: calibrations that do not fit, by name with the reason. `corrections`, where they were
-    fitted, stretch the device time and add to each step.
+    fitted, stretch the device time and add to each step. `host_known`: `host` was measured where it is used.
     """
 
     def __init__(
@@ -48,10 +48,15 @@ class MeasuredCosts:
         graph_sizes: tuple[int, ...] = tuple(capture_sizes(256)),
         misfits: tuple[tuple[str, str], ...] | None = None,
         corrections: Corrections | None = None,
+        host_known: bool = False,
     ) -> None:
         self.name = corrections.name if corrections else MEASURED
         self.corrections = corrections
-        self.spread = spread_of(operations.table.engine, operations.gpu, operations.tp)
+        self.spread = spread_of(
+            operations.table.engine, operations.gpu, operations.tp, link_known=operations.link is not None
+        )
+        self.host_spread = KNOWN_HOST if host_known else UNKNOWN_HOST
+        self._host_known = host_known
         self.operations, self.pipeline_depth, self.host = operations, pipeline_depth, host
         self._misfits = misfits
         self._prompt = corrections.prompt if corrections else 1.0
@@ -106,6 +111,7 @@ class MeasuredCosts:
             graph_sizes=tuple(self._sizes.tolist()),
             misfits=self._misfits,
             corrections=corrections,
+            host_known=self._host_known,
         )
 
     # -- the interface ---------------------------------------------------------------------------

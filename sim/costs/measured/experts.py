@@ -23,7 +23,6 @@ from pagecast.sim.machine.model_facts import WEIGHT_BITS, Moe
 
 BALANCED, SKEWED = "balanced", "skewed"
 _FEW, _MANY = 512.0, 1024.0  # tokens
-_ABOVE_MORE_TOKENS = 1.2  # see `products`
 _KERNELS = {
     "bf16": ("bfloat16",),
     "fp16": ("bfloat16",),
@@ -85,7 +84,7 @@ class ExpertTimes:
 
     def _routed(self, shape: ExpertShape, routing: str) -> Floats:
         times = completed(self._family.times[self._family.keys[*shape, routing]], self.tokens)
-        return np.minimum(times, _ABOVE_MORE_TOKENS * np.minimum.accumulate(times[::-1])[::-1])
+        return np.asarray(np.minimum.accumulate(times[::-1])[::-1])  # see `products`
 
     def _nearest(self, shape: ExpertShape) -> ExpertShape:
         keys = [

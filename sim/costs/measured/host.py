@@ -30,18 +30,18 @@ class HostTimes:
     warm-up run took about 1.1 ms for a synchronous step and 24 us for each request.
     """
 
-    step: float = 0.48e-3
-    request: float = 13.6e-6
+    step: float = 0.65e-3
+    request: float = 13.9e-6
     workers: float = 1.4e-3
-    prompt_step: float = 0.98e-3
-    ungraphed_layer: float = 28e-6
+    prompt_step: float = 1.03e-3
+    ungraphed_layer: float = 33e-6
     launch_layer: float = 0.42e-3
     launch_experts: float = 0.62e-3
     launch_sharded: float = 0.52e-3
     arrival: float = 0.20e-3
     arriving_token: float = 0.1e-6
-    hot: float = 0.020
-    busy: float = 0.06
+    hot: float = 0.028
+    busy: float = 0.081
 
     def step_s(self, gpus: int) -> float:
         """Of a synchronous step on so many GPUs."""

@@ -46,7 +46,10 @@ _TILES = {
 
 
 class Operations:
-    """A model on `tp` GPUs, experts spread over `ep` of them. Errors: NotMeasured."""
+    """A model on `tp` GPUs, experts spread over `ep` of them, linked at `link_bytes_per_s` if that is given.
+
+    Errors: NotMeasured.
+    """
 
     def __init__(
         self,
@@ -57,8 +60,10 @@ class Operations:
         tp: int = 1,
         ep: int = 1,
         kv_dtype: str = BF16,
+        link_bytes_per_s: float | None = None,
     ) -> None:
         self.table, self.model, self.gpu, self.tp, self.ep = table, model, gpu, tp, ep
+        self.link = link_bytes_per_s
         self._products = Products(table)
         self.rows = self._products.rows
         self._linears = model.linears(tp)
@@ -164,7 +169,11 @@ class Operations:
         return m.layers * (kernels * KERNEL_S + per_token * self.rows) + routing
 
     def _communication_s(self) -> Floats:
-        """Two all-reduces of the hidden rows in each layer."""
+        """Two all-reduces of the hidden rows in each layer.
+
+        Over a link that is slower than the published one, each GPU sends 2 (tp - 1) / tp of the rows after
+        the least all-reduce's time.
+        """
         if self.tp == 1:
             return np.zeros(len(self.rows))
         if "all_reduce" not in self.table:
@@ -175,6 +184,9 @@ class Operations:
             raise NotMeasured(f"all-reduces over {self.tp} GPUs were not measured")
         elements = family.axes["elements"]
         once = extended(self.rows * self.model.hidden, elements, completed(times, elements))
+        if self.link is not None:
+            sent = 2 * (self.tp - 1) / self.tp * self.rows * self.model.hidden * self.model.dtype_bytes
+            once = np.maximum(once, once[0] + sent / self.link)
         return np.asarray(2 * self.model.layers * once)
 
     def _latent(self, kv_dtype: str) -> LatentAttention | None:

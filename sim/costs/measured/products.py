@@ -1,9 +1,10 @@
 """Measured matrix products: the time of `m` rows for any inputs x outputs.
 
-Two traps of the source. Some times stand above those of more rows, to which a product could be padded: they
-are cut to 20% above them. vLLM's products scaled by blocks were measured with the launches of Python, 60 to
-280 us for any few rows: the same kernels are taken from SGLang's measurements, or TensorRT-LLM's. Of its
-other FP8 products, some hold launches as well: of the two engines' times the lesser counts.
+Two traps of the source. Some times stand above those of more rows, which hold the work of fewer: a product
+takes at most as long as one of more rows. vLLM's products scaled by blocks were measured with the launches
+of Python, 60 to 280 us for any few rows: the same kernels are taken from SGLang's measurements, or
+TensorRT-LLM's. Of its other FP8 products, some hold launches as well: of the two engines' times the lesser
+counts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ _KERNELS = {
 }
 _SCALED_BY_BLOCKS = ("qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe", "minimax_m2")
 _LEAST_SHAPES = 100  # with fewer, a kernel was not swept over shapes
-_ABOVE_MORE_ROWS = 1.2
 
 
 class Products:
@@ -85,8 +85,7 @@ class Products:
             times, scale = family.times[family.keys[near]], n * k / (near[1] * near[2])
         rows = family.axes["m"]
         whole = completed(times, rows)
-        least = np.minimum.accumulate(whole[::-1])[::-1]
-        bounded_s = np.minimum(whole, _ABOVE_MORE_ROWS * least) * scale
+        bounded_s = np.minimum.accumulate(whole[::-1])[::-1] * scale
         return bounded_s if rows is self.rows else extended(self.rows, rows, bounded_s)
 
 

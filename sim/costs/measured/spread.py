@@ -1,14 +1,18 @@
 """Spread of measured costs around a recorded set-up: of step times, and of the host's time.
 
-Of the logarithm of step time, from errors in TPOT, by the lane of the tables. vLLM: root mean square over the
-public set-ups on one GPU or over NVLink in docs/measured-operations.md (Llama-2-70B and 7B, CodeLlama-34B,
-Mixtral, Llama-3.1-8B), and the error of the one over PCIe (Qwen3-32B), whose all-reduces the tables have too
-fast. The others: 1.48 times the median size over every fourth row of AIConfigurator's silicon_sample.csv that
-is simulated (252 of TensorRT-LLM, 100 of SGLang). None of these judges an interval; recorded runs do
-(`tests/benchmarks/coverage.py --costs measured`).
+Of the logarithm of step time, from errors in mean TPOT, by the lane of the tables. vLLM: root mean square
+over the six public set-ups in docs/measured-operations.md (Llama-2-70B, Llama-2-7B, CodeLlama-34B and
+Mixtral: the mean of their runs below saturation; Llama-3.1-8B; Qwen3-32B with its own link), and the error
+of the last one where its PCIe link is not given, whose all-reduces the tables have too fast. The others:
+1.48 times the median size over every fourth row of AIConfigurator's silicon_sample.csv that is simulated
+(252 of TensorRT-LLM, 100 of SGLang).
 
-Synchronous scheduling adds the host's time to every step. Two hosts are known, one twice as slow as the
-other.
+Synchronous scheduling adds the host's time to every step. Three hosts are known by their sweeps, at 1, 1.28
+and 1.73 times the first one's time for a request. A host that a sweep has measured is known as well as two
+determinations of one agree (24.1 us for a request from the sweep of Qwen3-30B-A3B, 24 us from its warm-up
+runs; 13.6 and 13.9 us under two rules of composition).
+
+None of these runs judges an interval; recorded runs do (`tests/benchmarks/coverage.py --costs measured`).
 """
 
 from __future__ import annotations
@@ -26,17 +30,26 @@ class MeasuredSpread:
     freedom: float
 
 
-HOST_SD = 0.49  # of the logarithm of the host's time: two hosts that are a factor of 2 apart
+@dataclass(frozen=True, slots=True)
+class HostSpread:
+    """Mean and standard deviation of the logarithm of a host's time, against the one that is counted."""
+
+    mean: float
+    sd: float
+
+
+UNKNOWN_HOST = HostSpread(0.265, 0.274)
+KNOWN_HOST = HostSpread(0.0, 0.03)
 _LANES = {
-    "vllm": MeasuredSpread(0.035, 5.0),
+    "vllm": MeasuredSpread(0.031, 6.0),
     "trtllm": MeasuredSpread(0.235, 252.0),
     "sglang": MeasuredSpread(0.290, 100.0),
 }
-_PCIE = MeasuredSpread(0.218, 5.0)
+_UNKNOWN_LINK = MeasuredSpread(0.211, 5.0)
 
 
-def spread_of(engine: str, gpu: Gpu, gpus: int) -> MeasuredSpread:
+def spread_of(engine: str, gpu: Gpu, gpus: int, *, link_known: bool) -> MeasuredSpread:
     """The spread of an engine's lane on so many of these GPUs."""
-    if engine == "vllm" and gpus > 1 and gpu.link == "PCIe":
-        return _PCIE
+    if engine == "vllm" and gpus > 1 and gpu.link == "PCIe" and not link_known:
+        return _UNKNOWN_LINK
     return _LANES[engine]

@@ -53,6 +53,8 @@ JUDGE = (
     OWN / "h200e-qwen3-8b-agents-load",
     OWN / "h200c-qwen3-0.6b-mooncake",
 )
+# Of the hosts that runs of measured operations are from: `measured_operations.py --host-factor SWEEP`.
+HOST_TIME_FACTORS = {"qwen3-30b-a3b": 1.73, "qwen3-32b-tp2": 1.28}
 # Of measured operations: the host's constants come from sweeps, warm-up runs, `azure_conv` and
 # `azure_conv_async`, the spread from public runs of other set-ups. No run below gave either.
 JUDGE_MEASURED = (
@@ -65,6 +67,11 @@ JUDGE_MEASURED = (
     MODELS / "vllm-h200-qwen3-30b-a3b-mooncake",
     MODELS / "vllm-h200-qwen3-32b-tp2-azure",
 )
+
+
+def host_time_factor(run: Path) -> float:
+    """The host's factor of a run of vLLM, from another run on that host."""
+    return next((factor for name, factor in HOST_TIME_FACTORS.items() if name in run.name), 1.0)
 
 
 def shared_folder() -> Path | None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.measured.packing import pack, unpack
 from pagecast.sim.costs.measured.tables import paths, table
 from pagecast.sim.costs.step_costs import Batch
@@ -167,3 +169,50 @@ def test_fewer_bits_are_faster():
     assert fp8 < plain
     long, kv8 = (measured(gpu="H200", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
     assert kv8.decode_line(64).ns(64 * 8192, 8192) < long.decode_line(64).ns(64 * 8192, 8192)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "meta-llama/Llama-2-7b-hf"])
+def test_no_product_takes_longer_than_one_of_more_rows(model):
+    operations = measured(model=model).operations
+    for linear in operations.model.linears(1):
+        if not linear.name.startswith("expert_"):
+            assert np.all(np.diff(operations._linear_s(linear)) >= 0)
+    if operations.model.moe:
+        assert np.all(np.diff(operations._experts_s()) >= 0)
+
+
+def test_a_slow_link_takes_what_it_carries():
+    """2,048 rows of 5,120 elements over two GPUs: 21 MB per all-reduce, twice in each of 64 layers."""
+    fields = {"model": "Qwen/Qwen3-32B", "gpu": "RTX PRO 6000", "tensor_parallel_size": 2}
+    usual, slow = measured(**fields), measured(**fields, gpu_link_gb_per_s=16.0)
+    batch = Batch(0, 0, 0, ((2048, 0),))
+    least_s = 2 * 64 * 2048 * 5120 * 2 / 16e9
+    assert slow.device_ns(batch) > least_s * 1e9
+    assert slow.device_ns(batch) > 1.2 * usual.device_ns(batch)
+    assert measured(**fields, gpu_link_gb_per_s=1e3).device_ns(batch) == usual.device_ns(batch)
+
+
+def test_a_slow_host_takes_longer_for_synchronous_steps_alone():
+    usual, slow = (
+        measured(async_scheduling=False, host_time_factor=factor).host_ns(100) for factor in (1.0, 2.0)
+    )
+    assert slow == 2 * usual
+    line = measured(host_time_factor=2.0).decode_line(64)
+    assert line.ns(64_000, 1000) == measured().decode_line(64).ns(64_000, 1000)
+
+
+def test_a_calibration_is_not_for_another_host_or_link():
+    assert Scenario(async_scheduling=False).step_costs().name.startswith("vllm-0.24")
+    assert Scenario(async_scheduling=False, host_time_factor=1.0).step_costs().name == "measured"
+    with pytest.raises(BadInput, match="host_time_factor"):
+        Scenario(costs="vllm-0.24-h200-qwen3-8b", host_time_factor=1.5).step_costs()
+
+
+def test_a_host_that_was_measured_narrows_what_synchronous_steps_may_take():
+    def width(costs):
+        hosts = [draw(costs, index).host_ns(200) for index in range(40)]
+        return max(hosts) / min(hosts)
+
+    unknown = measured(async_scheduling=False)
+    known = measured(async_scheduling=False, host_time_factor=1.0)
+    assert width(unknown) > 2 * width(known)
