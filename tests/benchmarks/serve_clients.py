@@ -1,13 +1,17 @@
 """Load generators in common use against `pagecast serve`: what they report beside what the server recorded.
 
     PAGECAST_VLLM_PYTHON=... PAGECAST_AIPERF=... PAGECAST_GUIDELLM=... \\
-        python tests/benchmarks/serve_clients.py [CLIENT...] [--engine] [--time-scale 0.25]
+        python tests/benchmarks/serve_clients.py [CLIENT...] [--time-scale 0.25]
+        python tests/benchmarks/serve_clients.py [CLIENT...] --engine --requests 8 --prompt 600 --rate 0.1
+        python tests/benchmarks/serve_clients.py [CLIENT...] --engine Qwen/Qwen3-8B --prompt 4000
 
 PAGECAST_VLLM_PYTHON names an interpreter that has vLLM (no kernels needed), the other two the commands
-of these clients; the openai package is that of this interpreter. A client that is not there is left out. Each
-run has a server of its own, Qwen3-32B on an H200 simulated at a quarter of its speed, so that what a client
-takes before it sends is small beside what it measures. --engine serves a small random model on the CPU
-instead. Ends with 1 where a mean differs by more than 3%.
+of these clients; the openai package is that of this interpreter. A client that is not there is left out.
+
+One server serves the clients in turn. Simulated: Qwen3-32B on an H200 at a quarter of its speed, so that what
+a client takes before it sends is small beside what it measures. --engine: the engine with random weights, of
+the model that is named, on a GPU; or without a name a model of 100 million parameters on one core of the CPU,
+which leaves the other cores to server and client. Ends with 1 where a mean differs by more than 3%.
 """
 
 from __future__ import annotations
@@ -15,18 +19,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import compare_decisions
+
 MODEL = "Qwen/Qwen3-32B"
 TOLERANCE = 0.03
+_START_S = 120.0
+_ENDED = "vllm:request_success_total"
 _DRIVE_VLLM = """
 import argparse
 from vllm.benchmarks import serve
@@ -37,7 +51,7 @@ serve.main(parser.parse_args())
 
 
 class Work(NamedTuple):
-    """What a client is asked to send: `rate` requests per second of the wall clock."""
+    """A client's load: `rate` requests per second of the wall clock; `seed`: each client's own prompts."""
 
     url: str
     model: str
@@ -47,6 +61,8 @@ class Work(NamedTuple):
     prompt: int
     output: int
     rate: float
+    seed: int
+    timeout_s: float
 
 
 Reported = dict[str, float]
@@ -61,9 +77,12 @@ def needed(variable: str) -> str:
     return value
 
 
-def run(command: list[str]) -> str:
-    """Runs a client. Errors: RuntimeError with the end of what it printed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+def run(command: list[str], timeout_s: float) -> str:
+    """Runs a client. Errors: RuntimeError with the end of what it printed, or where it takes longer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{command[0]} has not ended after {timeout_s:g} s: {error.stderr!r}") from None
     if done.returncode:
         raise RuntimeError(
             f"{command[0]} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
@@ -83,12 +102,13 @@ async def _openai_client(work: Work, *, chat: bool, stream: bool) -> Reported:
     import openai
 
     client: Any = openai.AsyncOpenAI(base_url=f"{work.url}/v1", api_key="none", max_retries=0)
-    words = _words(work.tokenizer)
+    words = _words()
     rows: list[tuple[float, float, float]] = []
 
     async def ask(number: int) -> None:
         await asyncio.sleep(number / work.rate)
-        text = " ".join(words[(number * 37 + i) % len(words)] for i in range(work.prompt))
+        start = work.seed + number * 37
+        text = " ".join(words[(start + i) % len(words)] for i in range(work.prompt))
         asked: dict[str, Any] = {"model": work.model, "max_tokens": work.output, "stream": stream}
         asked["extra_body"] = {"ignore_eos": True}
         if chat:
@@ -126,6 +146,7 @@ def vllm_bench(work: Work, *, chat: bool) -> Reported:
     options += ["--model", work.model, "--tokenizer", str(work.tokenizer), "--dataset-name", "random"]
     options += ["--random-input-len", str(work.prompt), "--random-output-len", str(work.output)]
     options += ["--num-prompts", str(work.requests), "--request-rate", str(work.rate), "--ignore-eos"]
+    options += ["--seed", str(work.seed)]
     options += [
         "--save-result",
         "--result-filename",
@@ -133,7 +154,7 @@ def vllm_bench(work: Work, *, chat: bool) -> Reported:
         "--percentile-metrics",
         "ttft,tpot,itl,e2el",
     ]
-    run([needed("PAGECAST_VLLM_PYTHON"), "-c", _DRIVE_VLLM, *options])
+    run([needed("PAGECAST_VLLM_PYTHON"), "-c", _DRIVE_VLLM, *options], work.timeout_s)
     told = json.loads(result.read_text())
     names = {"ttft": "mean_ttft_ms", "tpot": "mean_tpot_ms", "e2e": "mean_e2el_ms"}
     return {name: told[key] / 1e3 for name, key in names.items()}
@@ -145,8 +166,9 @@ def aiperf(work: Work, *, stream: bool) -> Reported:
     options += ["--tokenizer", str(work.tokenizer), "--synthetic-input-tokens-mean", str(work.prompt)]
     options += ["--output-tokens-mean", str(work.output), "--extra-inputs", "ignore_eos:true"]
     options += ["--request-count", str(work.requests), "--request-rate", str(work.rate)]
+    options += ["--random-seed", str(work.seed)]
     options += ["--artifact-dir", str(work.folder / "out"), *(["--streaming"] if stream else [])]
-    run([needed("PAGECAST_AIPERF"), "profile", *options])
+    run([needed("PAGECAST_AIPERF"), "profile", *options], work.timeout_s)
     (file,) = (work.folder / "out").rglob("profile_export_aiperf.json")
     told = json.loads(file.read_text())
     names = {"e2e": "request_latency"}
@@ -164,7 +186,8 @@ def guidellm(work: Work, *, stream: bool) -> Reported:
     options += ["--constraint", f"kind=max_requests,count={work.requests}"]
     options += ["--tokenizer", f"kind=hf_auto,model={work.tokenizer}", "--output", f"kind=json,path={out}"]
     options += ["--data", f"kind=synthetic_text,prompt_tokens={work.prompt},output_tokens={work.output}"]
-    run([needed("PAGECAST_GUIDELLM"), "run", *options])
+    options += ["--seed", f"kind=static,seed={work.seed}"]
+    run([needed("PAGECAST_GUIDELLM"), "run", *options], work.timeout_s)
     told = json.loads(out.read_text())["benchmarks"][0]["metrics"]
     reported = {"e2e": told["request_latency"]["successful"]["mean"]}
     if stream:
@@ -189,35 +212,36 @@ CLIENTS: dict[str, Callable[[Work], Reported]] = {
 def versions() -> str:
     """The clients that are there, and their versions."""
     listed = [f"openai {importlib.metadata.version('openai')}"]
-    ask = "import importlib.metadata as m; print(m.version('vllm'))"
     for variable, name in (("PAGECAST_AIPERF", "aiperf"), ("PAGECAST_GUIDELLM", "guidellm")):
         command = os.environ.get(variable)
         if command:
-            python = Path(command).parent / "python"
-            listed.append(f"{name} {run([str(python), '-c', ask.replace('vllm', name)]).strip()}")
-    if os.environ.get("PAGECAST_VLLM_PYTHON"):
-        listed.append(f"vllm {run([os.environ['PAGECAST_VLLM_PYTHON'], '-c', ask]).strip()}")
+            listed.append(f"{name} {run([command, '--version'], _START_S).split()[-1]}")
+    python = os.environ.get("PAGECAST_VLLM_PYTHON")
+    if python:
+        ask = "import importlib.metadata as m; print(m.version('vllm'))"
+        listed.append(f"vllm {run([python, '-c', ask], _START_S).strip()}")
     return ", ".join(listed)
 
 
 # ---- the servers
 
 
-def make_tokenizer(folder: Path) -> Path:
-    """A transformers folder with a byte-level tokenizer that knows made-up words."""
-    from pagecast.planner_app.server.tokenizer import PackedTokenizer
+def make_tokenizer(folder: Path, size: int = 0) -> Path:
+    """A transformers folder with a byte-level tokenizer for made-up words, of at least `size` tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    own = PackedTokenizer()
-    words = [own.decode((id,))[1:] for id in own.words.tolist()]
-    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    merges = []
+    words = _words()
     syllables = sorted({word[:2] for word in words})
-    pairs = [(a[0], a[1]) for a in syllables] + [(word[:2], word[2:]) for word in words]
-    for pair in [*pairs, *(("Ġ", word) for word in words)]:
-        vocabulary.setdefault("".join(pair), len(vocabulary))
-        merges.append(pair)
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [(syllable[0], syllable[1]) for syllable in syllables]
+    merges += [("Ġ", syllable) for syllable in syllables]
+    merges += [("Ġ" + word[:2], word[2:]) for word in words]
+    longer = (("Ġ" + word, syllable) for word in words for syllable in syllables)
+    spare = max(0, size - 1 - len(vocabulary) - len(merges))  # one is the token that ends a text
+    merges += itertools.islice(longer, spare)
+    for pair in merges:
+        vocabulary["".join(pair)] = len(vocabulary)
     made = Tokenizer(models.BPE(vocabulary, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -231,108 +255,148 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def make_model(folder: Path) -> None:
-    """Puts a small random Qwen3 beside a tokenizer."""
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    """Puts the sizes of a Qwen3 of some 100 million parameters beside a tokenizer."""
+    from transformers import AutoTokenizer, Qwen3Config
 
-    fields = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "head_dim": 64}
-    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    fields = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 10, "head_dim": 64}
+    fields |= {"num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 4096}
     vocabulary = len(AutoTokenizer.from_pretrained(folder))
-    Qwen3ForCausalLM(Qwen3Config(**fields, vocab_size=vocabulary, eos_token_id=None)).save_pretrained(folder)
+    config = Qwen3Config(**fields, vocab_size=vocabulary, eos_token_id=None)
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(folder)
 
 
-def _words(tokenizer: Path) -> list[str]:
+def _words() -> list[str]:
     from pagecast.planner_app.server.tokenizer import PackedTokenizer
 
     own = PackedTokenizer()
     return [own.decode((id,))[1:] for id in own.words.tolist()]
 
 
-def serve(options: list[str]) -> tuple[subprocess.Popen[str], str]:
-    """A server, and where it is."""
-    command = [sys.executable, "-m", "pagecast.planner_app", "serve", "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        sys.exit("the server did not start; see above")
-    return process, line.split()[-1]
+class Server:
+    """A server of what the command line asks for, which records what it serves."""
 
-
-def compare(name: str, given: argparse.Namespace, tokenizer: Path) -> tuple[str, bool]:
-    """Runs one client against a server of its own: a row of the table, and whether all means agree.
-
-    Errors: LookupError for a client that is not here.
-    """
-    from pagecast.sim.runs.recorded import RecordedRun
-    from pagecast.sim.runs.validate import compare_decisions
-
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        if given.engine:
-            model, scale = str(tokenizer), 1.0
-            options = ["--device", "cpu", "--dtype", "float32", "--num-gpu-blocks", "1000", "--model", model]
-            options += ["--max-num-seqs", "8", "--max-model-len", "2500", "--max-num-batched-tokens", "512"]
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        tokenizer = folder / "tokenizer"
+        environment = None
+        if given.engine is None:
+            model, size, self.scale = MODEL, 0, given.time_scale
+            options = ["--simulate", "--gpu", "H200", "--time-scale", str(self.scale)]
+        elif given.engine:
+            model, size, self.scale = given.engine, find_model(given.engine).vocab, 1.0
+            options = ["--random-weights", "--max-model-len", "16384"]
         else:
-            model, scale = MODEL, given.time_scale
-            options = ["--simulate", "--model", MODEL, "--gpu", "H200", "--time-scale", str(scale)]
-            options += ["--tokenizer", str(tokenizer)]
-        process, url = serve([*options, "--record", str(folder / "run")])
-        try:
-            rate = given.rate * scale
-            work = Work(url, model, tokenizer, folder, given.requests, given.prompt, given.output, rate)
-            reported = CLIENTS[name](work)
-        finally:
-            process.terminate()
-            process.wait(60)
-        recorded = RecordedRun.load(folder / "run")
-        same = compare_decisions(recorded).ok
-        table = recorded.requests.iloc[-given.requests :]
-        decode = table["finish_s"] - table["first_token_s"]
-        ours = {
-            "ttft": (table["first_token_s"] - table["arrival_s"]).mean() / scale,
-            "tpot": (decode / (table["tokens_out"] - 1).clip(lower=1)).mean() / scale,
-            "e2e": (table["finish_s"] - table["arrival_s"]).mean() / scale,
-        }
-        cells = []
-        agrees = same
-        for what in ("ttft", "tpot", "e2e"):
-            if what not in reported:
-                cells.append("")
-                continue
-            off = reported[what] / ours[what] - 1
-            agrees = agrees and abs(off) <= TOLERANCE
-            cells.append(f"{reported[what] * 1e3:.1f} ms, {ours[what] * 1e3:.1f} recorded: {off:+.1%}")
-        cells.append("equal" if same else "DIFFERENT")
-        return f"| {name} | {' | '.join(cells)} |", agrees
+            model, size, self.scale = str(tokenizer), 0, 1.0
+            options = ["--random-weights", "--device", "cpu", "--num-gpu-blocks", "1000"]
+            options += ["--max-num-seqs", "8", "--max-model-len", "2500", "--max-num-batched-tokens", "512"]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the engine's steps leave cores to others
+        make_tokenizer(tokenizer, size)
+        if given.engine == "":
+            make_model(tokenizer)
+        self.model = model
+        self.tokenizer = tokenizer
+        self._run = folder / "run"
+        command = [sys.executable, "-m", "pagecast.planner_app", "serve", "--port", "0", "--model", model]
+        command += ["--tokenizer", str(tokenizer), "--record", str(self._run), *options]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("the server did not start; see above")
+        self.url = line.split()[-1]
+
+    def served(self) -> int:
+        """How many requests have ended so far."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=_START_S) as answer:
+            lines = answer.read().decode().splitlines()
+        return int(sum(float(line.split()[-1]) for line in lines if line.startswith(_ENDED)))
+
+    def recorded(self) -> RecordedRun:
+        """The recording, once the server has ended."""
+        self._process.terminate()
+        self._process.wait(_START_S)
+        return RecordedRun.load(self._run)
+
+
+# ---- the comparison
+
+
+class Measured(NamedTuple):
+    """What a client reports, and which of the recorded requests are its own: the last ones before `until`."""
+
+    reported: Reported
+    until: int
+
+
+def measure(client: str, given: argparse.Namespace, server: Server) -> Measured:
+    """Runs a client. Errors: LookupError for one that is not here, RuntimeError for one that fails."""
+    rate = given.rate * server.scale
+    seed = zlib.crc32(client.encode()) % 10_000
+    with tempfile.TemporaryDirectory() as made:
+        sizes = (given.requests, given.prompt, given.output)
+        work = Work(server.url, server.model, server.tokenizer, Path(made), *sizes, rate, seed, given.timeout)
+        reported = CLIENTS[client](work)
+    return Measured(reported, server.served())
+
+
+def row(measured: Measured, requests: pd.DataFrame, scale: float) -> tuple[str, bool]:
+    """Cells of the table, and whether all means agree. `requests`: the client's own in the recording."""
+    decode = requests["finish_s"] - requests["first_token_s"]
+    recorded = {
+        "ttft": (requests["first_token_s"] - requests["arrival_s"]).mean() / scale,
+        "tpot": (decode / (requests["tokens_out"] - 1).clip(lower=1)).mean() / scale,
+        "e2e": (requests["finish_s"] - requests["arrival_s"]).mean() / scale,
+    }
+    cells = []
+    agrees = True
+    for what, ours in recorded.items():
+        theirs = measured.reported.get(what)
+        if theirs is None:
+            cells.append("")
+            continue
+        off = theirs / ours - 1
+        agrees = agrees and abs(off) <= TOLERANCE
+        cells.append(f"{theirs * 1e3:,.1f} ms, {ours * 1e3:,.1f} recorded: {off:+.1%}")
+    return " | ".join(cells), agrees
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=", ".join(CLIENTS))
-    parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--engine", nargs="?", const="", metavar="MODEL")
     parser.add_argument("--time-scale", type=float, default=0.25)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--prompt", type=int, default=2000)
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--rate", type=float, default=4.0, help="requests per second of the server's time")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds that a client may take")
     given = parser.parse_args()
     print(f"clients: {versions()}", flush=True)
-    print("| client | TTFT | TPOT | E2E | decisions replayed |\n|---|---|---|---|---|", flush=True)
+    done: dict[str, Measured] = {}
     wrong = False
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = make_tokenizer(Path(folder) / "model")
-        if given.engine:
-            make_model(tokenizer)
-        for name in given.clients or CLIENTS:
-            try:
-                row, agrees = compare(name, given, tokenizer)
-            except LookupError as error:
-                print(f"| {name} | left out: {error} | | | |", flush=True)
-                continue
-            wrong = wrong or not agrees
-            print(row, flush=True)
-    sys.exit(1 if wrong else 0)
+        server = Server(given, Path(folder))
+        try:
+            for client in given.clients or CLIENTS:
+                try:
+                    done[client] = measure(client, given, server)
+                except LookupError as error:
+                    print(f"{client} is left out: {error}", flush=True)
+                except RuntimeError as error:
+                    print(f"{client} failed: {error}", flush=True)
+                    wrong = True
+        finally:
+            run = server.recorded()
+    print("| client | TTFT | TPOT | E2E |\n|---|---|---|---|")
+    for client, measured in done.items():
+        own = run.requests.iloc[measured.until - given.requests : measured.until]
+        cells, agrees = row(measured, own, server.scale)
+        wrong = wrong or not agrees
+        print(f"| {client} | {cells} |")
+    decisions = compare_decisions(run)
+    print(f"decisions replayed: {'equal' if decisions.ok else decisions}")
+    sys.exit(1 if wrong or not decisions.ok else 0)
 
 
 if __name__ == "__main__":
