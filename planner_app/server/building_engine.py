@@ -1,15 +1,12 @@
-"""Builds what serves the real engine: its work, and the server in front. Importing this imports torch."""
+"""Builds the engine's side of a server. Importing this imports torch."""
 
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
-from pagecast.planner_app.server.app import ReplicaServer
-from pagecast.planner_app.server.engine_front import front_replica
-from pagecast.planner_app.server.engine_mail import EngineFacts, mail_sockets
+from pagecast.planner_app.server.engine_mail import EngineFacts
 from pagecast.planner_app.server.engine_work import EngineWork
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.options import ServerOptions
@@ -50,19 +47,3 @@ def engine_facts(engine: Engine) -> EngineFacts:
         cache_config,
         engine.loop.clock.start_ns,
     )
-
-
-def engine_replica(engine: Engine, tokenizer: Path | None, options: ServerOptions) -> ReplicaServer:
-    """A replica of an engine that runs in a thread of this process, and is closed in the end.
-
-    `serve_engine` gives the server a process of its own, so that it doesn't slow the engine down. Errors:
-    BadInput.
-    """
-    ours, theirs = mail_sockets()
-    work = engine_work(engine, options, theirs)
-
-    def run() -> None:
-        work.run()
-        engine.close()
-
-    return front_replica(engine_facts(engine), tokenizer, options, ours, run)

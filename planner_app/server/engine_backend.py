@@ -1,4 +1,4 @@
-"""Engine backend: the server's side of an engine that runs in another process, or another thread.
+"""Engine backend: the server's side of an engine that runs in another process.
 
 It sends submissions and cancellations by mail, and hands what each step brings to the clients.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -36,8 +35,7 @@ from pagecast.planner_app.server.tokenizer import Tokenizer
 class EngineBackend(asyncio.Protocol):
     """Implements `GenerationBackend` with an engine at the other end of `connection`.
 
-    `work` runs the engine in a thread of this process; without it, the engine has a process of its own.
-    `drain` is called when that process is told to end.
+    `drain` is called when the engine's process is told to end.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class EngineBackend(asyncio.Protocol):
         tokenizer: Tokenizer,
         *,
         most_waiting: int | None = None,
-        work: Callable[[], None] | None = None,
     ) -> None:
         self.limits = facts.limits
         self.max_model_len = facts.max_model_len
@@ -57,8 +54,6 @@ class EngineBackend(asyncio.Protocol):
         self._connection = connection
         self._tokenizer = tokenizer
         self._most_waiting = most_waiting
-        self._work = work
-        self._thread: threading.Thread | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._reader = MailReader()
         self._live: dict[int, Generation] = {}
@@ -81,17 +76,12 @@ class EngineBackend(asyncio.Protocol):
         """See `GenerationBackend`."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self, sock=self._connection)
-        if self._work is not None:
-            self._thread = threading.Thread(target=self._work, name="engine")
-            self._thread.start()
 
     async def stop(self) -> None:
         """See `GenerationBackend`."""
         self._stopping = True
         self._send(Farewell())
         await self._closed.wait()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
         for generation in list(self._live.values()):
             self._end(generation, "abort", "the server was stopped")
 

@@ -34,17 +34,13 @@ def front_replica(
     tokenizer: Path | None,
     options: ServerOptions,
     connection: socket.socket,
-    work: Callable[[], None] | None = None,
 ) -> ReplicaServer:
-    """The server of an engine at the other end of `connection`; `work` runs the engine in a thread.
-
-    Errors: BadInput.
-    """
+    """The server of an engine at the other end of `connection`. Errors: BadInput."""
     text_tokenizer: Tokenizer = tokenizer_for(options.model, tokenizer)
     if isinstance(text_tokenizer, PackedTokenizer):
         text_tokenizer = NumberTokenizer(facts.vocabulary)
     most_waiting = options.max_waiting_queue_length
-    backend = EngineBackend(facts, connection, text_tokenizer, most_waiting=most_waiting, work=work)
+    backend = EngineBackend(facts, connection, text_tokenizer, most_waiting=most_waiting)
     metrics = ServerMetrics(backend, options.names[0], cache_config=facts.cache_config)
     backend.observer = metrics
     intake = RequestIntake(

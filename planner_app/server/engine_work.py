@@ -101,9 +101,7 @@ class EngineWork:
             messages = self._mailbox.receive(wait_s)
             for message in messages:
                 self._take(message)
-            if self._draining:
-                self._draining = False
-                self._mailbox.send(Draining())
+            self._pass_on_draining()
             if self._ending or self._mailbox.closed:
                 return
             busy = loop.step()
@@ -118,9 +116,12 @@ class EngineWork:
         while not (self._ending or self._mailbox.closed):
             for message in self._mailbox.receive(_NAP_S):
                 self._ending = self._ending or isinstance(message, Farewell)
-            if self._draining:
-                self._draining = False
-                self._mailbox.send(Draining())
+            self._pass_on_draining()
+
+    def _pass_on_draining(self) -> None:
+        if self._draining:
+            self._draining = False
+            self._mailbox.send(Draining())
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Submission):

@@ -1,9 +1,9 @@
 """The engine behind HTTP: it says what it says offline, and a recorded run of it is replayed."""
 
 import asyncio
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +14,15 @@ import numpy as np
 import openai
 import pytest
 from pagecast.engine.params import SamplingParams
-from pagecast.planner_app.server.building_engine import engine_replica
+from pagecast.planner_app.server.building_engine import engine_facts, engine_work
+from pagecast.planner_app.server.engine_front import front_replica
+from pagecast.planner_app.server.engine_mail import mail_sockets
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
 from prometheus_client.parser import text_string_to_metric_families
 
-from ..planner_app.server.conftest import Running, running
+from ..planner_app.server.conftest import Running, finishes_its_stream_at_sigterm, running
 
 TIER_AND_GUESSES = {
     "num_blocks": 16,
@@ -31,22 +33,26 @@ TIER_AND_GUESSES = {
 
 @pytest.fixture
 def serve(model_with_text: Any, engine_of: Any) -> Any:
-    """Serves engines of the model whose tokens are bytes until the test ends."""
-    opened = []
+    """Serves engines of the model whose tokens are bytes until the test ends, each in a thread of its own."""
+    opened: list[tuple[Any, threading.Thread, Any]] = []
 
     def start(options: dict[str, Any] | None = None, **server: Any) -> Running:
         engine = engine_of(model_with_text.folder, **{"num_blocks": 200, **(options or {})})
-        replica = engine_replica(
-            engine, None, ServerOptions(str(model_with_text.folder), ("tiny",), **server)
-        )
-        context = running(replica)
-        opened.append(context)
+        chosen = ServerOptions(str(model_with_text.folder), ("tiny",), **server)
+        front, back = mail_sockets()
+        work = engine_work(engine, chosen, back)
+        thread = threading.Thread(target=work.run)
+        context = running(front_replica(engine_facts(engine), None, chosen, front))
+        opened.append((context, thread, engine))
+        thread.start()
         start.engine = engine  # type: ignore[attr-defined]
         return context.__enter__()
 
     yield start
-    for context in opened:
+    for context, thread, engine in opened:
         context.__exit__(None, None, None)
+        thread.join(20)
+        engine.close()
 
 
 def test_it_answers_as_the_engine_does_offline(
@@ -167,21 +173,6 @@ def test_the_command_serves_the_engine_in_a_process_of_its_own(model_with_text: 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     url = process.stdout.readline().split()[-1]
-    text = ""
-    try:
-        body = {"prompt": "Once upon a time", "max_tokens": 60, "stream": True, "temperature": 0}
-        with (
-            httpx.Client(timeout=60) as http,
-            http.stream("POST", f"{url}/v1/completions", json=body) as answer,
-        ):
-            for number, line in enumerate(answer.iter_lines()):
-                text += line
-                if number == 4:
-                    process.send_signal(signal.SIGTERM)
-    finally:
-        _, errors = process.communicate(timeout=60)
-    assert text.endswith("data: [DONE]") and '"finish_reason": "length"' in text
-    assert process.returncode == 0, errors
-    assert "Traceback" not in errors
+    finishes_its_stream_at_sigterm(process, url)
     run = RecordedRun.load(tmp_path / "run")
     assert compare_decisions(run).ok and run.requests["tokens_out"].tolist() == [60]

@@ -1,7 +1,9 @@
 """Simulated replicas behind HTTP, in a thread of the test's process."""
 
 import asyncio
+import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +60,26 @@ def make_replica(
     server = ServerOptions(MODEL, **options)
     server.check()
     return simulated_replica(chosen, chosen.step_costs(), PackedTokenizer(), server, pace)
+
+
+def finishes_its_stream_at_sigterm(process: subprocess.Popen[str], url: str) -> None:
+    """Asserts that a server whose standard error is a pipe sends the rest of a stream, and then ends."""
+    text = ""
+    try:
+        body = {"prompt": "Once upon a time", "max_tokens": 60, "stream": True, "temperature": 0}
+        with (
+            httpx.Client(timeout=60) as http,
+            http.stream("POST", f"{url}/v1/completions", json=body) as answer,
+        ):
+            for number, line in enumerate(answer.iter_lines()):
+                text += line
+                if number == 4:
+                    process.send_signal(signal.SIGTERM)
+    finally:
+        _, errors = process.communicate(timeout=60)
+    assert text.endswith("data: [DONE]") and '"finish_reason": "length"' in text
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from .conftest import finishes_its_stream_at_sigterm
+
 BAD = (
     b"",
     b"{",
@@ -143,23 +145,7 @@ def test_a_thousand_rude_requests_leave_no_trace() -> None:
 
 
 def test_sigterm_finishes_what_is_under_way() -> None:
-    process, url = served()
-    text = ""
-    try:
-        body = {"prompt": "x", "max_tokens": 200, "stream": True}
-        with (
-            httpx.Client(timeout=30) as http,
-            http.stream("POST", f"{url}/v1/completions", json=body) as answer,
-        ):
-            for number, line in enumerate(answer.iter_lines()):
-                text += line
-                if number == 4:
-                    process.send_signal(signal.SIGTERM)
-    finally:
-        process.communicate(timeout=30)
-    assert text.endswith("data: [DONE]")
-    assert '"finish_reason": "length"' in text
-    assert process.returncode == 0
+    finishes_its_stream_at_sigterm(*served())
 
 
 @pytest.mark.slow
