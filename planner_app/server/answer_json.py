@@ -46,6 +46,7 @@ class AnswerChoice:
             tokenizer, generation.sampling.stop, include_stop=generation.sampling.include_stop
         )
         self.sent = 0  # tokens whose text has been taken
+        self.offset = 0  # characters before the next token, for logprobs
         self.begun = False
         self.finished = False
 
@@ -134,7 +135,7 @@ class AnswerWriter:
         fresh, piece = choice.take()
         if self.request.echo and not choice.begun:
             choice.begun = True
-            piece = self.tokenizer.decode(generation.prompt) + piece
+            piece = self._echo(choice) + piece
         quoted = _quoted(piece)
         text = f'"delta": {{"content": {quoted}}}' if self.request.chat else f'"text": {quoted}'
         choice.finished = generation.done
@@ -142,11 +143,17 @@ class AnswerWriter:
         more = f', "stop_reason": {json.dumps(generation.stop_reason)}' if generation.done else ""
         if self.request.return_token_ids:
             more += f', "token_ids": {json.dumps(fresh)}'
-        logprobs = json.dumps(self._logprobs(fresh))
+        logprobs = json.dumps(self._logprobs(choice, fresh))
         return (
             f'{self._head}{{"index": {choice.index}, {text}, "logprobs": {logprobs}, '
             f'"finish_reason": {finish}{more}}}]{self._counts(choice)}}}\n\n'
         )
+
+    def _echo(self, choice: AnswerChoice) -> str:
+        """The text of the prompt, which goes before the answer's."""
+        text = self.tokenizer.decode(choice.generation.prompt)
+        choice.offset = len(text)
+        return text
 
     def _counts(self, choice: AnswerChoice) -> str:
         if not self.request.continuous_usage:
@@ -180,8 +187,8 @@ class AnswerWriter:
         if self.request.chat:
             fields["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
         else:
-            fields["text"] = self.tokenizer.decode(generation.prompt) + text if self.request.echo else text
-        fields["logprobs"] = self._logprobs(ids)
+            fields["text"] = self._echo(choice) + text if self.request.echo else text
+        fields["logprobs"] = self._logprobs(choice, ids)
         fields["finish_reason"] = finish_reason(generation)
         fields["stop_reason"] = generation.stop_reason
         if self.request.return_token_ids:
@@ -203,7 +210,7 @@ class AnswerWriter:
 
     # ---- logprobs
 
-    def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: AnswerChoice, ids: list[int]) -> dict[str, Any] | None:
         """Made-up logprobs, which depend on the token alone; None where none were asked for."""
         count = self.request.logprobs
         if count is None:
@@ -216,11 +223,15 @@ class AnswerWriter:
                     for row in rows
                 ]
             }
+        offsets = []
+        for row in rows:
+            offsets.append(choice.offset)
+            choice.offset += len(row[0][0])
         return {
             "tokens": [row[0][0] for row in rows],
             "token_logprobs": [row[0][1] for row in rows],
             "top_logprobs": [dict(row[:count]) for row in rows] if count else None,
-            "text_offset": [0] * len(rows),
+            "text_offset": offsets,
         }
 
     def _alternatives(self, id: int, count: int) -> list[tuple[str, float]]:

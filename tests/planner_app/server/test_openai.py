@@ -85,6 +85,18 @@ def test_logprobs_belong_to_the_tokens(client: openai.OpenAI) -> None:
     assert all(token.top_logprobs[0].logprob == token.logprob < 0 for token in told.content)
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_logprobs_of_a_completion_say_where_each_token_stands(client: openai.OpenAI, echo: bool) -> None:
+    asked: Any = {"model": MODEL, "prompt": "hello", "max_tokens": 5, "logprobs": 1, "seed": 1, "echo": echo}
+    whole = client.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    places = zip(whole.logprobs.tokens, whole.logprobs.text_offset, strict=True)
+    assert all(whole.text[at : at + len(token)] == token for token, at in places)
+    chunks = client.completions.create(**asked, stream=True)
+    streamed = [at for chunk in chunks for at in chunk.choices[0].logprobs.text_offset]
+    assert streamed == whole.logprobs.text_offset and streamed[0] == (len("hello") if echo else 0)
+
+
 def test_models_and_adapters_are_listed(client: openai.OpenAI) -> None:
     models = {model.id: model for model in client.models.list()}
     assert set(models) == {MODEL, "sql"}
