@@ -36,7 +36,7 @@ _MOST_ERRORS = 5  # of one body, that the answer names
 
 
 class ReplicaServer:
-    """One replica behind HTTP: a backend, what it is asked, and its metrics. `app` serves it."""
+    """One replica behind HTTP: backend, intake of requests and metrics. `app` is the ASGI application."""
 
     def __init__(
         self,
@@ -61,16 +61,19 @@ class ReplicaServer:
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """`POST /v1/completions`."""
+        arrival_ns = self.backend.now()
         self._maybe_fail()
-        return self._answer(self.intake.completion(body, _request_id(request)))
+        return self._answer(self.intake.completion(body, _request_id(request)), arrival_ns)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
+        arrival_ns = self.backend.now()
         self._maybe_fail()
-        return self._answer(self.intake.chat(body, _request_id(request)))
+        return self._answer(self.intake.chat(body, _request_id(request)), arrival_ns)
 
-    def _answer(self, request: GenerationRequest) -> Response:
+    def _answer(self, request: GenerationRequest, arrival_ns: int) -> Response:
         for generation in request.generations:
+            generation.arrival_ns = arrival_ns
             self.backend.submit(generation)
             if generation.error is not None:
                 for other in request.generations:
@@ -80,7 +83,7 @@ class ReplicaServer:
         return Answering(writer, self.backend, self.metrics.answered)
 
     def _maybe_fail(self) -> None:
-        """Fails so often as the options say. Errors: ApiError."""
+        """Fails as often as the options say. Errors: ApiError."""
         rate = self.options.failure_injection_rate
         if rate and self._random.random() * 100 < rate:
             raise _failure(self._random.choice(self.options.failure_types), self.options.names[0])

@@ -134,8 +134,16 @@ class GenerationBackend(Protocol):
     async def stop(self) -> None:
         """Ends every request and gives back what it holds."""
 
+    def now(self) -> int:
+        """The present on the backend's clock, in nanoseconds."""
+        ...
+
     def submit(self, generation: Generation) -> None:
-        """Queues a generation. Where it can never be served it ends at once, with its `error`."""
+        """Queues a generation that arrived at its `arrival_ns`, before its prompt was made token ids.
+
+        The simulator has no costs for that and sets `arrival_ns` to the present. Where a generation can never
+        be served it ends at once, with its `error`.
+        """
 
     def cancel(self, generation: Generation) -> None:
         """Ends a generation, where it has not ended; its `finish_reason` becomes "abort"."""

@@ -99,9 +99,9 @@ def simulated_replica(
         time_scale=simulation.time_scale,
     )
     backend.observer = metrics
-    return ReplicaServer(
-        backend, RequestIntake(tokenizer, options.names, adapters, longest), metrics, options
-    )
+    echoes = simulation.mode == "echo"
+    intake = RequestIntake(tokenizer, options.names, adapters, longest, echoes=echoes)
+    return ReplicaServer(backend, intake, metrics, options)
 
 
 def _speculation(scenario: Scenario, costs: StepCosts) -> LiveSpeculation | None:

@@ -1,6 +1,6 @@
 """Engine backend: the server's side of an engine that runs in another process.
 
-It sends submissions and cancellations by mail, and hands what each step brings to the clients.
+It sends submissions and cancellations by mail, and gives each step's tokens to the clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pagecast.planner_app.server.engine_mail import (
     Submission,
     packed,
 )
-from pagecast.planner_app.server.errors import ApiError
+from pagecast.planner_app.server.errors import ApiError, backend_failed, queue_is_full
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
@@ -58,7 +58,8 @@ class EngineBackend(asyncio.Protocol):
         self._reader = MailReader()
         self._live: dict[int, Generation] = {}
         self._submitted = 0
-        self._deliveries = 0  # of these, those that the engine's scheduler has been given
+        self._latest_arrival_ns = NEVER
+        self._received = 0  # of these, those that the engine's scheduler has been given
         self._texts: dict[int, GrowingText] = {}  # of those with stop strings
         self._load = ReplicaLoad(0, 0, 0, facts.limits.num_blocks)
         self._preemptions = 0
@@ -69,7 +70,7 @@ class EngineBackend(asyncio.Protocol):
         self._closed: asyncio.Event = asyncio.Event()
 
     def now(self) -> int:
-        """The present on the engine's clock."""
+        """See `GenerationBackend`: on the engine's clock."""
         return time.perf_counter_ns() - self._start_ns
 
     async def start(self) -> None:
@@ -117,12 +118,10 @@ class EngineBackend(asyncio.Protocol):
         """See `GenerationBackend`."""
         error = self._refusal(generation)
         if error is not None:
-            generation.error = error
-            generation.finish_reason = "error"
-            generation.reason = error.message
-            generation.bell.ring()
+            generation.refuse(error)
             return
-        generation.arrival_ns = self.now()
+        generation.arrival_ns = max(generation.arrival_ns, self._latest_arrival_ns + 1)  # no two at once
+        self._latest_arrival_ns = generation.arrival_ns
         self._live[generation.number] = generation
         self._submitted += 1
         if generation.sampling.stop:
@@ -149,17 +148,15 @@ class EngineBackend(asyncio.Protocol):
 
     def _refusal(self, generation: Generation) -> ApiError | None:
         if not self.alive:
-            reason = self._failure or "it has ended"
-            return ApiError(f"the engine has failed: {reason}", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            return backend_failed("engine", self._failure or "it has ended")
         if self._most_waiting is not None and self.load().waiting >= self._most_waiting:
-            return ApiError(
-                f"the waiting queue is full: {self._most_waiting} requests wait; try again later",
-                status=HTTPStatus.TOO_MANY_REQUESTS,
-            )
+            return queue_is_full(self._most_waiting)
         sampling = generation.sampling
         if 0 < sampling.min_tokens < (sampling.max_tokens or self.max_model_len) and not sampling.ignore_eos:
             return ApiError(
-                "min_tokens must be max_tokens here: the engine ends no text later than its end token"
+                "the engine can't go on after an end token: leave min_tokens out, set it to max_tokens, "
+                "or set ignore_eos",
+                param="min_tokens",
             )
         refused = self.limits.refusal(len(generation.prompt), self._output_tokens(generation))
         return ApiError(refused) if refused else None
@@ -170,18 +167,16 @@ class EngineBackend(asyncio.Protocol):
     def _give_up(self, reason: str) -> None:
         self._failure = reason
         for generation in list(self._live.values()):
-            generation.error = ApiError(
-                f"the engine has failed: {reason}", status=HTTPStatus.INTERNAL_SERVER_ERROR
-            )
+            generation.error = backend_failed("engine", reason)
             self._end(generation, "error", reason)
 
-    # ---- what comes of them
+    # ---- tokens and ends
 
     def _deliver(self, news: StepNews) -> None:
-        """Tells clients what came of the last steps."""
+        """Gives the tokens and ends of the last steps to the clients."""
         live = self._live
         self._load = news.load
-        self._deliveries = news.taken
+        self._received = news.received
         self._preemptions = news.preemptions
         self._speculation = news.speculation
         self._host_tier = news.host_tier
@@ -263,7 +258,7 @@ class EngineBackend(asyncio.Protocol):
     def load(self) -> ReplicaLoad:
         """See `GenerationBackend`: as of the engine's last step."""
         load = self._load
-        waiting = load.waiting + self._submitted - self._deliveries
+        waiting = load.waiting + self._submitted - self._received
         return ReplicaLoad(load.running, waiting, load.used_blocks, load.num_blocks)
 
     def adapters(self) -> tuple[list[str], list[str]]:

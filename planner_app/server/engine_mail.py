@@ -77,14 +77,13 @@ class GenerationEnd(NamedTuple):
 
 
 class StepNews(NamedTuple):
-    """To the server: what has come of the last steps, and the engine's state after them.
+    """To the server: tokens and ends of the last steps, and the engine's state after them.
 
-    `numbers` and `tokens` are the new tokens, one by one. `computed` counts the tokens of the steps, `taken`
-    the submissions that the scheduler has been given since the start.
+    `numbers` and `tokens`: each new token and the generation it belongs to. `computed` counts the tokens of
+    the steps, `received` the submissions that the scheduler has been given since the start.
     """
 
-    taken: int
-
+    received: int
     computed: int
     end_ns: int
     numbers: list[int]

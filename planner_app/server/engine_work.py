@@ -1,7 +1,7 @@
 """The engine's side of a server: its step loop, which takes requests from a mailbox between steps.
 
-What a step brings goes out as one message, and the server in front hands it to its clients. So the engine
-shares its process, and Python's lock, with nothing that serves HTTP.
+The tokens and ends of a step go out as one message, and the server in front passes them to its clients. So
+the engine shares its process, and Python's lock, with nothing that serves HTTP.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _FLUSH_NS = 200_000_000
 
 
 class EngineWork:
-    """Serves what comes by mail with an engine, until it is told to end or nobody is there any more.
+    """Runs an engine on the requests that come by mail, until a `Farewell` or the end of the connection.
 
-    `drain` may be called from a signal handler. `failed` is what ended the engine, if anything did.
+    `drain` may be called from a signal handler. `failed` is the error that ended the engine, if one did.
     """
 
     def __init__(self, engine: Engine, connection: socket.socket) -> None:
@@ -52,19 +52,19 @@ class EngineWork:
         self._mailbox = Mailbox(connection)
         self._ending = False
         self._draining = False
-        self._unheard: set[int] = set()  # generations without a token so far
-        self._live_generations: dict[int, Generation] = {}  # live ones, where somebody keeps the history
+        self._without_token: set[int] = set()  # generations that have none so far
+        self._live: dict[int, Generation] = {}  # only where the history is kept
         config = engine.options.speculation
         self._speculation = None if config is None else SpeculationUse.of(config.num_speculative_tokens)
         self._transfers = TransferCount()
-        self._deliveries = 0
-        self._last: tuple[int, ReplicaLoad] | None = None
-        self._clear()
+        self._received = 0
+        self._reported: tuple[int, ReplicaLoad] | None = None  # with the latest news
+        self._begin_news()
         engine.loop.restart()
         engine.loop.log = self
         engine.on_end = self._note_end
 
-    def _clear(self) -> None:
+    def _begin_news(self) -> None:
         self._computed = 0
         self._end_ns = 0
         self._numbers: list[int] = []
@@ -73,7 +73,7 @@ class EngineWork:
         self._endings: list[GenerationEnd] = []
 
     def drain(self) -> None:
-        """Has the server in front finish what is under way, and then end."""
+        """Has the server in front finish the requests under way, and then end."""
         self._draining = True
 
     # ---- the loop
@@ -95,7 +95,7 @@ class EngineWork:
 
     def _serve(self) -> None:
         loop = self.engine.loop
-        flushed = 0
+        flushed_ns = 0
         wait_s = 0.0
         while True:
             messages = self._mailbox.receive(wait_s)
@@ -107,8 +107,8 @@ class EngineWork:
             busy = loop.step()
             self._report()
             now = loop.clock.now()
-            if now - flushed > _FLUSH_NS:
-                flushed = now
+            if now - flushed_ns > _FLUSH_NS:
+                flushed_ns = now
                 self.history.flush()
             wait_s = 0.0 if busy else _NAP_S
 
@@ -157,32 +157,34 @@ class EngineWork:
             index=submission.number,
         )
         seed = submission.number if sampling.seed is None else sampling.seed + submission.choice
-        sequence = Sequence(request, prompt, params, seed=seed % SEEDS, stops=stops, listener=self._hear)
+        sequence = Sequence(
+            request, prompt, params, seed=seed % SEEDS, stops=stops, listener=self._note_token
+        )
         if self.history.kept:
             token_list = prompt.tolist()
             generation = Generation(submission.number, token_list, sampling, Bell(), salt=submission.salt)
-            self._live_generations[submission.number] = generation
+            self._live[submission.number] = generation
             self.history.note_coming(request, generation)
         self.history.note_outside(engine.loop.clock.now(), submission.number, cancelled=False)
-        self._unheard.add(submission.number)
-        self._deliveries += 1
+        self._without_token.add(submission.number)
+        self._received += 1
         engine.loop.submit(sequence)
 
-    # ---- what comes of it
+    # ---- tokens and ends
 
-    def _hear(self, sequence: Sequence, token: int) -> None:
+    def _note_token(self, sequence: Sequence, token: int) -> None:
         request = sequence.request
         number = request.index
-        if number in self._unheard:
-            self._unheard.remove(number)
+        if number in self._without_token:
+            self._without_token.remove(number)
             start = GenerationStart(
                 number, request.admitted_ns, request.cached_tokens, request.external_tokens
             )
             self._admitted.append(start)
         self._numbers.append(number)
         self._tokens.append(token)
-        if self._live_generations:
-            self._live_generations[number].tokens.append(token)
+        if self._live:
+            self._live[number].tokens.append(token)
 
     def _note_end(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -190,17 +192,17 @@ class EngineWork:
         self._endings.append(GenerationEnd(request.index, sequence.finish_reason, sequence.reason))
 
     def _report(self) -> None:
-        """Sends what has come of the last steps."""
+        """Sends the news since the last report, if there are any."""
         load = self._load()
-        if not (self._computed or self._endings) and (self._deliveries, load) == self._last:
+        if not (self._computed or self._endings) and (self._received, load) == self._reported:
             return
-        self._last = (self._deliveries, load)
+        self._reported = (self._received, load)
         for ending in self._endings:
-            self._unheard.discard(ending.number)
-            self._live_generations.pop(ending.number, None)
+            self._without_token.discard(ending.number)
+            self._live.pop(ending.number, None)
         offloading = self.engine.loop.scheduler.offloading
         news = StepNews(
-            self._deliveries,
+            self._received,
             self._computed,
             self._end_ns,
             self._numbers,
@@ -213,7 +215,7 @@ class EngineWork:
             None if offloading is None else self._transfers.use(offloading),
         )
         self._mailbox.send(news)
-        self._clear()
+        self._begin_news()
 
     def _load(self) -> ReplicaLoad:
         scheduler = self.engine.loop.scheduler

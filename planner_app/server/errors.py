@@ -39,6 +39,19 @@ def _kind(status: HTTPStatus) -> str:
     return kinds.get(status, status.phrase)
 
 
+def queue_is_full(most_waiting: int) -> ApiError:
+    """The answer where `most_waiting` requests wait already."""
+    return ApiError(
+        f"the waiting queue is full: {most_waiting} requests wait; try again later",
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+    )
+
+
+def backend_failed(backend: str, reason: object) -> ApiError:
+    """The answer of a server whose backend, "engine" or "simulation", has failed."""
+    return ApiError(f"the {backend} has failed: {reason}", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
 def not_found(model: str) -> ApiError:
     """The answer to a model's name that is not served here."""
     message = f"The model `{model}` does not exist."

@@ -36,8 +36,8 @@ class Sampling:
 class Outbox:
     """Requests that have something to send to their clients: each once, in the order in which they rang.
 
-    A step brings a token to every stream at once. Each turn of the event loop sends what there is for some of
-    them, so that new requests are read meanwhile; what comes for a stream before its turn is sent together.
+    A step has a token for every stream. Each turn of the event loop sends to some of the streams, so that new
+    requests are read meanwhile; tokens that come for a stream before its turn are sent together.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Outbox:
 
 
 class Bell:
-    """Rung when something has come of a request's generations; whoever answers the client listens.
+    """Rung when a request has new tokens or an end; whoever answers the client listens.
 
     Without an outbox nobody can listen.
     """
@@ -104,14 +104,13 @@ class Bell:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """A prompt and what has come of it. The backend writes, whoever serves the client reads.
+    """A prompt and its output so far. The backend writes; the answer to the client reads.
 
     `tokens` are output token ids; the first `count` of them have been generated. `echo` are tokens to be
     repeated where a backend echoes; empty: the prompt. `choice` numbers the generations of one prompt.
     `ending` is how the text will end where that is known from the start; `hidden` tokens at its end are not
-    part of the text. Times are nanoseconds of the
-    backend's clock. `finish_reason` is empty until the end: then "stop", "length",
-    "abort" or "error", and `reason` says more.
+    part of the text. Times are nanoseconds of the backend's clock. `finish_reason` is empty until the end:
+    then "stop", "length", "abort" or "error", and `reason` says more.
     """
 
     number: int
@@ -139,6 +138,13 @@ class Generation:
     stop_reason: int | str | None = None
     reason: str = ""
     error: ApiError | None = None
+
+    def refuse(self, error: ApiError) -> None:
+        """Ends it before it has begun."""
+        self.error = error
+        self.finish_reason = "error"
+        self.reason = error.message
+        self.bell.ring()
 
     @property
     def done(self) -> bool:

@@ -44,7 +44,7 @@ class Keeper(Protocol):
 
 
 class History:
-    """Gives every act its time and passes it on to all keepers, which come before anything happens."""
+    """Gives every act its time and passes it on to all keepers."""
 
     def __init__(self) -> None:
         self._keepers: list[Keeper] = []
@@ -54,11 +54,11 @@ class History:
 
     @property
     def kept(self) -> bool:
-        """Whether anybody keeps it."""
+        """Whether it has a keeper."""
         return bool(self._keepers)
 
     def add(self, keeper: Keeper) -> None:
-        """Lets somebody keep the history."""
+        """Adds a keeper, before anything has happened."""
         self._keepers.append(keeper)
 
     def flush(self) -> None:
@@ -77,7 +77,7 @@ class History:
             self._live[request.index] = (request, generation)
 
     def note_outside(self, now: int, row: int, *, cancelled: bool) -> None:
-        """Somebody outside does something: hands a request in, or takes it back."""
+        """A client hands a request in, or takes it back."""
         if not self._keepers:
             return
         at = self._stamp(now)

@@ -1,4 +1,4 @@
-"""From the body of a request to the generations it asks for. What can't be served is refused here."""
+"""Intake of requests: checks their bodies and makes generations of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class GenerationRequest:
 
 
 class RequestIntake:
-    """Checks requests against what is served here and makes generations of them."""
+    """Makes generations of requests, and refuses those that can't be served.
+
+    `most_logprobs` -1: none are available. `echoes`: generations get the tokens of the last message.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class RequestIntake:
         *,
         vocabulary: int | None = None,
         most_logprobs: int = 20,
+        echoes: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.names = names
@@ -61,6 +65,7 @@ class RequestIntake:
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
         self._most_logprobs = most_logprobs
+        self._echoes = echoes
         self._numbers = count()
         self._outbox = Outbox()
 
@@ -90,7 +95,7 @@ class RequestIntake:
             request.logprobs = body.top_logprobs or 0
         self._check_logprobs(request.logprobs)
         most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        echo = self.tokenizer.encode(messages[-1]["content"])
+        echo = self.tokenizer.encode(messages[-1]["content"]) if self._echoes else None
         self._add(request, body, prompt, most, adapter, echo)
         return request
 

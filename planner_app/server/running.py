@@ -26,7 +26,7 @@ _GC_THRESHOLD = 20_000  # objects; thousands of streams are many, and few of the
 
 
 class HttpServer(uvicorn.Server):
-    """A server whose signals are somebody else's business."""
+    """A server that leaves signals to its caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -71,9 +71,8 @@ def serve(
 ) -> None:
     """Serves until a signal comes. `ready` is called with the ports once all of them answer.
 
-    `drain_by` gets what is to be called for an end in order, where signals are somebody else's business.
-
-    Errors: CannotRunHere where a backend failed.
+    `drain_by` gets the function that finishes requests under way and then ends. By default SIGTERM and SIGINT
+    call it. Errors: CannotRunHere where a backend failed.
     """
     gc.collect()
     gc.freeze()

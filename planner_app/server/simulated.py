@@ -12,7 +12,6 @@ import asyncio
 import heapq
 import time
 from contextlib import suppress
-from http import HTTPStatus
 from math import inf
 
 import numpy as np
@@ -20,7 +19,7 @@ import pandas as pd
 import simpy
 from pagecast.planner_app.server.answers import Answers
 from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad, SpeculationUse
-from pagecast.planner_app.server.errors import ApiError
+from pagecast.planner_app.server.errors import ApiError, backend_failed, queue_is_full
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -250,9 +249,9 @@ class SimulatedBackend:
         """See `GenerationBackend`."""
         refused = self._refusal(generation)
         if refused is not None:
-            _refuse(generation, refused)
+            generation.refuse(refused)
             return
-        now = max(self.clock.now(), int(self._env.now))
+        now = self.now()
         output = self._answers.write(generation, self.max_model_len)
         keys = BlockKeys.of_ids(
             self.limits.block_size, np.asarray(generation.prompt, np.int64), _scope(generation)
@@ -276,25 +275,24 @@ class SimulatedBackend:
 
     def _refusal(self, generation: Generation) -> ApiError | None:
         if self._failed is not None:
-            return ApiError(
-                f"the simulation has failed: {self._failed}", status=HTTPStatus.INTERNAL_SERVER_ERROR
-            )
+            return backend_failed("simulation", self._failed)
         if self._most_waiting is not None and self.load().waiting >= self._most_waiting:
-            return ApiError(
-                f"the waiting queue is full: {self._most_waiting} requests wait; try again later",
-                status=HTTPStatus.TOO_MANY_REQUESTS,
-            )
+            return queue_is_full(self._most_waiting)
         return None
 
     def cancel(self, generation: Generation) -> None:
         """See `GenerationBackend`."""
         if generation.number not in self._live or generation.done:
             return
-        now = max(self.clock.now(), int(self._env.now))
+        now = self.now()
         self._arrivals.leave(generation.number, now)
         self._wake.set()
 
     # ---- the wall clock
+
+    def now(self) -> int:
+        """See `GenerationBackend`: in simulated time, and no earlier than what is simulated."""
+        return max(self.clock.now(), int(self._env.now))
 
     async def start(self) -> None:
         """See `GenerationBackend`."""
@@ -360,9 +358,7 @@ class SimulatedBackend:
         except BaseException as error:
             self._failed = error
             for generation in list(self._live.values()):
-                generation.error = ApiError(
-                    f"the simulation has failed: {error}", status=HTTPStatus.INTERNAL_SERVER_ERROR
-                )
+                generation.error = backend_failed("simulation", error)
                 self._end(generation, "error", self.clock.now(), str(error))
             raise
 
@@ -493,13 +489,6 @@ class SimulatedBackend:
     def preemptions(self) -> int:
         """See `GenerationBackend`."""
         return self.scheduler.preemptions
-
-
-def _refuse(generation: Generation, error: ApiError) -> None:
-    generation.error = error
-    generation.finish_reason = "error"
-    generation.reason = error.message
-    generation.bell.ring()
 
 
 def _scope(generation: Generation) -> Scope:

@@ -22,6 +22,7 @@ import importlib.metadata
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,15 +81,19 @@ def needed(variable: str) -> str:
 
 def run(command: list[str], timeout_s: float) -> str:
     """Runs a client. Errors: RuntimeError with the end of what it printed, or where it takes longer."""
+    client = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"{command[0]} has not ended after {timeout_s:g} s: {error.stderr!r}") from None
-    if done.returncode:
-        raise RuntimeError(
-            f"{command[0]} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
-        )
-    return done.stdout
+        output, errors = client.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{command[0]} has not ended after {timeout_s:g} s") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(client.pid, signal.SIGKILL)  # some have processes of their own
+    if client.returncode:
+        raise RuntimeError(f"{command[0]} ended with {client.returncode}: {(output + errors)[-2000:]}")
+    return output
 
 
 # ---- the clients
@@ -104,6 +110,7 @@ async def _openai_client(work: Work, *, chat: bool, stream: bool) -> Reported:
     client: Any = openai.AsyncOpenAI(base_url=f"{work.url}/v1", api_key="none", max_retries=0)
     words = _words()
     rows: list[tuple[float, float, float]] = []
+    await client.models.list()  # it loads parts of itself and connects at its first request
 
     async def ask(number: int) -> None:
         await asyncio.sleep(number / work.rate)
@@ -166,7 +173,7 @@ def aiperf(work: Work, *, stream: bool) -> Reported:
     options += ["--tokenizer", str(work.tokenizer), "--synthetic-input-tokens-mean", str(work.prompt)]
     options += ["--output-tokens-mean", str(work.output), "--extra-inputs", "ignore_eos:true"]
     options += ["--request-count", str(work.requests), "--request-rate", str(work.rate)]
-    options += ["--random-seed", str(work.seed)]
+    options += ["--random-seed", str(work.seed), "--use-server-token-count"]
     options += ["--artifact-dir", str(work.folder / "out"), *(["--streaming"] if stream else [])]
     run([needed("PAGECAST_AIPERF"), "profile", *options], work.timeout_s)
     (file,) = (work.folder / "out").rglob("profile_export_aiperf.json")
@@ -186,7 +193,7 @@ def guidellm(work: Work, *, stream: bool) -> Reported:
     options += ["--constraint", f"kind=max_requests,count={work.requests}"]
     options += ["--tokenizer", f"kind=hf_auto,model={work.tokenizer}", "--output", f"kind=json,path={out}"]
     options += ["--data", f"kind=synthetic_text,prompt_tokens={work.prompt},output_tokens={work.output}"]
-    options += ["--seed", f"kind=static,seed={work.seed}"]
+    options += ["--seed", f"kind=static,value={work.seed}"]
     run([needed("PAGECAST_GUIDELLM"), "run", *options], work.timeout_s)
     told = json.loads(out.read_text())["benchmarks"][0]["metrics"]
     reported = {"e2e": told["request_latency"]["successful"]["mean"]}
@@ -386,6 +393,9 @@ def main() -> None:
                 except RuntimeError as error:
                     print(f"{client} failed: {error}", flush=True)
                     wrong = True
+        except KeyboardInterrupt:
+            print("interrupted; what is there:", flush=True)
+            wrong = True
         finally:
             run = server.recorded()
     print("| client | TTFT | TPOT | E2E |\n|---|---|---|---|")
