@@ -1,12 +1,16 @@
-"""When each rule of the cache helps and when it hurts, on the Mooncake conversation trace.
+"""When each rule of the cache helps and when it hurts, on public traces.
 
     python tests/benchmarks/cache_policies.py              # all tables
     python tests/benchmarks/cache_policies.py --only swap  # those whose name contains a word
     python tests/benchmarks/cache_policies.py --speed      # what the rules cost the simulator
 
-The first 3,000 requests, Qwen3-8B on an H200 with roofline costs, at a fifth of its rate unless `load`
-says otherwise. Conversations are given to two tenants: "a" has about three quarters of them. Times are in
-seconds.
+The first 3,000 requests of the Mooncake conversation trace, Qwen3-8B on an H200 with roofline costs, at a
+fifth of its rate unless `load` says otherwise. Conversations are given to two tenants: "a" has about three
+quarters of them, and "b" goes first where priorities count. Times are in seconds.
+
+Tables of agents: the first 1,500 requests of the Weka traces of a coding agent, at their own rate. The storm:
+the first 1,500 requests of the Azure conversation trace at 4 times its rate, with prompts of at most 300
+tokens and outputs four times as long.
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ from replay import rows as bench_rows
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 MOONCAKE = SHARED / "traces/mooncake_conversation_trace.jsonl.zst"
+AGENTS = SHARED / "traces/weka_claude_code_v8_train.jsonl.zst"
+AZURE = SHARED / "traces/AzureLLMInferenceTrace_conv_2023.csv.zst"
 REQUESTS = 3000
+FEWER = 1500
 BLOCK = 512  # tokens that a hash id of the trace names
 Fields = dict[str, Any]
 
@@ -46,6 +53,8 @@ KEPT: Fields = {"eviction": "priority", "retention": "0-512:90 512-:50 decode:10
 WASTED: Fields = {"eviction": "priority", "retention": "0-:10 decode:90"}
 SWAP: Fields = {"preemption": "swap", "swap_space_gib": 64.0}
 APART: Fields = {"isolation": "tenant", "isolation_price": True}
+AGENT: Fields = {"trace": "agents", "num_gpu_blocks": 20_000, "load": 1.0}
+STORM: Fields = {"trace": "storm", "num_gpu_blocks": 2000, "load": 4.0}
 
 
 def mooncake() -> Trace:
@@ -58,8 +67,27 @@ def mooncake() -> Trace:
     block = np.where(spans.length[first] > BLOCK, spans.offset[first] + BLOCK, spans.offset[second])
     tenant = np.where(block // BLOCK % 4 == 0, "b", "a")
     shared = np.minimum(trace.integers("input_tokens"), BLOCK)
-    columns = {"tenant": tenant, "namespace": "head", "public_tokens": shared}
+    priority = np.where(tenant == "b", 0, 1)
+    columns = {"tenant": tenant, "namespace": "head", "public_tokens": shared, "priority": priority}
     return replace(trace, requests=trace.requests.assign(**columns))
+
+
+def agents() -> Trace:
+    """The first requests of the coding agent's sessions."""
+    return read(str(AGENTS), limit=FEWER)
+
+
+def storm() -> Trace:
+    """Short prompts and long outputs, which outgrow what was free when they were admitted."""
+    trace = read(str(AZURE), limit=FEWER)
+    columns = {
+        "input_tokens": np.minimum(trace.integers("input_tokens"), 300),
+        "output_tokens": np.minimum(trace.integers("output_tokens") * 4, 3000),
+    }
+    return replace(trace, requests=trace.requests.assign(**columns))
+
+
+TRACES: dict[str, Callable[[], Trace]] = {"mooncake": mooncake, "agents": agents, "storm": storm}
 
 
 def tables() -> dict[str, dict[str, Fields]]:
@@ -87,6 +115,7 @@ def tables() -> dict[str, dict[str, Fields]]:
         "least progress, recompute": LONG_OUTPUTS | {"preemption_victim": "least-progress"},
         "newest, swap at 25 GB/s": LONG_OUTPUTS | SWAP,
         "newest, swap at 1 GB/s": LONG_OUTPUTS | SWAP | {"swap_gb_per_s": 1.0},
+        "lowest priority, recompute": LONG_OUTPUTS | {"preemption_victim": "lowest-priority"},
     }
     for size in (16, 384):
         base = {"num_gpu_blocks": 1_600_000 // size, "block_size": size}
@@ -115,6 +144,27 @@ def tables() -> dict[str, dict[str, Fields]]:
         "after 2,000 s": CALM | {"rollout_at_s": 2000.0},
         "scrubbing": CALM | {"isolation": "tenant", "scrub_private_blocks": True},
     }
+    made["agents, eviction"] = {
+        **{order: AGENT | {"eviction": order} for order in ("lru", "slru", "lfu", "fifo", "cost")},
+        "cost, a prefix owns 5%": AGENT | {"eviction": "cost", "eviction_prefix_cap": 0.05},
+    }
+    kept = {"eviction": "priority"}
+    made["agents, retention"] = {
+        "none": AGENT,
+        "outputs dropped first": AGENT | kept | {"retention": "decode:10"},
+        "20,000 tokens of prompts kept": AGENT | kept | {"retention": "0-20000:90"},
+        "the same for 60 s": AGENT | kept | {"retention": "0-20000:90:60"},
+    }
+    pages = AGENT | {"num_gpu_blocks": 312, "block_size": 1024}
+    made["agents, partial reuse in blocks of 1,024 tokens"] = {
+        mode: pages | {"partial_reuse": mode} for mode in ("off", "copy", "take")
+    }
+    made["agents, rollout"] = {"none": AGENT, "after 2,000 s": AGENT | {"rollout_at_s": 2000.0}}
+    made["storm, watermarks"] = {
+        "none": STORM,
+        "0.8:0.95": STORM | {"watermarks": "0.8:0.95"},
+        "0.5:0.6": STORM | {"watermarks": "0.5:0.6"},
+    }
     return made
 
 
@@ -135,7 +185,7 @@ def with_retries(trace: Trace, gap_s: float) -> Trace:
 
 def run(trace: Trace, fields: dict[str, Any]) -> dict[str, Any]:
     """One replay's summary. `load`, `outputs`, `patience_s` and `again_s` change the trace."""
-    fields = dict(fields)
+    fields = {name: value for name, value in fields.items() if name != "trace"}
     work = scale(trace, fields.pop("load", 0.2))
     longer = fields.pop("outputs", 1)
     if longer > 1:
@@ -152,8 +202,8 @@ def run(trace: Trace, fields: dict[str, Any]) -> dict[str, Any]:
 
 def line(name: str, s: dict[str, Any]) -> str:
     """A row of a table."""
-    tenants = s["tenants"]
-    shares = " / ".join(f"{tenants[t]['ttft_p99_s']:.2f}" for t in ("a", "b"))
+    tenants = s.get("tenants") or {}
+    shares = " / ".join(f"{tenants[t]['ttft_p99_s']:.2f}" for t in ("a", "b") if t in tenants)
     sources = s["prompt_tokens_by_source"]
     more = []
     if s["cancelled"]:
@@ -171,15 +221,16 @@ def line(name: str, s: dict[str, Any]) -> str:
         more.append(f"{s['scrubbing']['seconds']:.2f} s of scrubbing")
     return (
         f"| {name} | {s['token_hit_rate']:.1%} | {sources['partial']:,} | {s['ttft_s']['p50']:.2f} "
-        f"| {s['ttft_s']['p99']:.2f} | {shares} | {s['tpot_s']['p50'] * 1e3:.1f} | {s['preemptions']:,} "
+        f"| {s['ttft_s']['p99']:.2f} | {s['ttft_s']['mean']:.2f} | {shares} | {s['tpot_s']['p50'] * 1e3:.1f} "
+        f"| {s['tpot_s']['p99'] * 1e3:.1f} | {s['preemptions']:,} "
         f"| {s['recomputed_tokens']:,} | {s['evicted_blocks']:,} | {s['makespan_s']:.0f} "
         f"| {', '.join(more)} |"
     )
 
 
 HEAD = (
-    "| | hits | partial tokens | TTFT p50 | p99 | p99 a / b | TPOT p50 ms | preempted | recomputed "
-    "| evicted | makespan | |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| | hits | partial tokens | TTFT p50 | p99 | mean | p99 a / b | TPOT p50 ms | p99 | preempted "
+    "| recomputed | evicted | makespan | |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -227,15 +278,18 @@ def main() -> None:
     asked = parser.parse_args()
     if not MOONCAKE.is_file():
         raise SystemExit(f"{MOONCAKE} is missing; the trace is at github.com/kvcache-ai/Mooncake")
-    trace = mooncake()
     if asked.speed:
-        speed(trace)
+        speed(mooncake())
         return
+    traces: dict[str, Trace] = {}
     for title, rows in tables().items():
         if asked.only in title:
             print(f"\n{title}\n\n{HEAD}")
             for name, fields in rows.items():
-                print(line(name, run(trace, fields)), flush=True)
+                source = fields.get("trace", "mooncake")
+                if source not in traces:
+                    traces[source] = TRACES[source]()
+                print(line(name, run(traces[source], fields)), flush=True)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,8 @@ def test_a_rollout_forces_misses_and_says_when_old_blocks_are_gone() -> None:
         summary["peak"]["uncached_tokens_per_s_at_peak"]
         > summary["peak"]["uncached_tokens_per_s_asked"] / 100
     )
+    small = replay(trace, scenario.model_copy(update={"max_num_batched_tokens": 512})).summary["peak"]
+    assert small["uncached_tokens_per_s_at_peak"] < 0.8 * summary["peak"]["uncached_tokens_per_s_at_peak"]
     roomy = replay(trace, scenario.model_copy(update={"num_gpu_blocks": 100_000})).summary["rollout"]
     assert roomy["old_blocks_gone_after_s"] is None
     assert roomy["old_blocks_at_end"] >= roomy["old_blocks_at_rollout"] > 0
