@@ -46,6 +46,10 @@ class ApproximateIndex:
             self._note(replica, path_sent, time)
         return self._extents.overlaps(path, now - self.ttl_ns)
 
+    def first_holder(self, path: list[Piece], blocks: int, replicas: list[int]) -> int:
+        """As `Extents.first_holder`."""
+        return self._extents.first_holder(path, blocks, replicas)
+
     def add(self, replica: int, path: list[Piece], now: int) -> None:
         """A prompt was sent to a replica, which will have it."""
         if self.delay_ns:

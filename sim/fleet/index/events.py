@@ -33,6 +33,10 @@ class EventIndex:
                 self._remove(replica, key, begin, end)
         return self._extents.overlaps(path, -1)
 
+    def first_holder(self, path: list[Piece], blocks: int, replicas: list[int]) -> int:
+        """As `Extents.first_holder`."""
+        return self._extents.first_holder(path, blocks, replicas)
+
     def feed(self, replica: int, clock: Callable[[], int]) -> Feedback:
         """The watcher of a replica's memory; `clock` gives its time."""
         return Feedback(self, replica, clock)

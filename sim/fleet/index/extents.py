@@ -51,6 +51,14 @@ class Extents:
             if not holders:
                 del self.of[key]
 
+    def first_holder(self, path: list[Piece], blocks: int, replicas: list[int]) -> int:
+        """Which of these replicas, that have a prompt's first `blocks` blocks, got the last of their segments
+        first."""
+        for key, _, end in path:
+            if end >= blocks:
+                return next(replica for replica in self.of[key] if replica in replicas)
+        raise ValueError(f"the prompt has fewer than {blocks} blocks")
+
     def overlaps(self, path: list[Piece], since: int) -> dict[int, int]:
         """How many blocks, from the prompt's start, each replica has: those with none are left out.
 

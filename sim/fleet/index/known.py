@@ -18,6 +18,10 @@ class KnownPrefixes(Protocol):
         """Blocks from the prompt's start by replica; those with none are left out."""
         ...
 
+    def first_holder(self, query: Query, blocks: int, replicas: list[int]) -> int:
+        """Which of these replicas, that all have so many blocks, got the last part of them first."""
+        ...
+
     def add(self, query: Query, replica: int) -> None:
         """The prompt was sent to a replica."""
 
@@ -44,6 +48,10 @@ class ApproximatePrefixes:
         """As `KnownPrefixes.overlaps`."""
         return self.index.overlaps(self._path(query), query.now)
 
+    def first_holder(self, query: Query, blocks: int, replicas: list[int]) -> int:
+        """As `KnownPrefixes.first_holder`."""
+        return self.index.first_holder(self._path(query), blocks, replicas)
+
     def add(self, query: Query, replica: int) -> None:
         """As `KnownPrefixes.add`."""
         self.index.add(replica, self._path(query), query.now)
@@ -63,6 +71,10 @@ class EventPrefixes:
     def overlaps(self, query: Query) -> dict[int, int]:
         """As `KnownPrefixes.overlaps`."""
         return self.index.overlaps(query.path(self.block_tokens), query.now)
+
+    def first_holder(self, query: Query, blocks: int, replicas: list[int]) -> int:
+        """As `KnownPrefixes.first_holder`."""
+        return self.index.first_holder(query.path(self.block_tokens), blocks, replicas)
 
     def add(self, query: Query, replica: int) -> None:
         """The replica itself will tell."""

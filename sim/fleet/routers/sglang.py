@@ -15,13 +15,14 @@ from random import Random
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
 from pagecast.sim.fleet.routers.router import Choice, PrefixRouter, longest_prefix
-from pagecast.sim.fleet.view import Views
+from pagecast.sim.fleet.view import View, Views
 
 
 class SGLang(PrefixRouter):
     """Thresholds as in the router's arguments. Of equal loads the first worker wins.
 
-    The router's own order of workers is that of its table, and arbitrary.
+    The router's own order of workers is that of its table, and arbitrary. A node of its tree keeps the worker
+    that it was made for, and gives this one to all that match no further, as long as the worker has it.
     """
 
     def __init__(
@@ -50,5 +51,10 @@ class SGLang(PrefixRouter):
         if overlaps and not uneven:
             longest, best = longest_prefix(views, overlaps)
             if longest * size / query.prompt_tokens > self.cache_threshold:
-                chosen = best[0] if len(best) == 1 else self._rng.choice(best)
+                chosen = best[0] if len(best) == 1 else self._first(query, longest, best)
         return Choice(chosen, overlaps.get(chosen.number, 0) * size)
+
+    def _first(self, query: Query, blocks: int, views: list[View]) -> View:
+        """Of workers with equally long matches, the one that got the last part of the match first."""
+        number = self._prefixes.first_holder(query, blocks, [view.number for view in views])
+        return next(view for view in views if view.number == number)

@@ -5,6 +5,7 @@
 Needs no GPU and no engine. Modules that its routing logic imports and does not need here are stood in for.
 """
 
+import argparse
 import asyncio
 import gzip
 import json
@@ -88,15 +89,19 @@ async def decide(logic, stats, case, rng):
 
 
 def main():
-    logic, stats = load(sys.argv[1])
-    rng = random.Random(16)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--seed", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    logic, stats = load(options.folder)
+    rng = random.Random(options.seed)
     cases = [scenario(rng) for _ in range(200)]
     for case in cases:
         asyncio.run(decide(logic, stats, case, rng))
-    OUT.parent.mkdir(exist_ok=True)
-    with gzip.GzipFile(OUT, "wb", mtime=0) as out:
+    with gzip.GzipFile(options.out, "wb", mtime=0) as out:
         out.write(json.dumps(cases, separators=(",", ":")).encode())
-    print(f"{len(cases)} scenarios, {sum(len(case['requests']) for case in cases)} requests: {OUT}")
+    print(f"{len(cases)} scenarios, {sum(len(case['requests']) for case in cases)} requests: {options.out}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Needs no GPU and no engine: the gateway runs on this machine, in front of worker
 is held as long as its scenario says, so that loads differ. Each content is one character, 128 times.
 """
 
+import argparse
 import gzip
 import json
 import random
@@ -146,8 +147,13 @@ def decide(workers, url, number, requests):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--seed", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
     workers = Workers()
-    process, url = start(sys.argv[1], workers.ports)
+    process, url = start(options.folder, workers.ports)
     try:
         workers.released["ready"] = threading.Event()
         workers.released["ready"].set()
@@ -159,17 +165,16 @@ def main():
                 time.sleep(1)
         while not workers.asked.empty():
             workers.asked.get()
-        rng = random.Random(16)
+        rng = random.Random(options.seed)
         cases = [scenario(rng) for _ in range(200)]
         for number, case in enumerate(cases):
             decide(workers, url, number, case)
     finally:
         process.kill()
-    OUT.parent.mkdir(exist_ok=True)
     recorded = {"workers": WORKERS, "options": OPTIONS, "scenarios": cases}
-    with gzip.GzipFile(OUT, "wb", mtime=0) as out:
+    with gzip.GzipFile(options.out, "wb", mtime=0) as out:
         out.write(json.dumps(recorded, separators=(",", ":")).encode())
-    print(f"{len(cases)} scenarios, {sum(map(len, cases))} requests: {OUT}")
+    print(f"{len(cases)} scenarios, {sum(map(len, cases))} requests: {options.out}")
 
 
 if __name__ == "__main__":

@@ -52,9 +52,8 @@ def send(router, query, view):
     router.on_dispatch(query, view)
 
 
-def test_production_stack_decides_as_its_own_code_in_200_scenarios():
-    cases = json.loads(gzip.decompress(RECORDED.read_bytes()))
-    assert len(cases) == 200
+def compare_with_production_stack(cases):
+    """Errors: AssertionError where a decision is another one than that of the stack's own code."""
     for case in cases:
         requests = case["requests"]
         prompts = prompts_of([request["chunks"] for request in requests], 32)
@@ -72,32 +71,44 @@ def test_production_stack_decides_as_its_own_code_in_200_scenarios():
             pace.on_dispatch(query, slowest)
 
 
-def test_sglang_decides_as_its_own_gateway_in_200_scenarios():
-    recorded = json.loads(gzip.decompress(SGLANG.read_bytes()))
-    assert len(recorded["scenarios"]) == 200
-    threshold = recorded["options"]["cache_threshold"]
-    decided = ties = 0
+def compare_with_sglang(recorded, order):
+    """How many requests had several workers with equally long matches. Errors: AssertionError where a decision
+    is another one than the gateway's.
+
+    `order`: that of the gateway's table of workers, of which the first of equally loaded ones is taken.
+    """
+    tied = 0
     for requests in recorded["scenarios"]:
         prompts = prompts_of([request["chunks"] for request in requests], 32)
         views = views_of(recorded["workers"])
-        ordered = [views[number] for number in SGLANG_ORDER]
+        ordered = [views[number] for number in order]
         router = router_of("sglang", **recorded["options"])
         place = {}
         for row, request in enumerate(requests):
             for ended in request["ends"]:
                 place[ended].remove(ended)
             query = Query(prompts, row, row)
-            chosen = router.choose(query, ordered).view
-            theirs = place[row] = views[request["chosen"]]
-            decided += 1
-            if chosen is not theirs:  # of equally long matches any may be taken
-                overlaps = router._prefixes.overlaps(query)
-                assert overlaps[chosen.number] == overlaps[theirs.number] > threshold * query.prompt_tokens
-                ties += 1
-            theirs.add(row, query.prompt_tokens)
-            router.on_dispatch(query, theirs)
-    assert decided == 2210
-    assert ties < 0.05 * decided
+            overlaps = list(router._prefixes.overlaps(query).values())
+            longest = max(overlaps, default=0)
+            tied += overlaps.count(longest) > 1
+            chosen = place[row] = router.choose(query, ordered).view
+            assert chosen.number == request["chosen"]
+            chosen.add(row, query.prompt_tokens)
+            router.on_dispatch(query, chosen)
+    return tied
+
+
+def test_production_stack_decides_as_its_own_code_in_200_scenarios():
+    cases = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    assert len(cases) == 200
+    compare_with_production_stack(cases)
+
+
+def test_sglang_decides_as_its_own_gateway_in_200_scenarios():
+    recorded = json.loads(gzip.decompress(SGLANG.read_bytes()))
+    assert len(recorded["scenarios"]) == 200
+    assert sum(map(len, recorded["scenarios"])) == 2210
+    assert compare_with_sglang(recorded, SGLANG_ORDER) > 70
 
 
 def test_dynamo_takes_the_worker_of_its_documented_example():
