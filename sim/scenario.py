@@ -572,22 +572,22 @@ class Scenario(BaseModel):
 
     def _expected_output(self, outputs: Sequence[int]) -> int:
         """The quantile of output lengths that admission reserves for; the next length above it."""
-        if not outputs:
-            return self._needs_output("expected")
+        if self.admission != "expected":
+            return 1
         ordered = sorted(outputs)
+        if not ordered:
+            raise _needs_outputs(self.admission)
         return ordered[min(int(self.admission_quantile * len(ordered)), len(ordered) - 1)]
 
     def _most_output(self, outputs: Sequence[int]) -> int:
         """The output that admission reserves for as the longest."""
+        if self.admission != "maximum":
+            return 1
         if self.max_output_tokens is not None:
             return self.max_output_tokens
-        return max(outputs) if outputs else self._needs_output("maximum")
-
-    def _needs_output(self, admission: str) -> int:
-        """Errors: BadInput where a rule needs output lengths, and there is no trace that has some."""
-        if self.admission == admission:
-            raise BadInput(f"admission {admission} needs the output lengths of a trace; choose another here")
-        return 1
+        if not outputs:
+            raise _needs_outputs(self.admission)
+        return max(outputs)
 
     def layout(self) -> BlockLayout:
         """How the model's layers share KV blocks on one GPU."""
@@ -650,6 +650,10 @@ class Scenario(BaseModel):
             gpu_link_gb_per_s=self.gpu_link_gb_per_s,
             host_time_factor=self.host_time_factor,
         )
+
+
+def _needs_outputs(admission: str) -> BadInput:
+    return BadInput(f"admission {admission} needs the output lengths of a trace; choose another here")
 
 
 def watermarks_of(text: str) -> tuple[float, float]:

@@ -34,6 +34,10 @@ _SUMS = (
     "recomputed_tokens",
     "failed_allocations",
 )
+_REPLICA_COLUMNS = (
+    *("state", "admitted_s", "input_tokens", "cached_tokens", "output_tokens"),
+    *("ttft_s", "tpot_s"),
+)
 _WINDOW = 4
 
 
@@ -159,6 +163,18 @@ def sum_counters(counted: list[Counters]) -> Counters:
         sum(each.failed_allocations for each in counted),
         counted[0].limits,
     )
+
+
+def by_replica(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of each replica that has any, with the columns that `replica_figures` reads."""
+    codes, names = pd.factorize(table["replica"])
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(names))).tolist()
+    ordered = table[list(_REPLICA_COLUMNS)].iloc[order]
+    return {
+        name: ordered.iloc[begin:end]
+        for name, begin, end in zip(names, [0, *ends[:-1]], ends, strict=True)
+    }
 
 
 def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str) -> dict[str, Any]:

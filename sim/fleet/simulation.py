@@ -16,7 +16,14 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.builder import Builder
 from pagecast.sim.fleet.disaggregation import DisaggregatedFleet
-from pagecast.sim.fleet.figures import combine, gpu_figures, replica_figures, routing_figures, sum_counters
+from pagecast.sim.fleet.figures import (
+    by_replica,
+    combine,
+    gpu_figures,
+    replica_figures,
+    routing_figures,
+    sum_counters,
+)
 from pagecast.sim.fleet.fleet import Fleet, run
 from pagecast.sim.fleet.lifecycle import FleetLifecycle
 from pagecast.sim.fleet.member import Member
@@ -28,6 +35,7 @@ from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import request_table
 from pagecast.sim.replay.notes import notes
+from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
 from pagecast.sim.replay.simulation import Progress, Result, counters, summarise
 from pagecast.sim.replay.tenancy import merged, tenant_figures
@@ -183,10 +191,10 @@ class _FleetRun:
             counted = [counters(member.recorder, member.scheduler) for member in alike]
             summary = summarise(table, sum_counters(counted), first.scenario, first.costs, wall_s)
             summary["num_gpu_blocks"] *= len(alike)
-            owners = table["replica"].to_numpy()
             gpu = f"{first.scenario.tensor_parallel_size} x {first.scenario.gpu}"
+            parts = by_replica(table)
             for member, own in zip(alike, counted, strict=True):
-                served = table[owners == member.name]
+                served = parts.get(member.name, table[:0])
                 if isinstance(self.fleet, DisaggregatedFleet):
                     rows = member.recorder.requests()
                     served = request_table(rows, member.costs, member.recorder.reasons)
@@ -233,12 +241,12 @@ class _FleetRun:
         recorders = [(member.name, member.recorder) for member in members]
         if unserved and self.fleet.unserved.ended:
             recorders.append(("", self.fleet.unserved))
-        rows = [recorder.requests() for _, recorder in recorders]
+        parts = [recorder.request_rows() for _, recorder in recorders]
         reasons: dict[int, str] = {}
         for _, recorder in recorders:
             reasons.update(recorder.reasons)
-        names = np.repeat([name for name, _ in recorders], [len(each) for each in rows])
-        joined = pd.concat(rows, ignore_index=True) if len(rows) > 1 else rows[0]
+        names = np.repeat([name for name, _ in recorders], [len(part) for part in parts])
+        joined = request_frame(np.concatenate(parts))
         if isinstance(self.fleet, DisaggregatedFleet):
             kept = self.fleet.settle(joined, names)
             joined, names = joined[kept], names[kept]

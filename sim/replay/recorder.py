@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -143,9 +144,12 @@ class Recorder:
 
     def requests(self) -> pd.DataFrame:
         """Every request that ended, in the trace's order; times in nanoseconds, -1 for never."""
-        rows = np.frombuffer(self._requests, dtype=np.int64).reshape(-1, len(REQUEST_COLUMNS))
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        return pd.DataFrame(dict(zip(REQUEST_COLUMNS, rows.T.copy(), strict=True)), copy=False)
+        rows = self.request_rows()
+        return request_frame(rows[np.argsort(rows[:, 0], kind="stable")])
+
+    def request_rows(self) -> npt.NDArray[np.int64]:
+        """Every request that ended, in that order, with the columns `REQUEST_COLUMNS`."""
+        return np.frombuffer(self._requests, dtype=np.int64).reshape(-1, len(REQUEST_COLUMNS))
 
     def steps(self) -> pd.DataFrame:
         """The steps held in memory, in order."""
@@ -177,6 +181,11 @@ class Recorder:
         if self.events:
             self._event_file.write(self.events)
             self.events.clear()
+
+
+def request_frame(rows: npt.NDArray[np.int64]) -> pd.DataFrame:
+    """Rows of `Recorder.request_rows` as a table."""
+    return pd.DataFrame(dict(zip(REQUEST_COLUMNS, rows.T.copy(), strict=True)), copy=False)
 
 
 class _Rows:

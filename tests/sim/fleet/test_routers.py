@@ -72,8 +72,9 @@ def compare_with_production_stack(cases):
 
 
 def compare_with_sglang(recorded, order):
-    """How many requests had several workers with equally long matches. Errors: AssertionError where a decision
-    is another one than the gateway's.
+    """How many requests had several workers with equally long matches.
+
+    Errors: AssertionError where a decision is another one than the gateway's.
 
     `order`: that of the gateway's table of workers, of which the first of equally loaded ones is taken.
     """
