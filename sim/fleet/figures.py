@@ -172,8 +172,7 @@ def by_replica(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     ends = np.cumsum(np.bincount(codes, minlength=len(names))).tolist()
     ordered = table[list(_REPLICA_COLUMNS)].iloc[order]
     return {
-        name: ordered.iloc[begin:end]
-        for name, begin, end in zip(names, [0, *ends[:-1]], ends, strict=True)
+        name: ordered.iloc[begin:end] for name, begin, end in zip(names, [0, *ends[:-1]], ends, strict=True)
     }
 
 
