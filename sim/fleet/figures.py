@@ -168,11 +168,11 @@ def sum_counters(counted: list[Counters]) -> Counters:
 def by_replica(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The rows of each replica that has any, with the columns that `replica_figures` reads."""
     codes, names = pd.factorize(table["replica"])
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=len(names))).tolist()
-    ordered = table[list(_REPLICA_COLUMNS)].iloc[order]
+    counts = np.bincount(codes, minlength=len(names))
+    ends = np.cumsum(counts)
+    ordered = table[list(_REPLICA_COLUMNS)].iloc[np.argsort(codes, kind="stable")]
     return {
-        name: ordered.iloc[begin:end] for name, begin, end in zip(names, [0, *ends[:-1]], ends, strict=True)
+        name: ordered.iloc[end - count : end] for name, count, end in zip(names, counts, ends, strict=True)
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,25 +123,38 @@ def test_engines_of_other_shapes_are_refused(
         Exporter(engine_of(folder, enable_prefix_caching=False))
 
 
-RECORDED = Path(__file__).parent / "recorded_fleet" / "h200x2-qwen3-8b-chat-handoff"
+RECORDED = Path(__file__).parent / "recorded_fleet"
+COLD = RECORDED / "h200x2-qwen3-8b-chat-handoff"  # kernels were compiled during its first 6 s
+WARM = RECORDED / "h200x2-qwen3-8b-chat-handoff-warm"
 
 
-@pytest.mark.parametrize(("role", "steps"), [("prefill", 606), ("decode", 9974)])
-def test_engines_that_handed_over_between_two_gpus_decided_as_the_core(role: str, steps: int) -> None:
-    run = RecordedRun.load(RECORDED / role)
+@pytest.mark.parametrize(
+    ("folder", "role", "steps"),
+    [(COLD, "prefill", 606), (COLD, "decode", 9974), (WARM, "prefill", 645), (WARM, "decode", 10330)],
+)
+def test_engines_that_handed_over_between_two_gpus_decided_as_the_core(
+    folder: Path, role: str, steps: int
+) -> None:
+    run = RecordedRun.load(folder / role)
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
     assert report.steps_recorded == steps
     if role == "decode":
         assert (run.requests["cached_tokens"] == (run.requests["input_tokens"] - 1) // 16 * 16).all()
-        assert len({RecordedRun.load(RECORDED / each).meta["gpu_id"] for each in ("prefill", "decode")}) == 2
+        assert len({RecordedRun.load(folder / each).meta["gpu_id"] for each in ("prefill", "decode")}) == 2
 
 
 @pytest.mark.slow
-def test_the_recorded_pair_is_forecast_within_the_bound() -> None:
-    command = [sys.executable, str(SCRIPT), "forecast", str(RECORDED)]
+@pytest.mark.parametrize(("folder", "after"), [(COLD, 0.0), (COLD, 6.0), (WARM, 0.0)])
+def test_the_recorded_pair_is_forecast_within_the_bound(folder: Path, after: float) -> None:
+    """TTFT too, where the engines were warm."""
+    command = [sys.executable, str(SCRIPT), "forecast", str(folder), "--after", str(after)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    if folder is WARM or after:
+        errors = re.findall(r"ttft_s.*\s([+-][\d.]+)%", done.stdout)
+        assert len(errors) == 3
+        assert all(abs(float(error)) < 10 for error in errors)
 
 
 @pytest.mark.slow
