@@ -20,6 +20,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
+from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
 from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
@@ -60,8 +61,6 @@ def simulated_replica(
     number: int = 0,
 ) -> ReplicaServer:
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
-    if scenario.secondary_tiers is not None and options.record is not None:
-        raise BadInput("--record of a server does not take secondary_tiers; leave one of them out")
     limits = scenario.limits(_blocks_per_block(scenario, simulation))
     longest = max_model_len(scenario)
     answers = Answers(
@@ -127,6 +126,8 @@ def _features(scenario: Scenario, limits: Limits) -> dict[str, Any]:
             "offload_prompt_only": host.prompt_only,
             "store_threshold": host.store_threshold,
         }
+        if host.disk:
+            features["kv_offloading"]["secondary_tiers"] = [{"type": FILE_SYSTEM}]
     if speculation is not None:
         features["speculative_config"] = speculation.model_dump(mode="json", exclude_defaults=True)
     return features

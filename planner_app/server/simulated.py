@@ -32,11 +32,12 @@ from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.host_link import HostLinks
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
+from pagecast.sim.replay.disk_transfers import DiskTransfers
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
 from pagecast.sim.replay.transfers import Ended
-from pagecast.sim.runs.transfers import RecordedTransfer
+from pagecast.sim.runs.transfers import DISK, RecordedTransfer
 from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import REQUIRED, Trace
 
@@ -154,6 +155,12 @@ class LiveReplica(Replica):
         super()._tell(ends, now)
         records = [RecordedTransfer(job, now, lost=job in ends.lost) for job in ends.jobs]
         self.history.note_transferred(records, now)
+
+    def _advance_disk(self, disk: DiskTransfers, now: int) -> None:
+        ended = disk.advance(now)
+        if ended:
+            records = [RecordedTransfer(job, now, DISK, lost=lost) for job, lost in ended]
+            self.history.note_transferred(records, now)
 
     def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
         self.history.note_planned(now)

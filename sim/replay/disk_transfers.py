@@ -38,12 +38,15 @@ class DiskTransfers:
                 end, fails = link.submit(now, job.moved * self._block_bytes, job.number)
             heappush(self._under_way, (end, job.number, fails))
 
-    def advance(self, now: int) -> None:
-        """Tells the scheduler what has ended by now."""
+    def advance(self, now: int) -> list[tuple[int, bool]]:
+        """Tells the scheduler what has ended by now. Returns the jobs, in order, and whether each failed."""
         under_way = self._under_way
+        ended = []
         while under_way and under_way[0][0] <= now:
             _, number, fails = heappop(under_way)
             self.disk.end(number, lost=fails)
+            ended.append((number, fails))
+        return ended
 
     def figures(self, makespan_s: float) -> dict[str, Any]:
         """Bytes moved, and the share of time that each direction was busy."""

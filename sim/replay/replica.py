@@ -299,6 +299,10 @@ class Replica:
         if self.disk is not None:
             self.disk.take(now)
 
+    def _advance_disk(self, disk: DiskTransfers, now: int) -> None:
+        """Tells the scheduler of the jobs between host and disk that have ended."""
+        disk.advance(now)
+
     def _check_progress(self, disk: DiskTransfers) -> None:
         """Errors: BadInput where requests wait for the disk for ever."""
         self._idle_turns += 1
@@ -350,7 +354,7 @@ class Replica:
             self.look(now)
         self.clock = now
         if self.disk is not None:
-            self.disk.advance(now)
+            self._advance_disk(self.disk, now)
         stride = self.scheduler.stride
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0

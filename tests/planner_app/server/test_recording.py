@@ -20,6 +20,7 @@ from pagecast.sim.core.rules.profiles import profile
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.journal import JournalWriter, segments
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.transfers import DISK
 from pagecast.sim.runs.validate import compare_decisions
 from pagecast.sim.scenario import Scenario
 
@@ -120,6 +121,10 @@ def test_a_recorded_run_makes_the_same_decisions(seed: int, fields: dict[str, An
         {"kv_offloading_size": 4.0},
         {"kv_offloading_size": 0.5, "async_scheduling": False, "kv_offloading_eviction_policy": "arc"},
         {"kv_offloading_size": 4.0, "failing_transfers": 0.2},
+        {"kv_offloading_size": 0.25, "secondary_tiers": "fs"},
+        {"kv_offloading_size": 0.25, "secondary_tiers": "fs", "async_scheduling": False},
+        {"kv_offloading_size": 0.25, "secondary_tiers": "fs", "failing_transfers": 0.3},
+        {"kv_offloading_size": 0.25, "secondary_tiers": "fs", "speculative_config": "eagle:3:0.7"},
         {"speculative_config": "eagle:3:0.7"},
         {"speculative_config": "ngram:3:0.5", "async_scheduling": False, "kv_offloading_size": 4.0},
     ],
@@ -145,6 +150,10 @@ def test_a_recorded_run_with_a_host_tier_and_guesses_makes_the_same_decisions(
         assert run.transfers
         use = replica.backend.host_tier()
         assert use.store_bytes > 0
+    if "secondary_tiers" in fields:
+        on_disk = [transfer for transfer in run.transfers if transfer.kind == DISK]
+        assert any(transfer.lost for transfer in on_disk) == ("failing_transfers" in fields)
+        assert replica.backend.scheduler.offloading.disk.promoted_blocks > 0
     if "speculative_config" in fields:
         guesses = replica.backend.speculation()
         assert 0 < guesses.accepted_tokens < guesses.draft_tokens
