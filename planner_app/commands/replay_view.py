@@ -163,7 +163,8 @@ def _host_tier(tiers: dict[str, Any]) -> str:
 
 def _disk(tiers: dict[str, Any]) -> str:
     refused = f", {tiers['refused_promotions']:,} blocks without room" if tiers["refused_promotions"] else ""
-    lost = f", {counted(tiers['lost_disk_stores'], 'store')} failed" if tiers["lost_disk_stores"] else ""
+    losses = {"promotion": tiers["lost_disk_loads"], "store": tiers["lost_disk_stores"]}
+    lost = "".join(f", {counted(number, noun)} failed" for noun, number in losses.items() if number)
     return (
         f"{tiers['disk_blocks']:,} blocks; {tiers['disk_loads']:,} promotions "
         f"({console.size(tiers['disk_load_bytes'])}, busy {tiers['disk_load_busy']:.1%}){refused}, "

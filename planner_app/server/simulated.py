@@ -156,6 +156,10 @@ class LiveReplica(Replica):
         records = [RecordedTransfer(job, now, lost=job in ends.lost) for job in ends.jobs]
         self.history.note_transferred(records, now)
 
+    def _give_up(self, request: Request, now: int) -> None:
+        self.history.note_outside(now, request.index, cancelled=True)
+        super()._give_up(request, now)
+
     def _advance_disk(self, disk: DiskTransfers, now: int) -> None:
         ended = disk.advance(now)
         if ended:

@@ -34,7 +34,7 @@ class DiskTransfers:
         for job in self.disk.take_submitted():
             link = self.load if job.is_promotion else self.store
             end, fails = now, False
-            if job.moved:
+            if job.moved or job.is_promotion:
                 end, fails = link.submit(now, job.moved * self._block_bytes, job.number)
             heappush(self._under_way, (end, job.number, fails))
 

@@ -64,6 +64,7 @@ def _disk_figures(
         "promoted_blocks": disk.promoted_blocks,
         "cascaded_blocks": disk.cascaded_blocks,
         "refused_promotions": offloading.tiers.refused_promotions,
+        "lost_disk_loads": disk.lost_promotions,
         "lost_disk_stores": disk.lost_stores,
         **transfers.figures(makespan_s),
     }

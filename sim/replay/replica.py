@@ -41,6 +41,7 @@ FlightTimes = tuple[int, int, int]
 """A plan under way: planned at, host free to plan the next step at, done at. In nanoseconds."""
 
 _MOST_IDLE_TURNS = 2_000  # in which somebody waits for the disk and nothing is computed
+UNREADABLE = "waited for ever for blocks that the disk could not read, as in vLLM 0.24"
 _COMMITS_PER_EVENT = 1024
 """A lone replica runs ahead of the environment's clock; so often it lets the environment catch up."""
 
@@ -253,7 +254,7 @@ class Replica:
         ends = [transfers.next_ns]
         if self.disk is not None:
             ends += [self.disk.next_ns, now + max(self._host_ns(1), 1) if self.disk.disk.asked else None]
-            self._check_progress(self.disk)
+            self._check_progress(self.disk, now)
         goal = max(now, min(self.arrivals.next_ns, *(end for end in ends if end is not None)))
         others = self.env._queue
         if others and others[0][0] <= goal:
@@ -303,14 +304,26 @@ class Replica:
         """Tells the scheduler of the jobs between host and disk that have ended."""
         disk.advance(now)
 
-    def _check_progress(self, disk: DiskTransfers) -> None:
-        """Errors: BadInput where requests wait for the disk for ever."""
+    def _check_progress(self, disk: DiskTransfers, now: int) -> None:
+        """Ends requests that wait for ever for what the disk can't read. Errors: BadInput where others do."""
         self._idle_turns += 1
-        if self._idle_turns > _MOST_IDLE_TURNS and self.scheduler.requests:
+        if self._idle_turns <= _MOST_IDLE_TURNS or not self.scheduler.requests:
+            return
+        if not disk.disk.lost_promotions:
             raise BadInput(
                 "requests wait for blocks from the disk for ever: those of one prompt do not fit in the host "
                 "tier together, and give way to one another (as in vLLM 0.24); raise kv_offloading_size"
             )
+        self._idle_turns = 0
+        for request in list(self.scheduler.requests.values()):
+            if request.state is State.WAITING:
+                self._give_up(request, now)
+
+    def _give_up(self, request: Request, now: int) -> None:
+        """Ends a waiting request in its client's place."""
+        request.reason = UNREADABLE
+        self.scheduler.cancel(request.id, now)
+        self._ended(request, now)
 
     def _others_first(self, goal: int) -> bool:
         """Whether other processes have something to do before a step planned at `goal`: earlier, or urgently

@@ -79,6 +79,7 @@ class Served(NamedTuple):
     tokens_out: int
     preemptions: int
     external_tokens: int = 0
+    cancelled_us: int = -1
 
 
 def disk_job(number: int) -> int:
@@ -101,7 +102,7 @@ class Decisions(NamedTuple):
 
     `contents`: where recorded, for each step that computes, a digest of the blocks stored and removed. With a
     host tier, `transfers` has a digest for each step, and `delivered` the ends of its transfers; those in
-    `lost` failed.
+    `lost` failed (of the disk's: those whose files could not be read or written).
     """
 
     seed: int
@@ -152,6 +153,8 @@ def _packed(run: Decisions) -> dict[str, Any]:
     if run.steps and run.steps[0].trail is None:
         del columns["trail"]
     served = [list(column) for column in zip(*run.served, strict=True)]
+    if all(one.cancelled_us < 0 for one in run.served):
+        served.pop()
     packed = {"seed": run.seed, "checksum": run.checksum, "steps": columns, "served": served}
     if run.contents:
         packed["contents"] = run.contents

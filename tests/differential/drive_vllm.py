@@ -74,7 +74,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 Row = dict[str, Any]
@@ -215,6 +215,7 @@ class Story:
         self.submitted_us = submitted_us
         self.first_token_us = -1
         self.finish_us = -1
+        self.cancelled_us = -1
         self.cached_tokens = -1
         self.tokens_out = 0
         self.local_tokens = -1  # the prefix hit before its latest load
@@ -464,11 +465,12 @@ class Engine:
             or self.in_flight_tokens
         ):
             self._take_in()
+            self._give_up()
             if self._has_work():
                 self._plan()
             elif self.in_flight_tokens:
                 self._commit()
-            else:
+            elif len(self.stories) < len(self.rows):
                 self.now_us = self.rows[len(self.stories)]["arrival_us"]
         served = [self._served(number) for number in range(len(self.rows))]
         return Decisions(
@@ -479,8 +481,15 @@ class Engine:
             tuple(self.digests),
             tuple(self.transfers),
             tuple(self.delivered),
-            tuple(self.worker.lost) if self.worker is not None else (),
+            self._lost(),
         )
+
+    def _lost(self) -> tuple[int, ...]:
+        """The transfers that failed, of the host and of the disk."""
+        lost = [] if self.worker is None else list(self.worker.lost)
+        if self.disk is not None:
+            lost += [disk_job(number) for number in self.disk.lost]
+        return tuple(lost)
 
     def _has_work(self) -> bool:
         if self.scheduler.has_unfinished_requests():
@@ -497,6 +506,21 @@ class Engine:
                 return
             self.stories[str(number)] = Story(self.now_us)
             self.scheduler.add_request(self.requests[number])
+
+    def _give_up(self) -> None:
+        """Takes back the requests that have waited for longer than their clients do."""
+        for id, story in self.stories.items():
+            patience_us = self.rows[int(id)].get("patience_us")
+            if patience_us is None or story.first_token_us >= 0 or story.cancelled_us >= 0:
+                continue
+            request = self.scheduler.requests.get(id)
+            if self.now_us < story.submitted_us + patience_us or request is None:
+                continue
+            if request.status == RequestStatus.WAITING and not request.num_output_placeholders:
+                self.now_us += 1
+                story.cancelled_us = self.now_us
+                self.idle_plans = 0
+                self.scheduler.finish_requests([id], RequestStatus.FINISHED_ABORTED)
 
     def _plan(self) -> None:
         """Lets the scheduler decide, and computes the oldest plan where no further one may be in flight."""
@@ -742,6 +766,7 @@ class Engine:
             tokens_out=story.tokens_out,
             preemptions=self.requests[number].num_preemptions,
             external_tokens=story.external_tokens,
+            cancelled_us=story.cancelled_us,
         )
 
 

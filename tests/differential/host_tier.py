@@ -86,6 +86,22 @@ def add_disk(spec: Spec, seed: int) -> Spec:
     return spec
 
 
+def fail_reads(spec: Spec, seed: int) -> Spec:
+    """Gives a specification a host tier and a disk that at times can't be read.
+
+    Adds `disk_failing_reads` to `links`: a promotion fails where its number is a multiple of that. vLLM asks for
+    such blocks for ever, so requests get `patience_us`: for how long their clients wait before they are admitted.
+    """
+    spec = add_disk(spec, seed)
+    draw = random.Random(f"failing reads {seed}")
+    spec["links"]["disk_failing"] = 0
+    spec["links"]["disk_failing_reads"] = draw.choice((1, 2, 2, 3))
+    spec["links"]["disk_latency_us"] = draw.choice((2_000, 10_000))
+    for request in spec["requests"]:
+        request["patience_us"] = draw.choice((500_000, 2_000_000))
+    return spec
+
+
 def fail_loads(spec: Spec, seed: int) -> Spec:
     """Gives a specification a host tier whose loads fail at times.
 

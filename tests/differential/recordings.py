@@ -34,6 +34,7 @@ COLUMNS = (
     "finish_s",
     "cached_tokens",
     "tokens_out",
+    "cancelled_s",
 )
 REQUEST_FIELDS = ("input_tokens", "output_tokens", "priority", "salt", "adapter", "spans", "output_content")
 GUESSES = ("drafts", "accepted_drafts")
@@ -224,8 +225,7 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
     _write_lines(folder / "steps.jsonl.gz", [_step(step, config["usable_blocks"]) for step in run.steps])
     _write_lines(folder / "inputs.jsonl.gz", [_input(request) for request in spec["requests"]])
     if run.delivered:
-        failing = spec["links"].get("disk_failing", 0)
-        told = [_told(one, failing, run.lost) for one in run.delivered]
+        told = [_told(one, run.lost) for one in run.delivered]
         _write_lines(folder / "transfers.jsonl.gz", told)
     with gzip.open(folder / "requests.csv.gz", "wt", compresslevel=1, newline="") as out:
         table = csv.writer(out)
@@ -235,15 +235,12 @@ def lay(spec: Spec, run: Decisions, folder: Path) -> Path:
     return folder
 
 
-def _told(one: Delivered, disk_failing: int, lost: tuple[int, ...]) -> dict[str, Any]:
+def _told(one: Delivered, lost: tuple[int, ...]) -> dict[str, Any]:
     told: dict[str, Any] = {"job": one.job, "told_s": one.time_us / US}
     if one.job in lost:
         told["lost"] = True
     if one.job < 0:
-        number = disk_job(one.job)
-        told |= {"job": number, "kind": "disk"}
-        if disk_failing and number % disk_failing == 0:  # a promotion never fails
-            told["lost"] = True
+        told |= {"job": disk_job(one.job), "kind": "disk"}
     return told
 
 
@@ -258,6 +255,7 @@ def _row(index: int, request: dict[str, Any], served: Served) -> tuple[float | s
         served.finish_us / US if served.finish_us >= 0 else "",
         max(served.cached_tokens, 0),
         served.tokens_out,
+        served.cancelled_us / US if served.cancelled_us >= 0 else "",
     )
 
 

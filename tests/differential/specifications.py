@@ -19,7 +19,7 @@ import random
 from typing import Any
 
 from extra_keys import tell_apart
-from host_tier import add_disk, fail_loads, offload, stop_early
+from host_tier import add_disk, fail_loads, fail_reads, offload, stop_early
 from speculation import speculate
 
 Spec = dict[str, Any]
@@ -35,6 +35,7 @@ FEATURES = {
     "offloading": offload,
     "disk": add_disk,
     "failing": fail_loads,
+    "unreadable": fail_reads,
     "stops": stop_early,
 }
 

@@ -37,6 +37,7 @@ FEATURES = {  # what is added to scenarios, by the name of the recorded files; h
     "disk": (("disk",), 16, 220),
     "mixed-stops": (("hybrid", "speculation", "keys", "offloading", "stops"), 8, 100),
     "failing": (("failing",), 12, 120),
+    "unreadable": (("unreadable",), 12, 120),
     "hybrid-disk": (("hybrid", "disk"), 8, 80),
     "mixed-disk": (("hybrid", "speculation", "keys", "disk"), 8, 60),
     "mixed": (("hybrid", "speculation", "keys"), 16, 200),
@@ -227,6 +228,16 @@ def test_scenarios_with_a_disk_are_rough(tmp_path):
         counts["promotions without room"] += host.refused_promotions > 0
         counts["lost stores"] += host.disk.lost_stores > 0
         counts["hits"] += any(request.disk_tokens for request in replay.requests)
+    assert min(counts.values()) >= 2, counts
+
+
+def test_scenarios_with_a_disk_that_cannot_be_read_are_rough():
+    """Reads must fail, requests must ask again, and some must be given up."""
+    counts = Counter()
+    for run in recorded_few("unreadable").values():
+        counts["given up"] += any(served.cancelled_us >= 0 for served in run.served)
+        counts["failed reads"] += any(job < 0 for job in run.lost)
+        counts["hits"] += any(served.external_tokens for served in run.served)
     assert min(counts.values()) >= 2, counts
 
 

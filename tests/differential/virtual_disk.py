@@ -6,7 +6,8 @@ that looks for them, and the shared memory they copy from. `install()` does that
 scheduler is made says which disk its tier has.
 
 Each direction takes one job after another. A store writes the blocks that have no file and are not being
-written. A job is done, and its files are there, once all of its blocks are. Lookups see the files that are
+written. A job is done, and its files are there, once all of its blocks are. A load that fails removes its
+files, and one whose files are gone fails. Lookups see the files that are
 there when the step that asked has been planned, and are answered by the next one.
 """
 
@@ -39,10 +40,11 @@ class Disk:
         self.ended: list[tuple[int, int]] = []  # (time, number) of each job that was seen to end
         self.submitted: list[tuple[int, str, list[OffloadKey], list[int]]] = []
         self.finished: list[tuple[int, bool]] = []
+        self.lost: list[int] = []  # the jobs that failed so far, but for those whose files are gone
         self._links = links
         self._promised: set[str] = set()
         self._free_us = {"load": 0, "store": 0}
-        self._jobs: list[tuple[int, int, bool, list[str]]] = []  # end, number, success, files
+        self._jobs: list[tuple[int, int, bool, bool, list[str]]] = []  # end, number, success, load, files
 
     def use(self) -> None:
         """The tier made next has this disk."""
@@ -50,28 +52,40 @@ class Disk:
 
     def submit(self, way: str, number: int, paths: list[str]) -> None:
         """Queues a job."""
-        failing = self._links.get("disk_failing", 0) if way == "store" else 0
+        failing = self._links.get("disk_failing" if way == "store" else "disk_failing_reads", 0)
         success = not failing or number % failing != 0
-        moved = paths
+        if not success:
+            self.lost.append(number)
         if way == "store":
             moved = [path for path in paths if path not in self.files and path not in self._promised]
             self._promised.update(moved)
+        else:
+            moved = [path for path in paths if path in self.files]
         begin = max(self.now_us, self._free_us[way])
         end = begin + self._links["disk_latency_us"] + self._links[f"disk_{way}_us"] * len(moved)
         self._free_us[way] = end
-        self._jobs.append((end, number, success, moved if way == "store" else []))
+        self._jobs.append((end, number, success, way == "load", moved if way == "store" else paths))
 
     def advance(self, now_us: int) -> None:
         """Ends what is done before a time."""
         self.now_us = now_us
         done = sorted(job for job in self._jobs if job[0] < now_us)
         self._jobs = [job for job in self._jobs if job[0] >= now_us]
-        for end, number, success, paths in done:
-            self._promised.difference_update(paths)
-            if success:
-                self.files.update(paths)
+        for end, number, success, is_load, paths in done:
+            if is_load:
+                success = self._read(paths, success)
+            else:
+                self._promised.difference_update(paths)
+                if success:
+                    self.files.update(paths)
             self.finished.append((number, success))
             self.ended.append((end, number))
+
+    def _read(self, paths: list[str], success: bool) -> bool:
+        """Whether all files could be read. What can't be is removed, as vLLM's tasks do it."""
+        if not success:
+            self.files.difference_update(paths)
+        return self.files.issuperset(paths)
 
     @property
     def next_us(self) -> int | None:

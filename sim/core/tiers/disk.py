@@ -19,7 +19,7 @@ class DiskJob(NamedTuple):
     """A job between host and disk. A promotion brings blocks to the host; a cascade copies them to disk.
 
     `names`: of the blocks; `slots`: theirs in the host. `moved`: how many of them are read or written: a
-    cascade leaves out those that have a file, or get one.
+    promotion leaves out those whose file is gone, a cascade those that have a file, or get one.
     """
 
     number: int
@@ -88,6 +88,7 @@ class Disk:
         self.promoted_blocks = 0
         self.cascaded_blocks = 0
         self.lost_stores = 0
+        self.lost_promotions = 0
         self._coming: set[int] = set()  # blocks that cascades under way write
         self._endings: deque[tuple[int, bool]] = deque()
         self._numbers = 0
@@ -108,8 +109,9 @@ class Disk:
     ) -> DiskJob:
         """Makes a job, for whoever runs it to take."""
         names = tuple(names)
-        count = len(names)
-        if not promotion:
+        if promotion:
+            count = sum(name in self.stored for name in names)
+        else:
             new = [name for name in names if name not in self.stored and name not in self._coming]
             self._coming.update(new)
             count = len(new)
@@ -132,11 +134,16 @@ class Disk:
     def end(self, number: int, *, lost: bool = False) -> None:
         """A job is done: what it wrote has a file. The scheduler takes note of it when it looks next.
 
-        `lost`: it wrote nothing. A promotion is never lost (docs/offloading.md says why).
+        `lost`: nothing could be read, and the files are removed; or nothing was written. A promotion of a block
+        without a file is lost too.
         """
         job = self.jobs[number]
-        lost = lost and not job.is_promotion
-        if not job.is_promotion:
+        if job.is_promotion:
+            if lost:
+                self.stored.difference_update(job.names)
+            lost = not self.stored.issuperset(job.names)
+            self.lost_promotions += lost
+        else:
             self._coming.difference_update(job.names)
             if lost:
                 self.lost_stores += 1

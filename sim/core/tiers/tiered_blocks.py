@@ -97,7 +97,8 @@ class TieredBlocks(HostBlocks):
                 self.unpin(job.names)
                 continue
             self.written(job.names, failed=lost)
-            self.promoted.update(job.names)
+            if not lost:
+                self.promoted.update(job.names)
 
     def end_schedule(self) -> list[DiskJob]:
         """Ends a step's looking: promotions begin, questions are answered. Returns the promotions."""

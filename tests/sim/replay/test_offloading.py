@@ -176,6 +176,24 @@ def test_stores_to_disk_that_fail_are_not_found_there():
     assert failing["offloading"]["disk_hit_tokens"] < sound["offloading"]["disk_hit_tokens"]
 
 
+def test_a_request_whose_blocks_the_disk_cannot_read_asks_for_ever_and_is_ended_with_a_reason():
+    trace = conversations(turns=4)
+    result = replay(
+        trace,
+        Scenario(
+            **TIGHT, kv_offloading_size=1.0, secondary_tiers="fs", link_faults="disk-load:failing=0.3"
+        ),
+        check_every=50,
+    )
+    cancelled = result.requests["state"] == "cancelled"
+    assert 0 < cancelled.sum() < len(trace)
+    assert set(result.requests["reason"][cancelled]) == {UNREADABLE}
+    assert set(result.requests["state"][~cancelled]) == {"completed"}
+    tiers = result.summary["offloading"]
+    assert tiers["lost_disk_loads"] > cancelled.sum()  # each asks again and again
+    assert tiers["disk_hit_tokens"] > 0
+
+
 def test_a_prompt_whose_blocks_do_not_fit_in_the_host_together_is_refused():
     trace = conversations(users=3, turns=8, tokens=900)
     with pytest.raises(BadInput, match="raise kv_offloading_size"):
