@@ -1,4 +1,4 @@
-"""What-if: how much host memory for KV offloading pays, on a chat trace and on a coding agent's.
+"""Gain of host memory for KV offloading by its size, on a chat trace and on a coding agent's.
 
     python examples/offloading.py [TRACE ...] [--gpu H200] [--requests 1000] [--sizes 16,64,256]
         [--load GB/S] [--disk] [--disk-load GB/S]
@@ -19,7 +19,7 @@ from pagecast.traces.read import read
 
 def main() -> None:
     """Prints a table per trace."""
-    options = argparse.ArgumentParser(description="How much host memory for KV offloading pays.")
+    options = argparse.ArgumentParser(description="Gain of host memory for KV offloading by its size.")
     options.add_argument("traces", nargs="*", default=["chat", "code", "rag"])
     options.add_argument("--gpu", default="H200")
     options.add_argument("--model", default="Qwen/Qwen3-8B")

@@ -1,4 +1,4 @@
-"""What sliding windows save: blocks, requests at once, TTFT and throughput of models that have them.
+"""Savings of sliding windows: blocks, requests at once, TTFT and throughput of models that have them.
 
     python examples/windows.py [--models openai/gpt-oss-20b,google/gemma-3-27b] [--tokens 2000,16000]
 
@@ -32,7 +32,7 @@ def workload(requests: int, tokens: int) -> Trace:
 
 def main() -> None:
     """Prints a table per model."""
-    options = argparse.ArgumentParser(description="What sliding windows save.")
+    options = argparse.ArgumentParser(description="Savings of sliding windows.")
     options.add_argument("--models", default="openai/gpt-oss-20b,google/gemma-3-27b")
     options.add_argument("--gpu", default="H100")
     options.add_argument("--users", type=int, default=64)

@@ -89,8 +89,8 @@ def add_disk(spec: Spec, seed: int) -> Spec:
 def fail_reads(spec: Spec, seed: int) -> Spec:
     """Gives a specification a host tier and a disk that at times can't be read.
 
-    Adds `disk_failing_reads` to `links`: a promotion fails where its number is a multiple of that. vLLM asks for
-    such blocks for ever, so requests get `patience_us`: for how long their clients wait before they are admitted.
+    Adds `disk_failing_reads` to `links`: a promotion fails where its number is a multiple of that. vLLM asks
+    for such blocks for ever, so requests get `patience_us`: for how long their clients wait to be admitted.
     """
     spec = add_disk(spec, seed)
     draw = random.Random(f"failing reads {seed}")

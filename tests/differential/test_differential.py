@@ -45,6 +45,7 @@ FEATURES = {  # what is added to scenarios, by the name of the recorded files; h
 DEADLOCKS = {("offloading", 123), ("hybrid-offloading", 40)}  # vLLM does not get on either: see README.md
 DEADLOCKS |= {("disk", seed) for seed in (24, 31, 44, 54, 75, 95, 98, 100, 123, 170, 208)}
 DEADLOCKS |= {("failing", seed) for seed in (2, 16, 20, 31, 38, 57, 66, 70, 74, 86, 96, 100, 118)}
+DEADLOCKS |= {("unreadable", seed) for seed in (13, 24, 31, 50, 54, 60, 66, 72, 87, 98, 100, 111)}
 DEADLOCKS |= {("hybrid-disk", seed) for seed in (44, 49, 71)} | {("mixed-disk", 49), ("mixed-stops", 27)}
 FEW_EACH = [(name, seed) for name, (_, few, _) in FEATURES.items() for seed in range(few)]
 MANY_EACH = [(name, seed) for name, (_, few, most) in FEATURES.items() for seed in range(few, most)]

@@ -134,8 +134,8 @@ class Disk:
     def end(self, number: int, *, lost: bool = False) -> None:
         """A job is done: what it wrote has a file. The scheduler takes note of it when it looks next.
 
-        `lost`: nothing could be read, and the files are removed; or nothing was written. A promotion of a block
-        without a file is lost too.
+        `lost`: nothing could be read, and the files are removed; or nothing was written. A promotion of a
+        block without a file is lost too.
         """
         job = self.jobs[number]
         if job.is_promotion:

@@ -10,7 +10,7 @@ from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 
 
 class DiskWorker:
-    """Runs jobs: `steps` draws how many steps one takes, `fails` whether it fails.
+    """Runs jobs: `steps` draws how many steps one takes, `fails` whether a store fails (reads do not).
 
     Jobs of one direction end in the order they were made.
     """
@@ -43,6 +43,6 @@ class DiskWorker:
         done = [job for end, job in self.jobs if end <= step]
         self.jobs = [(end, job) for end, job in self.jobs if end > step]
         for job in done:
-            fails = self._fails()
-            self.failed += fails and not job.is_promotion  # what the core makes of a failing read: nothing
+            fails = self._fails() and not job.is_promotion
+            self.failed += fails
             self.disk.end(job.number, lost=fails)

@@ -11,6 +11,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.host_link import LinkSpec
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.links import Link
+from pagecast.sim.replay.replica import UNREADABLE
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Spans, Trace
 
@@ -180,9 +181,7 @@ def test_a_request_whose_blocks_the_disk_cannot_read_asks_for_ever_and_is_ended_
     trace = conversations(turns=4)
     result = replay(
         trace,
-        Scenario(
-            **TIGHT, kv_offloading_size=1.0, secondary_tiers="fs", link_faults="disk-load:failing=0.3"
-        ),
+        Scenario(**TIGHT, kv_offloading_size=1.0, secondary_tiers="fs", link_faults="disk-load:failing=0.3"),
         check_every=50,
     )
     cancelled = result.requests["state"] == "cancelled"
