@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,7 +41,7 @@ from pagecast.sim.runs.validate import compare_decisions
 MODEL = "Qwen/Qwen3-32B"
 TOLERANCE = 0.03
 _START_S = 120.0
-_ENDED = "vllm:request_success_total"
+_FLUSHED_S = 0.5  # after so long a request that has ended is in the journal
 _DRIVE_VLLM = """
 import argparse
 from vllm.benchmarks import serve
@@ -219,14 +218,15 @@ CLIENTS: dict[str, Callable[[Work], Reported]] = {
 def versions() -> str:
     """The clients that are there, and their versions."""
     listed = [f"openai {importlib.metadata.version('openai')}"]
-    for variable, name in (("PAGECAST_AIPERF", "aiperf"), ("PAGECAST_GUIDELLM", "guidellm")):
-        command = os.environ.get(variable)
-        if command:
-            listed.append(f"{name} {run([command, '--version'], _START_S).split()[-1]}")
-    python = os.environ.get("PAGECAST_VLLM_PYTHON")
-    if python:
-        ask = "import importlib.metadata as m; print(m.version('vllm'))"
-        listed.append(f"vllm {run([python, '-c', ask], _START_S).strip()}")
+    ask = "import importlib.metadata as m; print(m.version('vllm'))"
+    asked = {
+        "vllm": ("PAGECAST_VLLM_PYTHON", ["-c", ask]),
+        "aiperf": ("PAGECAST_AIPERF", ["--version"]),
+        "guidellm": ("PAGECAST_GUIDELLM", ["--version"]),
+    }
+    for name, (variable, options) in asked.items():
+        with suppress(LookupError, RuntimeError, OSError):
+            listed.append(f"{name} {run([needed(variable), *options], _START_S).split()[-1]}")
     return ", ".join(listed)
 
 
@@ -312,41 +312,31 @@ class Server:
             sys.exit("the server did not start; see above")
         self.url = line.split()[-1]
 
-    def served(self) -> int:
-        """How many requests have ended so far."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=_START_S) as answer:
-            lines = answer.read().decode().splitlines()
-        return int(sum(float(line.split()[-1]) for line in lines if line.startswith(_ENDED)))
-
     def recorded(self) -> RecordedRun:
-        """The recording, once the server has ended."""
+        """The recording so far, from the journal where the server lives."""
+        time.sleep(_FLUSHED_S)
+        return RecordedRun.load(self._run)
+
+    def end(self) -> None:
+        """Ends it, once it has finished the requests under way."""
         self._process.terminate()
         self._process.wait(_START_S)
-        return RecordedRun.load(self._run)
 
 
 # ---- the comparison
 
 
-class Measured(NamedTuple):
-    """What a client reports, and which of the recorded requests are its own: the last ones before `until`."""
-
-    reported: Reported
-    until: int
-
-
-def measure(client: str, given: argparse.Namespace, server: Server) -> Measured:
+def measure(client: str, given: argparse.Namespace, server: Server) -> Reported:
     """Runs a client. Errors: LookupError for one that is not here, RuntimeError for one that fails."""
     rate = given.rate * server.scale
     seed = zlib.crc32(client.encode()) % 10_000
     with tempfile.TemporaryDirectory() as made:
         sizes = (given.requests, given.prompt, given.output)
         work = Work(server.url, server.model, server.tokenizer, Path(made), *sizes, rate, seed, given.timeout)
-        reported = CLIENTS[client](work)
-    return Measured(reported, server.served())
+        return CLIENTS[client](work)
 
 
-def row(measured: Measured, requests: pd.DataFrame, scale: float) -> tuple[str, bool]:
+def cells(reported: Reported, requests: pd.DataFrame, scale: float) -> tuple[str, bool]:
     """Cells of the table, and whether all means agree. `requests`: the client's own in the recording."""
     decode = requests["finish_s"] - requests["first_token_s"]
     recorded = {
@@ -354,17 +344,34 @@ def row(measured: Measured, requests: pd.DataFrame, scale: float) -> tuple[str, 
         "tpot": (decode / (requests["tokens_out"] - 1).clip(lower=1)).mean() / scale,
         "e2e": (requests["finish_s"] - requests["arrival_s"]).mean() / scale,
     }
-    cells = []
+    texts = []
     agrees = True
     for what, ours in recorded.items():
-        theirs = measured.reported.get(what)
+        theirs = reported.get(what)
         if theirs is None:
-            cells.append("")
+            texts.append("")
             continue
         off = theirs / ours - 1
         agrees = agrees and abs(off) <= TOLERANCE
-        cells.append(f"{theirs * 1e3:,.1f} ms, {ours * 1e3:,.1f} recorded: {off:+.1%}")
-    return " | ".join(cells), agrees
+        texts.append(f"{theirs * 1e3:,.1f} ms, {ours * 1e3:,.1f} recorded: {off:+.1%}")
+    return " | ".join(texts), agrees
+
+
+def compare(client: str, given: argparse.Namespace, server: Server) -> bool:
+    """Prints a client's row of the table; whether its means agree, as those of one that is not here do."""
+    try:
+        reported = measure(client, given, server)
+    except LookupError as error:
+        print(f"| {client} | left out: {error} | | |", flush=True)
+        return True
+    except (RuntimeError, OSError) as error:
+        print(f"| {client} | failed | | |", flush=True)
+        print(f"{client}: {error}", file=sys.stderr, flush=True)
+        return False
+    own = server.recorded().requests.iloc[-given.requests :]
+    texts, agrees = cells(reported, own, server.scale)
+    print(f"| {client} | {texts} |", flush=True)
+    return agrees
 
 
 def main() -> None:
@@ -380,33 +387,18 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds that a client may take")
     given = parser.parse_args()
     print(f"clients: {versions()}", flush=True)
-    done: dict[str, Measured] = {}
-    wrong = False
+    print("| client | TTFT | TPOT | E2E |\n|---|---|---|---|", flush=True)
+    agree = []
     with tempfile.TemporaryDirectory() as folder:
         server = Server(given, Path(folder))
         try:
             for client in given.clients or CLIENTS:
-                try:
-                    done[client] = measure(client, given, server)
-                except LookupError as error:
-                    print(f"{client} is left out: {error}", flush=True)
-                except RuntimeError as error:
-                    print(f"{client} failed: {error}", flush=True)
-                    wrong = True
-        except KeyboardInterrupt:
-            print("interrupted; what is there:", flush=True)
-            wrong = True
+                agree.append(compare(client, given, server))
         finally:
-            run = server.recorded()
-    print("| client | TTFT | TPOT | E2E |\n|---|---|---|---|")
-    for client, measured in done.items():
-        own = run.requests.iloc[measured.until - given.requests : measured.until]
-        cells, agrees = row(measured, own, server.scale)
-        wrong = wrong or not agrees
-        print(f"| {client} | {cells} |")
-    decisions = compare_decisions(run)
-    print(f"decisions replayed: {'equal' if decisions.ok else decisions}")
-    sys.exit(1 if wrong or not decisions.ok else 0)
+            server.end()
+        decisions = compare_decisions(server.recorded())
+    print(f"decisions replayed: {'equal' if decisions.ok else decisions.first_mismatch}")
+    sys.exit(0 if all(agree) and decisions.ok else 1)
 
 
 if __name__ == "__main__":
