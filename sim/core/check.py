@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from pagecast.sim.core.check_tiers import check_tiers
 from pagecast.sim.core.invariant import hold as _hold
+from pagecast.sim.core.group_spec import GroupSpec
+from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.memory.run import Run
+from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -121,38 +126,58 @@ def _check_radix(s: Scheduler, memory: RadixMemory) -> None:
 
 
 def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
-    pool = memory.blocks_pool
-    holders: Counter[int] = Counter()
+    pool = memory.extents
+    holders: Counter[Extent] = Counter()
+    tails: list[int] = []
     entries = 0
-    for group in memory.layers:
-        for request, table in group.tables.items():
-            _hold(request.alive, f"{request!r} has ended and holds blocks")
-            real = table.blocks[table.nulls :]
-            _hold(pool.null not in real, f"{request!r} has a null block among those it keeps")
-            _hold(set(table.blocks[: table.nulls]) <= {pool.null}, f"{request!r} keeps a block it has left")
-            _hold(len(set(real)) == len(real), f"{request!r} holds a block twice")
-            holders.update(real)
-            entries += len(real)
+    for request in memory.tables:
+        _hold(request.alive, f"{request!r} has ended and holds blocks")
+        for group in memory.layers:
+            table = memory.tables_of(request)[group.index]
+            extents = table.extents()
+            holders.update(extents)
+            tails += table.tail
+            blocks = table.blocks()
+            entries += len(blocks)
+            _hold(table.nulls + len(blocks) == table.places, f"{request!r} has places without a block")
+            _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
             if request in s.running.requests:
-                tokens = _expected_tokens(s, request)
-                enough = len(table.blocks) >= group.spec.blocks_of(tokens)
-                _hold(enough, f"{request!r} holds {len(table.blocks)} blocks for {tokens} tokens")
-                spec = group.spec
-                skippable = spec.skipped_tokens(tokens + spec.window % spec.block_size) // spec.block_size
-                _hold(table.nulls <= skippable, f"{request!r} has left blocks that its next token reads")
-    counted = {block: count for block, count in enumerate(pool.holders) if count}
-    _hold(counted == dict(holders), "the holders of a block are counted wrong")
-    _hold(set(pool.free) == set(range(pool.num_blocks)) - set(counted), "free and held blocks overlap")
+                _check_table(s, request, table, group.spec)
+    _hold(all(extent.holders == count for extent, count in holders.items()), "holders are counted wrong")
+    held = [*tails, *(block for extent in holders for block in extent.blocks)]
+    free = [*pool.blanks, *(block for extent in pool.free_extents() for block in extent.blocks)]
+    _hold(not any(extent.holders for extent in pool.free_extents()), "a free extent has a holder")
+    _hold(len(free) == pool.free_blocks, f"{len(free)} free blocks, {pool.free_blocks} counted")
+    _hold(sorted(held + free) == list(range(pool.num_blocks)), "a block is lost, or in two places")
     shared = sum(group.shared_blocks for group in memory.layers)
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
-    indexed = [block for segment in pool.index.values() for block in segment.values()]
-    indexed += [block for blocks in pool.later.values() for block in blocks]
-    _hold(len(indexed) == len(set(indexed)), "a block is indexed twice")
-    _hold(set(indexed) == pool.findable(), "the index and the blocks' keys differ")
-    for key, segment in pool.index.items():
-        for number, block in segment.items():
-            same = pool.keys[block] == key and pool.numbers[block] == number
-            _hold(same, "an index entry points at another content")
+    _check_extents(pool, [*holders, *pool.free_extents()])
+
+
+def _check_table(s: Scheduler, request: Request, table: Table, spec: GroupSpec) -> None:
+    tokens = _expected_tokens(s, request)
+    enough = table.places >= spec.blocks_of(tokens)
+    _hold(enough, f"{request!r} holds {table.places} blocks for {tokens} tokens")
+    skippable = spec.skipped_tokens(tokens + spec.window % spec.block_size) // spec.block_size
+    _hold(table.nulls <= skippable, f"{request!r} has left blocks that its next token reads")
+
+
+def _check_extents(pool: ExtentPool, extents: list[Extent]) -> None:
+    """Those with content are in the index, once, and nothing else is."""
+    indexed = list(pool.findable_extents())
+    _hold(all(extent.blocks for extent in indexed), "an empty extent is still in the index")
+    _hold(len(indexed) == len(set(indexed)), "an extent is indexed twice")
+    _hold(set(indexed) == {extent for extent in extents if extent.key is not None}, "the index is wrong")
+    for key, siblings in pool.index.items():
+        _hold(all(each.key == key and not each.is_spare for each in siblings), "an entry has another content")
+        ordered = all(one.end <= other.number for one, other in pairwise(siblings))
+        _hold(ordered, "extents of a segment overlap")
+    for key, spares in pool.spares.items():
+        known = {number for each in pool.index[key] for number in range(each.number, each.end, each.units)}
+        for each in spares:
+            _hold(each.key == key and each.is_spare, "a spare has another content")
+            numbers = range(each.number, each.end, each.units)
+            _hold(known.issuperset(numbers), "a spare is not found in the place of another")
 
 
 def _free_blocks(pool: BlockPool) -> set[int]:

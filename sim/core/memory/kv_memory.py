@@ -21,6 +21,7 @@ from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.run import Run
+from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.retention import FOREVER
@@ -36,7 +37,7 @@ class Hit(NamedTuple):
     blocks: int
     idle: int
     groups: tuple[GroupHit, ...]
-    tables: tuple[list[int], ...] = ()
+    tables: tuple[TableHit, ...] = ()
 
 
 class Growth(Protocol):

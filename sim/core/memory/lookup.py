@@ -1,0 +1,189 @@
+"""Lookups: prefix hits in models whose layers keep different tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.extent_pool import ExtentPool
+from pagecast.sim.core.memory.table_hit import Part, TableHit
+
+_Range = tuple[int, int]
+
+
+def segment_of(keys: BlockKeys, number: int) -> int:
+    """The segment in which a key block lies."""
+    return number if keys.explicit else bisect_right(keys.ends, number)
+
+
+class Lookup:
+    """Prefix hits of the groups that keep the same tokens in blocks of one size: all must have a block.
+
+    `groups` are their numbers. `unit` is the number of tokens per block key, `aligned` that of
+    which every hit is a multiple.
+    """
+
+    def __init__(self, pool: ExtentPool, spec: GroupSpec, groups: list[int], unit: int, aligned: int) -> None:
+        self.spec = spec
+        self.groups = groups
+        self.keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
+        self._marks = [bytes([group]) for group in groups]
+        self._pool = pool
+        self._units = spec.block_size // unit
+        self._aligned_blocks = aligned // spec.block_size
+        self._window_blocks = -(-(spec.window - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
+
+    def find(self, keys: BlockKeys, tokens: int, *, drop: bool = False) -> list[TableHit]:
+        """The longest prefix of at most `tokens` tokens: a hit for each group, null where none is kept.
+
+        `drop`: without the last block found.
+        """
+        most = tokens // self.spec.block_size
+        if self.keeps_all:
+            return self._aligned(self._from_start(keys, 0, most), drop=drop)
+        if self.spec.kind is KvKind.WINDOW:
+            hits = self._from_end(keys, most, int(drop))
+            return self._aligned(hits, drop=True) if drop else hits
+        first = tokens // self.spec.window * self.spec.window // self.spec.block_size
+        return self._from_start(keys, first, most)
+
+    def _aligned(self, hits: list[TableHit], *, drop: bool) -> list[TableHit]:
+        """The hits in whole aligned pieces, perhaps without the last block."""
+        length = max(hits[0].places - drop, 0)
+        length -= length % self._aligned_blocks
+        for hit in hits:
+            hit.cut(length)
+        return hits
+
+    def _segments(self, keys: BlockKeys, segment: int) -> list[list[Extent]] | None:
+        """The cached extents of a segment in each group; None where some group has none."""
+        digest = keys.digests[segment]
+        index = self._pool.index
+        cached: list[list[Extent]] = []
+        for mark in self._marks:
+            extents = index.get(digest + mark)
+            if extents is None:
+                return None
+            cached.append(extents)
+        return cached
+
+    def _from_start(self, keys: BlockKeys, first: int, most: int) -> list[TableHit]:
+        """Cached blocks from place `first` on, without a gap; null before it."""
+        hits = [TableHit(min(first, most)) for _ in self._marks]
+        place = first
+        while place < most:
+            segment = segment_of(keys, (place + 1) * self._units - 1)
+            cached = self._segments(keys, segment)
+            if cached is None:
+                break
+            end = min(most, keys.ends[segment] // self._units)
+            place = self._add_row(hits, cached, place, end)
+            if place < end:
+                break
+        return hits
+
+    def _add_row(self, hits: list[TableHit], cached: list[list[Extent]], place: int, end: int) -> int:
+        """Adds the blocks that all groups have from a place on, up to `end`. Returns where they end."""
+        row = [self._parts(extents, place, end) for extents in cached]
+        for hit, parts in zip(hits, row, strict=True):
+            hit.add(parts)
+        reach = min([hit.places for hit in hits])
+        for hit in hits:
+            hit.cut(reach)
+        return reach
+
+    def _parts(self, extents: list[Extent], place: int, end: int) -> list[Part]:
+        """Cached blocks of a segment from a place on, without a gap, up to `end`."""
+        units = self._units
+        parts: list[Part] = []
+        for extent in extents:
+            begin = (extent.number + 1) // units - 1
+            last = min(begin + len(extent.blocks), end)
+            if last <= place:
+                continue
+            if begin > place:
+                break
+            parts.append((extent, place - begin, last - begin))
+            place = last
+        return parts
+
+    def _from_end(self, keys: BlockKeys, most: int, dropped: int) -> list[TableHit]:
+        """The last run of cached blocks that fills a window, or else the run at the very start.
+
+        `dropped`: how many of its last blocks will be left out.
+        """
+        wanted = self._window_blocks + dropped
+        count = 0
+        first = most  # the run that ends at `last`; what is before it is still to be looked at
+        last = most
+        reach = most
+        while reach > 0:
+            segment = segment_of(keys, reach * self._units - 1)
+            begin = keys.ends[segment - 1] // self._units if segment else 0
+            cached = self._segments(keys, segment)
+            for low, high in self._common(cached, begin, reach) if cached is not None else []:
+                if not count or high < first:
+                    count = 0
+                    last = high - (high - dropped) % self._aligned_blocks
+                    high = last
+                if high <= low:
+                    continue
+                first = max(low, high - (wanted - count))
+                count = last - first
+                if count >= wanted:
+                    return self._hits(keys, first, last)
+            if not count or first > begin:
+                count = 0
+            reach = begin
+        return self._hits(keys, 0, count)
+
+    def _common(self, cached: list[list[Extent]], begin: int, end: int) -> list[_Range]:
+        """The ranges of places between two that all groups have cached, the last first."""
+        ranges = self._ranges(cached[0], begin, end)
+        for extents in cached[1:]:
+            ranges = _overlaps(ranges, self._ranges(extents, begin, end))
+        return ranges
+
+    def _ranges(self, extents: list[Extent], begin: int, end: int) -> list[_Range]:
+        """The ranges of places between two that a group has cached, the last first."""
+        units = self._units
+        ranges: list[_Range] = []
+        for extent in reversed(extents):
+            first = (extent.number + 1) // units - 1
+            low = max(first, begin)
+            high = min(first + len(extent.blocks), end)
+            if low >= high:
+                continue
+            if ranges and ranges[-1][0] == high:
+                ranges[-1] = (low, ranges[-1][1])
+            else:
+                ranges.append((low, high))
+        return ranges
+
+    def _hits(self, keys: BlockKeys, first: int, last: int) -> list[TableHit]:
+        """Hits with the blocks from place `first` to `last`, which are all cached."""
+        hits = [TableHit(first) for _ in self._marks]
+        while first < last:
+            segment = segment_of(keys, (first + 1) * self._units - 1)
+            cached = self._segments(keys, segment)
+            assert cached is not None
+            first = self._add_row(hits, cached, first, min(last, keys.ends[segment] // self._units))
+        return hits
+
+
+def _overlaps(one: list[_Range], other: list[_Range]) -> list[_Range]:
+    """What two lists of ranges have in common, the last first as they are."""
+    overlaps: list[_Range] = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        low = max(one[i][0], other[j][0])
+        high = min(one[i][1], other[j][1])
+        if low < high:
+            overlaps.append((low, high))
+        if one[i][0] >= other[j][0]:
+            i += 1
+        else:
+            j += 1
+    return overlaps
