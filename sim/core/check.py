@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import pairwise
 
 from pagecast.sim.core.check_tiers import check_tiers
-from pagecast.sim.core.invariant import hold as _hold
 from pagecast.sim.core.group_spec import GroupSpec
+from pagecast.sim.core.invariant import hold as _hold
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory

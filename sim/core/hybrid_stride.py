@@ -8,6 +8,7 @@ stretch is settled step by step.
 
 from __future__ import annotations
 
+from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.request import Request
@@ -22,6 +23,10 @@ class HybridStride(Stride):
     def __init__(self, lifecycle: Lifecycle, memory: HybridMemory, step: Step) -> None:
         super().__init__(lifecycle, memory, step)
         self._hybrid = memory
+        # Whose blocks leave windows within the open stretch: in its first step, and later, in turns.
+        self._leaving_at_once: list[Request] = []
+        self._leaving: list[Request] = []
+        self._turns = 0
 
     def quiet(self) -> int:
         """How many steps from now on are decode steps in which nothing has to be decided.
@@ -34,19 +39,37 @@ class HybridStride(Stride):
         return steps
 
     def _blocks_added(self, steps: int) -> int:
-        """Blocks in use after `steps` steps from now on, beyond those in use now."""
-        decoders = self._running.decoders
+        """Blocks in use after `steps` steps from now on, beyond those now; notes who takes and who leaves."""
+        running = self._running
         memory = self._hybrid
-        tick = self._running.tick
         if not memory.regular:
-            return memory.blocks_added(decoders.requests, tick, steps)
+            return memory.blocks_added(running.decoders.requests, running.tick, steps)
         blocks = super()._blocks_added(steps) * memory.blocks_per_crossing
-        if memory.leave_place is None:
+        self._note_leaving(steps)
+        if not self._leaving and not self._leaving_at_once:
             return blocks
-        leaving = decoders.crossings(tick - memory.leave_place, steps)[0]
-        if memory.fresh:
-            leaving = list(dict.fromkeys([*leaving, *memory.fresh]))
-        return blocks - memory.blocks_left(leaving, tick + steps - 1)
+        leaving = dict.fromkeys([*self._leaving_at_once, *self._leaving])
+        return blocks - memory.blocks_left(leaving, running.tick + steps - 1)
+
+    def _note_leaving(self, steps: int) -> None:
+        """Notes whose blocks may leave windows within a stretch, in order.
+
+        A request that decodes for the first time may have blocks of its prompt to give back.
+        """
+        memory = self._hybrid
+        decoders = self._running.decoders
+        tick = self._running.tick
+        self._leaving_at_once = []
+        self._leaving = []
+        self._turns = 0
+        if memory.leave_place is None or self.longest + steps <= memory.least_window:
+            return
+        if not memory.fresh:
+            self._leaving, self._turns = decoders.crossings(tick - memory.leave_place, steps)
+            return
+        first = {*decoders.at_places(tick, (memory.leave_place,)), *memory.fresh}
+        self._leaving_at_once = sorted(first, key=admission_order)
+        self._leaving, self._turns = decoders.crossings(tick + 1 - memory.leave_place, steps - 1)
 
     def settle(self) -> None:
         """Does what the open stretch planned."""
@@ -56,15 +79,11 @@ class HybridStride(Stride):
         self.open = None
         running = self._running
         lifecycle = self._lifecycle
-        end = running.tick + plan.steps
         step = lifecycle.log.step + plan.steps
         if self._in_turn():
-            self._settle_in_turn(running.tick, end)
-        elif self._hybrid.fresh:
-            self._settle_in_turn(running.tick, running.tick + 1)
-            self._settle_at_once(running.tick, end, *running.decoders.crossings(running.tick, plan.steps - 1))
+            self._settle_in_turn(plan.steps)
         else:
-            self._settle_at_once(running.tick, end, self._order, self._crossings)
+            self._settle_at_once(plan.steps)
         lifecycle.log.step = step
         at_end = running.decoders.pop_ended(running.tick - 1)
         if at_end:
@@ -80,31 +99,34 @@ class HybridStride(Stride):
             running.decoders.explicit > 0 or running.knows_ahead() or self._lifecycle.log.events is not None
         )
 
-    def _settle_at_once(self, first: int, end: int, order: list[Request], crossings: int) -> None:
-        """Does what the requests do from tick `first` to `end`: all takes, and then all that leaves windows.
+    def _settle_at_once(self, steps: int) -> None:
+        """Does what a stretch planned: all takes, and then all that leaves windows.
 
-        What they fill is published when somebody may look for it.
+        What the requests fill is published when somebody may look for it.
         """
         memory = self._hybrid
-        if crossings:
-            memory.grow_many(order, crossings)
-        self._running.tick = end
-        if memory.leave_place is None:
-            return
-        leaving, turns = self._running.decoders.crossings(first - memory.leave_place, end - first)
-        if turns:
-            memory.leave_in_turn(leaving, turns, first)
+        running = self._running
+        first = running.tick
+        if self._crossings:
+            memory.grow_many(self._order, self._crossings)
+        running.tick = first + steps
+        for request in self._leaving_at_once:
+            memory.leave(request, first - request.lag)
+        if self._turns:
+            memory.leave_in_turn(self._leaving, self._turns, first + bool(self._leaving_at_once))
+        memory.fresh.clear()
 
-    def _settle_in_turn(self, first: int, end: int) -> None:
-        """Does what the requests do from tick `first` to `end`, each in its turn."""
+    def _settle_in_turn(self, steps: int) -> None:
+        """Does what a stretch planned, each request in its turn."""
         running = self._running
         memory = self._hybrid
         log = self._lifecycle.log
+        first = running.tick
         step = log.step
         publish_known(running, memory)
         size = memory.block_size
         busy = running.decoders.busy(memory.places)
-        for tick in range(first, end):
+        for tick in range(first, first + steps):
             if not busy[tick % size] and not memory.fresh:
                 continue
             running.tick = tick
@@ -113,4 +135,4 @@ class HybridStride(Stride):
                 computed = tick - request.lag
                 memory.leave(request, computed)
                 take_turn(running, memory, request, computed)
-        running.tick = end
+        running.tick = first + steps

@@ -107,6 +107,8 @@ class Limits:
         tokens = total - 1 + lookahead  # the last token is never computed
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)
+        if self.groups and self.tenants is None and self._fits_whole(tokens):
+            return ""
         blocks_needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
         if blocks_needed > self.num_blocks:
             return f"needs {blocks_needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
@@ -119,6 +121,10 @@ class Limits:
         if ceiling is None or blocks <= ceiling:
             return ""
         return f"needs {blocks} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
+
+    def _fits_whole(self, tokens: int) -> bool:
+        """Whether a request of so many tokens would fit even if nothing ever left a window."""
+        return sum([group.blocks_of(tokens) for group in self.groups]) <= self.num_blocks
 
     def blocks_at_end(self, total_tokens: int) -> int:
         """Blocks that a request of so many tokens is counted with against its tenant's ceiling.

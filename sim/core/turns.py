@@ -42,6 +42,11 @@ def take_turn(running: Running, memory: HybridMemory, request: Request, computed
         memory.fresh.pop(request, None)
     if not computed % memory.block_size:
         memory.grow(request, computed + 1)
-    known_tokens = computed if running.commit_lag and not running.knows(request) else computed + 1
+    late = running.commit_lag > 0
+    if late and running.knows(request):
+        late = False
+    elif not running.chunked and memory.publishes_later(request):
+        return
+    known_tokens = computed if late else computed + 1
     if not known_tokens % memory.aligned:
         memory.publish(request, known_tokens)

@@ -60,20 +60,25 @@ class ExtentPool:
         """Takes `n` blocks of free extents."""
         evicted: list[int] = []
         self.evicted_blocks += n
+        ring = self.ring
         while n:
-            extent = self.ring.after
+            extent = ring.after
             blocks = extent.blocks
             count = len(blocks)
             if count > n:
+                count = n
                 part = blocks[-n:]
                 del blocks[-n:]
+                kept = len(blocks)
             else:
                 part = blocks
-                self._unlink(extent)
+                kept = 0
+                after = ring.after = extent.after
+                after.before = ring
                 self._forget(extent)
-            n -= len(part)
+            n -= count
             if self.spares and not extent.is_spare:
-                self._replace(extent, extent.number + (count - len(part)) * extent.units, len(part))
+                self._replace(extent, extent.number + kept * extent.units, count)
             part.reverse()
             evicted += part
         if self.log.events is not None:
@@ -137,6 +142,29 @@ class ExtentPool:
         blanks = [block for extent in last if extent.key is None for block in reversed(extent.blocks)]
         cached = [block for extent in last if extent.key is not None for block in reversed(extent.blocks)]
         return [*reversed(tail), *blanks, *cached]
+
+    def drop_first(self, extent: Extent, length: int) -> bool:
+        """Frees the first block of an extent, of which a table holds `length` blocks, where that is simple.
+
+        It is where it has content, other blocks follow, and nobody else holds it. False: nothing was done.
+        """
+        key = extent.key
+        blocks = extent.blocks
+        if extent.holders > 1 or extent.is_spare or key is None or length < 2 or length != len(blocks):
+            return False
+        front = Extent([blocks.pop(0)], key, extent.number, extent.units)
+        front.holders = 0
+        extent.number += extent.units
+        siblings = self.index[key]
+        siblings.insert(siblings.index(extent), front)
+        ring = self.ring
+        last = ring.before
+        front.before = last
+        front.after = ring
+        last.after = front
+        ring.before = front
+        self.free_blocks += 1
+        return True
 
     def _unlink(self, extent: Extent) -> None:
         before = extent.before
@@ -227,14 +255,14 @@ class ExtentPool:
 
     def _forget(self, extent: Extent) -> None:
         """Makes an extent unfindable."""
-        assert extent.key is not None
-        siblings = self._siblings(extent)
+        key = extent.key
+        assert key is not None
+        by_key = self.spares if extent.is_spare else self.index
+        siblings = by_key[key]
         if len(siblings) > 1:
             siblings.remove(extent)
-        elif extent.is_spare:
-            del self.spares[extent.key]
         else:
-            del self.index[extent.key]
+            del by_key[key]
 
     def _replace(self, extent: Extent, number: int, blocks: int) -> None:
         """Lets spares be found in the place of blocks just taken from an extent, from `number` on."""

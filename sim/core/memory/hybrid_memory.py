@@ -66,7 +66,7 @@ class HybridMemory(KvMemory):
             LayerGroup(self.extents, spec, limits, index, limits.block_size, self.aligned)
             for index, spec in enumerate(specs)
         ]
-        # Groups of equal specifications that follow one another: what a length means is the same for them.
+        # Groups of equal specifications that follow one another: their tables differ in the blocks alone.
         alike = groupby(self.layers, key=lambda group: group.spec)
         self._alike = [(spec, tuple(groups)) for spec, groups in alike]
         self._windowed = [(spec, groups) for spec, groups in self._alike if spec.window]
@@ -76,6 +76,7 @@ class HybridMemory(KvMemory):
         self.crossing_blocks = len(self.layers)
         self.places = _places(specs, limits.block_size)
         self.leave_place = _leave_place(specs, limits.block_size)
+        self.least_window = min([spec.window for spec in specs if spec.window], default=0)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
         self.refused_blocks = 0  # free blocks that the request last refused needs; 0: the batch was full
         self._growing = [group.index for group in self.layers if group.spec.kind is not KvKind.STATE]
@@ -205,7 +206,10 @@ class HybridMemory(KvMemory):
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
         tables = self.tables_of(request)
-        return sum([group.missing(table, tokens) for group, table in zip(self.layers, tables, strict=True)])
+        missing = 0
+        for _, groups in self._alike:
+            missing += len(groups) * groups[0].missing(tables[groups[0].index], tokens)
+        return missing
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
@@ -299,13 +303,16 @@ class HybridMemory(KvMemory):
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
         for spec, groups in self._windowed:
             skipped = spec.skipped_tokens(computed) // spec.block_size
-            if not skipped:
-                continue
-            tables = self._dealt(self.tables[request])
-            if skipped > tables[groups[0].index].stored:
-                self._catch_up(request)
-            for group in groups:
-                group.leave(request, tables[group.index], skipped)
+            if skipped:
+                self._leave(request, groups, skipped)
+
+    def _leave(self, request: Request, groups: tuple[LayerGroup, ...], skipped: int) -> None:
+        tables = self.tables[request].by_group
+        if skipped > tables[groups[0].index].stored:
+            self._dealt(self.tables[request])
+            self._catch_up(request)
+        for group in groups:
+            group.leave(request, tables[group.index], skipped)
 
     def leave_in_turn(self, requests: list[Request], turns: int, tick: int) -> None:
         """Lets requests that decode give back what leaves their windows, in this order, over and over.
@@ -313,14 +320,18 @@ class HybridMemory(KvMemory):
         The k-th turn is that of request k modulo their number, when it first computes the `leave_place` of a
         block after `tick`, or then again one block further each time.
         """
-        assert self.leave_place is not None
+        place = self.leave_place
+        assert place is not None
         count = len(requests)
         size = self.block_size
         for turn in range(turns):
             request = requests[turn % count]
             computed = tick - request.lag
-            computed += (self.leave_place - computed) % size + turn // count * size
-            self.leave(request, computed)
+            computed += (place - computed) % size + turn // count * size
+            for spec, groups in self._windowed:
+                skipped = (computed + 1 - spec.window) // size
+                if skipped > 0:
+                    self._leave(request, groups, skipped)
 
     def grow(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
@@ -328,7 +339,9 @@ class HybridMemory(KvMemory):
         if tables is None:
             tables = self.tables[request] = Tables([Table() for _ in self.layers])
         by_group = self._dealt(tables)
-        missing = [group.missing(table, tokens) for group, table in zip(self.layers, by_group, strict=True)]
+        missing: list[int] = []
+        for _, groups in self._alike:
+            missing += [groups[0].missing(by_group[groups[0].index], tokens)] * len(groups)
         if self.log.events is not None:
             for group, blocks in zip(self.layers, missing, strict=True):
                 if blocks:
@@ -377,8 +390,24 @@ class HybridMemory(KvMemory):
             return
         by_group = self._dealt(tables)
         whole = tokens // self.aligned * self.aligned
-        for group, table in zip(self.layers, by_group, strict=True):
-            group.publish(request, table, whole, tokens)
+        for _, groups in self._alike:
+            group = groups[0]
+            table = by_group[group.index]
+            full = group.full(table, whole, tokens)
+            if full <= table.stored:
+                continue
+            parts = group.parts(request.keys, table, full)
+            for group in groups:
+                group.publish(request, by_group[group.index], full, parts)
+
+    def publishes_later(self, request: Request) -> bool:
+        """Whether what a decoding request fills is published when somebody may look for it.
+
+        Nobody else may publish the same in this step.
+        """
+        return (
+            self.regular and not self.writers.rivals and not request.keys.explicit and self.log.events is None
+        )
 
     def _catch_up_all(self, request: Request) -> None:
         """Publishes what those have computed by now that write content of a request."""
@@ -542,6 +571,10 @@ def _leave_place(specs: tuple[GroupSpec, ...], unit: int) -> int | None:
 def _left(table: Table, skippable: int, shared: dict[int, tuple[Extent, int]]) -> int:
     """How many of a table's blocks before place `skippable` are its own. Counts the others in `shared`."""
     count = skippable - table.nulls
+    if count <= 0:
+        return 0
+    if table.held and table.held[0][0].holders == 1 and count <= len(table.held[0][0].blocks):
+        return count
     left = 0
     for extent in table.extents():
         if count <= 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.extent import Extent
@@ -18,6 +19,12 @@ from pagecast.sim.core.memory.lookup import segment_of
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
+
+Part = tuple[bytes | None, int, int]
+"""Blocks of one segment: its key, the number of the key block that ends the first, and how many they are.
+
+No key: no hit can ever ask for them.
+"""
 
 
 class LayerGroup:
@@ -114,6 +121,11 @@ class LayerGroup:
         if count <= 0:
             return
         table.nulls = last
+        if count == 1 and table.held and self.log.events is None:
+            extent, length = table.held[0]
+            if self.pool.drop_first(extent, length):
+                table.held[0] = (extent, length - 1)
+                return
         extents = []
         while count and table.held:
             extent, length = table.held[0]
@@ -165,33 +177,45 @@ class LayerGroup:
         self._dropping = 1
         self._reachable += self.spec.kind is KvKind.WINDOW
 
-    def publish(self, request: Request, table: Table, tokens: int, computed: int) -> None:
-        """Makes the full blocks of the first `tokens` tokens findable, those that a hit can ever ask for.
+    def full(self, table: Table, tokens: int, computed: int) -> int:
+        """The full blocks, from the start, that can be found once the first `tokens` tokens are published.
 
         `tokens` are whole aligned pieces of the `computed` ones. Where hits leave out their last block, the
         block behind the last piece counts too.
         """
         if self._dropping and tokens:
             tokens = min(computed, tokens + self._size)
-        full = min(tokens // self._size, table.places)
-        first = table.stored
-        if full <= first:
-            return
-        if self.log.kv is not None:
-            self._tell(self.log.kv, request, table, first, full)
-        table.stored = full
-        keys = request.keys
-        place = max(first, table.nulls)
+        return min(tokens // self._size, table.places)
+
+    def parts(self, keys: BlockKeys, table: Table, full: int) -> list[Part]:
+        """What is published next of a table, up to its place `full`, segment by segment."""
+        parts: list[Part] = []
+        place = max(table.stored, table.nulls)
         while place < full:
             number = (place + 1) * self._units - 1
             segment = segment_of(keys, number)
-            key = keys.digests[segment] + self.mark
             end = min(keys.ends[segment] // self._units, full)
             if self._reachable >= self._segment_blocks:
-                self._publish(request, table, end - place, key, number)
+                parts.append((keys.digests[segment], number, end - place))
             else:
-                self._publish_reachable(request, table, place, end, key)
+                for each in range(place, end):
+                    digest = keys.digests[segment] if self._is_reachable(each) else None
+                    parts.append((digest, (each + 1) * self._units - 1, 1))
             place = end
+        return parts
+
+    def publish(self, request: Request, table: Table, full: int, parts: list[Part]) -> None:
+        """Makes these parts of a table findable, up to its place `full`."""
+        if self.log.kv is not None:
+            self._tell(self.log.kv, request, table, table.stored, full)
+        table.stored = full
+        for digest, number, count in parts:
+            blocks = table.tail[:count]
+            del table.tail[:count]
+            if digest is None:
+                table.held.append((Extent(blocks, None, 0, 1), count))
+            else:
+                self._publish(request, table, blocks, digest + self.mark, number)
 
     def _tell(self, kv: KvEventStream, request: Request, table: Table, first: int, full: int) -> None:
         """Tells of the blocks from place `first` to `full` that become findable."""
@@ -200,10 +224,7 @@ class LayerGroup:
         blocks = [table.tail[place - base] for place in places]
         kv.stored(request, first, full, places, blocks, self.index, self.spec)
 
-    def _publish(self, request: Request, table: Table, count: int, key: bytes, number: int) -> None:
-        """Makes the next `count` blocks of a table findable."""
-        blocks = table.tail[:count]
-        del table.tail[:count]
+    def _publish(self, request: Request, table: Table, blocks: list[int], key: bytes, number: int) -> None:
         if self.log.events is not None:
             self.log.add(EventKind.STORED, request.id, blocks, group=self.index)
         behind: Extent | None = None
@@ -217,13 +238,6 @@ class LayerGroup:
         else:
             assert behind is not None
             table.held[-1] = (behind, len(behind.blocks))
-
-    def _publish_reachable(self, request: Request, table: Table, place: int, end: int, key: bytes) -> None:
-        for each in range(place, end):
-            if self._is_reachable(each):
-                self._publish(request, table, 1, key, (each + 1) * self._units - 1)
-            else:
-                table.add([Extent([table.tail.pop(0)], None, 0, 1)])
 
     def _is_reachable(self, place: int) -> bool:
         """Whether a hit can ever ask for the block at a place."""
