@@ -23,7 +23,7 @@ from pagecast.sim.runs.forecast import forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.transfers import LOAD
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
-from pagecast.sim.speculation.lookup import REQUEST_NS
+from pagecast.sim.speculation.lookup import lookup_ns
 
 FOLDER = Path(__file__).parent / "recorded"
 STEPS = {
@@ -103,7 +103,7 @@ def test_n_grams_that_find_nothing_take_the_host_the_time_that_costs_charge() ->
     table = np.array(rows)
     step_ns, request_ns = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]
     assert abs(step_ns) < 50_000
-    assert request_ns == pytest.approx(REQUEST_NS["pagecast"], rel=0.1)
+    assert request_ns == pytest.approx(lookup_ns(costs), rel=0.1)
 
 
 def test_a_step_that_verifies_guesses_is_forecast_by_its_chunks() -> None:

@@ -1,8 +1,28 @@
-"""Key blocks of prompt attention, as tiled kernels count them."""
+"""Key blocks of prompt attention, as tiled kernels count them, and the tiles of a kernel."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 BLOCK = 128  # keys in a block, and query rows in a tile: the unit that coefficients are given in
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of a kernel that computes prompts and decoding requests together.
+
+    `rows`: query rows of a tile; `packed`: whether the query heads of a group fill rows of one tile.
+    `exposed`: of decoding requests beside prompts, the share of the shorter of reading their contexts and
+    computing their tiles that the longer does not hide.
+    """
+
+    rows: int
+    packed: bool
+    exposed: float
+
+    def tokens(self, group: int) -> int:
+        """Query tokens that fill a tile."""
+        return max(1, self.rows // group) if self.packed else self.rows
 
 
 def tile_rows(group: int) -> int:

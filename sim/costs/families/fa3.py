@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 
-from pagecast.sim.costs.families.attention_tiles import BLOCK, tile_rows
+from pagecast.sim.costs.families.attention_tiles import BLOCK, Tiles, tile_rows
 from pagecast.sim.costs.families.common import (
     ARRIVALS,
     ARRIVING_TOKENS,
@@ -37,6 +37,9 @@ IMBALANCE_FROM, IMBALANCE_OVER = 0.18, 0.18
 SHARE = 1.1  # of an SM's even share, the longest piece of a split sequence
 ALONE = 2.0  # how much faster an SM reads when few others do
 SPLIT_BELOW = 0.8  # of the SMs that a prompt chunk's tiles may take for sequences to be split
+# Fitted to the synchronous steps of `azure_conv` on top of measured operations.
+EXPOSED = 0.43
+TILES = Tiles(rows=BLOCK, packed=True, exposed=EXPOSED)
 
 
 def imbalance_cap(shape: TileShape, n: int) -> float:

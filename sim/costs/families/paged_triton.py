@@ -50,6 +50,9 @@ LIGHT = 2_048  # tokens of a step that leaves a GPU half of what it gains by a r
 # losses of four steps to the first: `COOLING_STEPS` times its own.
 COOLING = 0.75
 COOLING_STEPS = (1 - COOLING**4) / (1 - COOLING)
+# The slope of what synchronous steps took beyond their calibrated costs in a run whose n-grams were looked up
+# and never found (3,078 decode steps of up to 31 requests, Qwen3-8B on an H200: `h200f-qwen3-8b-ngram-chat`).
+LOOKUP_NS = 18_000
 
 
 def first_tokens(shape: TileShape) -> int:
@@ -271,4 +274,5 @@ PAGED_TRITON = KernelFamily(
     _shared_ns,
     single_tokens_decode=True,
     records_ends=True,
+    lookup_ns=LOOKUP_NS,
 )

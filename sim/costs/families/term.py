@@ -109,7 +109,8 @@ class KernelFamily:
     `warm_ns` is what the decode steps after one with so many tokens take more, together; `shared_ns` what so
     many shared context tokens of so many requests save. `single_tokens_decode`: a prompt chunk of one token
     runs as a decode even beside longer chunks. `records_ends`: recordings with asynchronous scheduling have
-    the end of each step on the device, and so its own time.
+    the end of each step on the device, and so its own time. `lookup_ns`: host time that n-gram speculation
+    takes for each request of a step, to look up guesses and lay out a step that verifies them.
     """
 
     name: str
@@ -119,6 +120,7 @@ class KernelFamily:
     shared_ns: Callable[[TileShape, Coefficients, int, int], float] = _no_sharing
     single_tokens_decode: bool = False
     records_ends: bool = False
+    lookup_ns: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

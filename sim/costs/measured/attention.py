@@ -12,17 +12,15 @@ longest tile is a lower bound of the step's attention.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from pagecast.sim.costs.families.attention_tiles import Tiles
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.tables import OperationTimes
 from pagecast.sim.machine.model_facts import attended_pairs
-
-KEYS = 128  # keys that a tile walks at a time
 
 
 class AttentionHeads(NamedTuple):
@@ -33,21 +31,6 @@ class AttentionHeads(NamedTuple):
     kv_heads: int
     head_dim: int
     window: int
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Tiles of a kernel that computes prompts and decoding requests together.
-
-    `rows`: query rows of a tile; `packed`: whether the query heads of a group fill rows of one tile.
-    """
-
-    rows: int
-    packed: bool
-
-    def tokens(self, group: int) -> int:
-        """Query tokens that fill a tile."""
-        return max(1, self.rows // group) if self.packed else self.rows
 
 
 class DecodeAttention:
@@ -88,6 +71,7 @@ class PromptAttention:
         self._rates: list[float] = rates[long].tolist()
         self._window = target.window
         self.tile = tiles.tokens(target.heads // target.kv_heads) if tiles else 1
+        self.exposed = tiles.exposed if tiles else 0.0
         self._span_s = self._rates[-1] * self.tile * sms / target.kv_heads if tiles else 0.0
 
     def rate(self, length: float) -> float:

@@ -24,9 +24,6 @@ TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 25
 _FS = 1e15  # femtoseconds in a second
 _TABLE = 16384  # token counts whose time is looked up
 _MOST_CHUNKS = 1 << 16
-# Of decoding requests beside prompts in one kernel: the share of the shorter of reading their contexts and
-# computing their tiles that the longer does not hide. Fitted to the synchronous steps of `azure_conv`.
-_EXPOSED = 0.43
 # Mean contexts between which decode time is a line.
 _CONTEXTS = np.array([0, *(2**power - 1 for power in range(7, 18))], np.float64)
 
@@ -89,6 +86,7 @@ class MeasuredCosts:
         prompt = self.operations.prompt
         self._least_fs = round(sum(layers * p.least_s for layers, _, p in prompt) * _FS)
         full = [(layers, p) for layers, window, p in prompt if not window]
+        self._exposed = max((p.exposed for _, _, p in prompt), default=0.0)
         self._tile_fs = round(sum(layers * p.tile_seconds(1) for layers, p in full) * _FS)
         self._span_fs = round(sum(layers * p.span_seconds(1) for layers, p in full) * _FS)
         self._window_tiles = [
@@ -131,7 +129,7 @@ class MeasuredCosts:
             read, tiles = self._decode_fs(n, ctx), self._tile_fs * ctx
             for window, tile in self._window_tiles:
                 tiles += tile * min(ctx, window * n)
-            attention += max(read, tiles) + round(_EXPOSED * min(read, tiles))
+            attention += max(read, tiles) + round(self._exposed * min(read, tiles))
         else:
             attention += self._least_fs
         total = max(attention, self._span_fs * longest)

@@ -14,9 +14,10 @@ The rules, each of them stated in `docs/measured-operations.md`:
 from __future__ import annotations
 
 import numpy as np
+from pagecast.sim.costs.families import fa2, fa3
 from pagecast.sim.costs.families.fa3 import FLASH_ATTENTION_3, imbalance_cap, tail_tokens
 from pagecast.sim.costs.families.shape import TileShape
-from pagecast.sim.costs.measured.attention import AttentionHeads, DecodeAttention, PromptAttention, Tiles
+from pagecast.sim.costs.measured.attention import AttentionHeads, DecodeAttention, PromptAttention
 from pagecast.sim.costs.measured.experts import ExpertTimes
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.latent import LatentAttention
@@ -31,17 +32,13 @@ from pagecast.sim.machine.model_facts import Linear, ModelFacts
 KERNEL_S, KERNEL_BANDWIDTH = 3e-6, 0.8
 ROUTING_KERNELS = 2
 GRAPH = "graph"
-# GPUs on which vLLM computes prompts and decoding requests in one launch of FlashAttention, and its tiles:
-# FlashAttention 3 packs a group's query heads into 128 rows; FlashAttention 2, over paged KV, has a tile of
-# 64 rows for each head.
-_FA3 = Tiles(rows=128, packed=True)
-_FA2 = Tiles(rows=64, packed=False)
+# GPUs on which vLLM computes prompts and decoding requests in one launch of FlashAttention, and its tiles.
 _TILES = {
-    "H100 SXM": _FA3,
-    "H200": _FA3,
-    "A100 80GB": _FA2,
-    "L40S": _FA2,
-    "RTX PRO 6000": _FA2,
+    "H100 SXM": fa3.TILES,
+    "H200": fa3.TILES,
+    "A100 80GB": fa2.TILES,
+    "L40S": fa2.TILES,
+    "RTX PRO 6000": fa2.TILES,
 }
 
 
