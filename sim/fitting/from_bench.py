@@ -25,9 +25,7 @@ from pagecast.sim.scenario import Scenario
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int], None]
 
-# Of step_s in ms, ln decode and ln prompt, before any result: host times of engines differ by half a
-# millisecond or so, measured operations are right within 8% (docs/measured-operations.md).
-PRIOR_SD = (0.5, 0.08, 0.08)
+STEP_PRIOR_MS = 0.5  # host times of engines differ by half a millisecond or so
 # What a figure may be off by with the best corrections, of another load too: what three numbers can't say.
 # Near saturation TTFT follows step time many times over, so that it says less.
 _MISFIT = {"tpot": 0.03, "e2e": 0.03, "ttft": 0.15}
@@ -63,7 +61,8 @@ def fit_corrections(
         costs = base.corrected(_corrections(x, name))
         return np.concatenate([counted(each, scenario, costs) for each in targets])
 
-    x, prior = np.zeros(3), 1.0 / np.array(PRIOR_SD)
+    x, prior_sd = np.zeros(3), prior_of(base)
+    prior = 1.0 / np.array(prior_sd)
     start = here = misses(x)
     jacobian = np.zeros((len(here), 3))
     for _ in range(_ROUNDS):
@@ -77,7 +76,14 @@ def fit_corrections(
     precision = jacobian.T @ jacobian + np.diag(prior**2)
     covariance = np.asarray(np.linalg.inv(precision), np.float64)
     sources = _sources(targets, start, here)
-    return _corrections(x, name, covariance, scenario.target().identity, sources)
+    return _corrections(x, name, covariance, scenario.target().identity, sources, prior_sd)
+
+
+def prior_of(costs: MeasuredCosts) -> tuple[float, float, float]:
+    """Standard deviations of step_s in ms, ln decode and ln prompt before any result."""
+    spread = costs.spread
+    factor = spread.sd * math.sqrt(spread.freedom / (spread.freedom - 2))  # of Student's t
+    return STEP_PRIOR_MS, factor, factor
 
 
 class _Counter:
@@ -129,10 +135,11 @@ def _corrections(
     covariance: Floats | None = None,
     made_for: dict[str, Any] | None = None,
     sources: tuple[dict[str, Any], ...] = (),
+    prior_sd: tuple[float, ...] = (),
 ) -> Corrections:
     rows = () if covariance is None else tuple(tuple(map(float, row)) for row in covariance)
     step_s, decode, prompt = float(x[0]) / 1e3, math.exp(x[1]), math.exp(x[2])
-    return Corrections(name, step_s, decode, prompt, rows, PRIOR_SD, made_for or {}, sources)
+    return Corrections(name, step_s, decode, prompt, rows, prior_sd, made_for or {}, sources)
 
 
 def _sources(targets: list[_Target], start: Floats, end: Floats) -> tuple[dict[str, Any], ...]:

@@ -66,7 +66,11 @@ def _corrected(corrections: Corrections, target: Target, *, transfer: bool) -> S
     """Errors: BadInput for corrections of another set-up, unless `transfer`."""
     for name, value in target.identity.items():
         fit_value = corrections.made_for.get(name)
-        if fit_value != value and not transfer:
+        same = fit_value == value
+        if name == "kv_cache_dtype" and isinstance(fit_value, str):  # "auto" may be what the other one names
+            sizes = {target.model.kv_element_bytes(dtype) for dtype in (fit_value, str(value))}
+            same = len(sizes) == 1
+        if not same and not transfer:
             raise BadInput(
                 f"corrections {corrections.name} are for {name} {fit_value}, not {value}: calibrate this "
                 "set-up, or carry them over (--transfer-costs; rougher)"

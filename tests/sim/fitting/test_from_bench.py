@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.measured.corrections import Corrections, read_corrections
-from pagecast.sim.fitting.from_bench import PRIOR_SD, REPLAYS, fit_corrections
+from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
 SETUP = Scenario(model="Qwen/Qwen3-8B", gpu="H100", costs="measured", num_gpu_blocks=20_000)
-TRUE = Corrections("true", step_s=0.0004, decode=1.06, prompt=0.93)
+TRUE = Corrections("true", step_s=0.0004, decode=1.02, prompt=0.98)
 
 
 def results(costs=None, limit=250):
@@ -43,8 +43,8 @@ def test_intervals_hold_the_truth_and_admit_what_results_do_not_say(fitted):
     _, made = fitted
     assert abs(math.log(made.decode / TRUE.decode)) < 2 * made.sd[1]
     assert abs(math.log(made.prompt / TRUE.prompt)) < 2 * made.sd[2]
-    assert all(sd < prior for sd, prior in zip(made.sd, PRIOR_SD, strict=True))
-    assert made.sd[0] > 0.3 * PRIOR_SD[0], "host time and decode factor can hardly be told apart"
+    assert all(sd < prior for sd, prior in zip(made.sd, made.prior_sd, strict=True))
+    assert made.sd[0] > 0.3 * made.prior_sd[0], "host time and decode factor can hardly be told apart"
 
 
 def test_corrections_survive_their_file_and_hold_for_their_set_up_alone(fitted, tmp_path):
@@ -68,3 +68,13 @@ def test_corrected_steps_add_up_however_they_are_cut():
 def test_too_few_requests_are_refused():
     with pytest.raises(BadInput, match="requests say too little"):
         fit_corrections([results(limit=5)], SETUP, "few")
+
+
+def test_corrections_hold_for_the_kv_dtype_whatever_it_is_called(fitted, tmp_path):
+    _, made = fitted
+    path = made.save(tmp_path / "mine.json")
+    named = SETUP.model_copy(update={"costs": str(path), "kv_cache_dtype": "bfloat16"})
+    assert named.step_costs().name == "fitted"
+    other = SETUP.model_copy(update={"costs": str(path), "kv_cache_dtype": "fp8"})
+    with pytest.raises(BadInput, match="are for kv_cache_dtype auto, not fp8"):
+        other.step_costs()
