@@ -6,8 +6,10 @@
     the link carries what D lacks (or the whole prompt), one transfer at a time per replica
     D has the prompt cached, computes what is left of its last block, and generates
 
-As with vLLM's pull and Dynamo's default. A request that lacks few tokens at D stays there (conditional
-disaggregation). Between its arrival at D and its admission the transferred blocks are cached, not held.
+D and P look at handoffs between their steps only: when D reserves, when it takes what was transferred, and
+when P's blocks come free. As with vLLM's pull and Dynamo's default. A request that lacks few tokens at D
+stays there (conditional disaggregation). Between its arrival at D and its admission the transferred blocks
+are cached, not held.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 import simpy
 from pagecast.sim.core import handoff as blocks
-from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.request import State
 from pagecast.sim.fleet.fleet import Fleet, call_at
 from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports, Tasks
 from pagecast.sim.fleet.inbox import HandoffInbox
@@ -33,7 +35,6 @@ from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay.clients import NS, Arrivals
 from pagecast.sim.replay.metrics import statistics
-from pagecast.sim.scenario import Scenario
 
 
 class DisaggregatedFleet(Fleet):
@@ -70,7 +71,7 @@ class DisaggregatedFleet(Fleet):
             super().add(member, view, ready_ns)
 
     def route(self, row: int, now: int, arrival_ns: int) -> None:
-        """Chooses who decodes, then who prefills unless the prompt is as good as there."""
+        """Chooses who decodes, and who prefills unless the decode replica lacks few of the tokens."""
         self._arrival_ns[row] = arrival_ns
         query = Query(self.prompts, row, now)
         decode, cached = self.decode_router.choose(query, self.ready)
@@ -79,33 +80,39 @@ class DisaggregatedFleet(Fleet):
         target = self.members[decode.number]
         if query.prompt_tokens - cached < self.settings.remote_tokens:
             self.local_requests += 1
-            self.believed_tokens[row] = cached
-            self.choices.append(decode.number)
-            self.place[row] = target
-            self._deliver(target, row, now, arrival_ns)
+            self._send(row, target, cached, now, arrival_ns)
             return
-        prefill, self.believed_tokens[row] = self.router.choose(query, self.prefill_ready)
+        prefill, cached = self.router.choose(query, self.prefill_ready)
         prefill.add(row, query.prompt_tokens)
         self.router.on_dispatch(query, prefill)
-        self.choices.append(prefill.number)
-        source = self.place[row] = self.members[prefill.number]
+        source = self.members[prefill.number]
         self.handoffs[row] = Handoff(row, source, target)
         _feed(source).one_token.add(row)
-        self._deliver(source, row, now, arrival_ns)
+        self._send(row, source, cached, now, arrival_ns)
+
+    def _send(self, row: int, member: Member, believed_tokens: int, now: int, arrival_ns: int) -> None:
+        self.believed_tokens[row] = believed_tokens
+        self.choices.append(member.number)
+        self.place[row] = member
+        self._deliver(member, row, now, arrival_ns)
 
     def on_end(self, number: int, row: int, now: int) -> None:
-        """A request has ended on a replica: its prefill, or all of it."""
+        """A request has ended on a replica, or only its prompt has."""
         handoff = self.handoffs.get(row)
-        output = self.prompts.output_tokens[row]
         view = self.views[number]
         view.remove(row)
-        if handoff is None or handoff.is_decoding:
-            self.decode_router.on_end(row, view, now, output)
-            self._close(row, now)
-            if self._tasks[number].waiting:
-                _inbox(self.members[number]).ring(now)
+        if handoff is not None and not handoff.is_decoding:
+            self.router.on_end(row, view, now, 1)
+            self._end_prefill(handoff, now)
             return
-        self.router.on_end(row, view, now, 1)
+        self.decode_router.on_end(row, view, now, self.prompts.output_tokens[row])
+        self._close(row, now)
+        if self._tasks[number].waiting:  # for the blocks that are free now
+            _inbox(self.members[number]).ring(now)
+
+    def _end_prefill(self, handoff: Handoff[Member], now: int) -> None:
+        """Holds a prompt's blocks and tells the decode replica; a prompt that was not computed ends here."""
+        row = handoff.row
         request = _feed(handoff.prefill).requests[row]
         if request.state is not State.FINISHED:
             self.views[handoff.decode.number].remove(row)
@@ -113,7 +120,8 @@ class DisaggregatedFleet(Fleet):
             self._close(row, now)
             return
         handoff.ready_ns = now
-        handoff.source_holder = self._hold(handoff.prefill, row)
+        handoff.source_holder = self.prompts.feed(handoff.prefill.limits.block_size).request(row, 0)
+        blocks.hold(handoff.prefill.scheduler, handoff.source_holder)
         if self.settings.first_token == "prefill":
             _feed(handoff.decode).first_tokens[row] = request.first_token_ns
         del self.place[row]
@@ -125,18 +133,12 @@ class DisaggregatedFleet(Fleet):
         self.clients.ended(row, now)
         self._schedule_clients()
 
-    def _hold(self, member: Member, row: int) -> Request:
-        """Holds the blocks of a prompt that has just been computed, until they have been read."""
-        holder = self.prompts.feed(member.limits.block_size).request(row, 0)
-        blocks.hold(member.scheduler, holder)
-        return holder
-
     # ---- figures
 
-    def settle(self, rows: pd.DataFrame, names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
-        """Selects the recorded rows that end a request, not its prefill alone.
+    def ends(self, rows: pd.DataFrame, names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
+        """Which of the recorded rows end a request, and not its prefill alone. `names`: their replicas.
 
-        The cached tokens of a request are those found where its prompt was computed.
+        Sets the cached tokens of those that end a request to those found where its prompt was computed.
         """
         ends = np.ones(len(rows), dtype=np.bool_)
         cached = rows["cached_tokens"].to_numpy(copy=True)
@@ -169,63 +171,53 @@ class DisaggregatedFleet(Fleet):
         }
 
     # ---- handing over
+    #
+    # Events (`_offer`, `_finish_transfer`, `_release`) leave a task and ring; `_turn` does the tasks when the
+    # replica is between steps. Its time may be ahead of the environment's.
 
     def _offer(self, handoff: Handoff[Member]) -> None:
-        """The decode replica hears of a prompt."""
+        """The prompt is computed: the decode replica is to reserve blocks."""
         self._tasks[handoff.decode.number].waiting.append(handoff)
         self._ring(handoff.decode)
 
+    def _finish_transfer(self, handoff: Handoff[Member]) -> None:
+        """The transfer has ended: the decode replica is to take the prompt."""
+        self._tasks[handoff.decode.number].landing.append(handoff)
+        self._ring(handoff.decode)
+
+    def _release(self, handoff: Handoff[Member]) -> None:
+        """The blocks have been read, or will not be: the prefill replica is to free them."""
+        self._tasks[handoff.prefill.number].read.append(handoff)
+        self._ring(handoff.prefill)
+
     def _ring(self, member: Member) -> None:
-        """Has a replica look at its tasks between steps."""
         now = int(self.env.now)
         _inbox(member).ring(now)
         member.replica.wake(now)
 
     def _turn(self, member: Member, now: int) -> None:
-        """What a replica does for handoffs between two steps: blocks come free, land and are reserved."""
+        """Does the tasks of a replica that is between two steps at `now`."""
         tasks = self._tasks[member.number]
         while tasks.read:
             self._give_back(tasks.read.popleft())
         while tasks.landing:
             self._land(tasks.landing.popleft(), now)
         waiting = tasks.waiting
-        while waiting and (waiting[0].is_cancelled or self._reserve(waiting[0], now)):
-            handoff = waiting.popleft()
-            if handoff.is_cancelled:
-                self._drop(handoff, now)
+        while waiting:
+            if waiting[0].is_cancelled:
+                self._drop(waiting.popleft(), now)
+            elif self._reserve(waiting[0], now):
+                waiting.popleft()
+            else:
+                break
 
-    def _reserve(self, handoff: Handoff[Member], now: int) -> bool:
-        """Reserves blocks and asks for the transfer. False: there is no room now."""
-        member = handoff.decode
-        holder = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
-        hit = blocks.reserve(member.scheduler, holder)
-        if hit is None:
-            if member.scheduler.memory.used_blocks:
-                return False
-            # A prompt that never fits goes to the replica as it is, which says so.
-            handoff.start_ns = handoff.end_ns = now
-            self._land(handoff, now)
-            return True
-        handoff.target_holder = holder
-        known = hit.tokens if self.settings.transfer == "missing" else 0
-        handoff.moved_bytes = self._size(member.scenario, holder.prompt_tokens - known)
-        asked_ns = max(now, member.replica.device_free_ns) if self.settings.after_step else now
-        source, target = handoff.prefill.number, member.number
-        handoff.start_ns, handoff.end_ns = self.ports.carry(source, target, handoff.moved_bytes, asked_ns)
-        call_at(self.env, handoff.end_ns, partial(self._finish_transfer, handoff))
-        return True
-
-    def _size(self, scenario: Scenario, tokens: int) -> int:
-        parallel = scenario.tensor_parallel_size
-        facts = find_model(scenario.model)
-        return round(facts.kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel) * parallel)
-
-    def _finish_transfer(self, handoff: Handoff[Member]) -> None:
-        self._tasks[handoff.decode.number].landing.append(handoff)
-        self._ring(handoff.decode)
+    def _give_back(self, handoff: Handoff[Member]) -> None:
+        assert handoff.source_holder is not None
+        blocks.give_back(handoff.prefill.scheduler, handoff.source_holder)
+        handoff.source_holder = None
 
     def _land(self, handoff: Handoff[Member], now: int) -> None:
-        """The prompt is at the decode replica, and joins its queue."""
+        """The decode replica has the prompt cached, and queues the request."""
         handoff.landed_ns = now
         if handoff.target_holder is not None:
             blocks.land(handoff.decode.scheduler, handoff.target_holder)
@@ -238,28 +230,45 @@ class DisaggregatedFleet(Fleet):
         self.place[handoff.row] = handoff.decode
         handoff.decode.inbox.put(handoff.row, now, self._arrival_ns[handoff.row])
 
-    def _release(self, handoff: Handoff[Member]) -> None:
-        """The prefill replica hears that its blocks have been read, or will not be."""
-        self._tasks[handoff.prefill.number].read.append(handoff)
-        self._ring(handoff.prefill)
-
-    def _give_back(self, handoff: Handoff[Member]) -> None:
-        assert handoff.source_holder is not None
-        blocks.give_back(handoff.prefill.scheduler, handoff.source_holder)
-        handoff.source_holder = None
-
     def _drop(self, handoff: Handoff[Member], now: int) -> None:
         """Ends a request whose client gave up between prefill and decode."""
         call_at(self.env, now, partial(self._release, handoff))
         self.views[handoff.decode.number].remove(handoff.row)
         self._end_unserved(handoff.row, now, State.CANCELLED, "")
 
-    def _give_up(self, row: int, now: int) -> None:
+    def _reserve(self, handoff: Handoff[Member], now: int) -> bool:
+        """Reserves blocks and starts the transfer. False: there is no room yet."""
+        member = handoff.decode
+        holder = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
+        hit = blocks.reserve(member.scheduler, holder)
+        if hit is not None:
+            handoff.target_holder = holder
+            known = hit.tokens if self.settings.transfer == "missing" else 0
+            self._start_transfer(handoff, holder.prompt_tokens - known, now)
+            return True
+        if member.scheduler.memory.used_blocks:
+            return False
+        # The prompt never fits: the replica gets it as it is, and rejects it with the reason.
+        handoff.start_ns = handoff.end_ns = now
+        self._land(handoff, now)
+        return True
+
+    def _start_transfer(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
+        scenario = handoff.decode.scenario
+        parallel = scenario.tensor_parallel_size
+        each = find_model(scenario.model).kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel)
+        handoff.moved_bytes = round(each * parallel)
+        asked_ns = max(now, handoff.decode.replica.device_free_ns) if self.settings.after_step else now
+        source, target = handoff.prefill.number, handoff.decode.number
+        handoff.start_ns, handoff.end_ns = self.ports.carry(source, target, handoff.moved_bytes, asked_ns)
+        call_at(self.env, handoff.end_ns, partial(self._finish_transfer, handoff))
+
+    def _cancel(self, row: int, now: int) -> None:
         handoff = self.handoffs.get(row)
         if handoff is not None and row not in self.place:
             handoff.is_cancelled = True
         else:
-            super()._give_up(row, now)
+            super()._cancel(row, now)
 
 
 def _feed(member: Member) -> HandoffFeed:

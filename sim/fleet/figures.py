@@ -1,7 +1,7 @@
 """Figures of a fleet: those of all its replicas together, and how evenly a router spread the requests.
 
 Herding is how much a router runs after one replica for a while: of each row of 4 N consecutive requests (N
-replicas), the largest share that one replica got, from 0 (an even share) to 1 (all of them), in the mean.
+replicas), the largest share that one replica got, from 0 (an even share) to 1 (all of them); their mean.
 Imbalance is the busiest replica's output and uncached prompt tokens over the mean replica's. Stale tokens are
 prompt tokens that the router believed cached and the replica had to compute.
 """

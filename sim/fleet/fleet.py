@@ -1,8 +1,8 @@
 """A fleet as SimPy processes: clients, a router, and replicas that each go at their own pace.
 
-A replica plans many decode steps at once and learns of a request only when the router sends it: then its
-stretch is cut. Requests that go elsewhere leave it alone. What the clients do at some time comes before what
-replicas do then, so that a request joins the step planned at its arrival, as in a replay of one replica.
+A replica plans a stretch of many decode steps at once. A request that the router sends it cuts the stretch;
+one that goes elsewhere does not. Where clients and replicas act at the same time, the clients come first, so
+that a request joins the step planned at its arrival, as in a replay of one replica.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def call_at(env: simpy.Environment, time: int, action: Callable[[], None]) -> No
 class Fleet:
     """Replicas behind one router.
 
-    `place`: the member that serves each row now. `waiting`: the arrivals of rows that no replica has, because
-    there is none or theirs was lost. `believed_tokens`: the prompt tokens that the router believed cached
-    where it sent a row last. `choices`: the replica of each routed request. `unserved`: the requests that no
-    replica ended. `on_empty(member)` is called when a draining replica has served its last.
+    `place`: the member that serves each row now. `waiting`: rows without a replica, because none is ready or
+    theirs was lost, and when each may be sent. `believed_tokens`: the prompt tokens that the router believed
+    cached where it sent a row last. `choices`: the replica numbers in the order of routing. `unserved`: the
+    requests that no replica ended. `log`: times, replica names and what happened to them. `on_empty(member)`
+    is called when a draining replica has served its last.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Fleet:
         self.believed_tokens = [0] * len(prompts.input_tokens)
         self.choices: list[int] = []
         self.retries: dict[int, int] = {}
-        self.log: list[tuple[int, str, str]] = []  # time, replica, what happened
+        self.log: list[tuple[int, str, str]] = []
         self.unserved = Recorder()
         self.on_empty: Callable[[Member], None] = lambda member: None
         self._remaining = len(prompts.input_tokens)
@@ -153,7 +154,7 @@ class Fleet:
             del self.waiting[row]
             self.route(row, int(self.env.now), self._arrival_ns[row])
 
-    def give_up_waiting(self) -> bool:
+    def reject_waiting(self) -> bool:
         """Rejects what waits for a replica that will never come. Returns whether there was any."""
         rows = list(self.waiting)
         for row in rows:
@@ -191,12 +192,13 @@ class Fleet:
         while (entry := clients.take(due)) is not None:
             row, arrival_ns = entry
             if arrival_ns is None:
-                self._give_up(row, due)
+                self._cancel(row, due)
             else:
                 self.route(row, due, arrival_ns)
         self._schedule_clients()
 
-    def _give_up(self, row: int, now: int) -> None:
+    def _cancel(self, row: int, now: int) -> None:
+        """A client gives up."""
         member = self.place.get(row)
         if member is not None:
             self._deliver(member, row, now, None)

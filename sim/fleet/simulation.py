@@ -169,7 +169,7 @@ class _FleetRun:
         self._lifecycle.start()
         self.fleet.start()
         run(self.env, _SLICE, tell)
-        while self.fleet.give_up_waiting():
+        while self.fleet.reject_waiting():
             run(self.env, _SLICE, tell)
 
     def result(self, wall_s: float, *, keep_steps: bool) -> FleetResult:
@@ -248,7 +248,7 @@ class _FleetRun:
         names = np.repeat([name for name, _ in recorders], [len(part) for part in parts])
         joined = request_frame(np.concatenate(parts))
         if isinstance(self.fleet, DisaggregatedFleet):
-            kept = self.fleet.settle(joined, names)
+            kept = self.fleet.ends(joined, names)
             joined, names = joined[kept], names[kept]
         order = np.argsort(joined["row"].to_numpy(), kind="stable")
         joined = joined.iloc[order].reset_index(drop=True)

@@ -1,6 +1,6 @@
-"""A day of ServeGen traffic: fixed fleets against autoscaled ones, by service level and cost.
+"""A day of ServeGen traffic: fixed fleets against autoscaled ones, by attainment of the SLO and cost.
 
-    python tests/benchmarks/day.py                # 24 hours at one request per second in the mean
+    python tests/benchmarks/day.py                # 24 hours at one request per second on average
     python tests/benchmarks/day.py --rate 0.5     # half of the traffic
     python tests/benchmarks/day.py --plan         # the fewest replicas that keep the SLO all day
 
@@ -34,7 +34,7 @@ STARTUP = {"source": "disk", "disk_bytes_per_s": 2e9, "engine_s": 40.0}
 
 
 def day(rate: float, seed: int = 0) -> Trace:
-    """24 hours of the published clients, at so many requests per second in the mean."""
+    """24 hours of the published clients, at so many requests per second on average."""
     clients = load_clients(SHARED / "traces" / "servegen_reason_deepseek-r1.tar.zst")
     return servegen(clients, duration_s=DAY_S, rate=rate, seed=seed, name="day")
 
@@ -100,7 +100,7 @@ def plan(trace: Trace, scenario: Scenario, level: Slo, price: float, most: int) 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", type=float, default=1.0, help="requests per second in the mean")
+    parser.add_argument("--rate", type=float, default=1.0, help="requests per second on average")
     parser.add_argument("--gpu", default="L40S")
     parser.add_argument("--slo", default=SLO)
     parser.add_argument("--price", type=float, default=1.0, help="of a GPU hour")

@@ -7,7 +7,7 @@
 times and counts what it sent and what has ended, as in a fleet's replay. OUT gets a recorded run per engine
 (for `pagecast validate` and `calibrate`), `fleet.json`, and `requests.csv` with each request's replica.
 `forecast` replays the same requests on a simulated fleet and prints TPOT, E2E and TTFT beside the measured
-ones; it exits with 1 where TPOT or E2E is off by more than 10% in the mean. Calibrate from other runs than
+ones; it exits with 1 where mean TPOT or mean E2E is off by more than 10%. Calibrate from other runs than
 these: a forecast is none where its costs were fitted to what it is compared with.
 """
 

@@ -8,7 +8,7 @@ they take turns, which the forecast does not model. The prefill engine gets the 
 computes their prompts; the decode engine reads the KV blocks over the link between the two GPUs and
 generates (`engine/handoff.py`). OUT gets a recorded run per engine, `prefill` and `decode`, and `fleet.json`.
 `forecast` replays the same requests on a simulated pair, and prints TPOT, E2E and TTFT beside the measured
-ones. It exits with 1 where TPOT or E2E is off by more than 10% in the mean. The link's rate is
+ones. It exits with 1 where mean TPOT or mean E2E is off by more than 10%. The link's rate is
 NVLink's data sheet's, and its latency the settings' default: neither is fitted to the run.
 """
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from pagecast.planner_app.wording.quantities import counted
+
 _EXACT = 1e-9  # rates are floats: three times a third is one
 _TIGHT = 0.1  # a spare capacity below this share of the rate is worth a note
 
@@ -52,11 +54,11 @@ class Replicas:
     @property
     def says(self) -> str:
         """One sentence."""
-        alone = f"{_number(self.requests_per_s)} requests/s take {_counted(self.count, 'replica')}"
+        alone = f"{_number(self.requests_per_s)} requests/s take {counted(self.count, 'replica')}"
         if self.low is not None:
             most = "more than can be told" if self.high is None else f"{self.high:,}"
             alone += f" (90%: {self.low:,} to {most})" if self.low != self.high else ""
-        gpus = f", {_counted(self.gpus, 'GPU')}" if self.gpus != self.count else ""
+        gpus = f", {counted(self.gpus, 'GPU')}" if self.gpus != self.count else ""
         return f"{alone}{gpus}, {_number(self.each)} requests/s each at most{self._at_low}"
 
     @property
@@ -76,12 +78,12 @@ class Replicas:
         at_low = "at the low end of the highest rate's interval"
         if self.high > self.count:
             return (
-                f"{at_low}, {self.requests_per_s:.3g} requests/s take {_counted(self.high, 'replica')}, "
+                f"{at_low}, {self.requests_per_s:.3g} requests/s take {counted(self.high, 'replica')}, "
                 f"not {self.count:,}: plan for {self.high:,}, or make the interval narrower (--replicates 20)"
             )
         if self.spare_at_low < _TIGHT:
             return (
-                f"{at_low}, {_counted(self.high, 'replica')} can take only {self.spare_at_low:.0%} more than "
+                f"{at_low}, {counted(self.high, 'replica')} can take only {self.spare_at_low:.0%} more than "
                 f"{self.requests_per_s:.3g} requests/s: add a replica for bursts and growth"
             )
         return ""
@@ -104,7 +106,3 @@ def _times(whole: float, part: float) -> int:
 
 def _number(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("s" if count != 1 else "")

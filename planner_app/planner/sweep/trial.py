@@ -19,7 +19,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 Figure = float | int | None
-GPUS_HELD = "GPUs held in the mean: "  # a fleet's figures by GPU type
+GPUS_HELD = "GPUs held on average: "  # a fleet's figures by GPU type
 LATENCIES = ("ttft", "tpot", "e2e", "queue")  # those with figures; an SLO may bound more (`slo.py`)
 _OTHERS = (
     "output_tokens_per_s",
@@ -128,7 +128,7 @@ def figures_of(result: Result) -> dict[str, Figure]:
     """A replay's figures under flat names with their unit: `ttft_p99_s`, `output_tokens_per_s`.
 
     A fleet's have `gpus` too, those that it held at most at once, `gpu_hours`, and of each GPU type how many
-    it held in the mean.
+    it held on average.
     """
     summary = result.summary
     figures: dict[str, Figure] = {
