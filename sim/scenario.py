@@ -98,6 +98,12 @@ class Scenario(BaseModel):
     enable_expert_parallel: bool = Field(
         False, description="spread whole experts over a replica's GPUs, not slices of each (vLLM: off)"
     )
+    moe_data_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="ranks that a mixture's experts are spread over, of which this replica is one; the "
+        "others are taken to do the same at the same time (measured operations; vLLM: data_parallel_size, 1)",
+    )
     gpu_link_gb_per_s: float | None = Field(
         None,
         gt=0,
@@ -638,8 +644,14 @@ class Scenario(BaseModel):
         """The target of step costs: `engine`, or the engine that a profile is named after."""
         from pagecast.sim.costs.calibration.target import Target
 
+        model = find_model(self.model)
+        if self.moe_data_parallel_size > 1 and model.moe is None:
+            raise BadInput(
+                "moe_data_parallel_size is for mixtures of experts, whose ranks share them; replicas of "
+                f"{model.name} are independent: give one of them its share of the load, or a fleet"
+            )
         return Target(
-            model=find_model(self.model),
+            model=model,
             gpu=find_gpu(self.gpu),
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
@@ -647,6 +659,7 @@ class Scenario(BaseModel):
             engine=self.engine or self.profile,
             max_num_seqs=self.max_num_seqs,
             expert_parallel=self.enable_expert_parallel,
+            moe_data_parallel_size=self.moe_data_parallel_size,
             gpu_link_gb_per_s=self.gpu_link_gb_per_s,
             host_time_factor=self.host_time_factor,
         )

@@ -26,11 +26,20 @@ def allocated_bytes(size: int) -> int:
 
 
 def loaded_weight_bytes(
-    model: ModelFacts, tensor_parallel_size: int = 1, max_model_len: int | None = None
+    model: ModelFacts,
+    tensor_parallel_size: int = 1,
+    max_model_len: int | None = None,
+    moe_data_parallel_size: int = 1,
 ) -> int:
-    """Bytes of the loaded model on one GPU: matrices, vocabulary, norms and biases, rotary tables."""
+    """Bytes of the loaded model on one GPU: matrices, vocabulary, norms and biases, rotary tables.
+
+    Routed experts are spread over `moe_data_parallel_size` ranks.
+    """
     tp = tensor_parallel_size
-    matrices = sum(linear.layers * _matrix_bytes(model, linear) for linear in model.linears(tp))
+    matrices = 0
+    for linear in model.linears(tp):
+        ranks = moe_data_parallel_size if linear.name.startswith("expert_") else 1
+        matrices += linear.layers * _matrix_bytes(model, linear) // ranks
     rows = -(-model.vocab // 64) * 64 // tp
     vocabulary = allocated_bytes(rows * model.hidden * model.dtype_bytes) * (1 if model.tied else 2)
     plain = (model.small_params() + model.learned_positions * model.hidden) * model.dtype_bytes

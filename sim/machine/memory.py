@@ -112,6 +112,7 @@ def hbm_budget(
     gpu: Gpu,
     *,
     tensor_parallel_size: int = 1,
+    moe_data_parallel_size: int = 1,
     gpu_memory_utilization: float | None = None,
     free_gpu_memory_fraction: float | None = None,
     kv_tokens: int | None = None,
@@ -125,7 +126,7 @@ def hbm_budget(
     model_runner: str = "auto",
     sequence_tokens: int = 2048,
 ) -> HbmBudget:
-    """The budget of one GPU of `tensor_parallel_size`.
+    """The budget of one GPU of `tensor_parallel_size`; `moe_data_parallel_size` such ranks share experts.
 
     Of the three limits the lesser wins; with none given, `gpu_memory_utilization` is 0.9. Errors:
     `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for a block.
@@ -136,6 +137,7 @@ def hbm_budget(
             "free_gpu_memory_fraction": free_gpu_memory_fraction,
         },
         {
+            "moe_data_parallel_size": moe_data_parallel_size,
             "kv_tokens": kv_tokens,
             "block_size": block_size,
             "max_num_seqs": max_num_seqs,
@@ -154,7 +156,7 @@ def hbm_budget(
     )
     lean = activations.lean_runner(model, model_runner)
     profile = _Profile(max_num_batched_tokens, max_num_seqs, max_model_len, enforce_eager, lean)
-    fixed = _fixed_items(model, gpu, tensor_parallel_size, profile)
+    fixed = _fixed_items(model, gpu, tensor_parallel_size, moe_data_parallel_size, profile)
     limits = _limits(gpu, fixed, layout, gpu_memory_utilization, free_gpu_memory_fraction, kv_tokens)
     limit = min(limits, key=limits.__getitem__)
     blocks = int(limits[limit] // layout.block_bytes)
@@ -296,14 +298,14 @@ class _Profile(NamedTuple):
     lean: bool
 
 
-def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tuple[Item, ...]:
+def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, dp: int, profile: _Profile) -> tuple[Item, ...]:
     tokens, seqs, max_model_len, eager, lean = profile
     graphs = 0 if eager else activations.graph_bytes(model, gpu, seqs, tp)
     state = activations.sampler_state_bytes(model, seqs) if lean else 0
     items = [
         Item(
             "weights",
-            loaded_weight_bytes(model, tp, max_model_len),
+            loaded_weight_bytes(model, tp, max_model_len, dp),
             f"{model.params / 1e9:.2f} B parameters in {model.weight_dtype}",
         ),
         Item(
@@ -316,8 +318,8 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, profile: _Profile) -> tup
         Item("CUDA graphs", graphs, f"{len(capture_sizes(seqs))} batch sizes", counted=not lean),
         Item("sampler", state, "token counts for penalties", counted=False),
         Item("CUDA context", CONTEXT_BYTES, "the driver's", counted=False),
-        Item("communication", ALL_REDUCE_BYTES if tp > 1 else 0, "all-reduce and NCCL buffers"),
-        Item("NCCL", NCCL_BYTES if tp > 1 else 0, "its channels", counted=False),
+        Item("communication", ALL_REDUCE_BYTES if tp * dp > 1 else 0, "all-reduce and NCCL buffers"),
+        Item("NCCL", NCCL_BYTES if tp * dp > 1 else 0, "its channels", counted=False),
     ]
     return tuple(item for item in items if item.bytes)
 

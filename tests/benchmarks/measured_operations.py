@@ -233,6 +233,8 @@ def compare_servingsim(folder: Path, costs: str) -> dict[str, float]:
         gpu="RTX PRO 6000",
         costs=costs,
         tensor_parallel_size=options["tensor_parallel_size"],
+        moe_data_parallel_size=ranks,
+        enable_expert_parallel=options["enable_expert_parallel"],
         gpu_link_gb_per_s=float(link),
         max_num_seqs=options["max_num_seqs"],
         max_num_batched_tokens=options["max_num_batched_tokens"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.graphs import capture_sizes
@@ -20,6 +21,7 @@ class Target:
     """A model on a GPU, as one replica runs it. `engine` names the engine whose calibrations apply.
 
     `expert_parallel`: whole experts are spread over the GPUs, instead of slices of all of them.
+    `moe_data_parallel_size`: ranks like this one that the experts are spread over.
     `gpu_link_gb_per_s`: what a GPU sends to its peers (None: what is usual). `host_time_factor`: the host's
     time of synchronous steps, against the one that measured operations count with (None: not known). A
     calibration holds for the link and the host that it was recorded on.
@@ -33,6 +35,7 @@ class Target:
     engine: str = "vllm"
     max_num_seqs: int = 256
     expert_parallel: bool = False
+    moe_data_parallel_size: int = 1
     gpu_link_gb_per_s: float | None = None
     host_time_factor: float | None = None
 
@@ -43,7 +46,14 @@ class Target:
         transferable: bool = False,
         unmeasured: str | None = None,
     ) -> Roofline:
-        """Its costs from first principles; for the arguments see `Roofline`."""
+        """Its costs from first principles; for the arguments see `Roofline`.
+
+        Errors: BadInput for data-parallel ranks, which it does not know.
+        """
+        if self.moe_data_parallel_size > 1:
+            raise BadInput(
+                f"moe_data_parallel_size needs measured operations: {unmeasured or 'give --costs measured'}"
+            )
         link = self._link_bytes_per_s
         return Roofline(
             self.model,
@@ -71,6 +81,7 @@ class Target:
             self.engine,
             tensor_parallel_size=self.tensor_parallel_size,
             expert_parallel=self.expert_parallel,
+            moe_data_parallel_size=self.moe_data_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
             link_bytes_per_s=self._link_bytes_per_s,
         )
@@ -91,7 +102,9 @@ class Target:
     @property
     def identity(self) -> dict[str, Any]:
         """The fields that corrections must have been fitted for to apply."""
-        given = {}
+        given: dict[str, Any] = {}
+        if self.moe_data_parallel_size > 1:
+            given["moe_data_parallel_size"] = self.moe_data_parallel_size
         if self.gpu_link_gb_per_s is not None:
             given["gpu_link_gb_per_s"] = self.gpu_link_gb_per_s
         if self.host_time_factor is not None:

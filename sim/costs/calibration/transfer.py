@@ -55,6 +55,8 @@ def difference(calibration: Calibration, target: Target) -> str | None:
     if made_for.get("tensor_parallel_size", 1) != target.tensor_parallel_size:
         size = made_for.get("tensor_parallel_size", 1)
         return f"for {size} {'GPU' if size == 1 else 'GPUs'} a replica, not {target.tensor_parallel_size}"
+    if target.moe_data_parallel_size > 1:
+        return f"for experts of one replica, not of {target.moe_data_parallel_size} data-parallel ranks"
     if target.gpu_link_gb_per_s is not None and target.tensor_parallel_size > 1:
         return "for the GPUs' own link, not one of gpu_link_gb_per_s"
     if target.host_time_factor is not None:

@@ -21,20 +21,23 @@ def compose(
     *,
     tensor_parallel_size: int = 1,
     expert_parallel: bool = False,
+    moe_data_parallel_size: int = 1,
     kv_cache_dtype: str = "auto",
     link_bytes_per_s: float | None = None,
 ) -> Operations:
     """The operations of a model on an engine and GPU, whose peers are reached at `link_bytes_per_s` at most.
 
-    Errors: NotMeasured with what is missing.
+    Experts are spread over the GPUs of `moe_data_parallel_size` ranks: whole ones with `expert_parallel`, or
+    else slices of all. Errors: NotMeasured with what is missing.
     """
-    tp = tensor_parallel_size
+    tp, dp = tensor_parallel_size, moe_data_parallel_size
     return Operations(
         lane(gpu.name, engine),
         model,
         gpu,
         tp=tp,
-        ep=tp if expert_parallel else 1,
+        ep=tp * dp if expert_parallel else 1,
+        dp=dp,
         kv_dtype=_kv_dtype(model, kv_cache_dtype),
         link_bytes_per_s=link_bytes_per_s,
     )

@@ -43,9 +43,9 @@ _TILES = {
 
 
 class Operations:
-    """A model on `tp` GPUs, experts spread over `ep` of them, linked at `link_bytes_per_s` if that is given.
+    """A model on `tp` GPUs, experts spread over `ep` GPUs of `dp` such ranks.
 
-    Errors: NotMeasured.
+    `link_bytes_per_s`: what a GPU sends to its peers, if that is given. Errors: NotMeasured.
     """
 
     def __init__(
@@ -56,10 +56,12 @@ class Operations:
         *,
         tp: int = 1,
         ep: int = 1,
+        dp: int = 1,
         kv_dtype: str = BF16,
         link_bytes_per_s: float | None = None,
     ) -> None:
-        self.table, self.model, self.gpu, self.tp, self.ep = table, model, gpu, tp, ep
+        self.table, self.model, self.gpu = table, model, gpu
+        self.tp, self.ep, self.dp = tp, ep, dp
         self.link = link_bytes_per_s
         self._products = Products(table)
         self.rows = self._products.rows
@@ -147,9 +149,12 @@ class Operations:
         m = self.model
         assert m.moe
         experts = ExpertTimes(self.table, self.gpu)
-        tp = 1 if self.ep > 1 else self.tp
+        tp = 1 if self.ep > 1 else self.tp * self.dp
         shape = experts.shape(m.hidden, m.moe, m.weight_dtype, tp, self.ep)
-        return extended(self.rows, experts.tokens, experts.seconds(shape, m.weight_dtype))
+        rows = self.rows * self.dp  # other ranks compute as many tokens
+        times = extended(rows, experts.tokens, experts.seconds(shape, m.weight_dtype))
+        # Rows are gathered before the experts and summed after them: together an all-reduce.
+        return times if self.dp == 1 else times + self._all_reduce_s(rows, self.dp)
 
     def _small_kernels_s(self) -> Floats:
         """Norms, rotary positions, KV store and activation: bytes that they read and write."""
@@ -166,25 +171,29 @@ class Operations:
         return m.layers * (kernels * KERNEL_S + per_token * self.rows) + routing
 
     def _communication_s(self) -> Floats:
-        """Two all-reduces of the hidden rows in each layer.
-
-        Over a link that is slower than the published one, each GPU sends 2 (tp - 1) / tp of the rows after
-        the least all-reduce's time.
-        """
+        """Two all-reduces of the hidden rows in each layer."""
         if self.tp == 1:
             return np.zeros(len(self.rows))
+        return np.asarray(2 * self.model.layers * self._all_reduce_s(self.rows, self.tp))
+
+    def _all_reduce_s(self, rows: Floats, gpus: int) -> Floats:
+        """An all-reduce of hidden rows over `gpus` GPUs.
+
+        Over a link that is slower than the published one, each GPU sends 2 (gpus - 1) / gpus of the rows
+        after the least all-reduce's time.
+        """
         if "all_reduce" not in self.table:
             raise NotMeasured("all-reduces were not measured")
         family = self.table.family("all_reduce")
-        times = family.of(self.tp, GRAPH)
+        times = family.of(gpus, GRAPH)
         if times is None:
-            raise NotMeasured(f"all-reduces over {self.tp} GPUs were not measured")
+            raise NotMeasured(f"all-reduces over {gpus} GPUs were not measured")
         elements = family.axes["elements"]
-        once = extended(self.rows * self.model.hidden, elements, completed(times, elements))
+        once = extended(rows * self.model.hidden, elements, completed(times, elements))
         if self.link is not None:
-            sent = 2 * (self.tp - 1) / self.tp * self.rows * self.model.hidden * self.model.dtype_bytes
+            sent = 2 * (gpus - 1) / gpus * rows * self.model.hidden * self.model.dtype_bytes
             once = np.maximum(once, once[0] + sent / self.link)
-        return np.asarray(2 * self.model.layers * once)
+        return np.asarray(once)
 
     def _latent(self, kv_dtype: str) -> LatentAttention | None:
         m = self.model

@@ -34,6 +34,7 @@ GIVEN: dict[str, Any] = {
     "disable_hybrid_kv_cache_manager": True,
     "tensor_parallel_size": 2,
     "enable_expert_parallel": True,
+    "moe_data_parallel_size": 2,
     "gpu_link_gb_per_s": 16.0,
     "host_time_factor": 1.5,
     "scheduling_policy": "priority",

@@ -216,3 +216,28 @@ def test_a_host_that_was_measured_narrows_what_synchronous_steps_may_take():
     unknown = measured(async_scheduling=False)
     known = measured(async_scheduling=False, host_time_factor=1.0)
     assert width(unknown) > 2 * width(known)
+
+
+MIXTURE = {"model": "Qwen/Qwen3-30B-A3B", "gpu": "RTX PRO 6000", "enable_expert_parallel": True}
+
+
+def test_ranks_that_share_experts_read_fewer_weights_and_wait_for_the_link():
+    alone, shared = measured(**MIXTURE), measured(**MIXTURE, moe_data_parallel_size=2)
+    slow = measured(**MIXTURE, moe_data_parallel_size=2, gpu_link_gb_per_s=4.0)
+    times = [costs.decode_line(64).ns(64_000, 1000) for costs in (shared, alone)]
+    assert 0.5 < times[0] / times[1] < 0.9
+    assert slow.device_ns(CHUNK) > 1.3 * shared.device_ns(CHUNK)
+
+
+def test_ranks_that_share_experts_have_more_room_for_kv():
+    blocks = [Scenario(**MIXTURE, moe_data_parallel_size=ranks).blocks() for ranks in (1, 2)]
+    expert_bytes = 48 * 128 * 3 * 2048 * 768 * 2
+    block_bytes = 16 * 48 * 2 * 4 * 128 * 2
+    assert blocks[1] - blocks[0] == pytest.approx(expert_bytes / 2 / block_bytes, rel=0.1)
+
+
+def test_data_parallel_ranks_are_for_measured_mixtures_alone():
+    with pytest.raises(BadInput, match="replicas of Qwen/Qwen3-8B are independent"):
+        Scenario(moe_data_parallel_size=2).step_costs()
+    with pytest.raises(BadInput, match="moe_data_parallel_size needs measured operations"):
+        Scenario(**MIXTURE, moe_data_parallel_size=2, costs="roofline").step_costs()
