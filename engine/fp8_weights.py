@@ -30,22 +30,42 @@ class Fp8Weights:
 
 
 def weight_of(
-    widths: Sequence[int], inputs: int, fp8: Fp8Weights | None
+    widths: Sequence[int], inputs: int, fp8: Fp8Weights | None, *experts: int
 ) -> tuple[nn.Parameter, nn.Parameter | None]:
     """The weight, uninitialised, of projections of these `widths` one after another, and its scales if fp8.
 
-    Errors: BadInput for fp8 with inputs that are no multiple of 128.
+    Both are [outputs, inputs], or with `experts` [experts, outputs, inputs]. Errors: BadInput for fp8 with
+    inputs that are no multiple of 128.
     """
     if fp8 is None:
-        return _parameter((sum(widths), inputs), torch.get_default_dtype()), None
+        return _parameter((*experts, sum(widths), inputs), torch.get_default_dtype()), None
     if inputs % GROUP:
         raise BadInput(f"fp8 weights need a multiple of {GROUP} inputs on each GPU, not {inputs}")
     rows = 1 if fp8.by_channel else gcd(GROUP, *widths)
-    scales = _parameter((sum(widths) // rows, inputs // GROUP), torch.float32)
-    return _parameter((sum(widths), inputs), torch.float8_e4m3fn), scales
+    scales = _parameter((*experts, sum(widths) // rows, inputs // GROUP), torch.float32)
+    return _parameter((*experts, sum(widths), inputs), torch.float8_e4m3fn), scales
 
 
-def _parameter(shape: tuple[int, int], dtype: torch.dtype) -> nn.Parameter:
+def stored_parts(
+    name: str, value: Tensor, outputs: int, inputs: int, weight: Tensor, scales: Tensor | None
+) -> dict[str, tuple[Tensor, int]]:
+    """What to store of a checkpoint's tensor `name` of a whole projection [outputs, inputs], by the name of
+    the parameter: `weight` or `scales`, with the outputs that share a row of it.
+
+    A weight that is not fp8 is quantised for an fp8 `weight`. Errors: ValueError as for `whole_scales`.
+    """
+    if scales is None:
+        return {name: (value, 1)}
+    rows = weight.shape[-2] // scales.shape[-2]
+    if name == "scales":
+        return {name: (whole_scales(value, outputs, inputs, rows), rows)}
+    if value.dtype == weight.dtype:
+        return {name: (value, 1)}
+    numbers, own_scales = quantised(value, rows)
+    return {name: (numbers, 1), "scales": (own_scales, rows)}
+
+
+def _parameter(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 

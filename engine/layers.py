@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from pagecast.engine import ops
-from pagecast.engine.fp8_weights import GROUP, Fp8Weights, quantised, weight_of, whole_scales
+from pagecast.engine.fp8_weights import Fp8Weights, stored_parts, weight_of
 from pagecast.engine.shard import WHOLE, Shard
 from torch import Tensor, nn
 
@@ -65,16 +65,12 @@ class ColumnLinear(nn.Module):
 
         Where the layer is fp8 and the given weight is not, the weight is quantised here.
         """
-        if self.scales is not None and name != "bias":
-            rows = self.weight.shape[0] // self.scales.shape[0]
-            if name == "scales":
-                value = whole_scales(value, self.outputs[part], self.inputs, rows)
-                self._load(self.scales, part, value, rows)
-                return
-            if value.dtype != self.weight.dtype:
-                value, scales = quantised(value, rows)
-                self._load(self.scales, part, scales, rows)
-        self._load(getattr(self, name), part, value, 1)
+        if name == "bias":
+            self._load(getattr(self, name), part, value, 1)
+            return
+        parts = stored_parts(name, value, self.outputs[part], self.inputs, self.weight, self.scales)
+        for kind, (tensor, rows) in parts.items():
+            self._load(getattr(self, kind), part, tensor, rows)
 
     def _load(self, parameter: Tensor, part: int, value: Tensor, rows: int) -> None:
         """Fills in a parameter that has one row for each `rows` outputs."""
@@ -115,16 +111,9 @@ class RowLinear(nn.Module):
             assert self.bias is not None
             fill(self.bias, value if self.shard.rank == 0 else torch.zeros_like(value))
             return
-        if self.scales is not None:
-            rows = self.outputs // self.scales.shape[0]
-            if name == "scales":
-                value = whole_scales(value, self.outputs, self.inputs, rows)
-                fill(self.scales, self.shard.share(value, 1, self.inputs // GROUP))
-                return
-            if value.dtype != self.weight.dtype:
-                value, scales = quantised(value, rows)
-                fill(self.scales, self.shard.share(scales, 1, self.inputs // GROUP))
-        fill(self.weight, self.shard.share(value, 1, self.inputs))
+        parts = stored_parts(name, value, self.outputs, self.inputs, self.weight, self.scales)
+        for kind, (tensor, _) in parts.items():
+            fill(getattr(self, kind), self.shard.share(tensor, 1, tensor.shape[1]))
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole product, summed over the GPUs: [tokens, columns]."""
@@ -137,11 +126,14 @@ class ExpertColumns(nn.Module):
     A shard holds a part of each expert's width or, with expert parallelism, some experts whole.
     """
 
-    def __init__(self, experts: int, inputs: int, width: int, *, shard: Shard = WHOLE) -> None:
+    def __init__(
+        self, experts: int, inputs: int, width: int, *, shard: Shard = WHOLE, fp8: Fp8Weights | None = None
+    ) -> None:
         super().__init__()
         self.inputs, self.width = inputs, width
         self.shard, count = _shared_experts(experts, shard)
-        self.weight = parameter(count, 2 * (width // self.shard.size), inputs)
+        own = width // self.shard.size
+        self.weight, self.scales = weight_of([own, own], inputs, fp8, count)
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """One expert's whole projection."""
@@ -151,18 +143,23 @@ class ExpertColumns(nn.Module):
         """Fills in this shard's rows of one of its experts. `part` is twice the expert's number on this
         shard, plus one for the up projection."""
         expert, second = divmod(part, 2)
-        own = self.width // self.shard.size
-        fill(self.weight[expert, second * own : (second + 1) * own], self.shard.share(value, 0, self.width))
+        parts = stored_parts(name, value, self.width, self.inputs, self.weight, self.scales)
+        for kind, (tensor, rows) in parts.items():
+            own = self.width // self.shard.size // rows
+            target = getattr(self, kind)[expert, second * own : (second + 1) * own]
+            fill(target, self.shard.share(tensor, 0, self.width // rows))
 
 
 class ExpertRows(nn.Module):
     """The down projections of several experts. The caller sums over the shards."""
 
-    def __init__(self, experts: int, width: int, outputs: int, *, shard: Shard = WHOLE) -> None:
+    def __init__(
+        self, experts: int, width: int, outputs: int, *, shard: Shard = WHOLE, fp8: Fp8Weights | None = None
+    ) -> None:
         super().__init__()
         self.width, self.outputs = width, outputs
         self.shard, count = _shared_experts(experts, shard)
-        self.weight = parameter(count, outputs, width // self.shard.size)
+        self.weight, self.scales = weight_of([outputs], width // self.shard.size, fp8, count)
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """One expert's whole projection."""
@@ -170,7 +167,9 @@ class ExpertRows(nn.Module):
 
     def load(self, part: int, name: str, value: Tensor) -> None:
         """Fills in this shard's columns of its expert number `part`."""
-        fill(self.weight[part], self.shard.share(value, 1, self.width))
+        parts = stored_parts(name, value, self.outputs, self.width, self.weight, self.scales)
+        for kind, (tensor, _) in parts.items():
+            fill(getattr(self, kind)[part], self.shard.share(tensor, 1, tensor.shape[1]))
 
 
 def _shared_experts(experts: int, shard: Shard) -> tuple[Shard, int]:

@@ -84,8 +84,8 @@ class Mixture(nn.Module):
         self.shard = shard
         self.active, self.normalised = moe.active, spec.mixtures.normalised
         self.router = ExpertRouter(hidden, moe.experts)
-        self.gate_up = ExpertColumns(moe.experts, hidden, moe.intermediate, shard=shard)
-        self.down = ExpertRows(moe.experts, moe.intermediate, hidden, shard=shard)
+        self.gate_up = ExpertColumns(moe.experts, hidden, moe.intermediate, shard=shard, fp8=spec.fp8)
+        self.down = ExpertRows(moe.experts, moe.intermediate, hidden, shard=shard, fp8=spec.fp8)
         here = len(self.down.weight)
         self.first = shard.rank * here if shard.by_expert else 0
         self.counts: Tensor
@@ -93,8 +93,10 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         """The weighted sum of each token's experts: [tokens, hidden]."""
+        up, down = self.gate_up, self.down
+        scales = None if up.scales is None else (up.scales, down.scales)
         experts = ops.Experts(
-            self.gate_up.weight, self.down.weight, self.counts, self.active, self.normalised, self.first
+            up.weight, down.weight, self.counts, self.active, self.normalised, self.first, scales
         )
         return self.shard.sum(ops.mixture(x, self.router(x), experts, slots))
 

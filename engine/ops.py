@@ -115,7 +115,7 @@ class Experts(NamedTuple):
     """A mixture of experts: gate_up [experts, 2 * width, hidden] with the gate first, down [experts, hidden,
     width]. A token goes to `active` of them, whose weights are scaled to a sum of one if `normalised`.
     `counts` int32 [experts] is workspace, zero between uses. The experts that are here begin with number
-    `first`; a token's other experts add nothing."""
+    `first`; a token's other experts add nothing. `scales`: those of both weights where they are fp8."""
 
     gate_up: Tensor
     down: Tensor
@@ -123,6 +123,7 @@ class Experts(NamedTuple):
     active: int
     normalised: bool
     first: int = 0
+    scales: tuple[Tensor, Tensor] | None = None
 
 
 def mixture(x: Tensor, logits: Tensor, experts: Experts, slots: Tensor | None) -> Tensor:
@@ -133,8 +134,11 @@ def mixture(x: Tensor, logits: Tensor, experts: Experts, slots: Tensor | None) -
     if x.is_cuda:
         from pagecast.kernels.mixture import mixture as fused_mixture
 
-        return fused_mixture(x, logits, *experts[:-1], first=experts.first, slots=slots)
-    gate_up, down, _, active, normalised, first = experts
+        gate_up, down, counts, active, normalised, first, scales = experts
+        return fused_mixture(
+            x, logits, gate_up, down, counts, active, normalised, first=first, slots=slots, scales=scales
+        )
+    gate_up, down, _, active, normalised, first, scales = experts
     return reference.mixture(
-        x, logits, gate_up, down, active, normalised=normalised, first=first, slots=slots
+        x, logits, gate_up, down, active, normalised=normalised, first=first, slots=slots, scales=scales
     )

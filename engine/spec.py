@@ -76,8 +76,6 @@ def _check(facts: ModelFacts, config: Mapping[str, Any], where: str) -> None:
     if facts.model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise BadInput(f"{where}: the engine can't run model_type {facts.model_type!r}; it runs {known}")
-    if facts.weight_dtype == "fp8" and facts.moe is not None:
-        raise BadInput(f"{where}: the engine runs experts in bf16, fp16 and fp32, not in fp8")
     if facts.weight_dtype not in ("bf16", "fp16", "fp32", "fp8"):
         raise BadInput(
             f"{where}: weights are {facts.weight_dtype}; the engine runs bf16, fp16, fp32 and fp8 weights"

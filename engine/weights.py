@@ -102,11 +102,14 @@ def _places(model: Decoder) -> Places:
 def _expert_places(mixture: Mixture, prefix: str, name: str, projections: tuple[str, str, str]) -> Places:
     places: Places = {f"{prefix}{name}.gate.weight": (mixture.router, 0, "weight")}
     gate, up, down = projections
+    kinds = ("weight",) if mixture.down.scales is None else ("weight", "scales")
     for expert in range(len(mixture.down.weight)):
         of_expert = f"{prefix}{name}.experts.{mixture.first + expert}"
-        places[f"{of_expert}.{gate}.weight"] = (mixture.gate_up, 2 * expert, "weight")
-        places[f"{of_expert}.{up}.weight"] = (mixture.gate_up, 2 * expert + 1, "weight")
-        places[f"{of_expert}.{down}.weight"] = (mixture.down, expert, "weight")
+        for kind in kinds:
+            suffix = _KINDS[kind]
+            places[f"{of_expert}.{gate}.{suffix}"] = (mixture.gate_up, 2 * expert, kind)
+            places[f"{of_expert}.{up}.{suffix}"] = (mixture.gate_up, 2 * expert + 1, kind)
+            places[f"{of_expert}.{down}.{suffix}"] = (mixture.down, expert, kind)
     return places
 
 

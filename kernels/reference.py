@@ -200,6 +200,10 @@ def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     return (dequantise(numbers, x_scales) @ dequantise(weight, scales).T).to(x.dtype)
 
 
+def _times(x: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
+    return x @ weight.T if scales is None else fp8_linear(x, weight, scales)
+
+
 def choose_experts(logits: Tensor, active: int, *, normalised: bool) -> tuple[Tensor, Tensor]:
     """The `active` likeliest experts of each token and their weights, [tokens, active] both.
 
@@ -222,6 +226,7 @@ def mixture(
     normalised: bool,
     first: int = 0,
     slots: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """See `pagecast.kernels.mixture`; one expert after another."""
     experts, weights = choose_experts(logits, active, normalised=normalised)
@@ -231,7 +236,10 @@ def mixture(
     for expert, (into, back) in enumerate(zip(gate_up, down, strict=True), start=first):
         tokens, place = (experts == expert).nonzero(as_tuple=True)
         if len(tokens):
-            gate, up = (x[tokens] @ into.T).chunk(2, dim=-1)
-            value = (torch.nn.functional.silu(gate) * up) @ back.T
+            of_expert = (
+                (None, None) if scales is None else (scales[0][expert - first], scales[1][expert - first])
+            )
+            gate, up = _times(x[tokens], into, of_expert[0]).chunk(2, dim=-1)
+            value = _times(torch.nn.functional.silu(gate) * up, back, of_expert[1])
             out.index_add_(0, tokens, value.to(weights.dtype) * weights[tokens, place, None])
     return out.to(x.dtype)

@@ -89,11 +89,17 @@ def main() -> None:
     routes = dict.fromkeys(("row_tokens", "tiles", "counts", "ids", "ranks", "rows", "slots"), "*i32")
     routes |= dict.fromkeys(("x", "out", "logits"), "*bf16") | {"weights": "*fp32"}
     routes |= dict.fromkeys(("tokens", "entries", "most"), "i32")
+    few8 = mixture.plan_of(64, 8, 128, torch.float8_e4m3fn)
+    routes8 = {**routes, "x": "*fp8e4nv"} | dict.fromkeys(("x_scales", "scales"), "*fp32")
     instructions = {
         "choose": compiled(routing._choice(torch.empty(4, 128).bfloat16(), 8, 0, 128, True), routes),
         "sort": compiled(routing._sorting(q.device, 8, 128, 16), routes),
         "up of few": compiled(_gate_up(few), routes | _matrix(few.up)),
         "up of many": compiled(_gate_up(many), routes | _matrix(many.up)),
+        "up of few in fp8": compiled(
+            grouped_gemm.gate_up_launch((128, 1536, 2048), few8.tile_rows, few8.up, torch.device("cpu"), 128),
+            routes8 | {"weights": f"tensordesc<fp8e4nv[{few8.up.columns}, 128]>"},
+        ),
         "down of many": compiled(_down(many), routes | _matrix(many.down)),
         "decode": compiled(paged_decode._configure(q, k, v, q, None, shape), pools | decode),
         "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),

@@ -40,4 +40,5 @@ def test_kernels_compile_to_the_instructions_they_rely_on(tmp_path: Path) -> Non
         assert instructions[name][product] > 0
         assert instructions[name]["cp.async.bulk.tensor"] > 0  # the experts' matrices
         assert instructions[name]["cp.async.cg"] > 0  # the gathered tokens
+    assert instructions["up of few in fp8"]["wgmma.mma_async"] > 0  # in fp8, however few the tokens
     assert instructions["down of many"]["wgmma.mma_async"] > 0

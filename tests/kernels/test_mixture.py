@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.kernels import reference
-from pagecast.kernels.grouped_gemm import Blocking
+from pagecast.kernels.fp8_linear import quantise_activations
+from pagecast.kernels.grouped_gemm import Blocking, Fp8Rows, down, gate_up_silu
 from pagecast.kernels.mixture import Plan, mixture, plan_of
 from pagecast.kernels.routing import most_tiles, route
 from pagecast.sim.core.errors import BadInput
@@ -119,6 +120,61 @@ def test_experts_of_two_gpus_add_up() -> None:
         for i in (0, 3)
     ]
     torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 32, 128])
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_fp8_experts_multiply_the_numbers_they_hold(
+    rows: int, tokens: int, error: Callable[[torch.Tensor, torch.Tensor], float]
+) -> None:
+    """Scales of `rows` outputs each, so of channels, of parts of blocks, and of blocks."""
+    torch.manual_seed(tokens + rows)
+    x, logits = torch.randn(tokens, 256).half(), torch.randn(tokens, 6)
+    weights, scales = [], []
+    for outputs, inputs in ((256, 256), (256, 128)):
+        wide = torch.randn(6, outputs // rows, rows, inputs // 128, 128) * torch.rand(
+            6, outputs // rows, 1, 1, 1
+        )
+        scale = wide.abs().amax((2, 4)) / 448
+        weights.append((wide / scale[:, :, None, :, None]).flatten(1, 2).flatten(2).to(torch.float8_e4m3fn))
+        scales.append(scale)
+    given = [each.to(DEVICE) for each in (x, logits, *weights)]
+    scales = [each.to(DEVICE) for each in scales]
+    counts, plan = counts_of(6), plan_of(tokens, 2, 6, torch.float8_e4m3fn)
+    routes = route(given[1], counts, 2, plan.tile_rows, normalised=True)
+    expert_of = {row: e for e, start, end, _ in routes.tiles.tolist() if e >= 0 for row in range(start, end)}
+    experts = torch.tensor([expert_of[row] for row in range(2 * tokens)], device=DEVICE)
+    wide = [
+        reference.dequantise(weight.flatten(0, 1), scale.flatten(0, 1)).view(weight.shape).double()[experts]
+        for weight, scale in zip(given[2:], scales, strict=True)
+    ]
+
+    def product(numbers: torch.Tensor, row_scales: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = reference.dequantise(numbers, row_scales).double()
+        return torch.einsum("ri,roi->ro", rows, weight)
+
+    numbers, row_scales = quantise_activations(given[0])
+    hidden = gate_up_silu(
+        numbers, given[2], routes, counts, plan.up, Fp8Rows(row_scales, scales[0], torch.float32)
+    )
+    source = routes.tokens.long()
+    gate, up = product(numbers[source], row_scales[source], wide[0]).chunk(2, dim=-1)
+    assert error(hidden, torch.nn.functional.silu(gate) * up) < 1e-4
+    numbers, row_scales = quantise_activations(hidden)
+    out = down(numbers, given[3], routes, plan.down, Fp8Rows(row_scales, scales[1], torch.float32))
+    assert error(out, product(numbers, row_scales, wide[1])) < 1e-4
+    whole = mixture(*given, counts, 2, normalised=True, scales=(scales[0], scales[1]))
+    expected = reference.mixture(*given, 2, normalised=True, scales=(scales[0], scales[1]))
+    # Some activations round to the next fp8 number.
+    assert error(whole, expected.double()) < 0.15
+
+
+def test_fp8_scales_that_do_not_fit_are_named() -> None:
+    weight = torch.zeros(2, 256, 128, device=DEVICE).to(torch.float8_e4m3fn)
+    scales = torch.ones(2, 2, 1, device=DEVICE), torch.ones(2, 2, 2, device=DEVICE)
+    x, logits = torch.zeros(3, 128, device=DEVICE), torch.zeros(3, 2, device=DEVICE)
+    with pytest.raises(BadInput, match="each 128 inputs have one"):
+        mixture(x, logits, weight, weight[:, :128].contiguous(), counts_of(2), 1, True, scales=scales)
 
 
 def test_no_token_is_nothing_to_do() -> None:
