@@ -11,7 +11,7 @@ from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
-from pagecast.kernels.paged_prefill import paged_prefill
+from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
 from pagecast.kernels.prefill_plan import COLUMNS, most_rows, plan_prefill
 from pagecast.kernels.widen_blocks import widen_blocks
 from torch import Tensor
@@ -69,11 +69,13 @@ class TritonBackend:
         kv = shape.kv
         self._shape = shape
         kv_heads, head_dim = kv.shape[4:]
-        self._tile_tokens = tokens_per_tile(shape.heads, kv_heads, shape.dtype)
+        self._rows = fastest_rows(shape.heads, kv_heads, head_dim, shape.dtype, kv.dtype, kv.device)
+        self._tile_tokens = tokens_per_tile(shape.heads, kv_heads, shape.dtype, self._rows)
         self._pieces = None
         if kv.is_cuda and not any(shape.windows):
             processors = torch.cuda.get_device_properties(kv.device).multi_processor_count
-            self._pieces = Pieces(shape.heads, kv_heads, head_dim, shape.dtype, kv.device, processors)
+            sizes = shape.heads, kv_heads, head_dim, shape.dtype
+            self._pieces = Pieces(*sizes, kv.device, processors, self._rows)
         self._schedules = {
             window: DecodeSchedule(
                 DecodeShape(shape.heads, kv_heads, head_dim, kv.dtype, window), shape.max_rows, kv.device
@@ -129,7 +131,16 @@ class TritonBackend:
         for (keys, values), window, pieces, longest in kinds:
             out = torch.empty(1, shape.heads, head_dim, dtype=q.dtype, device=q.device)
             paged_prefill(
-                q, keys, values, table, plan, out=out, window=window, pieces=pieces, longest=longest
+                q,
+                keys,
+                values,
+                table,
+                plan,
+                out=out,
+                window=window,
+                pieces=pieces,
+                longest=longest,
+                rows=self._rows,
             )
 
     def begin(self, pages: Pages) -> None:
@@ -159,7 +170,16 @@ class TritonBackend:
                 keys, values = self._wide.layer(shape.kv[layer])
             longest = max(pages.prompts.lens, default=None)
             paged_prefill(
-                q, keys, values, tables, plan, out=out, window=window, pieces=self._cut, longest=longest
+                q,
+                keys,
+                values,
+                tables,
+                plan,
+                out=out,
+                window=window,
+                pieces=self._cut,
+                longest=longest,
+                rows=self._rows,
             )
         return out
 

@@ -20,7 +20,7 @@ from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.mixture import mixture
 from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
-from pagecast.kernels.paged_prefill import paged_prefill
+from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.kernels.reference import choose_experts
 from pagecast.kernels.store_kv import store_kv
@@ -207,16 +207,23 @@ def decode_seconds(
     return ours, flash
 
 
+def tile_rows(model: Heads) -> int:
+    """Rows of a tile of a prefill plan, as the engine chooses them."""
+    device = torch.device(DEVICE)
+    return fastest_rows(model.heads, model.kv_heads, model.dim, DTYPE, model.kv_dtype, device)
+
+
 def prefill_plan(
     new: Sequence[int], lens: Sequence[int], model: Heads = QWEN3_8B
 ) -> tuple[Tensor, Pieces | None]:
     """The plan of a step on the device, and where its cut tiles wait, if it has any."""
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE == "cuda" else 4
-    tokens = tokens_per_tile(model.heads, model.kv_heads, DTYPE)
+    rows = tile_rows(model)
+    tokens = tokens_per_tile(model.heads, model.kv_heads, DTYPE, rows)
     plan = plan_prefill(new, lens, tokens, kv_heads=model.kv_heads, processors=processors)
     pieces = None
     if plan[0, 1]:
-        pieces = Pieces(model.heads, model.kv_heads, model.dim, DTYPE, DEVICE, processors)
+        pieces = Pieces(model.heads, model.kv_heads, model.dim, DTYPE, DEVICE, processors, rows)
     return torch.from_numpy(plan).to(DEVICE), pieces
 
 
@@ -230,7 +237,8 @@ def prefill_seconds(
     q = torch.randn(sum(new), model.heads, model.dim, device=DEVICE, dtype=DTYPE)
     out, theirs = torch.empty_like(q), torch.empty_like(q)
     plan, pieces = prefill_plan(new, lens, model)
-    ours = seconds(lambda: paged_prefill(q, k, v, table, plan, out=out, pieces=pieces, longest=max(lens)))
+    options: dict[str, Any] = {"out": out, "pieces": pieces, "longest": max(lens), "rows": tile_rows(model)}
+    ours = seconds(lambda: paged_prefill(q, k, v, table, plan, **options))
     if peer is None:
         return ours, None
     starts = torch.tensor([0, *new], device=DEVICE).cumsum(0).int()

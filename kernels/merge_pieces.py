@@ -96,16 +96,17 @@ def rows_per_tile(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
     return max(FP32_ROWS if dtype == torch.float32 else ROWS, next_power_of_2(heads // kv_heads))
 
 
-def tokens_per_tile(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
+def tokens_per_tile(heads: int, kv_heads: int, dtype: torch.dtype, rows: int | None = None) -> int:
     """New tokens that one program takes: as many as fill its rows with the heads of a group."""
-    return rows_per_tile(heads, kv_heads, dtype) // (heads // kv_heads)
+    return (rows or rows_per_tile(heads, kv_heads, dtype)) // (heads // kv_heads)
 
 
 class Pieces:
     """Where pieces of tiles wait to be merged; one serves every layer of a step.
 
     `parts` fp32 [slots, kv_heads, rows, dim] holds their outputs, `sums` fp32 [slots, kv_heads, rows] the
-    logarithms, in base 2, of what these were divided by. `processors` as `plan_prefill` is given it.
+    logarithms, in base 2, of what these were divided by. `processors` as `plan_prefill` is given it; `rows`
+    those of a tile of the plan (`rows_per_tile`).
     """
 
     def __init__(
@@ -116,10 +117,11 @@ class Pieces:
         dtype: torch.dtype,
         device: torch.device | str,
         processors: int,
+        rows: int | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.processors = processors
-        rows = rows_per_tile(heads, kv_heads, dtype)
+        rows = rows or rows_per_tile(heads, kv_heads, dtype)
         shape = (most_slots(kv_heads, processors), kv_heads, rows, next_power_of_2(head_dim))
         self.parts = torch.empty(shape, dtype=torch.float32, device=device)
         self.sums = torch.empty(shape[:3], dtype=torch.float32, device=device)

@@ -85,6 +85,7 @@ def _paged_prefill(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    SLOT_ROWS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_POW2: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -201,7 +202,7 @@ def _paged_prefill(
         at = out + tokens * OUT[0] + heads * OUT[1] + dims[None, :] * OUT[2]
         tl.store(at, result.to(out.dtype.element_ty), mask=mask)
     elif parts is not None:
-        lanes = (slot * KV_HEADS + head) * ROWS + rows
+        lanes = (slot * KV_HEADS + head) * SLOT_ROWS + rows
         tl.store(parts + lanes[:, None] * DIM_POW2 + dims[None, :], result, mask=mask)
         tl.store(sums + lanes, m + tl.log2(total), mask=rows < count * GROUP)
 
@@ -224,6 +225,7 @@ def paged_prefill(
     sinks: Tensor | None = None,
     pieces: Pieces | None = None,
     longest: int | None = None,
+    rows: int | None = None,
 ) -> Tensor:
     """Causal attention of new tokens over all cached tokens of their sequences, themselves included.
 
@@ -234,6 +236,7 @@ def paged_prefill(
     included. `sinks` [heads]: for each query head a logit that takes its share of the softmax and has no
     value (gpt-oss). `pieces`: needed where the plan may hold cut tiles; not with a window or sinks.
     `longest`: the most keys of a sequence, where the host knows; speed depends on it, the result does not.
+    `rows`: those of a tile of the plan and of `pieces`, where not `rows_per_tile`; see `fastest_rows`.
     Raises BadInput where shapes don't fit together.
     """
     out = torch.empty_like(q) if out is None else out
@@ -256,6 +259,7 @@ def paged_prefill(
         pieces is None,
         sinks is None or (sinks.dtype, sinks.shape),
         longest is not None and longest <= SHORT_KEYS,
+        rows,
     )
     launch = _launches.get(key)
     if launch is None:
@@ -265,10 +269,11 @@ def paged_prefill(
             pieces is None or (window is None and sinks is None),
             "paged_prefill: tiles with a window or with sinks are not cut in pieces",
         )
+        rows = rows or rows_per_tile(q.shape[1], k_cache.shape[2], q.dtype)
         if sinks is not None:
-            launch = _plain(q, k_cache, v_cache, out, k_scale, window)
+            launch = _plain(q, k_cache, v_cache, out, k_scale, window, rows)
         else:
-            launch = _configure(q, k_cache, v_cache, out, k_scale, window, longest)
+            launch = _configure(q, k_cache, v_cache, out, k_scale, window, longest, rows)
         _launches[key] = launch
     scale = (q.shape[2] ** -0.5 if scale is None else scale) * math.log2(math.e)
     parts, sums = (None, None) if pieces is None else (pieces.parts, pieces.sums)
@@ -276,7 +281,8 @@ def paged_prefill(
         try:
             launch(q, k_cache, v_cache, block_table, tiles, out, parts, sums, scale)
         except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
-            launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, window)
+            rows = rows or rows_per_tile(q.shape[1], k_cache.shape[2], q.dtype)
+            launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, window, rows)
     if isinstance(launch, Launch):
         tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale, parts, sums, sinks)
         launch((tiles.shape[0] - 1) * k_cache.shape[2], tensors, block_table.stride(0), scale)
@@ -293,20 +299,41 @@ def _configure(
     k_scale: Tensor | None,
     window: int | None,
     longest: int | None,
+    rows: int,
 ) -> Any:
     """A `Launch` of the plain kernel, or the Hopper one where it applies and imports."""
     if q.is_cuda and k_scale is None:
         try:
             from pagecast.kernels.prefill_hopper import HopperPrefill, usable
         except (ImportError, AttributeError):
-            return _plain(q, k_cache, v_cache, out, k_scale, window)
+            return _plain(q, k_cache, v_cache, out, k_scale, window, rows)
         if usable(q, k_cache, v_cache):
-            return HopperPrefill(q, k_cache, v_cache, out, window, longest)
-    return _plain(q, k_cache, v_cache, out, k_scale, window)
+            return HopperPrefill(q, k_cache, v_cache, out, window, longest, rows)
+    return _plain(q, k_cache, v_cache, out, k_scale, window, rows)
+
+
+def fastest_rows(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> int:
+    """Rows, (token, head in the group), of a tile of the plan that is fastest here, for every step."""
+    rows = rows_per_tile(heads, kv_heads, dtype)
+    if device.type != "cuda" or dtype.itemsize != 2 or dtype != kv_dtype or heads // kv_heads > rows:
+        return rows
+    try:
+        from pagecast.kernels.prefill_hopper import rows_of
+    except (ImportError, AttributeError):
+        return rows
+    return rows_of(head_dim) if torch.cuda.get_device_capability(device) == (9, 0) else rows
 
 
 def _plain(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, k_scale: Tensor | None, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    k_scale: Tensor | None,
+    window: int | None,
+    rows: int = 128,
 ) -> Launch:
     heads, head_dim = q.shape[1:]
     kv_heads = k_cache.shape[2]
@@ -319,7 +346,8 @@ def _plain(
         "OUT": out.stride(),
         "KV_HEADS": kv_heads,
         "GROUP": heads // kv_heads,
-        "ROWS": rows_per_tile(heads, kv_heads, q.dtype),
+        "ROWS": next_power_of_2(rows),
+        "SLOT_ROWS": rows,
         "DIM": head_dim,
         "DIM_POW2": dim,
         "BLOCK_SIZE": k_cache.shape[1],

@@ -1,6 +1,6 @@
 """The prefill kernel for Hopper GPUs: warps that fetch, warps that multiply, softmax beside the products.
 
-One warp fetches K and V, a page at a time, by the tensor memory accelerator into shared memory; two
+One warp fetches K and V, a page at a time, by the tensor memory accelerator into shared memory; two or three
 warpgroups of 64 rows each multiply. A warpgroup computes the softmax of one KV tile while its previous
 product with V still runs (the schedule of FlashAttention-3, Shah et al. 2024). Written in Gluon, Triton's
 lower level; `usable` says where it applies, and `paged_prefill` has the plain kernel for everywhere else.
@@ -9,6 +9,7 @@ lower level; `usable` says where it applies, and `paged_prefill` has the plain k
 # Device code takes tensors of the kernel language, which has no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,12 +75,7 @@ def _fetch_tile(
 @gluon.jit
 def _produce(
     pipe,
-    k_cache,
-    v_cache,
-    table,
-    table_stride,
-    tiles,
-    items,
+    pages,
     KV_HEADS: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     K_ROWS: gl.constexpr,
@@ -89,6 +85,7 @@ def _produce(
 ):
     """The warp that fetches: the KV tiles of each item, last to first, as buffers fall free."""
     k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, _turns = pipe
+    k_cache, v_cache, table, table_stride, tiles, items = pages
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
     step = 0
@@ -112,7 +109,7 @@ def _produce(
 
 
 @gluon.jit
-def _queue_scores(q, pipe, step, PART: gl.constexpr):
+def _queue_scores(q, pipe, step, PART: gl.constexpr, TAIL: gl.constexpr):
     """Starts q k^T of a step's tile when it is there and the other warpgroup has queued its products."""
     k_buffers, _v_buffers, k_full, _k_empty, _v_full, _v_empty, turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
@@ -122,21 +119,43 @@ def _queue_scores(q, pipe, step, PART: gl.constexpr):
     stage = step % STAGES
     mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
     mbarrier.wait(turns.index(PART), step & 1)
-    zeros = gl.zeros([ROWS, TILE], gl.float32, S)
-    return warpgroup_mma(q, k_buffers.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    k = k_buffers.index(stage)
+    s = gl.zeros([ROWS, TILE], gl.float32, S)
+    if TAIL:  # without the columns beyond, which are zero in q
+        q_head, k_head = q.slice(0, 64, 1), k.slice(0, 64, 1)
+        q_tail, k_tail = q.slice(64, TAIL, 1), k.slice(64, TAIL, 1)
+        s = warpgroup_mma(q_head, k_head.permute((1, 0)), s, use_acc=False, is_async=True)
+        s = warpgroup_mma(q_tail, k_tail.permute((1, 0)), s, is_async=True)
+    else:
+        s = warpgroup_mma(q, k.permute((1, 0)), s, use_acc=False, is_async=True)
+    return s
 
 
 @gluon.jit
-def _queue_output(q, pipe, step, weights, fade, acc):
-    """Starts the product of a step's weights with V, on top of the rescaled output so far."""
+def _accumulate(weights, fade, v, acc):
+    """Starts the product of weights with V on top of the output so far, rescaled."""
+    A: gl.constexpr = acc.type.layout
+    p = gl.convert_layout(weights, gl.DotOperandLayout(0, A, 2))
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, A))[:, None]
+    return warpgroup_mma(p, v, acc, is_async=True)
+
+
+@gluon.jit
+def _queue_output(q, pipe, step, weights, fade, acc, rest, TAIL: gl.constexpr):
+    """Starts the products of a step's weights with V: with all columns, or with 64 and with the TAIL beyond,
+    into `acc` and `rest`."""
     _k_buffers, v_buffers, _k_full, _k_empty, v_full, _v_empty, _turns = pipe
     STAGES: gl.constexpr = v_buffers.shape[0]
-    A: gl.constexpr = acc.type.layout
-    p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, A, 2))
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, A))[:, None]
+    weights = weights.to(q.dtype)
     stage = step % STAGES
     mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
-    return warpgroup_mma(p, v_buffers.index(stage), acc, is_async=True)
+    v = v_buffers.index(stage)
+    if TAIL:
+        acc = _accumulate(weights, fade, v.slice(0, 64, 1), acc)
+        rest = _accumulate(weights, fade, v.slice(64, TAIL, 1), rest)
+    else:
+        acc = _accumulate(weights, fade, v, acc)
+    return acc, rest
 
 
 @gluon.jit
@@ -189,6 +208,8 @@ def _steps(
     scale,
     state,
     PART: gl.constexpr,
+    TAIL: gl.constexpr,
+    EARLY: gl.constexpr,
     WINDOW: gl.constexpr,
     EDGE: gl.constexpr,
 ):
@@ -196,21 +217,26 @@ def _steps(
     k_buffers, _v_buffers, _k_full, k_empty, _v_full, v_empty, turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
-    weights, fade, m, total, acc = state
+    weights, fade, m, total, acc, rest = state
     for i in range(begin - end):
-        s = _queue_scores(q, pipe, step, PART)
+        s = _queue_scores(q, pipe, step, PART, TAIL)
         # Rounding and rescaling, in here, hide behind the product that was just queued.
-        product = _queue_output(q, pipe, step - 1, weights, fade, acc)
-        mbarrier.arrive(turns.index(1 - PART), count=1)
-        s = warpgroup_mma_wait(1, deps=[s])
+        product, rest_product = _queue_output(q, pipe, step - 1, weights, fade, acc, rest, TAIL)
+        mbarrier.arrive(turns.index((PART + 1) % turns.shape[0]), count=1)
+        s = warpgroup_mma_wait(2 if TAIL else 1, deps=[s])
         mbarrier.arrive(k_empty.index(step % STAGES), count=1)
         if EDGE:
             s = _hide(s, (begin - 1 - i) * TILE, positions, WINDOW)
         weights, fade, m, total = _softmax(s, scale, m, total, EDGE)
-        acc = warpgroup_mma_wait(0, deps=[product])
+        if TAIL:
+            acc, rest = warpgroup_mma_wait(0, deps=[product, rest_product])
+        else:
+            acc = warpgroup_mma_wait(0, deps=[product])
+        if EARLY:
+            weights = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
         mbarrier.arrive(v_empty.index((step - 1) % STAGES), count=1)
         step += 1
-    return step, (weights, fade, m, total, acc)
+    return step, (weights, fade, m, total, acc, rest)
 
 
 @gluon.jit
@@ -259,6 +285,8 @@ def _attend(
     step,
     scale,
     PART: gl.constexpr,
+    TAIL: gl.constexpr,
+    EARLY: gl.constexpr,
     WINDOW: gl.constexpr,
 ):
     """Everything but the last product with V of an item whose queries lie in `q`."""
@@ -268,10 +296,11 @@ def _attend(
     ROWS: gl.constexpr = q.shape[0]
     WIDTH: gl.constexpr = q.shape[1]
     R: gl.constexpr = positions.type.layout
-    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    COLUMNS: gl.constexpr = 64 if TAIL else WIDTH
+    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     last = (length + TILE - 1) // TILE
-    s = _queue_scores(q, pipe, step, PART)
-    mbarrier.arrive(turns.index(1 - PART), count=1)
+    s = _queue_scores(q, pipe, step, PART, TAIL)
+    mbarrier.arrive(turns.index((PART + 1) % turns.shape[0]), count=1)
     s = warpgroup_mma_wait(0, deps=[s])
     stage = step % STAGES
     mbarrier.arrive(k_empty.index(stage), count=1)
@@ -279,6 +308,8 @@ def _attend(
     s = _hide(s, (last - 1) * TILE, positions, WINDOW)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, R)
     weights, fade, m, total = _softmax(s, scale, nothing, gl.zeros([ROWS], gl.float32, R), True)
+    if EARLY:
+        weights = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, A, 2))
     if length % TILE != 0:
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         _zero_tail(v_buffers.index(stage), (last - 1) * TILE, length)
@@ -286,59 +317,97 @@ def _attend(
     whole = first
     if WINDOW > 0:
         whole = gl.minimum(edge, (gl.maximum(length - WINDOW, 0) + TILE - 1) // TILE)
-    state = (weights, fade, m, total, gl.zeros([ROWS, WIDTH], gl.float32, A))
-    step, state = _steps(q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, WINDOW, True)
-    step, state = _steps(q, pipe, edge, whole, step, positions, scale, state, PART, WINDOW, False)
+    rest = total  # unused without a tail
+    if TAIL:
+        T: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
+        rest = gl.zeros([ROWS, TAIL], gl.float32, T)
+    state = (weights, fade, m, total, gl.zeros([ROWS, COLUMNS], gl.float32, A), rest)
+    step, state = _steps(
+        q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, TAIL, EARLY, WINDOW, True
+    )
+    step, state = _steps(
+        q, pipe, edge, whole, step, positions, scale, state, PART, TAIL, EARLY, WINDOW, False
+    )
     if WINDOW > 0:
-        step, state = _steps(q, pipe, whole, first, step, positions, scale, state, PART, WINDOW, True)
+        step, state = _steps(
+            q, pipe, whole, first, step, positions, scale, state, PART, TAIL, EARLY, WINDOW, True
+        )
     return step, state
 
 
 @gluon.jit
-def _leave(parts, sums, slot, acc, m, total, rows):
-    """Writes a warpgroup's `rows` first rows of a piece to its half of a slot in the workspace."""
+def _leave(parts, slot, acc, total, rows, WIDTH: gl.constexpr, FIRST: gl.constexpr):
+    """Writes columns from FIRST on of a warpgroup's `rows` first rows of a piece to its part of a slot."""
     ROWS: gl.constexpr = acc.shape[0]
-    WIDTH: gl.constexpr = acc.shape[1]
     A: gl.constexpr = acc.type.layout
-    R: gl.constexpr = total.type.layout
-    some = total > 0  # a row may have seen nothing of the piece
-    inverse = gl.where(some, 1.0 / total, 0.0)
-    lane = gl.arange(0, ROWS, R)
-    gl.store(sums + slot * ROWS + lane, gl.where(some, m + gl.log2(total), -float("inf")), mask=lane < rows)
+    inverse = gl.where(total > 0, 1.0 / total, 0.0)  # a row may have seen nothing of the piece
     acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, A))[:, None]
     lane = gl.arange(0, ROWS, gl.SliceLayout(1, A))
-    dims = gl.arange(0, WIDTH, gl.SliceLayout(0, A))
+    dims = FIRST + gl.arange(0, acc.shape[1], gl.SliceLayout(0, A))
     at = (slot * ROWS + lane)[:, None] * WIDTH + dims[None, :]
     gl.store(parts + at, acc, mask=(lane < rows)[:, None] & (dims >= 0)[None, :])
+
+
+@gluon.jit
+def _leave_sums(sums, slot, m, total, rows):
+    """Writes the logarithms of what `_leave` divides by."""
+    ROWS: gl.constexpr = total.shape[0]
+    lane = gl.arange(0, ROWS, total.type.layout)
+    value = gl.where(total > 0, m + gl.log2(total), -float("inf"))
+    gl.store(sums + slot * ROWS + lane, value, mask=lane < rows)
+
+
+@gluon.jit
+def _store(
+    out,
+    acc,
+    total,
+    row,
+    count,
+    head,
+    PART: gl.constexpr,
+    FIRST: gl.constexpr,
+    OUT: gl.constexpr,
+    GROUP: gl.constexpr,
+    DIM: gl.constexpr,
+):
+    """Writes columns from FIRST on of a warpgroup's rows of the output."""
+    ROWS: gl.constexpr = acc.shape[0]
+    COLUMNS: gl.constexpr = acc.shape[1]
+    A: gl.constexpr = acc.type.layout
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
+    result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, A))[:, None]
+    result = gl.convert_layout(result.to(out.dtype.element_ty), L)
+    lane = PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
+    dims = FIRST + gl.arange(0, COLUMNS, gl.SliceLayout(0, L))
+    at = _place(lane, row, count, head, OUT, GROUP)
+    mask = (lane < count * GROUP)[:, None] & (dims < DIM)[None, :]
+    gl.store(out + at[:, None] + dims[None, :] * OUT[2], result, mask=mask)
 
 
 @gluon.jit
 def _consume(
     pipe,
     buffer,
-    q,
-    out,
-    tiles,
-    items,
-    parts,
-    sums,
-    scale,
+    work,
     PART: gl.constexpr,
     Q: gl.constexpr,
     OUT: gl.constexpr,
     KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     DIM: gl.constexpr,
+    TAIL: gl.constexpr,
+    EARLY: gl.constexpr,
     WINDOW: gl.constexpr,
 ):
-    """A warpgroup that multiplies: half the rows of each item, its next queries fetched ahead."""
+    """A warpgroup that multiplies: its part of each item's rows, the next item's queries fetched ahead."""
+    q, out, tiles, items, parts, sums, scale = work
     k_buffers, _v_buffers, _k_full, _k_empty, _v_full, v_empty, turns = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
     ROWS: gl.constexpr = buffer.shape[0]
     WIDTH: gl.constexpr = buffer.shape[1]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     lane = PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
     dims = gl.arange(0, WIDTH, gl.SliceLayout(0, L))
@@ -346,7 +415,7 @@ def _consume(
         buffer.store(gl.zeros([ROWS, WIDTH], buffer.dtype, L))
     nth = (PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))) // GROUP
     _fetch_q(q, tiles, gl.program_id(0), items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW)
-    if PART == 1:
+    if turns.shape[0] == PART + 1:
         mbarrier.arrive(turns.index(0), count=1)
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -355,25 +424,32 @@ def _consume(
         fence_async_shared()
         _barrier()
         positions = position + gl.minimum(nth, count - 1)
-        step, state = _attend(buffer, pipe, position, length, positions, first, step, scale, PART, WINDOW)
-        weights, fade, m, total, acc = state
+        step, state = _attend(
+            buffer, pipe, position, length, positions, first, step, scale, PART, TAIL, EARLY, WINDOW
+        )
+        weights, fade, m, total, acc, rest = state
         following = item + gl.num_programs(0)
         _fetch_q(q, tiles, following, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW)
-        product = _queue_output(buffer, pipe, step - 1, weights, fade, acc)
-        acc = warpgroup_mma_wait(0, deps=[product])
+        acc, rest = _queue_output(buffer, pipe, step - 1, weights, fade, acc, rest, TAIL)
+        if TAIL:
+            acc, rest = warpgroup_mma_wait(0, deps=[acc, rest])
+        else:
+            acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index((step - 1) % STAGES), count=1)
         slot = -1
         if parts is not None:
             slot = gl.load(tiles + 8 * (item // KV_HEADS) + 6)
         if slot < 0:
-            result = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, A))[:, None]
-            result = gl.convert_layout(result.to(out.dtype.element_ty), L)
-            at = _place(lane, row, count, item % KV_HEADS, OUT, GROUP)
-            mask = (lane < count * GROUP)[:, None] & (dims < DIM)[None, :]
-            gl.store(out + at[:, None] + dims[None, :] * OUT[2], result, mask=mask)
+            _store(out, acc, total, row, count, item % KV_HEADS, PART, 0, OUT, GROUP, DIM)
+            if TAIL:
+                _store(out, rest, total, row, count, item % KV_HEADS, PART, 64, OUT, GROUP, DIM)
         elif parts is not None:
-            slot = (slot * KV_HEADS + item % KV_HEADS) * 2 + PART
-            _leave(parts, sums, slot, acc, m * scale, total, count * GROUP - PART * ROWS)
+            slot = (slot * KV_HEADS + item % KV_HEADS) * turns.shape[0] + PART
+            rows = count * GROUP - PART * ROWS
+            _leave_sums(sums, slot, m * scale, total, rows)
+            _leave(parts, slot, acc, total, rows, WIDTH, 0)
+            if TAIL:
+                _leave(parts, slot, rest, total, rows, WIDTH, 64)
 
 
 @gluon.jit(do_not_specialize=["table_stride", "scale"])
@@ -401,109 +477,94 @@ def _prefill_hopper(
     WINDOW: gl.constexpr,
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
+    TAIL: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     items = gl.load(tiles) * KV_HEADS
     tiles += 8
-    UPPER: gl.constexpr = 0
-    LOWER: gl.constexpr = 1
-    q_upper = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
-    q_lower = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
+    PART_0: gl.constexpr = 0
+    PART_1: gl.constexpr = 1
+    PART_2: gl.constexpr = 2
+    q_0 = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
+    q_1 = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
     k_buffers = gl.allocate_shared_memory(DTYPE, [STAGES, TILE, WIDTH], SHARED)
     v_buffers = gl.allocate_shared_memory(DTYPE, [STAGES, TILE, WIDTH], SHARED)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIERS)
+    turns = gl.allocate_shared_memory(gl.int64, [PARTS, 1], BARRIERS)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
-        mbarrier.init(v_empty.index(i), count=2)
-    for i in gl.static_range(2):
+        mbarrier.init(k_empty.index(i), count=PARTS)
+        mbarrier.init(v_empty.index(i), count=PARTS)
+    for i in gl.static_range(PARTS):
         mbarrier.init(turns.index(i), count=1)
     pipe = (k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, turns)
-    gl.warp_specialize(
-        [
-            (
-                _consume,
-                (
-                    pipe,
-                    q_upper,
-                    q,
-                    out,
-                    tiles,
-                    items,
-                    parts,
-                    sums,
-                    scale,
-                    UPPER,
-                    Q,
-                    OUT,
-                    KV_HEADS,
-                    GROUP,
-                    DIM,
-                    WINDOW,
-                ),
-            ),
-            (
-                _consume,
-                (
-                    pipe,
-                    q_lower,
-                    q,
-                    out,
-                    tiles,
-                    items,
-                    parts,
-                    sums,
-                    scale,
-                    LOWER,
-                    Q,
-                    OUT,
-                    KV_HEADS,
-                    GROUP,
-                    DIM,
-                    WINDOW,
-                ),
-            ),
-            (
-                _produce,
-                (
-                    pipe,
-                    k_cache,
-                    v_cache,
-                    table,
-                    table_stride,
-                    tiles,
-                    items,
-                    KV_HEADS,
-                    BLOCK_SIZE,
-                    K_ROWS,
-                    V_ROWS,
-                    BOX,
-                    WINDOW,
-                ),
-            ),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    work = (q, out, tiles, items, parts, sums, scale)
+    pages = (k_cache, v_cache, table, table_stride, tiles, items)
+    if PARTS == 3:
+        q_2 = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
+        gl.warp_specialize(
+            [
+                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
+                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
+                (_consume, (pipe, q_2, work, PART_2, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
+                (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
+                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
+                (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
 
 
-def tile_of(head_dim: int, longest: int | None) -> tuple[int, int]:
-    """Tokens of a KV tile, and tiles of K and of V that are under way; `longest` as for `paged_prefill`.
+@dataclass(frozen=True, slots=True)
+class HopperCut:
+    """How an item is computed: `warpgroups` of 64 rows multiply, KV tiles have `tile` tokens, and `stages` of
+    K and of V are under way.
 
-    Measured on an H200. At head dimension 256 no more than this fits beside the queries.
+    `tail`: columns of a head beyond its 64th, multiplied apart; 0: all together, up to a power of two.
+    `early`: weights are rounded when they are computed, which takes fewer registers, and not beside the next
+    product.
+    """
+
+    warpgroups: int
+    tile: int
+    stages: int
+    tail: int = 0
+    early: bool = False
+
+
+def rows_of(head_dim: int) -> int:
+    """Rows of a tile of the plan: 64 for each warpgroup that multiplies."""
+    return 64 * cut_of(head_dim, None).warpgroups
+
+
+def cut_of(head_dim: int, longest: int | None) -> HopperCut:
+    """The fastest on an H200; `longest` as for `paged_prefill`, on which the warpgroups don't depend.
+
+    At head dimension 256 no more stages fit beside the queries. Three warpgroups leave 160 registers to a
+    thread of each.
     """
     if head_dim > 128:
-        return 64, 2
+        return HopperCut(2, 64, 2)
     if head_dim <= 64:
-        return 128, 3
-    return (64, 3) if longest is not None and longest <= SHORT_KEYS else (128, 2)
+        return HopperCut(3, 64, 6)
+    return HopperCut(2, 64, 3) if longest is not None and longest <= SHORT_KEYS else HopperCut(2, 128, 2)
 
 
 def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
@@ -530,9 +591,10 @@ def constants_of(
     out: Tensor,
     window: int | None,
     longest: int | None = None,
+    rows: int = 128,
 ) -> dict[str, Any]:
     """The compile-time constants for tensors of these strides."""
-    tile, stages = tile_of(q.shape[2], longest)
+    cut = cut_of(q.shape[2], longest)
     return {
         "Q": q.stride(),
         "OUT": out.stride(),
@@ -543,10 +605,13 @@ def constants_of(
         "DIM": q.shape[2],
         "WIDTH": next_power_of_2(q.shape[2]),
         "BLOCK_SIZE": k_cache.shape[1],
-        "BOX": box_rows(k_cache.shape[1], tile),
+        "BOX": box_rows(k_cache.shape[1], cut.tile),
         "WINDOW": window or 0,
-        "TILE": tile,
-        "STAGES": stages,
+        "TILE": cut.tile,
+        "STAGES": cut.stages,
+        "PARTS": rows // 64,
+        "TAIL": cut.tail,
+        "EARLY": cut.early,
     }
 
 
@@ -561,9 +626,10 @@ class HopperPrefill:
         out: Tensor,
         window: int | None,
         longest: int | None,
+        rows: int,
     ) -> None:
         self._programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-        constants = constants_of(q, k_cache, v_cache, out, window, longest)
+        constants = constants_of(q, k_cache, v_cache, out, window, longest, rows)
         self._map = TensorMaps(constants["TILE"])
         self._launch = Launch(_prefill_hopper, constants, num_warps=4)
 

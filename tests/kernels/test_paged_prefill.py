@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pagecast.kernels import reference
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.paged_decode import paged_decode
-from pagecast.kernels.paged_prefill import paged_prefill
+from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
 from pagecast.kernels.prefill_plan import KV_TILE, SLOTS_PER_SM, cut, most_rows, plan_prefill
 from pagecast.sim.core.errors import BadInput
 
@@ -22,19 +22,28 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 150)), min_size=1
 
 
 def attend(
-    cache: Any, q: torch.Tensor, query_lens: list[int], *, spare: int = 0, processors: int = 0, **more: Any
+    cache: Any,
+    q: torch.Tensor,
+    query_lens: list[int],
+    *,
+    spare: int = 0,
+    processors: int = 0,
+    rows: int | None = None,
+    **more: Any,
 ) -> torch.Tensor:
-    """`spare`: rows behind the plan that hold what must not be looked at. `processors`: to cut tiles for."""
+    """`spare`: rows behind the plan that hold what must not be looked at. `processors`: to cut tiles for.
+    `rows`: those of a tile, if not the fastest here."""
     heads, (kv_heads, dim) = q.shape[1], cache.k.shape[2:]
-    tokens = tokens_per_tile(heads, kv_heads, q.dtype)
+    rows = rows or fastest_rows(heads, kv_heads, dim, q.dtype, cache.k.dtype, q.device)
+    tokens = tokens_per_tile(heads, kv_heads, q.dtype, rows)
     plan = plan_prefill(query_lens, cache.lens, tokens, kv_heads=kv_heads, processors=processors)
     if processors:
-        more["pieces"] = Pieces(heads, kv_heads, dim, q.dtype, q.device, processors)
+        more["pieces"] = Pieces(heads, kv_heads, dim, q.dtype, q.device, processors, rows)
         more["pieces"].parts.fill_(float("nan"))
         more["pieces"].sums.fill_(float("nan"))
     tiles = torch.from_numpy(np.pad(plan, ((0, spare), (0, 0)), constant_values=1 << 20)).to(q.device)
     return paged_prefill(
-        q, cache.k, cache.v, cache.table, tiles, out=torch.full_like(q, float("nan")), **more
+        q, cache.k, cache.v, cache.table, tiles, out=torch.full_like(q, float("nan")), rows=rows, **more
     )
 
 
@@ -86,6 +95,7 @@ def test_equals_attention_in_float64(
     dtype=st.sampled_from([torch.float32, torch.float16, torch.float8_e4m3fn]),
     processors=st.sampled_from([3, 20, 200]),
     spare=st.sampled_from([0, 3]),
+    rows=st.sampled_from([None, 48]),
 )
 def test_cut_tiles_equal_attention_in_float64(
     paged: Callable[..., Any],
@@ -99,6 +109,7 @@ def test_cut_tiles_equal_attention_in_float64(
     dtype: torch.dtype,
     processors: int,
     spare: int,
+    rows: int | None,
 ) -> None:
     query_lens = [new for new, _ in chunks]
     cache = paged([new + cached for new, cached in chunks], kv_heads, dim, block_size, dtype, seed)
@@ -107,7 +118,7 @@ def test_cut_tiles_equal_attention_in_float64(
     scales = {name: (torch.rand(kv_heads) + 0.5).to(cache.k.device) for name in ("k_scale", "v_scale") if fp8}
     q = torch.randn(sum(query_lens), group * kv_heads, dim).to(torch.float16 if fp8 else dtype)
     q = q.to(cache.k.device)
-    out = attend(cache, q, query_lens, processors=processors, spare=spare, **scales)
+    out = attend(cache, q, query_lens, processors=processors, spare=spare, rows=rows, **scales)
     expected = reference.paged_prefill(
         q, cache.k, cache.v, cache.table, query_lens, cache.lens, dtype=torch.float64, **scales
     )
