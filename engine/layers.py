@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from pagecast.engine import ops
-from pagecast.engine.fp8_weights import Fp8Weights, stored_parts, weight_of
+from pagecast.engine.fp8_weights import GROUP, Fp8Weights, stored_parts, weight_of
 from pagecast.engine.shard import WHOLE, Shard
 from torch import Tensor, nn
 
@@ -113,7 +113,7 @@ class RowLinear(nn.Module):
             return
         parts = stored_parts(name, value, self.outputs, self.inputs, self.weight, self.scales)
         for kind, (tensor, _) in parts.items():
-            fill(getattr(self, kind), self.shard.share(tensor, 1, tensor.shape[1]))
+            fill(getattr(self, kind), self.shard.share(tensor, 1, _columns(kind, self.inputs)))
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole product, summed over the GPUs: [tokens, columns]."""
@@ -169,7 +169,12 @@ class ExpertRows(nn.Module):
         """Fills in this shard's columns of its expert number `part`."""
         parts = stored_parts(name, value, self.outputs, self.width, self.weight, self.scales)
         for kind, (tensor, _) in parts.items():
-            fill(getattr(self, kind)[part], self.shard.share(tensor, 1, tensor.shape[1]))
+            fill(getattr(self, kind)[part], self.shard.share(tensor, 1, _columns(kind, self.width)))
+
+
+def _columns(kind: str, inputs: int) -> int:
+    """Columns of a projection's weight or of its scales."""
+    return inputs if kind == "weight" else inputs // GROUP
 
 
 def _shared_experts(experts: int, shard: Shard) -> tuple[Shard, int]:
