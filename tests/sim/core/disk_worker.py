@@ -10,7 +10,7 @@ from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 
 
 class DiskWorker:
-    """Runs jobs: `steps` draws how many steps one takes, `fails` whether a store fails (reads do not).
+    """Runs jobs: `steps` draws how many steps one takes, `fails` whether it fails.
 
     Jobs of one direction end in the order they were made.
     """
@@ -18,7 +18,7 @@ class DiskWorker:
     def __init__(self, disk: Disk, steps: Callable[[], int], fails: Callable[[], bool]) -> None:
         self.disk = disk
         self.jobs: list[tuple[int, DiskJob]] = []  # the step in which each ends
-        self.promotions = self.cascades = self.failed = 0
+        self.promotions = self.cascades = self.failed_reads = self.failed_stores = 0
         self._steps = steps
         self._fails = fails
 
@@ -43,6 +43,9 @@ class DiskWorker:
         done = [job for end, job in self.jobs if end <= step]
         self.jobs = [(end, job) for end, job in self.jobs if end > step]
         for job in done:
-            fails = self._fails() and not job.is_promotion
-            self.failed += fails
+            fails = self._fails()
+            if job.is_promotion:
+                self.failed_reads += fails
+            else:
+                self.failed_stores += fails
             self.disk.end(job.number, lost=fails)
