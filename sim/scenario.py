@@ -568,13 +568,7 @@ class Scenario(BaseModel):
             prefill_ns=prefill_ns(costs, self.max_num_batched_tokens),
             victim=self.preemption_victim,
         )
-        profile = policy.applied(find_profile(self.profile))
-        if self.eviction != "lru" and self.limits().groups:
-            raise BadInput(
-                f"{self.model} has layers that keep different tokens, evicted in vLLM's order; "
-                "leave eviction at lru, or give disable_hybrid_kv_cache_manager"
-            )
-        return profile
+        return policy.applied(find_profile(self.profile))
 
     def _expected_output(self, outputs: Sequence[int]) -> int:
         """The quantile of output lengths that admission reserves for; the next length above it."""

@@ -83,7 +83,7 @@ class Parts:
 
 def _memory(limits: Limits, profile: Profile, log: EventLog, running: Running) -> KvMemory:
     if limits.groups:
-        return HybridMemory(limits, log, running.findable)
+        return HybridMemory(limits, log, running.findable, profile.hybrid_ranks(limits))
     if profile.memory is not None:
         return profile.memory(limits, log)
     eviction = profile.eviction(limits)

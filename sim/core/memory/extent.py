@@ -13,10 +13,23 @@ class Extent:
 
     `key` None: the content can't be found. `holders`: how many tables hold it; 0: it is free. `is_spare`:
     another extent of equal content is found in its place. `rest` is what was split off its end while tables
-    held both. `before` and `after` are its neighbours in the order of free extents.
+    held both. `before` and `after` are its neighbours in the order of free extents. `uses` counts the tables
+    that reused it, and `rank` is its place among free ones, where that decides what is evicted.
     """
 
-    __slots__ = ("after", "before", "blocks", "holders", "is_spare", "key", "number", "rest", "units")
+    __slots__ = (
+        "after",
+        "before",
+        "blocks",
+        "holders",
+        "is_spare",
+        "key",
+        "number",
+        "rank",
+        "rest",
+        "units",
+        "uses",
+    )
 
     def __init__(self, blocks: list[int], key: bytes | None, number: int, units: int) -> None:
         self.blocks = blocks
@@ -26,6 +39,8 @@ class Extent:
         self.holders = 1
         self.is_spare = False
         self.rest: Extent | None = None
+        self.uses = 0
+        self.rank = 0
         self.before: Extent = self
         self.after: Extent = self
 

@@ -25,6 +25,7 @@ from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
 from pagecast.sim.core.memory.layer_group import LayerGroup
 from pagecast.sim.core.memory.lookup import Lookup
 from pagecast.sim.core.memory.output_writers import OutputWriters
+from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool, ReuseRanks
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
@@ -49,10 +50,13 @@ class HybridMemory(KvMemory):
     `block_size` is the number of tokens per block key. `places` are the positions within a key block at which
     a decoding request may take, publish or give back blocks. `leave_place`: the only one of them at which
     blocks leave windows; None: there are several. `progress(request)` says how many tokens of a generating
-    request may be published by now.
+    request may be published by now. `ranks`: blocks are evicted by how often they were reused; None: in
+    vLLM's order.
     """
 
-    def __init__(self, limits: Limits, log: EventLog, progress: Progress) -> None:
+    def __init__(
+        self, limits: Limits, log: EventLog, progress: Progress, ranks: ReuseRanks | None = None
+    ) -> None:
         self.num_blocks = limits.num_blocks
         self.recomputes_block = False
         self.timed = None
@@ -61,7 +65,11 @@ class HybridMemory(KvMemory):
         self.log = log
         specs = limits.groups
         self.aligned = aligned_tokens(specs)
-        self.extents = ExtentPool(limits.num_blocks, log)
+        self.extents = (
+            ExtentPool(limits.num_blocks, log)
+            if ranks is None
+            else RankedExtentPool(limits.num_blocks, log, ranks)
+        )
         self.layers = [
             LayerGroup(self.extents, spec, limits, index, limits.block_size, self.aligned)
             for index, spec in enumerate(specs)
@@ -88,7 +96,10 @@ class HybridMemory(KvMemory):
         self._simple = len(self._lookups) == 1 or (len(self._lookups) == 2 and self._lookups[0].keeps_all)
         # Whether each group takes one block per key block, and what leaves a window was published before.
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
-        self.regular = equal and (not self._windowed or (self.caching and self.leave_place is not None))
+        ordered = ranks is None or not self._windowed  # what leaves a window may go ahead of what is free
+        self.regular = (
+            equal and ordered and (not self._windowed or (self.caching and self.leave_place is not None))
+        )
 
     def leave_out_last_blocks(self) -> None:
         """From now on every hit leaves out its last block, in every group (EAGLE)."""
@@ -102,7 +113,7 @@ class HybridMemory(KvMemory):
         return
 
     def eviction_figures(self) -> dict[str, object]:
-        """Nothing: blocks are evicted in vLLM's order."""
+        """Nothing: vLLM's order has no figures, nor have those by reuse."""
         return {}
 
     def _make_lookups(self) -> list[Lookup]:

@@ -21,6 +21,7 @@ from pagecast.sim.core.memory.eviction_orders import (
 from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
+from pagecast.sim.core.memory.ranked_extent_pool import ReuseRanks
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.admission import WholeSequence
@@ -100,7 +101,7 @@ class CachePolicy:
         """The profile with these rules in place of its own. Errors: BadInput for a name that is not known."""
         if self.eviction not in EVICTIONS:
             raise BadInput(f"eviction order {self.eviction!r} is not known; choose {', '.join(EVICTIONS)}")
-        changed = replace(profile, eviction=self._order_of(profile))
+        changed = replace(profile, eviction=self._order_of(profile), hybrid_ranks=self._hybrid_ranks)
         if self.shed_ns is not None:
             changed = replace(changed, intake=self._intake_of(profile))
         if self.admission == "prompt" and self.watermarks is None and self.victim is None:
@@ -160,6 +161,19 @@ class CachePolicy:
             return plain if self.eviction == "lru" else self._ranked(limits, plain.blanks_first)
 
         return make
+
+    def _hybrid_ranks(self, limits: Limits) -> ReuseRanks | None:
+        """Ranks for models whose layers keep different tokens; None: vLLM's order. Errors: BadInput."""
+        if self.eviction == "lru":
+            return None
+        if self.eviction == "lfu":
+            return ReuseRanks()
+        if self.eviction == "slru":
+            return ReuseRanks(1, int(limits.num_blocks * self.protected_share))
+        raise BadInput(
+            f"eviction {self.eviction} may rank a block below those that need it, and layers of this "
+            "model keep different tokens; choose lru, lfu or slru, or give disable_hybrid_kv_cache_manager"
+        )
 
     def _ranked(self, limits: Limits, blanks_first: bool) -> RankedEviction:
         if self.eviction == "slru":

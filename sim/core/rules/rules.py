@@ -18,6 +18,7 @@ from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory, MakeGroups, one_full_group
+from pagecast.sim.core.memory.ranked_extent_pool import ReuseRanks
 from pagecast.sim.core.queue import Order, Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.step import Step
@@ -63,13 +64,18 @@ def no_hybrid_mix(limits: Limits) -> Mix:
     raise BadInput("this profile serves no models whose layers keep different tokens; use vllm")
 
 
+def no_ranks(limits: Limits) -> None:
+    """Blocks of layers that keep different tokens are evicted in vLLM's order."""
+    return
+
+
 @dataclass(frozen=True)
 class Profile:
     """One engine's rules. Each function makes a rule for a replica with given limits.
 
-    For models whose layers keep different tokens (`Limits.groups`) only `order` and `hybrid_mix` are used: a
-    `HybridMemory` makes its groups from `Limits.groups` and evicts in vLLM's order. `mix`, `eviction` and
-    `groups` are for all other models.
+    For models whose layers keep different tokens (`Limits.groups`) only `order`, `hybrid_mix` and
+    `hybrid_ranks` are used: a `HybridMemory` makes its groups from `Limits.groups`, and evicts in vLLM's
+    order or by ranks. `mix`, `eviction` and `groups` are for all other models.
 
     `intake` may reject a request when it is submitted.
     `memory` replaces the groups of blocks, `eviction` and `groups`: with a `RadixMemory` requests follow
@@ -88,6 +94,7 @@ class Profile:
     mix: Callable[[Limits], Mix]
     eviction: Callable[[Limits], Eviction]
     hybrid_mix: Callable[[Limits], Mix] = no_hybrid_mix
+    hybrid_ranks: Callable[[Limits], ReuseRanks | None] = no_ranks
     intake: Callable[[Limits], Intake] | None = None
     groups: MakeGroups = one_full_group
     memory: MakeMemory | None = None

@@ -15,7 +15,8 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.rules.profiles import NANO_VLLM
+from pagecast.sim.core.rules.cache_policy import CachePolicy
+from pagecast.sim.core.rules.profiles import NANO_VLLM, VLLM
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.replay.clients import Arrivals
@@ -40,9 +41,11 @@ def request(id: str, text: int, prompt: int, output: int, size: int = SIZE) -> R
     return Request(id, keys, prompt, output)
 
 
-def scheduler(*groups: GroupSpec, blocks: int = 60, depth: int = 0, caching: bool = True) -> Scheduler:
+def scheduler(
+    *groups: GroupSpec, blocks: int = 60, depth: int = 0, caching: bool = True, eviction: str = "lru"
+) -> Scheduler:
     limits = Limits(blocks, unit_tokens(groups), 8, 32, pipeline_depth=depth, caching=caching, groups=groups)
-    return Scheduler(limits)
+    return Scheduler(limits, CachePolicy(eviction, protected_share=0.5).applied(VLLM))
 
 
 def serve(s: Scheduler, *requests: Request) -> int:
@@ -153,6 +156,40 @@ def test_groups_that_do_not_fit_together_are_refused(
         Scheduler(Limits(60, block_size, 8, 32, caching=caching, groups=groups))
 
 
+@pytest.mark.parametrize(("eviction", "cached"), [("lru", 0), ("slru", 20), ("lfu", 20)])
+def test_content_that_was_reused_outlives_a_scan_where_the_order_says_so(eviction: str, cached: int) -> None:
+    s = scheduler(FULL, WINDOW, blocks=40, eviction=eviction)
+    serve(s, request("0", 1, 21, 1))
+    serve(s, request("1", 1, 21, 1))
+    for number in range(2, 8):
+        serve(s, request(str(number), number, 21, 1))
+    again = request("9", 1, 21, 1)
+    serve(s, again)
+    assert again.cached_tokens == cached
+
+
+def test_lfu_keeps_what_more_requests_reused_and_segments_do_not() -> None:
+    kept = {}
+    for eviction in ("slru", "lfu"):
+        s = scheduler(FULL, WINDOW, blocks=40, eviction=eviction)
+        for number, text in enumerate((1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)):
+            serve(s, request(str(number), text, 21, 1))
+        again = request("99", 1, 21, 1)
+        serve(s, again)
+        kept[eviction] = again.cached_tokens
+    assert kept == {"slru": 0, "lfu": 20}
+
+
+def test_reused_blocks_beyond_the_protected_share_give_way_as_others() -> None:
+    s = scheduler(FULL, WINDOW, blocks=40, eviction="slru")
+    pool = s.memory.extents
+    for number in range(16):
+        serve(s, request(str(number), number // 2, 21, 1))
+        ranked = sum(len(extent.blocks) for extent in pool.free_extents() if extent.rank)
+        assert ranked <= 20
+    assert ranked > 0
+
+
 def test_an_engine_of_plain_models_refuses_groups() -> None:
     with pytest.raises(BadInput, match="use vllm"):
         Scheduler(Limits(60, SIZE, 8, 32, groups=(FULL, WINDOW)), NANO_VLLM)
@@ -183,13 +220,19 @@ MADE = st.lists(
     room=st.integers(0, 40),
     depth=st.integers(0, 1),
     cancelled=st.sets(st.integers(0, 11)),
+    eviction=st.sampled_from(["lru", "lfu", "slru"]),
 )
 def test_no_block_is_ever_lost(
-    lives: list[tuple[int, int, int]], groups: list[GroupSpec], room: int, depth: int, cancelled: set[int]
+    lives: list[tuple[int, int, int]],
+    groups: list[GroupSpec],
+    room: int,
+    depth: int,
+    cancelled: set[int],
+    eviction: str,
 ) -> None:
     s = scheduler(*groups, blocks=1, depth=depth)
     most = max(s.limits.most_held(prompt + output) for _, prompt, output in lives)
-    s = scheduler(*groups, blocks=most + room, depth=depth)
+    s = scheduler(*groups, blocks=most + room, depth=depth, eviction=eviction)
     for id, life in enumerate(lives):
         assert s.submit(request(str(id), *life, size=s.limits.block_size))
     steps = 0

@@ -171,10 +171,26 @@ def test_scenarios_refuse_watermarks_that_cannot_be() -> None:
             Scenario.make({"watermarks": text})
 
 
-def test_models_with_windows_refuse_an_order() -> None:
-    scenario = Scenario(model="google/gemma-3-27b-it", num_gpu_blocks=2000, eviction="lfu", costs="roofline")
-    with pytest.raises(BadInput, match="leave eviction at lru"):
+@pytest.mark.parametrize("eviction", ["fifo", "priority", "cost"])
+def test_models_with_windows_refuse_orders_that_need_to_know_what_follows(eviction: str) -> None:
+    scenario = Scenario(
+        model="google/gemma-3-27b-it", num_gpu_blocks=2000, eviction=eviction, costs="roofline"
+    )
+    with pytest.raises(BadInput, match="choose lru, lfu or slru"):
         replay(read("chat", limit=2), scenario)
+
+
+@pytest.mark.parametrize("eviction", ["lfu", "slru"])
+def test_models_with_windows_are_evicted_by_reuse(eviction: str) -> None:
+    scenario = Scenario(model="openai/gpt-oss-20b", num_gpu_blocks=1200, max_num_seqs=8, costs="roofline")
+    trace = read("chat", limit=150)
+    plain = replay(trace, scenario).summary
+    changed = scenario.model_copy(update={"eviction": eviction})
+    fast = replay(trace, changed, check_every=50)
+    slow = replay(trace, changed, fast_forward=False)
+    assert fast.requests.equals(slow.requests)
+    assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"]
+    assert fast.summary["reused_prefix_tokens"] > 1.02 * plain["reused_prefix_tokens"]
 
 
 def test_a_rollout_forces_misses_and_says_when_old_blocks_are_gone() -> None:

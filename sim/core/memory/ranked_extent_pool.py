@@ -1,0 +1,143 @@
+"""Pool of extents whose free blocks are taken by how often their content was reused.
+
+A block that layers with full attention keep is reused by whoever reuses a later one of the same group, and
+freed after it. So content that was reused less, and of equals what was freed first, never has to be kept for
+what follows it. Orders that rank a prefix below its continuation (FIFO, priorities, cost) would need to know
+what follows what across groups, which nothing here does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.extent_pool import ExtentPool
+
+
+@dataclass(frozen=True)
+class ReuseRanks:
+    """The rank of free content is how many requests have reused it, at most `top` (None: any number).
+
+    At most `most_blocks` blocks rank above 0 (None: any number); the least recently freed of them give way.
+    """
+
+    top: int | None = None
+    most_blocks: int | None = None
+
+    def rank(self, uses: int) -> int:
+        """The rank of content that so many requests have reused."""
+        return uses if self.top is None else min(uses, self.top)
+
+
+class RankedExtentPool(ExtentPool):
+    """`ExtentPool` with a ring for each rank; the lowest that is not empty is taken from first."""
+
+    def __init__(self, num_blocks: int, log: EventLog, ranks: ReuseRanks) -> None:
+        super().__init__(num_blocks, log)
+        self.ranks = ranks
+        self._rings: dict[int, Extent] = {0: self.ring}
+        self._blocks: dict[int, int] = {}  # free blocks with content, of each rank that has some
+
+    # ---- taking
+
+    def _evict(self, n: int) -> list[int]:
+        """Takes `n` blocks of free extents, the lowest rank first."""
+        evicted: list[int] = []
+        while len(evicted) < n:
+            rank = min(self._blocks)
+            count = min(n - len(evicted), self._blocks[rank])
+            self.ring = self._rings[rank]
+            evicted += super()._evict(count)
+            self._count(rank, -count)
+        return evicted
+
+    def _count(self, rank: int, blocks: int) -> None:
+        count = self._blocks.get(rank, 0) + blocks
+        if count:
+            self._blocks[rank] = count
+        else:
+            del self._blocks[rank]
+
+    # ---- holding
+
+    def hold(self, extents: list[Extent]) -> int:
+        """Adds a holder to each of these extents. Returns how many blocks were held already."""
+        for extent in extents:
+            if not extent.holders:
+                self._count(extent.rank, -len(extent.blocks))
+            extent.uses += 1
+        return super().hold(extents)
+
+    def drop(self, extents: list[Extent], tail: list[int]) -> int:
+        """Takes a holder from extents, and gives the blocks of `tail` back (see `ExtentPool.drop`)."""
+        blank = [extent for extent in extents if extent.key is None]
+        freed = super().drop(blank, tail)
+        for extent in reversed(extents):
+            if extent.key is None:
+                continue
+            rank = extent.rank = self.ranks.rank(extent.uses)
+            self.ring = self._ring(rank)
+            if super().drop([extent], []):
+                freed += len(extent.blocks)
+                self._count(rank, len(extent.blocks))
+        if self.ranks.most_blocks is not None:
+            self._give_way(self.ranks.most_blocks)
+        return freed
+
+    def _ring(self, rank: int) -> Extent:
+        ring = self._rings.get(rank)
+        if ring is None:
+            ring = self._rings[rank] = Extent([], None, 0, 1)
+        return ring
+
+    def _give_way(self, most: int) -> None:
+        """Takes the rank from the least recently freed of ranked extents, until few enough have one."""
+        while (rank := max(self._blocks, default=0)) and self._blocks[rank] > most:
+            extent = self._rings[rank].after
+            self._unlink(extent)
+            self._count(rank, -len(extent.blocks))
+            extent.rank = 0
+            self._count(0, len(extent.blocks))
+            ring = self._rings[0]
+            extent.before, extent.after = ring.before, ring
+            ring.before.after = extent
+            ring.before = extent
+
+    def drop_first(self, extent: Extent, length: int) -> bool:
+        """Nothing: a block that leaves a window is cut off and freed as any other."""
+        return False
+
+    # ---- splitting and content
+
+    def split(self, extent: Extent, at: int) -> Extent:
+        """Cuts an extent in two at block `at` and returns the second part. The first stays what it was."""
+        rest = super().split(extent, at)
+        rest.uses, rest.rank = extent.uses, extent.rank
+        return rest
+
+    def cut_front(self, extent: Extent, blocks: int) -> Extent:
+        """Cuts the first blocks off an extent that one table holds, and returns them."""
+        front = super().cut_front(extent, blocks)
+        front.uses = extent.uses
+        return front
+
+    def publish(
+        self, blocks: list[int], key: bytes, number: int, units: int, behind: Extent | None
+    ) -> list[Extent]:
+        """Makes blocks findable (see `ExtentPool.publish`), apart from what was reused before."""
+        if behind is not None and behind.uses:
+            behind = None
+        return super().publish(blocks, key, number, units, behind)
+
+    # ---- figures
+
+    def free_extents(self) -> Iterator[Extent]:
+        """The free extents with content, first the one that is taken first."""
+        for rank in sorted(self._rings):
+            ring = self._rings[rank]
+            extent = ring.after
+            while extent is not ring:
+                yield extent
+                extent = extent.after
