@@ -8,6 +8,9 @@ Each direction has a stream of its own beside the model's, where its jobs run on
 
 A load waits for the steps launched before it, for one of them may still write to the blocks it was given.
 Which blocks move, when, and who waits for it is decided by the core (`sim/core/tiers`).
+
+With several GPUs each has a tier for its share of the blocks. Workers are sent `HostOrders` with every step.
+What the engine's own tier has reported as ended, a worker's step waits for on its GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from pagecast.kernels import reference
@@ -53,6 +56,27 @@ class HostTransfer:
         return RecordedTransfer(self.job, told_ns, self.kind, self.blocks, self.bytes, *times, self.lost)
 
 
+class Copy(NamedTuple):
+    """A `Transfer` without its request."""
+
+    job: int
+    blocks: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostOrders:
+    """Transfers of a plan, as workers are sent them. `reported`: jobs that have ended, of which the scheduler
+    knows; `fresh`: all earlier jobs are to be forgotten."""
+
+    step: int
+    flushed: tuple[int, ...]
+    loads: tuple[Copy, ...]
+    stores: tuple[Copy, ...]
+    reported: tuple[int, ...]
+    fresh: bool
+
+
 @dataclass(slots=True)
 class _Job:
     number: int
@@ -75,6 +99,10 @@ class Lane(Protocol):
 
     def hold(self, number: int) -> None:
         """Keeps the model's stream waiting until that job has ended, the oldest being 0."""
+        ...
+
+    def forget(self) -> None:
+        """Forgets the oldest job, whether it has ended or not."""
         ...
 
     def follow(self) -> None:
@@ -105,6 +133,8 @@ class HostTier:
         self._lanes = {LOAD: lane(beside, kv), STORE: lane(kv, beside)}
         self._jobs: dict[str, deque[_Job]] = {LOAD: deque(), STORE: deque()}
         self._lost: list[HostTransfer] = []
+        self._reported: list[int] = []
+        self._fresh = True
         if on_gpu:
             weakref.finalize(self, _unregister, self.memory)
 
@@ -113,7 +143,29 @@ class HostTier:
         """Whether transfers are under way, or have ended and were not reported."""
         return bool(self._jobs[LOAD] or self._jobs[STORE] or self._lost)
 
-    def begin(self, plan: StepPlan) -> None:
+    def orders(self, plan: StepPlan) -> HostOrders:
+        """What workers must be sent with this plan; asked once for each plan."""
+        reported, self._reported = tuple(self._reported), []
+        fresh, self._fresh = self._fresh, False
+        loads, stores = (
+            tuple(Copy(one.job, tuple(one.blocks), tuple(one.places)) for one in transfers)
+            for transfers in (plan.loads, plan.stores)
+        )
+        return HostOrders(plan.step, tuple(plan.flushed), loads, stores, reported, fresh)
+
+    def settle(self, orders: HostOrders) -> None:
+        """Holds the step until the jobs have ended that were reported elsewhere, and forgets these."""
+        if orders.fresh:
+            self.restart(self._clock)
+        for kind, jobs in self._jobs.items():
+            count = sum(job.number in orders.reported for job in jobs)
+            if count:
+                self._lanes[kind].hold(count - 1)
+            for _ in range(count):
+                jobs.popleft()
+                self._lanes[kind].forget()
+
+    def begin(self, plan: StepPlan | HostOrders) -> None:
         """Holds the step until the stores are done whose blocks it gives away, and starts its loads."""
         numbers = {job.number: place for place, job in enumerate(self._jobs[STORE])}
         flushed = [numbers[job] for job in plan.flushed if job in numbers]
@@ -123,13 +175,13 @@ class HostTier:
             self._lanes[LOAD].follow()
             self._start(LOAD, plan.step, plan.loads)
 
-    def finish(self, plan: StepPlan) -> None:
+    def finish(self, plan: StepPlan | HostOrders) -> None:
         """Starts the step's stores, which follow what it computes."""
         if plan.stores:
             self._lanes[STORE].follow()
             self._start(STORE, plan.step, plan.stores)
 
-    def _start(self, kind: str, step: int, transfers: Iterable[Transfer]) -> None:
+    def _start(self, kind: str, step: int, transfers: Iterable[Transfer | Copy]) -> None:
         for transfer in transfers:
             sides = (transfer.places, transfer.blocks) if kind == LOAD else (transfer.blocks, transfer.places)
             self._jobs[kind].append(_Job(transfer.job, step, len(transfer.blocks), self._clock()))
@@ -151,6 +203,7 @@ class HostTier:
                 ended.append(
                     HostTransfer(job.number, kind, job.blocks, size, job.queued_ns, *times, job.lost)
                 )
+        self._reported += [transfer.job for transfer in ended]
         return sorted(ended, key=lambda transfer: transfer.end_ns)
 
     def spoil(self, stores: Iterable[Transfer]) -> None:
@@ -180,6 +233,8 @@ class HostTier:
             lane.drain(clock)
             self._jobs[kind].clear()
         self._lost = []
+        self._reported = []
+        self._fresh = True
         self._clock = clock
 
 
@@ -204,6 +259,10 @@ class PlainLane:
 
     def hold(self, number: int) -> None:
         """Nothing: all jobs have ended."""
+
+    def forget(self) -> None:
+        """See `Lane`."""
+        self._times.popleft()
 
     def follow(self) -> None:
         """Nothing: all steps have ended."""
@@ -255,6 +314,10 @@ class CudaLane:
     def hold(self, number: int) -> None:
         """See `Lane`."""
         torch.cuda.current_stream().wait_event(self._events[number][1])
+
+    def forget(self) -> None:
+        """See `Lane`."""
+        self._events.popleft()
 
     def follow(self) -> None:
         """See `Lane`."""

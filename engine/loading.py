@@ -106,18 +106,21 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     measured["KV cache"] = kv.nbytes
     device_name = torch.cuda.get_device_name(device) if meter is not None else "CPU"
     memory = report(spec, options, device_name, measured, blocks)
-    host = make_host_tier(kv, options)
+    host = make_host_tier(kv, options, shard.size)
     limits = options.limits(blocks, max_len, 0 if host is None else host.places)
     return LoadedModel(
         spec, model, kv, backend, limits, max_len, tokenizer(spec.folder), options, memory, host
     )
 
 
-def make_host_tier(kv: Tensor, options: Options) -> HostTier | None:
-    """Host memory for KV blocks, as much as `options` ask for. Errors: BadInput, CannotRunHere."""
+def make_host_tier(kv: Tensor, options: Options, shards: int = 1) -> HostTier | None:
+    """Host memory for one of `shards` GPUs' KV blocks, which take what `options` ask for together.
+
+    Errors: BadInput, CannotRunHere.
+    """
     if options.kv_offloading_size is None:
         return None
-    host = HostTier(kv, host_places(options.kv_offloading_size, kv.nbytes // kv.shape[1]))
+    host = HostTier(kv, host_places(options.kv_offloading_size, shards * kv.nbytes // kv.shape[1]))
     host.warm_up()
     return host
 

@@ -187,8 +187,7 @@ class Loop:
                 self.log.idle(start)
             return False
         if not plan.computes:
-            assert host is not None
-            host.begin(plan)
+            self.runner.transfer(plan)
             if self.log is not None:
                 self.log.idle(start)
             return True

@@ -70,10 +70,6 @@ class Options:
             raise BadInput(f"gpu_memory_utilization is {value}; it must lie above 0 and at most 1")
         if self.kv_offloading_size is not None and not 0 < self.kv_offloading_size < float("inf"):
             raise BadInput(f"kv_offloading_size is {self.kv_offloading_size}; it must be above 0")
-        if self.kv_offloading_size is not None and self.tensor_parallel_size > 1:
-            raise BadInput(
-                "kv_offloading_size needs tensor_parallel_size 1: several GPUs have no host tier yet"
-            )
         if self.speculation is not None and self.pipeline_depth:
             raise BadInput(
                 "n-grams need the tokens of a step before the next is planned: give --no-async-scheduling "

@@ -17,7 +17,7 @@ from pagecast.engine import attention, ops
 from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.engine.batch import PADDING, Batches, StepBuffer, StepLayout, graph_sections
 from pagecast.engine.graphs import StepGraphs
-from pagecast.engine.host_tier import HostTier
+from pagecast.engine.host_tier import HostOrders, HostTier
 from pagecast.engine.model import Decoder
 from pagecast.engine.ops import TokenInputs, Turn
 from pagecast.engine.rope import rotary_table
@@ -29,15 +29,17 @@ from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request
 from torch import Tensor
 
-# Bytes of a pickled step layout: without its chunks, and of each chunk.
-_LAYOUT_BYTES, _CHUNK_BYTES = 4096, 64
+# Bytes of a pickled step: without its chunks, of each chunk, and of each block in a host transfer.
+_LAYOUT_BYTES, _CHUNK_BYTES, _MOVE_BYTES = 4096, 64, 64
 
 
 class Peers(Protocol):
     """The other GPUs of an engine."""
 
-    def publish(self, layout: StepLayout, numbers: NDArray[np.int32]) -> None:
-        """Sends them a step to run."""
+    def publish(
+        self, layout: StepLayout | None, numbers: NDArray[np.int32], orders: HostOrders | None
+    ) -> None:
+        """Sends them a step to run, or transfers alone."""
         ...
 
     def guarded(self) -> AbstractContextManager[None]:
@@ -103,7 +105,7 @@ class Runner:
         self._most_draws = max(max_rows, min(max_tokens, max_rows * (1 + most_guesses)))
         plan = self.backend.plan_room(max_tokens + max_rows)
         capacity = _capacity(max_rows, max_tokens, columns, plan) + 3 * self._most_draws
-        self.step_capacity = (_LAYOUT_BYTES + _CHUNK_BYTES * max_rows, capacity)
+        self._step_bytes, self._step_numbers = _LAYOUT_BYTES + _CHUNK_BYTES * max_rows, capacity
         buffer = StepBuffer(capacity, device)
         self.batches = Batches(buffer, self.rows, sequences, self.backend)
         self.sampler = Sampler(max_rows + 1, device, shard=shard, vocab=model.spec.facts.vocab)
@@ -130,8 +132,39 @@ class Runner:
                 self.host.finish(plan)
             return self._bring_back(batch, tokens)
         with self.team.guarded():
-            self.team.publish(batch.without_takers(), self.batches.buffer.sent)
-            return self._bring_back(batch, self.execute(batch))
+            orders = None if self.host is None else self.host.orders(plan)
+            self.team.publish(batch.without_takers(), self.batches.buffer.sent, orders)
+            tokens = self.execute(batch)
+            if self.host is not None:
+                self.host.finish(plan)
+            return self._bring_back(batch, tokens)
+
+    @torch.inference_mode()
+    def transfer(self, plan: StepPlan) -> None:
+        """Begins the transfers of a plan that computes nothing, on all GPUs."""
+        assert self.host is not None
+        self.host.begin(plan)
+        if self.team is not None:
+            with self.team.guarded():
+                self.team.publish(None, np.empty(0, np.int32), self.host.orders(plan))
+
+    @torch.inference_mode()
+    def follow(self, batch: StepLayout | None, orders: HostOrders | None) -> None:
+        """Queues what another process has published: a step, transfers, or both."""
+        if orders is not None:
+            assert self.host is not None
+            self.host.settle(orders)
+            self.host.begin(orders)
+        if batch is not None:
+            self.execute(batch)
+            if orders is not None and self.host is not None:
+                self.host.finish(orders)
+
+    @property
+    def step_capacity(self) -> tuple[int, int]:
+        """Bytes and numbers that a published step takes at most."""
+        moved = 0 if self.host is None else 2 * self.kv.shape[1]
+        return self._step_bytes + _MOVE_BYTES * moved, self._step_numbers
 
     @torch.inference_mode()
     def execute(self, batch: StepLayout) -> Tensor:

@@ -65,10 +65,12 @@ def _serve(connection: Connection, fd: int, order: object) -> NoReturn:
     ring = Ring(fd, size - 1, runner.step_capacity, reader=order.rank - 1)
     connection.send((READY, "", ""))
     while True:
-        layout, numbers = ring.read()
-        runner.receive(numbers)
+        message, numbers = ring.read()
+        layout, orders = pickle.loads(message)
+        if layout is not None:
+            runner.receive(numbers)
         ring.done()
-        runner.execute(pickle.loads(layout))
+        runner.follow(layout, orders)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pagecast.engine.batch import StepLayout
+from pagecast.engine.host_tier import HostOrders
 from pagecast.engine.options import Options
 from pagecast.engine.parallel.link import join
 from pagecast.engine.parallel.ring import Ints, Ring, shared_file
@@ -97,11 +98,11 @@ class Team:
         self._ring = Ring(self._file.fileno(), self.size - 1, capacity, check=self.check)
         self._await(READY)
 
-    def publish(self, layout: StepLayout, numbers: Ints) -> None:
-        """Sends a step to every worker. Errors: as `check`."""
+    def publish(self, layout: StepLayout | None, numbers: Ints, orders: HostOrders | None) -> None:
+        """Sends a step to every worker, or transfers alone. Errors: as `check`."""
         self.check()
         assert self._ring is not None
-        self._ring.write(pickle.dumps(layout, pickle.HIGHEST_PROTOCOL), numbers)
+        self._ring.write(pickle.dumps((layout, orders), pickle.HIGHEST_PROTOCOL), numbers)
 
     def check(self) -> None:
         """Errors: EngineFailed once a worker has ended; while the engine starts also what a worker raised."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from pagecast.engine.described import described
-from pagecast.engine.host_tier import HostTier, host_places
+from pagecast.engine.host_tier import HostOrders, HostTier, host_places
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import event_line
 from pagecast.engine.serve import TraceServer
@@ -103,6 +104,22 @@ def test_a_small_pool_with_a_host_tier_serves_the_tokens_of_a_large_one(
     assert [event_line(event) for event in replay.scheduler.events or ()] == run.events
 
 
+def test_each_of_two_devices_has_its_share_of_the_tier(model_of: Any, engine_of: Any, tmp_path: Path) -> None:
+    """What comes back from the host is right on both, for one text is computed of both."""
+    folder, trace = model_of("qwen3").folder, documents_trace(0)
+    options = {**SMALL, "pipeline_depth": 1}
+    large = TraceServer(engine_of(folder, **{**options, "num_blocks": 400}), trace).run()
+    size = 40 * GIB_PER_BLOCK  # for both together
+    engine = engine_of(folder, **options, kv_offloading_size=size, tensor_parallel_size=2)
+    assert engine.loaded.host.places == 40
+    for turn in range(2):  # the second time after all was forgotten
+        run = record(engine, trace, tmp_path / str(turn))
+        assert run.requests["output_ids"].tolist() == large.requests["output_ids"].tolist()
+        assert sum(transfer.kind == LOAD for transfer in run.transfers) > 5
+        report = compare_decisions(run)
+        assert report.ok, report.first_mismatch
+
+
 def test_recorded_transfers_say_what_was_moved_and_when(
     model_of: Any, engine_of: Any, tmp_path: Path
 ) -> None:
@@ -176,6 +193,35 @@ def test_stores_of_steps_whose_outcome_is_open_are_not_reported() -> None:
     host.begin(plan(2, loads=(Transfer(3, request, (3,), (0,)),)))
     assert torch.equal(kv[:, 3], kv[:, 0])
     assert torch.equal(host.memory[0], kv[:, 0])
+
+
+def test_a_worker_waits_for_the_jobs_that_were_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, worker = (HostTier(torch.zeros(1, 8, 2, 4), 4) for _ in range(2))
+    held: list[int] = []
+    monkeypatch.setattr(worker._lanes[STORE], "hold", held.append)
+
+    def step(number: int, *stores: int) -> HostOrders:
+        copies = [SimpleNamespace(job=job, blocks=(job,), places=(job % 4,)) for job in stores]
+        plan: Any = SimpleNamespace(step=number, flushed=(), loads=(), stores=copies)
+        orders = leader.orders(plan)
+        for tier in (leader, worker):
+            if tier is worker:
+                tier.settle(orders)
+            tier.begin(plan)
+            tier.finish(plan)
+        return orders
+
+    assert step(0, 1, 2).fresh
+    assert [transfer.job for transfer in leader.ended(1)] == [1, 2]
+    assert step(1, 3).reported == (1, 2)
+    assert held == [1]
+    assert worker.busy
+    assert len(leader.ended()) == 1
+    step(2)
+    assert held == [1, 0]
+    assert not worker.busy
+    leader.restart(lambda: 0)
+    assert step(3).fresh
 
 
 def test_a_host_tier_too_small_for_a_block_is_refused() -> None:
