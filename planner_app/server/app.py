@@ -21,6 +21,7 @@ from pagecast.planner_app.server.intake import GenerationRequest, RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.protocol import (
+    TAGS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -199,7 +200,7 @@ def _place(error: Any) -> str:
     """Where in the body an error is: `messages.0.role`."""
     if error["type"] == "json_invalid":
         return ""
-    return ".".join(str(part) for part in error["loc"] if part != "body")[:200]
+    return ".".join(str(part) for part in error["loc"][1:] if part not in TAGS)[:200]
 
 
 def _words(error: Any) -> str:
@@ -207,7 +208,10 @@ def _words(error: Any) -> str:
     if error["type"] == "json_invalid":
         return f"the body is not JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
     place = _place(error)
-    return f"{place}: {error['msg']}" if place else error["msg"]
+    if not place and error["type"] in ("missing", "model_attributes_type"):
+        return "the body must be a JSON object"
+    words = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+    return f"{place}: {words}" if place else words
 
 
 def _request_id(request: Request) -> str | None:

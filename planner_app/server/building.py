@@ -11,10 +11,11 @@ from pagecast.planner_app.server.answers import Answers, Lengths, Mode
 from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
+from pagecast.planner_app.server.live_replica import LiveSpeculation
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.recording import JournalKeeper
-from pagecast.planner_app.server.simulated import LiveSpeculation, SimulatedBackend
+from pagecast.planner_app.server.simulated import SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits

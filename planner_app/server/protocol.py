@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 _INT64 = 2**63 - 1
 MOST_CHOICES = 128
@@ -13,6 +13,44 @@ MOST_MESSAGES = 10_000
 TokenId = Annotated[int, Field(ge=0, le=_INT64)]
 Text = Annotated[str, Field(max_length=1 << 26)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+_KINDS = {str: "texts", int: "ids", list: "lists", dict: "parts"}
+TAGS = frozenset({"text", *_KINDS.values()})
+"""Parts of an error's place that name a type, not a field."""
+
+
+def _one_of(message: str, *, empty: str) -> Discriminator:
+    """Tells the types of a field apart, so that an error names only what is wrong with the type it has.
+
+    `empty`: the tag of an empty list. `message` is the error where a value has none of the types.
+    """
+
+    def tag(value: Any) -> str | None:
+        if isinstance(value, str):
+            return "text"
+        if not isinstance(value, list):
+            return None
+        return _KINDS.get(type(value[0])) if value else empty
+
+    return Discriminator(tag, custom_error_type="wrong_type", custom_error_message=message)
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[TokenId], Tag("ids")]
+    | Annotated[list[list[TokenId]], Tag("lists")]
+    | Annotated[list[Text], Tag("texts")],
+    _one_of("give a text, a list of texts, a list of token ids, or a list of such lists", empty="ids"),
+]
+Content = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[list[dict[str, Any]], Tag("parts")],
+    _one_of("give a text, or a list of parts", empty="parts"),
+]
+Stops = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[list[Text], Tag("texts"), Field(max_length=MOST_STOPS)],
+    _one_of("give a text, or a list of texts", empty="texts"),
+]
 
 
 class Body(BaseModel):
@@ -34,7 +72,7 @@ class Generating(Body):
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = 1
     seed: Annotated[int, Field(ge=-_INT64 - 1, le=_INT64)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stops | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[Finite, Field(ge=0)] | None = None
@@ -61,7 +99,7 @@ class Generating(Body):
 class CompletionRequest(Generating):
     """Body of `/v1/completions`."""
 
-    prompt: Text | list[TokenId] | list[list[TokenId]] | list[Text]
+    prompt: Prompt
     max_tokens: Annotated[int, Field(ge=1, le=_INT64)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = False
@@ -73,7 +111,7 @@ class ChatMessage(Body):
     """A turn of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Text | list[dict[str, Any]] | None = None
+    content: Content | None = None
 
 
 class ChatRequest(Generating):
@@ -85,6 +123,12 @@ class ChatRequest(Generating):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = 0
     add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("when using `top_logprobs`, `logprobs` must be set to true.")
+        return self
 
 
 class TokenizeRequest(Body):
