@@ -2,6 +2,7 @@
 
     cold start      from `pagecast dashboard` to figures on the first page in a browser that is already open
     slider          from a key on a slider to new figures of 2,000 requests, never replayed before
+    with tiers      the same with 64 GiB of host memory, and with a disk behind it
 
 Needs the extra `app`, playwright and Debian's chromium.
 """
@@ -22,6 +23,7 @@ _STARTS, _MOVES = 3, 8
 _CHROMIUM = "/usr/bin/chromium"
 _QUIET = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
 _SLIDERS = ("Rate", "HBM budget, fraction of the GPU")
+_TIERS = {"host memory": "?kv_offloading_size=64", "a disk": "?kv_offloading_size=64&secondary_tiers=fs"}
 _VALUES = '[data-testid="stMetricValue"]'
 _GOAL_START_S, _GOAL_SLIDER_S = 3.0, 1.0
 
@@ -35,9 +37,12 @@ def main() -> None:
             took, more = _session(browser, moves=_MOVES if number == _STARTS - 1 else 0)
             starts.append(took)
             moves += more
+        tiers = {name: _session(browser, moves=_MOVES, query=query)[1] for name, query in _TIERS.items()}
         browser.close()
     _say("cold start to figures", starts, _GOAL_START_S)
     _say("slider to new figures", moves, _GOAL_SLIDER_S)
+    for name, seconds in tiers.items():
+        _say(f"the same with {name}", seconds, _GOAL_SLIDER_S)
 
 
 def _say(title: str, seconds: list[float], goal_s: float) -> None:
@@ -48,7 +53,7 @@ def _say(title: str, seconds: list[float], goal_s: float) -> None:
     )
 
 
-def _session(browser: Any, moves: int) -> tuple[float, list[float]]:
+def _session(browser: Any, moves: int, query: str = "") -> tuple[float, list[float]]:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -58,7 +63,7 @@ def _session(browser: Any, moves: int) -> tuple[float, list[float]]:
     begun = time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _open(page, f"http://127.0.0.1:{port}", port)
+        _open(page, f"http://127.0.0.1:{port}/{query}", port)
         page.locator(_VALUES).nth(3).wait_for(timeout=60_000)
         took = time.perf_counter() - begun
         return took, [_move(page, number) for number in range(moves)]
