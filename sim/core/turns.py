@@ -43,10 +43,13 @@ def take_turn(running: Running, memory: HybridMemory, request: Request, computed
     if not computed % memory.block_size:
         memory.grow(request, computed + 1)
     late = running.commit_lag > 0
+    later = not running.chunked and memory.publishes_later(request)
     if late and running.knows(request):
-        late = False
-    elif not running.chunked and memory.publishes_later(request):
-        return
+        late = later = False
     known_tokens = computed if late else computed + 1
-    if not known_tokens % memory.aligned:
+    if known_tokens % memory.aligned:
+        return
+    if later:
+        memory.filled[request] = known_tokens
+    else:
         memory.publish(request, known_tokens)

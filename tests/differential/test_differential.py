@@ -30,7 +30,7 @@ FRESH = range(500, 560)
 CHOSEN = (595, 819, 1119)  # the first in which blocks were found, or given back, in another order once
 FEATURES = {  # what is added to scenarios, by the name of the recorded files; how many seeds: few, and all
     "speculation": (("speculation",), 24, 300),
-    "keys": (("keys",), 24, 300),
+    "keys": (("keys",), 24, 550),
     "offloading": (("offloading",), 24, 301),
     "hybrid-offloading": (("hybrid", "offloading"), 16, 200),
     "mixed-offloading": (("hybrid", "speculation", "keys", "offloading"), 16, 200),

@@ -20,15 +20,17 @@ HERE = Path(__file__).parent
 FEW = range(40)
 MANY = range(40, 340)
 FRESH = range(340, 400)
+CHOSEN = (83210,)  # differed once: a request was preempted after its turn had filled a block
 FEW_MIXED = range(20)
 MANY_MIXED = range(20, 200)
 INTERPRETER = "PAGECAST_VLLM_PYTHON"
 
 
 @cache
-def recorded(seeds: range) -> dict[int, Decisions]:
+def recorded(seeds: range | tuple[int, ...]) -> dict[int, Decisions]:
     """The committed decisions of these seeds."""
-    path = HERE / "recorded" / f"hybrid-{seeds.start}-{seeds.stop - 1}.jsonl.xz"
+    name = f"{seeds.start}-{seeds.stop - 1}" if isinstance(seeds, range) else "chosen"
+    path = HERE / "recorded" / f"hybrid-{name}.jsonl.xz"
     return {run.seed: run for run in read(path)}
 
 
@@ -47,6 +49,11 @@ def seed_name(seed: int) -> str:
 @pytest.mark.parametrize("seed", FEW, ids=seed_name)
 def test_every_decision_and_block_of_a_hybrid_scenario_is_vllms(seed, tmp_path):
     check(recorded(FEW)[seed], tmp_path)
+
+
+@pytest.mark.parametrize("seed", CHOSEN, ids=seed_name)
+def test_every_decision_and_block_of_a_scenario_that_once_differed_is_vllms(seed, tmp_path):
+    check(recorded(CHOSEN)[seed], tmp_path)
 
 
 @pytest.mark.slow

@@ -86,6 +86,8 @@ class HybridMemory(KvMemory):
         self.leave_place = _leave_place(specs, limits.block_size)
         self.least_window = min([spec.window for spec in specs if spec.window], default=0)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
+        # Tokens of those that filled a block with their turn in the step being made, to be published later.
+        self.filled: dict[Request, int] = {}
         self.refused_blocks = 0  # free blocks that the request last refused needs; 0: the batch was full
         self._growing = [group.index for group in self.layers if group.spec.kind is not KvKind.STATE]
         self.blocks_per_crossing = len(self._growing)
@@ -430,7 +432,7 @@ class HybridMemory(KvMemory):
     def _catch_up(self, request: Request) -> None:
         """Publishes what a request has computed by now, if it generates."""
         if self.caching and self.writers.write(request):
-            self._publish(request, self._progress(request))
+            self._publish(request, max(self._progress(request), self.filled.get(request, 0)))
 
     def withdraw(self, request: Request, tokens: int) -> None:
         """Nothing: vLLM leaves what it published findable.
@@ -449,6 +451,7 @@ class HybridMemory(KvMemory):
         """Takes a request's tables from it; none where it holds nothing."""
         self._catch_up(request)
         self.fresh.pop(request, None)
+        self.filled.pop(request, None)
         self.writers.remove(request)
         tables = self.tables.pop(request, None)
         return [] if tables is None else self._dealt(tables)

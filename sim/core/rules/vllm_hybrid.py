@@ -35,6 +35,7 @@ class VllmHybridMix(VllmMix):
     def _schedule_all(self, step: Step, memory: HybridMemory, queue: Queue) -> None:
         """Visits, in admission order, the requests that take, publish or give back blocks in this step."""
         running = step.running
+        memory.filled.clear()
         publish_known(running, memory)
         wanting = due(running, memory)
         if running.chunked:
