@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pagecast.sim.core.invariant import hold
-from pagecast.sim.core.tiers.host_blocks import BEING_WRITTEN, HostBlocks
+from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offloading import Offloading
 from pagecast.sim.core.tiers.tiered_blocks import TieredBlocks
 
@@ -40,8 +40,8 @@ def check_tiers(offloading: Offloading) -> None:
             hold(asks, f"{request!r} has ended and asks the disk")
     hold(len(written) == len(set(written)), "a host block is written twice at once")
     hold(read.keys().isdisjoint(written), "a host block is read while it is written")
-    pins = dict(read) | dict.fromkeys(written, BEING_WRITTEN)
-    hold(pins == host.pins, "host blocks are pinned that no job moves, or the other way round")
+    used = dict(read) == host.pins and set(written) == host.writing
+    hold(used, "host blocks are pinned that no job moves, or the other way round")
     for request in offloading.loading:
         hold(request.alive or offloading.is_abandoned(request), f"{request!r} has ended and loads")
 
@@ -51,4 +51,4 @@ def _check_slots(host: HostBlocks) -> None:
     slots = [*host.slots.values(), *free]
     hold(len(slots) == len(set(slots)), "a host slot is listed twice")
     hold(set(slots) == set(range(host.room)), "a host slot is lost")
-    hold(host.pins.keys() <= host.slots.keys(), "a host block is pinned that is not there")
+    hold(host.pins.keys() | host.writing <= host.slots.keys(), "a host block is pinned that is not there")

@@ -464,7 +464,8 @@ class Replica:
         self._prompt_tokens = 0
         launched = now + host
         if self.transfers is not None:
-            launched = self.transfers.begin(None, launched, self._device_free)
+            if self.transfers.unsubmitted:
+                launched = self.transfers.begin(None, launched, self._device_free)
             self._submitting_ns = launched - now - host
         if not self._pipeline.depth:
             self._base = launched - host

@@ -23,7 +23,10 @@ class Ended(NamedTuple):
 
 
 class Transfers:
-    """The transfers under way of one replica. `flush_wait_ns`: for how long steps waited for stores."""
+    """The transfers under way of one replica. `flush_wait_ns`: for how long steps waited for stores.
+
+    `unsubmitted` are the stores of the newest step: they go out with the next one.
+    """
 
     def __init__(self, links: HostLinks) -> None:
         self.load = Link(links.load, "load", links.seed)
@@ -31,7 +34,7 @@ class Transfers:
         self.flush_wait_ns = 0
         self._block_bytes = links.block_bytes
         self._submit_ns = links.submit_ns
-        self._unsubmitted: tuple[Transfer, ...] = ()
+        self.unsubmitted: tuple[Transfer, ...] = ()
         self._under_way: dict[int, tuple[int, bool]] = {}  # by job: its end, and whether it fails
         self._loads: deque[int] = deque()
         self._stores: deque[int] = deque()
@@ -39,29 +42,30 @@ class Transfers:
     @property
     def busy(self) -> bool:
         """Whether a transfer is under way or waits to be submitted."""
-        return bool(self._under_way or self._unsubmitted)
+        return bool(self._under_way or self.unsubmitted)
 
     @property
     def next_ns(self) -> int | None:
         """When the next transfer ends; None where none is under way."""
-        ends = [self._under_way[jobs[0]][0] for jobs in (self._loads, self._stores) if jobs]
-        return min(ends, default=None)
+        if not self._under_way:
+            return None
+        return min([self._under_way[jobs[0]][0] for jobs in (self._loads, self._stores) if jobs])
 
     def begin(self, plan: StepPlan | None, now: int, device_free: int) -> int:
         """Submits what a plan brings, at its launch. Returns when the step may begin.
 
         `device_free`: when the device has computed all steps before it. Without a plan only stores go out.
         """
-        for job in self._unsubmitted:
+        for job in self.unsubmitted:
             now += self._submit_ns * len(job.blocks)
             self._submit(self.store, self._stores, job, max(now, device_free))
-        self._unsubmitted = ()
+        self.unsubmitted = ()
         if plan is None:
             return now
         for job in plan.loads:
             now += self._submit_ns * len(job.blocks)
             self._submit(self.load, self._loads, job, now)
-        self._unsubmitted = plan.stores
+        self.unsubmitted = plan.stores
         start = now
         for number in plan.flushed:
             if number in self._under_way:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from pagecast.sim.core.tiers.host_eviction import (
     AdaptiveReplacement,
     HostEviction,
     HostLeastRecentlyUsed,
-    Pins,
+    HostUse,
 )
 
-BEING_WRITTEN = -1
 HostChange = tuple[tuple[int, ...], bool]
 """Blocks that can be loaded from now on (True), or that gave way together (False)."""
 
@@ -25,19 +25,23 @@ _MOST_COUNTED = 64_000  # blocks whose looks are counted at most, where a thresh
 class HostBlocks:
     """`room` blocks of host memory by the names of their contents; each has a `slot` numbered from 0.
 
+    `pins` says how many transfers read a block, where any do; `writing` are those that one writes.
+
     `changes`, where it is a list, gets a `HostChange` for blocks that can be loaded from now on or give way.
     """
 
     def __init__(self, room: int, eviction_policy: str = "lru", store_threshold: int = 0) -> None:
         self.room = room
-        self.slots: dict[int, int] = {}
-        self.pins: Pins = {}
+        use = HostUse()
+        self.slots = use.slots
+        self.pins = use.pins
+        self.writing = use.writing
         self.evicted_blocks = 0
         self.skipped_stores = 0
         self.refused_stores = 0
         self.changes: list[HostChange] | None = None
         self.eviction: HostEviction = (
-            AdaptiveReplacement(room, self.pins) if eviction_policy == "arc" else HostLeastRecentlyUsed()
+            AdaptiveReplacement(room, use) if eviction_policy == "arc" else HostLeastRecentlyUsed(use)
         )
         self._threshold = store_threshold
         self._looks: OrderedDict[int, int] | None = OrderedDict() if store_threshold > 1 else None
@@ -74,7 +78,7 @@ class HostBlocks:
             self._count(self._looks, name)
         if name not in self.slots:
             return False
-        return None if self.pins.get(name) == BEING_WRITTEN else True
+        return None if name in self.writing else True
 
     def _count(self, looks: OrderedDict[int, int], name: int) -> None:
         if name in looks:
@@ -87,13 +91,15 @@ class HostBlocks:
 
     def leading(self, names: Sequence[int]) -> int | None:
         """How many of the first names can be loaded; None: one of those stored is still being written."""
-        if self._looks is None and not self.pins:
-            slots = self.slots
-            for count, name in enumerate(names):
-                if name not in slots:
-                    return count
-            return len(names)
-        return self._leading(names)
+        if self._looks is not None:
+            return self._leading(names)
+        slots = self.slots
+        count = 0
+        for name in names:
+            if name not in slots:
+                break
+            count += 1
+        return count if self.writing.isdisjoint(names[:count]) else None
 
     def _leading(self, names: Sequence[int]) -> int | None:
         """`leading`, by asking for one block after the other."""
@@ -169,12 +175,13 @@ class HostBlocks:
             self.skipped_stores += len(names) - len(often)
             names = often
         slots = self.slots
-        if slots.keys().isdisjoint(names):
-            missing_names = list(names)
-        else:
-            missing_names = [name for name in names if name not in slots]
+        stored: AbstractSet[int] = frozenset()
+        missing_names = list(names)
+        if not slots.keys().isdisjoint(names):
+            stored = slots.keys() & names
+            missing_names = [name for name in names if name not in stored]
         missing = len(missing_names) - (self.room - len(slots))
-        if missing > 0 and not self._give_way(missing, set(names)):
+        if missing > 0 and not self._give_way(missing, stored):
             self.refused_stores += 1
             self._refused[query] = (self._state, missing)
             return None
@@ -182,9 +189,8 @@ class HostBlocks:
             return missing_names
         self._state += 1
         self._refused.clear()
-        for name, slot in zip(missing_names, self._take_slots(len(missing_names)), strict=True):
-            slots[name] = slot
-        self.pins.update(dict.fromkeys(missing_names, BEING_WRITTEN))
+        slots.update(zip(missing_names, self._take_slots(len(missing_names)), strict=True))
+        self.writing.update(missing_names)
         self.eviction.add(missing_names)
         return missing_names
 
@@ -207,13 +213,19 @@ class HostBlocks:
         if query not in self._refused:
             return False
         state, missing = self._refused[query]
-        if state != self._state or missing <= len(self.slots) - len(self.pins):
+        if state != self._state or missing <= self._idle_blocks:
             return False
         self.refused_stores += 1
         return True
 
-    def _give_way(self, count: int, spared: set[int]) -> bool:
-        if count > len(self.slots) - len(self.pins):
+    @property
+    def _idle_blocks(self) -> int:
+        """Stored blocks that no transfer uses."""
+        return len(self.slots) - len(self.pins) - len(self.writing)
+
+    def _give_way(self, count: int, spared: AbstractSet[int]) -> bool:
+        """Frees so many slots, none of those of `spared`. False: there are too few, and nothing was done."""
+        if count > self._idle_blocks:
             return False
         victims = self.eviction.choose(count, spared)
         if victims is None:
@@ -224,12 +236,13 @@ class HostBlocks:
             self.changes.append((tuple(victims), False))
         return True
 
-    def written(self, names: Iterable[int], *, failed: bool = False) -> None:
+    def written(self, names: Sequence[int], *, failed: bool = False) -> None:
         """Takes note that reserved blocks have their content; `failed`: that they never will."""
-        pins = self.pins
-        awaited = [name for name in names if pins.get(name) == BEING_WRITTEN]
-        for name in awaited:
-            del pins[name]
+        writing = self.writing
+        awaited = names
+        if not writing.issuperset(names):
+            awaited = [name for name in names if name in writing]
+        writing.difference_update(awaited)
         if failed:
             for name in awaited:
                 self.eviction.remove(name)
@@ -243,10 +256,11 @@ class HostBlocks:
     def clear(self) -> None:
         """Gives up every block, those of transfers under way too."""
         if self.changes is not None:
-            there = tuple(name for name in self.slots if self.pins.get(name) != BEING_WRITTEN)
+            there = tuple(name for name in self.slots if name not in self.writing)
             self.changes.append((there, False))
         self.slots.clear()
         self.pins.clear()
+        self.writing.clear()
         self.eviction.clear()
         self._free.clear()
         self._refused.clear()

@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Protocol
 
-Pins = dict[int, int]
-"""The blocks that transfers use, by name: how many read it, or -1 while it is being written."""
+_LEAST_TIDIED = 4096  # places of the order that may always be out of date
+
+
+class HostUse:
+    """The blocks in host memory by name, and those that transfers use.
+
+    `slots` has the slot of each; `pins` how many transfers read one, where there are any; `writing` are those
+    that are being written.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[int, int] = {}
+        self.pins: dict[int, int] = {}
+        self.writing: set[int] = set()
+
+    def is_idle(self, name: int) -> bool:
+        """Whether a block is there and no transfer uses it."""
+        return name in self.slots and name not in self.pins and name not in self.writing
 
 
 class HostEviction(Protocol):
@@ -37,7 +54,7 @@ class HostEviction(Protocol):
     def touch(self, names: Sequence[int]) -> None:
         """A request looked for these blocks of its sequence, whether they are stored or not."""
 
-    def choose(self, count: int, spared: set[int]) -> list[int] | None:
+    def choose(self, count: int, spared: AbstractSet[int]) -> list[int] | None:
         """Takes out `count` blocks, none of `spared`; None, and nothing is done, where too few may go."""
         ...
 
@@ -50,11 +67,18 @@ class HostEviction(Protocol):
 
 
 class HostLeastRecentlyUsed:
-    """The block first whose last store, load or look is longest ago; of one look, a sequence's tail first."""
+    """The block first whose last store, load or look is longest ago; of one look, a sequence's tail first.
 
-    def __init__(self) -> None:
+    `order` has the idle blocks from place `first` on. A block that moves back is added at the end; `moved`
+    says how often it stands ahead of its place, so that whole stretches of the order can be taken at once.
+    """
+
+    def __init__(self, use: HostUse) -> None:
         self.settles = True
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._use = use
+        self._order: list[int] = []
+        self._first = 0
+        self._moved: dict[int, int] = {}
         self._last: tuple[Sequence[int], int] | None = None  # touched last, if nothing has happened since
 
     def add(self, names: Sequence[int]) -> None:
@@ -62,52 +86,89 @@ class HostLeastRecentlyUsed:
 
     def free(self, names: Sequence[int]) -> None:
         """Puts blocks last."""
-        idle = self._idle
-        for name in names:
-            idle[name] = None
+        self._order += names
         self._last = None
+        self._tidy()
 
     def pin(self, name: int) -> None:
         """Takes a block out of the order."""
-        del self._idle[name]
+        self._moved[name] = self._moved.get(name, 0) + 1
 
     def remove(self, name: int) -> None:
-        """Forgets a block."""
-        self._idle.pop(name, None)
+        """Nothing: a block that was being written is not in the order."""
 
     def touch(self, names: Sequence[int]) -> None:
         """Puts the blocks last, the first of them foremost."""
         if self._last is not None and self._last[0] is names and self._last[1] == len(names):
             return  # all of them are already
         self._last = names, len(names)
-        idle = self._idle
-        if idle.keys().isdisjoint(names):
+        use = self._use
+        if use.slots.keys().isdisjoint(names) or use.writing.issuperset(names):
             return
-        move = idle.move_to_end
-        for name in reversed(names):
-            if name in idle:
-                move(name)
+        idle = [name for name in reversed(names) if use.is_idle(name)]
+        for name in idle:
+            self.pin(name)
+        self._order += idle
+        self._tidy()
 
-    def choose(self, count: int, spared: set[int]) -> list[int] | None:
+    def _tidy(self) -> None:
+        """Drops what was taken from the order, and then also what moved, once it is most of it."""
+        length = len(self._order)
+        if 2 * self._first > length:
+            del self._order[: self._first]
+            self._first = 0
+        elif length - self._first > 2 * len(self._use.slots) + _LEAST_TIDIED:
+            self._order = list(self._idle())
+            self._first = 0
+            self._moved.clear()
+
+    def _idle(self) -> Iterator[int]:
+        """The idle blocks in order."""
+        moved = dict(self._moved)
+        for place in range(self._first, len(self._order)):
+            name = self._order[place]
+            count = moved.get(name, 0)
+            if count:
+                moved[name] = count - 1
+            else:
+                yield name
+
+    def choose(self, count: int, spared: AbstractSet[int]) -> list[int] | None:
         """The first blocks in order."""
-        idle = self._idle
-        if len(idle) < count:
-            return None
-        take_first = idle.popitem
-        victims = [take_first(False)[0] for _ in range(count)]
-        if spared.isdisjoint(victims):
-            return victims
-        for name in reversed(victims):
-            idle[name] = None
-            idle.move_to_end(name, last=False)
-        return self._choose_others(count, spared)
+        first = self._first
+        if self._moved:
+            victims, end = self._first_idle(count)
+        else:
+            end = first + count
+            victims = self._order[first:end]
+        if spared and not spared.isdisjoint(victims):
+            self._order[first:end] = victims
+            return self._choose_others(count, spared)
+        self._first = end
+        return victims
 
-    def _choose_others(self, count: int, spared: set[int]) -> list[int] | None:
-        victims = list(islice((name for name in self._idle if name not in spared), count))
+    def _first_idle(self, count: int) -> tuple[list[int], int]:
+        """The first idle blocks, and the place behind them. What moved counts as moved no more."""
+        order, moved = self._order, self._moved
+        place = self._first
+        victims: list[int] = []
+        while len(victims) < count:
+            name = order[place]
+            place += 1
+            if name not in moved:
+                victims.append(name)
+            elif moved[name] > 1:
+                moved[name] -= 1
+            else:
+                del moved[name]
+        return victims, place
+
+    def _choose_others(self, count: int, spared: AbstractSet[int]) -> list[int] | None:
+        victims = list(islice((name for name in self._idle() if name not in spared), count))
         if len(victims) < count:
             return None
         for name in victims:
-            del self._idle[name]
+            self.pin(name)
         return victims
 
     def names(self) -> Iterator[int]:
@@ -116,7 +177,9 @@ class HostLeastRecentlyUsed:
 
     def clear(self) -> None:
         """Forgets all blocks."""
-        self._idle.clear()
+        self._order.clear()
+        self._moved.clear()
+        self._first = 0
 
 
 class AdaptiveReplacement:
@@ -126,7 +189,7 @@ class AdaptiveReplacement:
     room (`target`), for one that was frequent less. A block being written does not become frequent.
     """
 
-    def __init__(self, blocks: int, pins: Pins) -> None:
+    def __init__(self, blocks: int, use: HostUse) -> None:
         self.settles = False
         self.target = 0.0
         self.recent: OrderedDict[int, None] = OrderedDict()
@@ -134,7 +197,7 @@ class AdaptiveReplacement:
         self.recent_gone: OrderedDict[int, None] = OrderedDict()
         self.frequent_gone: OrderedDict[int, None] = OrderedDict()
         self._blocks = blocks
-        self._pins = pins
+        self._use = use
 
     def add(self, names: Sequence[int]) -> None:
         """New blocks are recent."""
@@ -159,7 +222,7 @@ class AdaptiveReplacement:
         for name in reversed(names):
             if name in self.recent:
                 del self.recent[name]
-                written = self._pins.get(name) != -1
+                written = name not in self._use.writing
                 (self.frequent if written else self.recent)[name] = None
             elif name in self.frequent:
                 self.frequent.move_to_end(name)
@@ -172,7 +235,7 @@ class AdaptiveReplacement:
                 self.target = max(self.target - less, 0)
                 self.frequent_gone.move_to_end(name)
 
-    def choose(self, count: int, spared: set[int]) -> list[int] | None:
+    def choose(self, count: int, spared: AbstractSet[int]) -> list[int] | None:
         """Recent blocks while they have more than their room, and frequent ones otherwise."""
         recent, frequent = self._movable(self.recent, spared), self._movable(self.frequent, spared)
         recent_blocks = len(self.recent)
@@ -195,8 +258,9 @@ class AdaptiveReplacement:
                 traces.popitem(last=False)
         return [name for name, _ in victims]
 
-    def _movable(self, names: Iterable[int], spared: set[int]) -> Iterator[int]:
-        return (name for name in names if name not in self._pins and name not in spared)
+    def _movable(self, names: Iterable[int], spared: AbstractSet[int]) -> Iterator[int]:
+        pins, writing = self._use.pins, self._use.writing
+        return (name for name in names if not (name in pins or name in writing or name in spared))
 
     def names(self) -> Iterator[int]:
         """The traces."""

@@ -132,7 +132,11 @@ class Offloading:
             return None
         self._extend(progress, request, request.known_tokens)
         progress.local = local
-        tokens = self._look_up(progress, request)
+        if self._plain:
+            tokens = self._look_up_plain(progress, request)
+            self.host.touch(progress.names[0])
+            return tokens
+        tokens = self._look_up_groups(progress, request)
         hit = local + (tokens or 0)
         progress.hits = [hit // group.size for group in self.groups]
         self._touch(progress)
@@ -140,19 +144,18 @@ class Offloading:
 
     def _extend(self, progress: Progress, request: Request, known_tokens: int) -> None:
         keys = request.keys
-        for group, names in zip(self.groups, progress.names, strict=True):
+        for group in self.groups:
+            names = progress.names[group.number]
             blocks = known_tokens // keys.block_size // group.units
             if len(names) < blocks:
                 self._names.extend(names, keys, group.number, group.units, blocks)
 
     def _touch(self, progress: Progress) -> None:
+        if self._plain:
+            self.host.touch(progress.names[0])
+            return
         for group, names, hits in zip(self.groups, progress.names, progress.hits, strict=True):
             self.host.touch(names[max(0, hits - group.window) :] if group.window else names)
-
-    def _look_up(self, progress: Progress, request: Request) -> int | None:
-        if self._plain:
-            return self._look_up_plain(progress, request)
-        return self._look_up_groups(progress, request)
 
     def _look_up_plain(self, progress: Progress, request: Request) -> int | None:
         """The blocks that follow the prefix hit and are stored, as far as they are in a row."""
@@ -402,6 +405,9 @@ class Offloading:
         return self._copy(request, progress, new_names, tokens)
 
     def _copy(self, request: Request, progress: Progress, new_names: list[int], tokens: int) -> Transfer:
+        whole = self._plain and self.spec.factor == 1
+        if whole and len(new_names) == tokens // self.groups[0].size - progress.stored[0]:
+            return self._copy_all(request, progress, new_names)
         in_copy = set(new_names)
         blocks: list[int] = []
         places: list[int] = []
@@ -422,6 +428,18 @@ class Offloading:
         job.windowed = windowed
         for block in windowed:
             self._watched.setdefault(block, set()).add(job.number)
+        return self._transfer(job, places)
+
+    def _copy_all(self, request: Request, progress: Progress, names: list[int]) -> Transfer:
+        """`_copy` where nothing of a plain model's next blocks was stored, as nearly always."""
+        first = progress.stored[0]
+        last = progress.stored[0] = first + len(names)
+        blocks = self._memory.blocks(request)[first:last]
+        job = self._begin(request, progress, names, blocks, is_store=True)
+        return self._transfer(job, map(self.host.slots.__getitem__, names))
+
+    def _transfer(self, job: TransferJob, places: Iterable[int]) -> Transfer:
+        request, blocks = job.request, job.blocks
         self.stored_blocks += len(blocks)
         if self._log.events is not None:
             self._log.add(EventKind.STORING, request.id, blocks, detail=f"job={job.number}")
@@ -436,9 +454,6 @@ class Offloading:
         """
         slots = self.host.slots
         factor = self.spec.factor
-        if factor == 1 and self._plain and len(in_copy) == len(names):
-            # Nearly always: every one of them, in one device block each. The loop below says the same.
-            return table[first : first + len(names)], [slots[name] for name in names]
         null = self._memory.null
         blocks: list[int] = []
         places: list[int] = []

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.disk import Disk, DiskJob
-from pagecast.sim.core.tiers.host_blocks import BEING_WRITTEN, HostBlocks
+from pagecast.sim.core.tiers.host_blocks import HostBlocks
 
 
 class TieredBlocks(HostBlocks):
@@ -46,7 +46,7 @@ class TieredBlocks(HostBlocks):
         if not self._polled:
             self._poll()
         if name in self.slots:
-            return None if self.pins.get(name) == BEING_WRITTEN else True
+            return None if name in self.writing else True
         assert self.asking is not None
         there = self.disk.lookups.ask(name, self.asking)
         if there and not self._promote(name, self.asking):
