@@ -196,7 +196,11 @@ class Replica:
                 if others and self._others_first(goal) and (yield from self._cut_short(goal)):
                     continue
                 now = goal
-                if flights and self.transfers is not None and self._has_ends:
+                if (
+                    flights
+                    and self.transfers is not None
+                    and (self._transfer_ends or self._launches is not None)
+                ):
                     newest = flights[-1][0]
                     self._report(self.transfers, newest, newest.last - 1, now)
                 if arrivals.next_ns <= now:
@@ -235,11 +239,11 @@ class Replica:
                 self.look(now)
             self.clock = now
             outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
-            if self.transfers is not None and self._has_ends:
+            if self.transfers is not None and (self._transfer_ends or self._launches is not None):
                 self._report(self.transfers, plan, plan.last - 1, now)
             endings = pipeline.commit(outcome, now)
             self.recorder.step(plan, start_ns, end_ns)
-            if self.transfers is not None and self._has_ends:
+            if self.transfers is not None and (self._transfer_ends or self._launches is not None):
                 self._report(self.transfers, plan, plan.last, now)
             for request in endings:
                 self._ended(request, now)
@@ -271,11 +275,6 @@ class Replica:
     def _transferring(self, transfers: Transfers) -> bool:
         """Whether transfers are under way, or the disk has answered, so that planning again may help."""
         return transfers.busy or (self.disk is not None and self.disk.disk.busy)
-
-    @property
-    def _has_ends(self) -> bool:
-        """Whether there may be something to report."""
-        return bool(self._transfer_ends) or self._launches is not None
 
     def _report(self, transfers: Transfers, newest: StepPlan, last: int, now: int) -> None:
         """Tells the scheduler of the transfers whose ends the steps up to number `last` report.
