@@ -47,9 +47,11 @@ _WIDE_PLAN = Plan(16, Blocking(32, 32, 2, 4), Blocking(32, 32, 2, 4))
 """For 32-bit weights, which are there to compare results: their products don't use the tensor cores."""
 
 
+# For fp8 weights, likewise.
 _FP8_PLANS: tuple[tuple[float, Plan], ...] = (
-    (12, Plan(16, Blocking(64, 128, 4, 4), Blocking(128, 128, 4, 4))),
-    (40, Plan(32, Blocking(64, 128, 4, 4), Blocking(128, 128, 4, 4))),
+    (12, Plan(16, Blocking(128, 128, 5, 4), Blocking(128, 128, 5, 4))),
+    (20, Plan(16, Blocking(128, 128, 4, 4), Blocking(128, 128, 4, 4))),
+    (40, Plan(32, Blocking(128, 128, 4, 4), Blocking(128, 128, 4, 4))),
     (float("inf"), Plan(64, Blocking(128, 128, 4, 4), Blocking(128, 128, 4, 4))),
 )
 

@@ -29,10 +29,6 @@ from torch import Tensor
 
 MERGE = 32
 AT_ONCE = 4
-MOST_QUERIES = 16  # rows of the tensor cores' smallest tile
-# KV heads of a sequence are read together while at least so many sets of them per program remain: fewer and
-# longer runs of tiles keep the pipelines full.
-SETS_PER_PROGRAM = 1
 # What starting on another head costs a program, in tiles: its pipeline drains and fills again.
 START_COST = 2
 SHARE = 32
@@ -52,7 +48,7 @@ def _share_work(
     ends,
     first_row,
     batch,
-    SETS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     START_COST: tl.constexpr,
@@ -66,7 +62,7 @@ def _share_work(
     total = 0
     for start in range(0, batch, CHUNK):
         total += tl.sum(_work_of(seq_lens, start + tl.arange(0, CHUNK), batch, TILE, WINDOW, START_COST))
-    per_program = tl.maximum(tl.cdiv(total * SETS, PROGRAMS), 1 + START_COST)
+    per_program = tl.maximum(tl.cdiv(total * KV_HEADS, PROGRAMS), 1 + START_COST)
     program = tl.program_id(0) * SHARE + tl.arange(0, SHARE)
     rows_before = tl.zeros([SHARE], tl.int32)
     done = 0
@@ -75,52 +71,13 @@ def _share_work(
         work = _work_of(seq_lens, row, batch, TILE, WINDOW, START_COST)
         end = done + tl.cumsum(work, 0)
         done += tl.sum(work)
-        before = (end[None, :] * SETS <= (program * per_program)[:, None]) & (row < batch)[None, :]
+        before = (end[None, :] * KV_HEADS <= (program * per_program)[:, None]) & (row < batch)[None, :]
         rows_before += tl.sum(before.to(tl.int32), 1)
         if tl.program_id(0) == 0:
             tl.store(ends + 1 + row, end, mask=row < batch)
     tl.store(first_row + program, rows_before, mask=program < PROGRAMS)
     if tl.program_id(0) == 0:
         tl.store(ends, per_program)
-
-
-@triton.jit
-def _seen(
-    start,
-    length,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """Which keys of a tile count for which query heads: [ROWS, TILE * HEADS], or one row for all.
-
-    With several KV heads in a tile, a query head sees those of its own KV head; rows beyond the last query
-    head see the last KV head's, so that none sees nothing.
-    """
-    lanes = tl.arange(0, TILE * HEADS)
-    token = start + lanes // HEADS
-    seen = token < length
-    if WINDOW > 0:
-        seen = seen & (token >= length - WINDOW)
-    seen = seen[None, :]
-    if HEADS > 1:
-        own = tl.minimum(tl.arange(0, ROWS) // GROUP, HEADS - 1)
-        seen = seen & (own[:, None] == (lanes % HEADS)[None, :])
-    return seen
-
-
-@triton.jit
-def _factors(
-    scales, head, ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, STRIDE: tl.constexpr
-):
-    """The scale of each row's KV head, of those from `head` on: fp32 [ROWS]; ones where there are none."""
-    factors = tl.full([ROWS], 1.0, tl.float32)
-    if scales is not None:
-        own = tl.minimum(tl.arange(0, ROWS) // GROUP, HEADS - 1)
-        factors = tl.load(scales + (head + own) * STRIDE)
-    return factors
 
 
 @triton.jit
@@ -141,8 +98,6 @@ def _attend(
     DIM_POW2: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
     """Online softmax over the tiles [first, last): running max [rows], sum [rows], output [rows, dim]."""
     m = tl.full([q.shape[0]], -float("inf"), tl.float32)
@@ -151,11 +106,14 @@ def _attend(
     # One loop for whole and cut tiles alike: masks cost less than a second, unpipelined loop would.
     for tile in tl.range(first, last, num_stages=STAGES):
         start = tile * TILE
-        ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, True, HEADS)
-        keys = load_tile(k, ids, start, length, K, BLOCK_SIZE, TILE, DIM, DIM_POW2, False, HEADS)
-        values = load_tile(v, ids, start, length, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, True, HEADS)
-        seen = _seen(start, length, q.shape[0], TILE, WINDOW, HEADS, GROUP)
-        s = tl.where(seen, scores(q, keys) * scale[:, None], -float("inf"))
+        ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, True)
+        keys = load_tile(k, ids, start, length, K, BLOCK_SIZE, TILE, DIM, DIM_POW2, False)
+        values = load_tile(v, ids, start, length, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, True)
+        token = start + tl.arange(0, TILE)
+        seen = token < length
+        if WINDOW > 0:
+            seen = seen & (token >= length - WINDOW)
+        s = tl.where(seen[None, :], scores(q, keys) * scale, -float("inf"))
         m, total, acc = weigh(s, values, m, total, acc, q.dtype)
     return m, total, acc
 
@@ -178,8 +136,6 @@ def _attend_fp8(
     DIM_POW2: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     """`_attend` over an fp8 cache whose rows are dense: `q` are its even and its odd columns, in fp16."""
@@ -195,13 +151,16 @@ def _attend_fp8(
     acc_odd = tl.zeros([even.shape[0], HALF], tl.float32)
     for tile in tl.range(first, last, num_stages=STAGES):
         start = tile * TILE
-        ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, True, HEADS)
-        keys = load_tile(k, ids, start, length, KEYS, BLOCK_SIZE, TILE, DIM // 2, HALF, False, HEADS)
-        values = load_tile(v, ids, start, length, VALUES, BLOCK_SIZE, TILE, DIM // 2, HALF, True, HEADS)
-        seen = _seen(start, length, even.shape[0], TILE, WINDOW, HEADS, GROUP)
+        ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, True)
+        keys = load_tile(k, ids, start, length, KEYS, BLOCK_SIZE, TILE, DIM // 2, HALF, False)
+        values = load_tile(v, ids, start, length, VALUES, BLOCK_SIZE, TILE, DIM // 2, HALF, True)
+        token = start + tl.arange(0, TILE)
+        seen = token < length
+        if WINDOW > 0:
+            seen = seen & (token >= length - WINDOW)
         even_keys, odd_keys = halves(keys, ON_GPU)
         s = tl.dot(odd, tl.trans(odd_keys), tl.dot(even, tl.trans(even_keys)))
-        s = tl.where(seen, s * scale[:, None], -float("inf"))
+        s = tl.where(seen[None, :], s * scale, -float("inf"))
         new_m = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - new_m[:, None])
         fade = tl.exp2(m - new_m)
@@ -219,28 +178,28 @@ def _merge(
     outputs,
     first_program,
     count,
-    QUERIES_POW2: tl.constexpr,
+    GROUP_POW2: tl.constexpr,
     DIM_POW2: tl.constexpr,
     MERGE: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Maximum, sum and output [rows, dim] of the `count` programs from `first_program` on, in order."""
-    rows = tl.arange(0, QUERIES_POW2)
+    rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, DIM_POW2)
-    m = tl.full([QUERIES_POW2], -float("inf"), tl.float32)
+    m = tl.full([GROUP_POW2], -float("inf"), tl.float32)
     for start in range(0, count, MERGE):
         nth = start + tl.arange(0, MERGE)
         slot = 2 * (first_program + nth) + (nth == 0)
-        at = sums + 2 * (slot[:, None] * QUERIES_POW2 + rows[None, :])
-        there = (nth < count)[:, None] & (rows < QUERIES_POW2)[None, :]
+        at = sums + 2 * (slot[:, None] * GROUP_POW2 + rows[None, :])
+        there = (nth < count)[:, None] & (rows < GROUP_POW2)[None, :]
         m = tl.maximum(m, tl.max(tl.load(at, mask=there, other=-float("inf")), 0))
-    total = tl.zeros([QUERIES_POW2], tl.float32)
-    acc = tl.zeros([QUERIES_POW2, DIM_POW2], tl.float32)
+    total = tl.zeros([GROUP_POW2], tl.float32)
+    acc = tl.zeros([GROUP_POW2, DIM_POW2], tl.float32)
     for start in range(0, count, AT_ONCE):
         for i in tl.static_range(AT_ONCE):  # past the last, that one again with no weight: loads don't wait
             nth = tl.minimum(start + i, count - 1)
             slot = (2 * (first_program + nth) + (nth == 0)).to(tl.int64)
-            at = slot * QUERIES_POW2 + rows
+            at = slot * GROUP_POW2 + rows
             part = tl.load(outputs + at[:, None] * DIM_POW2 + dims[None, :])
             weight = tl.where(start + i < count, tl.exp2(tl.load(sums + 2 * at) - m), 0.0)
             total += tl.load(sums + 2 * at + 1) * weight
@@ -249,11 +208,11 @@ def _merge(
 
 
 @triton.jit
-def _store(out, total, acc, v_scale, OUT: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr):
-    """Writes the output of the first QUERIES rows, scaled by `v_scale` [rows]."""
+def _store(out, total, acc, v_scale, OUT: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr):
+    """Writes the output of one KV head's group of query heads."""
     rows = tl.arange(0, acc.shape[0])
     dims = tl.arange(0, acc.shape[1])
-    mask = (rows < QUERIES)[:, None] & (dims < DIM)[None, :]
+    mask = (rows < GROUP)[:, None] & (dims < DIM)[None, :]
     result = acc * (v_scale / total)[:, None]
     tl.store(
         out + rows[:, None] * OUT[1] + dims[None, :] * OUT[2], result.to(out.dtype.element_ty), mask=mask
@@ -262,12 +221,12 @@ def _store(out, total, acc, v_scale, OUT: tl.constexpr, QUERIES: tl.constexpr, D
 
 @triton.jit
 def _store_part(
-    sums, outputs, arrival, part, count, m, total, acc, QUERIES_POW2: tl.constexpr, DIM_POW2: tl.constexpr
+    sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2: tl.constexpr, DIM_POW2: tl.constexpr
 ):
     """Writes a program's partial sums to slot `part`; true where it is the last of `count` to do so."""
     rows = tl.arange(0, acc.shape[0])
-    at = part.to(tl.int64) * QUERIES_POW2 + rows
-    mask = rows < QUERIES_POW2
+    at = part.to(tl.int64) * GROUP_POW2 + rows
+    mask = rows < GROUP_POW2
     tl.store(sums + 2 * at, m, mask=mask)
     tl.store(sums + 2 * at + 1, total, mask=mask)
     tl.store(outputs + at[:, None] * DIM_POW2 + tl.arange(0, DIM_POW2)[None, :], acc, mask=mask[:, None])
@@ -298,10 +257,9 @@ def _paged_decode(
     K: tl.constexpr,
     V: tl.constexpr,
     OUT: tl.constexpr,
-    SETS: tl.constexpr,
-    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    QUERIES_POW2: tl.constexpr,
+    GROUP_POW2: tl.constexpr,
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_POW2: tl.constexpr,
@@ -316,16 +274,13 @@ def _paged_decode(
     STAGES: tl.constexpr,
     PAIRS: tl.constexpr,
     ON_GPU: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """A sequence's KV heads are SETS sets of HEADS, each with HEADS * GROUP query heads.
-
-    Keys of a set share tiles, a token's heads one after the other. Below, `head` numbers the sets.
-    """
-    QUERIES: tl.constexpr = HEADS * GROUP
+    after_predecessor(OVERLAP)
     program = tl.program_id(0)
     share = tl.load(ends)
     begin = program * share
-    stop = tl.minimum(begin + share, tl.load(ends + batch) * SETS)
+    stop = tl.minimum(begin + share, tl.load(ends + batch) * KV_HEADS)
     row = tl.load(first_row + program)
     rows = tl.arange(0, ROWS)[:, None]
     dims = tl.arange(0, DIM_POW2)[None, :]
@@ -335,21 +290,25 @@ def _paged_decode(
         # A head's work is START_COST, then its tiles; `unit` is where the tiles begin on the line of work.
         work = row_end - row_begin
         tiles = work - START_COST
-        head = (begin - row_begin * SETS) // tl.maximum(work, 1)
-        unit = row_begin * SETS + head * work + START_COST
+        head = (begin - row_begin * KV_HEADS) // tl.maximum(work, 1)
+        unit = row_begin * KV_HEADS + head * work + START_COST
         first = tl.maximum(begin - unit, 0)
         last = tl.minimum(tiles, stop - unit)
         if last > first:
             length = tl.load(seq_lens + row)
             skipped = tl.cdiv(length, TILE) - tiles
-            at = q + row.to(tl.int64) * Q[0] + (head * QUERIES + rows) * Q[1]
-            row_scale = scale * _factors(k_scale, head * HEADS, ROWS, HEADS, GROUP, SCALE_STRIDE)
-            keys = k_cache + head.to(tl.int64) * HEADS * K[2]
-            values = v_cache + head.to(tl.int64) * HEADS * V[2]
+            at = q + row.to(tl.int64) * Q[0] + (head * GROUP + rows) * Q[1]
+            k_factor = 1.0
+            v_factor = 1.0
+            if k_scale is not None:
+                k_factor = tl.load(k_scale + head * SCALE_STRIDE)
+                v_factor = tl.load(v_scale + head * SCALE_STRIDE)
+            keys = k_cache + head.to(tl.int64) * K[2]
+            values = v_cache + head.to(tl.int64) * V[2]
             table_row = table + row.to(tl.int64) * table_stride
             if PAIRS:
                 half = 2 * tl.arange(0, DIM_POW2 // 2)[None, :]
-                there = (rows < QUERIES) & (half < DIM)
+                there = (rows < GROUP) & (half < DIM)
                 even = tl.load(at + half * Q[2], mask=there, other=0.0).to(tl.float16)
                 odd = tl.load(at + (half + 1) * Q[2], mask=there, other=0.0).to(tl.float16)
                 m, total, acc = _attend_fp8(
@@ -360,7 +319,7 @@ def _paged_decode(
                     length,
                     skipped + first,
                     skipped + last,
-                    row_scale,
+                    scale * k_factor,
                     K,
                     V,
                     BLOCK_SIZE,
@@ -369,12 +328,10 @@ def _paged_decode(
                     DIM_POW2,
                     WINDOW,
                     STAGES,
-                    HEADS,
-                    GROUP,
                     ON_GPU,
                 )
             else:
-                there = (rows < QUERIES) & (dims < DIM)
+                there = (rows < GROUP) & (dims < DIM)
                 m, total, acc = _attend(
                     tl.load(at + dims * Q[2], mask=there, other=0.0).to(DTYPE),
                     keys,
@@ -383,7 +340,7 @@ def _paged_decode(
                     length,
                     skipped + first,
                     skipped + last,
-                    row_scale,
+                    scale * k_factor,
                     K,
                     V,
                     BLOCK_SIZE,
@@ -392,35 +349,30 @@ def _paged_decode(
                     DIM_POW2,
                     WINDOW,
                     STAGES,
-                    HEADS,
-                    GROUP,
                 )
-            target = out + row.to(tl.int64) * OUT[0] + head * QUERIES * OUT[1]
+            target = out + row.to(tl.int64) * OUT[0] + head * GROUP * OUT[1]
             if last - first == tiles:
                 if sinks is not None:
                     lanes = tl.arange(0, ROWS)
-                    total = with_sink(total, m, sinks, head * QUERIES + lanes, lanes < QUERIES)
-                factor = _factors(v_scale, head * HEADS, ROWS, HEADS, GROUP, SCALE_STRIDE)
-                _store(target, total, acc, factor, OUT, QUERIES, DIM)
+                    total = with_sink(total, m, sinks, head * GROUP + lanes, lanes < GROUP)
+                _store(target, total, acc, v_factor, OUT, GROUP, DIM)
             else:
                 # The program that begins a head uses its second slot, those that continue it their first.
                 first_holder = unit // share
                 count = (unit + tiles - 1) // share - first_holder + 1
                 part = 2 * program + (first == 0)
-                arrival = arrivals + row * SETS + head
-                if _store_part(sums, outputs, arrival, part, count, m, total, acc, QUERIES_POW2, DIM_POW2):
+                arrival = arrivals + row * KV_HEADS + head
+                if _store_part(sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2, DIM_POW2):
                     tl.store(arrival, 0)
                     all_m, all_total, all_acc = _merge(
-                        sums, outputs, first_holder, count, QUERIES_POW2, DIM_POW2, MERGE, AT_ONCE
+                        sums, outputs, first_holder, count, GROUP_POW2, DIM_POW2, MERGE, AT_ONCE
                     )
                     if sinks is not None:
-                        lanes = tl.arange(0, QUERIES_POW2)
-                        queries = head * QUERIES + lanes
-                        all_total = with_sink(all_total, all_m, sinks, queries, lanes < QUERIES)
-                    factor = _factors(v_scale, head * HEADS, QUERIES_POW2, HEADS, GROUP, SCALE_STRIDE)
-                    _store(target, all_total, all_acc, factor, OUT, QUERIES, DIM)
+                        lanes = tl.arange(0, GROUP_POW2)
+                        all_total = with_sink(all_total, all_m, sinks, head * GROUP + lanes, lanes < GROUP)
+                    _store(target, all_total, all_acc, v_factor, OUT, GROUP, DIM)
         begin = tl.minimum(unit + tiles, stop)
-        if begin == row_end * SETS:
+        if begin == row_end * KV_HEADS:
             row += 1
 
 
@@ -428,17 +380,19 @@ def _paged_decode(
 class DecodeCut:
     """How decode attention uses a multiprocessor: `programs_per_sm` programs of `warps` warps, each with
     pipelines of `stages` steps, which take `tile_bytes` of K. `registers` of a thread at most; 0: any.
-    `heads`: the most KV heads of a sequence that are read together."""
+
+    Programs are brought up while the kernel before them ends. Therefore no more of them must fit on a
+    multiprocessor than are meant to, or they fill the GPU unevenly: registers see to that.
+    """
 
     tile_bytes: int
     programs_per_sm: int
     stages: int
     warps: int = 4
     registers: int = 0
-    heads: int = 1
 
 
-WIDE_CUT = DecodeCut(16384, 2, 5, heads=2)
+WIDE_CUT = DecodeCut(8192, 4, 5, registers=128)
 FP8_CUT = DecodeCut(8192, 4, 5, warps=2)
 
 
@@ -458,13 +412,8 @@ class DecodeShape:
         return FP8_CUT if self.is_fp8 else WIDE_CUT
 
     @property
-    def group(self) -> int:
-        """Query heads of a KV head."""
-        return self.heads // self.kv_heads
-
-    @property
     def tile(self) -> int:
-        """Keys that a step of the loop takes: tokens times the KV heads that share it."""
+        """Tokens of K that a step of the loop takes."""
         row_bytes = next_power_of_2(self.head_dim) * self.kv_dtype.itemsize
         return min(128, max(16, self.cut.tile_bytes // row_bytes))
 
@@ -477,8 +426,6 @@ class DecodeShape:
 class DecodeSchedule:
     """Shares of a step's work and the workspace of `paged_decode`; one serves every layer of a step.
 
-    `heads` is how many KV heads of a sequence are read together, chosen for the step's batch.
-
     `update` computes the shares on the device from the lengths of the step; it and the attention that
     follows must run on one stream, and both may be captured in a CUDA graph.
     """
@@ -489,43 +436,28 @@ class DecodeSchedule:
         device = torch.device(device)
         self.shape = shape
         self.programs = _programs(shape, device) if programs is None else programs
-        self.heads = 1
-        slots = 2 * self.programs * max(MOST_QUERIES, next_power_of_2(shape.group))
+        group_rows = next_power_of_2(shape.heads // shape.kv_heads)
+        slots = 2 * self.programs * group_rows
         dim = next_power_of_2(shape.head_dim)
         self.ends = torch.zeros(max_batch + 1, dtype=torch.int32, device=device)
         self.first_row = torch.zeros(self.programs, dtype=torch.int32, device=device)
         self.arrivals = torch.zeros(max_batch * shape.kv_heads, dtype=torch.int32, device=device)
         self.sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
         self.outputs = torch.empty(slots * dim, dtype=torch.float32, device=device)
-        self._share_work = {
-            heads: Launch(_share_work, self._constants(heads), device, num_warps=4)
-            for heads in heads_together(shape)
-        }
-
-    def _constants(self, heads: int) -> dict[str, int]:
-        return {
-            "SETS": self.shape.kv_heads // heads,
-            "TILE": self.shape.tile // heads,
-            "WINDOW": self.shape.window or 0,
+        constants = {
+            "KV_HEADS": shape.kv_heads,
+            "TILE": shape.tile,
+            "WINDOW": shape.window or 0,
             "PROGRAMS": self.programs,
             "START_COST": START_COST,
             "CHUNK": 256,
             "SHARE": SHARE,
         }
+        self._share_work = Launch(_share_work, constants, device, num_warps=4)
 
     def update(self, seq_lens: Tensor) -> None:
         """Shares out the work of a step with these lengths (int32 [batch], on the device; 0 for padding)."""
-        batch, kv_heads = seq_lens.shape[0], self.shape.kv_heads
-        enough = (n for n in self._share_work if batch * kv_heads // n >= SETS_PER_PROGRAM * self.programs)
-        self.heads = max(enough, default=1)
-        tensors = seq_lens, self.ends, self.first_row
-        self._share_work[self.heads](-(-self.programs // SHARE), tensors, batch)
-
-
-def heads_together(shape: DecodeShape) -> list[int]:
-    """How many KV heads may be read together: one, or more whose queries fit a tile's rows."""
-    counts = (1 << n for n in range(1, shape.cut.heads.bit_length()))
-    return [1, *(n for n in counts if shape.kv_heads % n == 0 and n * shape.group <= MOST_QUERIES)]
+        self._share_work(-(-self.programs // SHARE), (seq_lens, self.ends, self.first_row), seq_lens.shape[0])
 
 
 def _programs(shape: DecodeShape, device: torch.device) -> int:
@@ -568,7 +500,6 @@ def paged_decode(
         schedule.update(seq_lens)
     key = (
         schedule.shape,
-        schedule.heads,
         q.dtype,
         q.stride(),
         out.stride(),
@@ -584,9 +515,7 @@ def paged_decode(
     if launch is None:
         _check(q, k_cache, v_cache, block_table, seq_lens, window, schedule.shape)
         require_sinks("paged_decode", q, sinks)
-        launch = _launches[key] = _configure(
-            q, k_cache, v_cache, out, k_scale, schedule.shape, schedule.heads
-        )
+        launch = _launches[key] = _configure(q, k_cache, v_cache, out, k_scale, schedule.shape)
     tensors = (
         q,
         k_cache,
@@ -630,30 +559,23 @@ def _check(
 
 
 def _configure(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    out: Tensor,
-    k_scale: Tensor | None,
-    shape: DecodeShape,
-    heads: int = 1,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, k_scale: Tensor | None, shape: DecodeShape
 ) -> Launch:
-    queries = next_power_of_2(heads * shape.group)
+    group = shape.heads // shape.kv_heads
     dim = next_power_of_2(shape.head_dim)
     constants = {
         "Q": q.stride(),
         "K": k_cache.stride(),
         "V": v_cache.stride(),
         "OUT": out.stride(),
-        "SETS": shape.kv_heads // heads,
-        "HEADS": heads,
-        "GROUP": shape.group,
-        "QUERIES_POW2": queries,
-        "ROWS": max(MOST_QUERIES, queries),
+        "KV_HEADS": shape.kv_heads,
+        "GROUP": group,
+        "GROUP_POW2": next_power_of_2(group),
+        "ROWS": max(16, next_power_of_2(group)),
         "DIM": shape.head_dim,
         "DIM_POW2": dim,
         "BLOCK_SIZE": k_cache.shape[1],
-        "TILE": shape.tile // heads,
+        "TILE": shape.tile,
         "WINDOW": shape.window or 0,
         "START_COST": START_COST,
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
@@ -665,8 +587,7 @@ def _configure(
         "ON_GPU": q.is_cuda,
     }
     options = {"maxnreg": shape.cut.registers} if shape.cut.registers else {}
-    # Not brought up early: its programs fill the GPU evenly only where nothing else is still there.
-    return Launch(_paged_decode, constants, num_warps=shape.cut.warps, **options)
+    return Launch(_paged_decode, constants, q.device, num_warps=shape.cut.warps, **options)
 
 
 def _has_pairs(cache: Tensor) -> bool:

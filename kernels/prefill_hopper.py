@@ -209,7 +209,6 @@ def _steps(
     state,
     PART: gl.constexpr,
     TAIL: gl.constexpr,
-    EARLY: gl.constexpr,
     WINDOW: gl.constexpr,
     EDGE: gl.constexpr,
 ):
@@ -232,8 +231,6 @@ def _steps(
             acc, rest = warpgroup_mma_wait(0, deps=[product, rest_product])
         else:
             acc = warpgroup_mma_wait(0, deps=[product])
-        if EARLY:
-            weights = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
         mbarrier.arrive(v_empty.index((step - 1) % STAGES), count=1)
         step += 1
     return step, (weights, fade, m, total, acc, rest)
@@ -286,7 +283,6 @@ def _attend(
     scale,
     PART: gl.constexpr,
     TAIL: gl.constexpr,
-    EARLY: gl.constexpr,
     WINDOW: gl.constexpr,
 ):
     """Everything but the last product with V of an item whose queries lie in `q`."""
@@ -308,8 +304,6 @@ def _attend(
     s = _hide(s, (last - 1) * TILE, positions, WINDOW)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, R)
     weights, fade, m, total = _softmax(s, scale, nothing, gl.zeros([ROWS], gl.float32, R), True)
-    if EARLY:
-        weights = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, A, 2))
     if length % TILE != 0:
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         _zero_tail(v_buffers.index(stage), (last - 1) * TILE, length)
@@ -322,16 +316,10 @@ def _attend(
         T: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
         rest = gl.zeros([ROWS, TAIL], gl.float32, T)
     state = (weights, fade, m, total, gl.zeros([ROWS, COLUMNS], gl.float32, A), rest)
-    step, state = _steps(
-        q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, TAIL, EARLY, WINDOW, True
-    )
-    step, state = _steps(
-        q, pipe, edge, whole, step, positions, scale, state, PART, TAIL, EARLY, WINDOW, False
-    )
+    step, state = _steps(q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, TAIL, WINDOW, True)
+    step, state = _steps(q, pipe, edge, whole, step, positions, scale, state, PART, TAIL, WINDOW, False)
     if WINDOW > 0:
-        step, state = _steps(
-            q, pipe, whole, first, step, positions, scale, state, PART, TAIL, EARLY, WINDOW, True
-        )
+        step, state = _steps(q, pipe, whole, first, step, positions, scale, state, PART, TAIL, WINDOW, True)
     return step, state
 
 
@@ -397,7 +385,6 @@ def _consume(
     GROUP: gl.constexpr,
     DIM: gl.constexpr,
     TAIL: gl.constexpr,
-    EARLY: gl.constexpr,
     WINDOW: gl.constexpr,
 ):
     """A warpgroup that multiplies: its part of each item's rows, the next item's queries fetched ahead."""
@@ -425,7 +412,7 @@ def _consume(
         _barrier()
         positions = position + gl.minimum(nth, count - 1)
         step, state = _attend(
-            buffer, pipe, position, length, positions, first, step, scale, PART, TAIL, EARLY, WINDOW
+            buffer, pipe, position, length, positions, first, step, scale, PART, TAIL, WINDOW
         )
         weights, fade, m, total, acc, rest = state
         following = item + gl.num_programs(0)
@@ -479,7 +466,6 @@ def _prefill_hopper(
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,
     TAIL: gl.constexpr,
-    EARLY: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -512,9 +498,9 @@ def _prefill_hopper(
         q_2 = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
         gl.warp_specialize(
             [
-                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
-                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
-                (_consume, (pipe, q_2, work, PART_2, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
+                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
+                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
+                (_consume, (pipe, q_2, work, PART_2, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
                 (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
             ],
             [4, 4, 1],
@@ -523,8 +509,8 @@ def _prefill_hopper(
     else:
         gl.warp_specialize(
             [
-                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
-                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, EARLY, WINDOW)),
+                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
+                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
                 (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
             ],
             [4, 1],
@@ -538,15 +524,12 @@ class HopperCut:
     K and of V are under way.
 
     `tail`: columns of a head beyond its 64th, multiplied apart; 0: all together, up to a power of two.
-    `early`: weights are rounded when they are computed, which takes fewer registers, and not beside the next
-    product.
     """
 
     warpgroups: int
     tile: int
     stages: int
     tail: int = 0
-    early: bool = False
 
 
 def rows_of(head_dim: int) -> int:
@@ -564,6 +547,8 @@ def cut_of(head_dim: int, longest: int | None) -> HopperCut:
         return HopperCut(2, 64, 2)
     if head_dim <= 64:
         return HopperCut(3, 64, 6)
+    if head_dim < 128:
+        return HopperCut(3, 64, 3, tail=head_dim - 64)
     return HopperCut(2, 64, 3) if longest is not None and longest <= SHORT_KEYS else HopperCut(2, 128, 2)
 
 
@@ -611,7 +596,6 @@ def constants_of(
         "STAGES": cut.stages,
         "PARTS": rows // 64,
         "TAIL": cut.tail,
-        "EARLY": cut.early,
     }
 
 

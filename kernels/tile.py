@@ -11,24 +11,15 @@ import triton.language as tl
 
 
 @triton.jit
-def page_ids(
-    table_row,
-    start,
-    length,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    EDGE: tl.constexpr,
-    HEADS: tl.constexpr = 1,
-):
-    """Blocks of the tokens [start, start + TILE): one int64 where a tile lies in one block, else one per row
-    of `load_tile` with so many HEADS.
+def page_ids(table_row, start, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, EDGE: tl.constexpr):
+    """Blocks of the tokens [start, start + TILE): one int64 where a tile lies in one block, else [TILE].
 
     With EDGE, tokens from `length` on get block 0; without it, all must lie below `length`.
     """
     if BLOCK_SIZE % TILE == 0:
         ids = tl.load(table_row + start // BLOCK_SIZE)
     else:
-        tokens = start + tl.arange(0, TILE * HEADS) // HEADS
+        tokens = start + tl.arange(0, TILE)
         if EDGE:
             ids = tl.load(table_row + tokens // BLOCK_SIZE, mask=tokens < length, other=0)
         else:
@@ -48,23 +39,19 @@ def load_tile(
     DIM: tl.constexpr,
     DIM_POW2: tl.constexpr,
     EDGE: tl.constexpr,
-    HEADS: tl.constexpr = 1,
 ):
-    """Rows [TILE * HEADS, DIM_POW2] of HEADS heads of the tokens [start, start + TILE), all heads of a token
-    before the next token; zeros from DIM on.
+    """Rows [TILE, DIM_POW2] of the tokens [start, start + TILE); zeros from DIM on.
 
     With EDGE also zeros from `length` on; without it, whatever the block holds there (memory that exists,
-    as `page_ids` gives block 0 where a sequence has none). `cache` points at the first head; STRIDES are
-    those of [block, slot, head, dim].
+    as `page_ids` gives block 0 where a sequence has none). `cache` points at the head; STRIDES are those of
+    [block, slot, head, dim].
     """
-    lanes = tl.arange(0, TILE * HEADS) // HEADS
+    lanes = tl.arange(0, TILE)
     dims = tl.arange(0, DIM_POW2)
     if BLOCK_SIZE % TILE == 0:
         rows = ids * STRIDES[0] + (start % BLOCK_SIZE + lanes) * STRIDES[1]
     else:
         rows = ids * STRIDES[0] + ((start + lanes) % BLOCK_SIZE) * STRIDES[1]
-    if HEADS > 1:
-        rows += tl.arange(0, TILE * HEADS) % HEADS * STRIDES[2]
     at = cache + rows[:, None] + dims[None, :] * STRIDES[3]
     if EDGE:
         return tl.load(at, mask=(start + lanes < length)[:, None] & (dims < DIM)[None, :], other=0.0)
