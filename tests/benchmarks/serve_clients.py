@@ -394,6 +394,9 @@ def main() -> None:
         try:
             for client in given.clients or CLIENTS:
                 agree.append(compare(client, given, server))
+        except KeyboardInterrupt:
+            print(f"| {client} | interrupted | | |", flush=True)
+            agree.append(False)
         finally:
             server.end()
         decisions = compare_decisions(server.recorded())
