@@ -76,6 +76,14 @@ def main() -> None:
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
+    small_q, small_kv = torch.empty(64, 32, 96).bfloat16(), torch.empty(8, 2, 16, 8, 96).bfloat16()
+    small = Launch(
+        prefill_hopper._prefill_hopper,
+        prefill_hopper.constants_of(
+            small_q, *small_kv.unbind(1), small_q, None, rows=prefill_hopper.rows_of(96)
+        ),
+        num_warps=4,
+    )
     fp8 = paged_decode._configure(
         q,
         k.to(torch.float8_e4m3fn),
@@ -111,6 +119,7 @@ def main() -> None:
             paged_prefill._plain(q, k, v, q, None, None), pools | prefill | {"sinks": "*fp32"}
         ),
         "hopper": compiled(hopper, pools | prefill | maps, GluonASTSource),
+        "hopper of small heads": compiled(small, pools | prefill | maps, GluonASTSource),
         "store": compiled(store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
     print(json.dumps(instructions))

@@ -34,6 +34,11 @@ def test_kernels_compile_to_the_instructions_they_rely_on(tmp_path: Path) -> Non
     assert instructions["hopper"]["wgmma.mma_async"] > 0
     assert instructions["hopper"]["cp.async.bulk.tensor"] == 32  # 8 boxes of 16 tokens, 2 halves, K and V
     assert instructions["hopper"]["setmaxnreg"] > 0
+    # A third warpgroup that multiplies, and products with 64 and with 32 columns.
+    assert (
+        instructions["hopper of small heads"]["wgmma.mma_async"] > instructions["hopper"]["wgmma.mma_async"]
+    )
+    assert instructions["hopper of small heads"]["setmaxnreg"] > instructions["hopper"]["setmaxnreg"]
     assert instructions["choose"]["atom."] == 1  # a token's place among those of its expert
     assert instructions["sort"]["atom."] == 0
     for name, product in (("up of few", "mma.sync"), ("up of many", "wgmma.mma_async")):
