@@ -251,10 +251,10 @@ class Lifecycle:
         self.memory.generate(request)
         request.lag = running.tick - known_tokens
         request.last_tick = running.tick + ticks - 1
-        if running.decoders.count < self.limits.max_num_seqs:
-            running.decoders.add(request)
-        else:
+        if running.parked or running.decoders.count >= self.limits.max_num_seqs:
             running.parked[request] = None
+        else:
+            running.decoders.add(request)
 
     def await_tokens(self, plan: StepPlan) -> None:
         """Counts the tokens that a plan may yield to requests that speculate (`Request.in_flight_tokens`).

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
-from pagecast.sim.core.rules.profiles import PROFILES
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.profiles import NANO_VLLM, PROFILES
+from pagecast.sim.core.scheduler import Scheduler
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,3 +58,21 @@ def test_core_agrees_with_a_scheduler_written_block_by_block(ids, data):
     while life.operations < OPERATIONS:
         life.operate()
     life.drain()
+
+
+def test_nano_vllm_lets_who_was_admitted_first_decode_first() -> None:
+    """With one place per step a request that waits to decode goes ahead of one whose prompt is done later."""
+    s = Scheduler(Limits(60, 4, 1, 100), NANO_VLLM)
+    for number, output in enumerate((2, 5)):
+        s.submit(Request(str(number), BlockKeys.of_spans(4, [(number, 0, 8)], (100 + number, 0)), 8, output))
+    for _ in range(3):  # two prompts, and the only decode of the first
+        s.commit(s.plan(0))
+    assert list(s.requests) == ["1"]
+    s.submit(Request("2", BlockKeys.of_spans(4, [(2, 0, 8)], (102, 0)), 8, 5))
+    s.commit(s.plan(0))
+    decoding = []
+    while s.requests:
+        plan = s.plan(0)
+        decoding += [each.id for each in plan.decodes]
+        s.commit(plan)
+    assert decoding == ["1"] * 4 + ["2"] * 4

@@ -253,14 +253,14 @@ def work_of_lookup(s: Scheduler, probe: Request) -> tuple[int, ...]:
     assert hit.tokens == 0
     if s.offloading is None:
         return on_device.asked, on_device.answered
-    host, slots = s.offloading.host, s.offloading.host.slots
-    host.slots = in_host = Counted(slots)
+    host = s.offloading.host
+    host.slots = in_host = Counted(host.slots)
     if isinstance(s.offloading, TieredOffloading):
         on_disk = work_of_asking_the_disk(s.offloading, probe)
     else:
         on_disk = ()
         assert s.offloading.ask(probe, 0) == 0
-    host.slots = slots
+    host.slots = dict(in_host)  # a look may take note of reads that have failed
     s.offloading.ended(probe)
     return on_device.asked, on_device.answered, in_host.asked, in_host.answered, *on_disk
 
