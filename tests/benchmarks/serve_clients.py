@@ -2,7 +2,8 @@
 
     PAGECAST_VLLM_PYTHON=... PAGECAST_AIPERF=... PAGECAST_GUIDELLM=... \\
         python tests/benchmarks/serve_clients.py [CLIENT...] [--time-scale 0.25]
-        python tests/benchmarks/serve_clients.py [CLIENT...] --engine --requests 8 --prompt 600 --rate 0.1
+        python tests/benchmarks/serve_clients.py [CLIENT...] \\
+            --engine --requests 8 --prompt 300 --output 24 --rate 0.2
         python tests/benchmarks/serve_clients.py [CLIENT...] --engine Qwen/Qwen3-8B --prompt 4000
 
 PAGECAST_VLLM_PYTHON names an interpreter that has vLLM (no kernels needed), the other two the commands
