@@ -58,6 +58,20 @@ def test_a_forecast_speculates_as_the_recorded_run_did() -> None:
     assert result.costs == "vllm-0.24-h200-qwen3-8b"
 
 
+def test_n_grams_are_forecast_with_the_hosts_time_for_them() -> None:
+    """The host's time was fitted to the first half of the steps; requests that came later judge it."""
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure")
+    real, ours = run.requests, replay(run.trace("arrival"), scenario_of(run)).requests
+    later = (real["arrival_s"] > run.steps.end_ns[len(run.steps) // 2] / 1e9).to_numpy()
+    assert 300 < later.sum() < len(real)
+    several = later & (real["tokens_out"] > 1).to_numpy()
+    tokens = real["tokens_out"][several] - 1
+    tpot = ((real["finish_s"] - real["first_token_s"])[several] / tokens).mean()
+    e2e = (real["finish_s"] - real["arrival_s"])[later].mean()
+    assert abs(ours["tpot_s"][several].mean() / tpot - 1) < 0.05
+    assert abs(ours["e2e_s"][later].mean() / e2e - 1) < 0.05
+
+
 def test_a_mixture_of_experts_is_forecast_within_three_percent_on_a_run_that_fitted_nothing() -> None:
     """The calibration was fitted to a sweep and two Azure recordings; Mooncake judges it."""
     run = RecordedRun.load(RUNS / "vllm-h200-qwen3-30b-a3b-mooncake")
