@@ -274,9 +274,7 @@ def _paged_decode(
     STAGES: tl.constexpr,
     PAIRS: tl.constexpr,
     ON_GPU: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
-    after_predecessor(OVERLAP)
     program = tl.program_id(0)
     share = tl.load(ends)
     begin = program * share
@@ -379,11 +377,7 @@ def _paged_decode(
 @dataclass(frozen=True, slots=True)
 class DecodeCut:
     """How decode attention uses a multiprocessor: `programs_per_sm` programs of `warps` warps, each with
-    pipelines of `stages` steps, which take `tile_bytes` of K. `registers` of a thread at most; 0: any.
-
-    Programs are brought up while the kernel before them ends. Therefore no more of them must fit on a
-    multiprocessor than are meant to, or they fill the GPU unevenly: registers see to that.
-    """
+    pipelines of `stages` steps, which take `tile_bytes` of K. `registers` of a thread at most; 0: any."""
 
     tile_bytes: int
     programs_per_sm: int
@@ -587,7 +581,8 @@ def _configure(
         "ON_GPU": q.is_cuda,
     }
     options = {"maxnreg": shape.cut.registers} if shape.cut.registers else {}
-    return Launch(_paged_decode, constants, q.device, num_warps=shape.cut.warps, **options)
+    # Not brought up early: a step with prompts and decodes then gave another token on an H200.
+    return Launch(_paged_decode, constants, num_warps=shape.cut.warps, **options)
 
 
 def _has_pairs(cache: Tensor) -> bool:
