@@ -23,6 +23,7 @@ NAMES = (
     "gemma-3-4b-azure",
     "gemma-3-4b-mooncake",
     "qwen3-8b-ngram-azure",
+    "qwen3-8b-ngram-azure-later",
 )
 
 
