@@ -134,6 +134,7 @@ async def _openai_client(work: Work, *, chat: bool, stream: bool) -> Reported:
         rows.append((first - begun, end - begun, (end - first) / max(work.output - 1, 1)))
 
     await asyncio.gather(*[ask(number) for number in range(work.requests)])
+    await client.close()
     mean = [sum(row[place] for row in rows) / len(rows) for place in range(3)]
     return {"ttft": mean[0], "e2e": mean[1], "tpot": mean[2]} if stream else {"e2e": mean[1]}
 
