@@ -159,10 +159,11 @@ def test_fp8_experts_multiply_the_numbers_they_hold(
     )
     source = routes.tokens.long()
     gate, up = product(numbers[source], row_scales[source], wide[0]).chunk(2, dim=-1)
-    assert error(hidden, torch.nn.functional.silu(gate) * up) < 1e-3
+    bound = 1e-3 if hidden.is_cuda else 1e-4  # a GPU sums in another order
+    assert error(hidden, torch.nn.functional.silu(gate) * up) < bound
     numbers, row_scales = quantise_activations(hidden)
     out = down(numbers, given[3], routes, plan.down, Fp8Rows(row_scales, scales[1], torch.float32))
-    assert error(out, product(numbers, row_scales, wide[1])) < 1e-3
+    assert error(out, product(numbers, row_scales, wide[1])) < bound
     whole = mixture(*given, counts, 2, normalised=True, scales=(scales[0], scales[1]))
     expected = reference.mixture(*given, 2, normalised=True, scales=(scales[0], scales[1]))
     # Some activations round to the next fp8 number.
