@@ -194,14 +194,19 @@ class FleetSettings(BaseModel):
             raise BadInput("fleet: incidents, scaling and rollout are for fleets without disaggregation")
         return roles
 
+    def group_scenario(self, number: int, base: Scenario) -> Scenario:
+        """The scenario of a group's replicas. Errors: BadInput for a field that is not a scenario's."""
+        fields = self.groups[number].scenario
+        if not fields:
+            return base
+        return Scenario.make({**base.model_dump(), **fields}, f"fleet: group {self.group_name(number)}")
+
     def scenarios(self, base: Scenario) -> list[tuple[str, Scenario]]:
         """Name and scenario of each replica. Errors: BadInput for a field that is not a scenario's."""
         members = []
         for number, group in enumerate(self.groups):
             name = self.group_name(number)
-            scenario = base
-            if group.scenario:
-                scenario = Scenario.make({**base.model_dump(), **group.scenario}, f"fleet: group {name}")
+            scenario = self.group_scenario(number, base)
             members += [(f"{name}-{index}", scenario) for index in range(group.replicas)]
         if not members:
             raise BadInput("the fleet has no replica; give at least one")

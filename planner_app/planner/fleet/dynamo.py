@@ -50,7 +50,7 @@ def graph(scenario: Scenario, settings: FleetSettings) -> dict[str, Any]:
     }
     for number, group in enumerate(settings.groups):
         if group.replicas:
-            one = settings.model_copy(update={"groups": (group,)}).scenarios(scenario)[0][1]
+            one = settings.group_scenario(number, scenario)
             services[f"Worker{number}"] = _worker(one, group, events=mode == "kv")
     return {
         "apiVersion": "nvidia.com/v1alpha1",

@@ -66,7 +66,7 @@ def _replicas(scenario: Scenario, settings: FleetSettings) -> list[Document]:
     for number, group in enumerate(settings.groups):
         if not group.replicas:
             continue
-        one = settings.model_copy(update={"groups": (group,)}).scenarios(scenario)[0][1]
+        one = settings.group_scenario(number, scenario)
         labels = {"app": NAME, "group": _label(group.name or f"group{number}")}
         if group.role != "both":
             labels[_ROLE] = group.role
