@@ -21,7 +21,6 @@ from pagecast.sim.core.errors import BadInput
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.console import seconds
-from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.compare import exports
 from pagecast.planner_app.dashboard.compare.table import table
 from pagecast.planner_app.dashboard.shell import replays, workload
@@ -29,7 +28,6 @@ from pagecast.planner_app.dashboard.shell.cards import change
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, PageView, command
-from pagecast.planner_app.dashboard.what_if import page as what_if_page
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
@@ -37,18 +35,7 @@ from streamlit.testing.v1 import AppTest
 
 _SMALL = {"requests": 60}
 
-
-@pytest.fixture(autouse=True)
-def _no_browser(monkeypatch):
-    monkeypatch.setattr(what_if_page, "FIRST_LOOK_S", 0)
-
-
-def app(**parameters: object) -> AppTest:
-    """The app as a browser opens it with these parameters in the URL."""
-    test = AppTest.from_file(server_start.__file__, default_timeout=60)
-    for name, value in parameters.items():
-        test.query_params[name] = value if isinstance(value, list) else str(value)
-    return test.run()
+pytestmark = pytest.mark.usefixtures("no_browser")
 
 
 def card_texts(test: AppTest) -> dict[str, str]:
@@ -73,7 +60,7 @@ def until_in(test: AppTest, words: str, within_s: float = 60) -> AppTest:
 # ---- what-if
 
 
-def test_the_first_page_shows_the_bundled_trace_without_any_input():
+def test_the_first_page_shows_the_bundled_trace_without_any_input(app):
     test = app()
     assert not test.exception and not test.error
     figures = summary(PageView())
@@ -83,7 +70,7 @@ def test_the_first_page_shows_the_bundled_trace_without_any_input():
     assert cards["Prefix reuse"] == f"{figures['token_hit_rate']:.1%}"
 
 
-def test_a_slider_moves_the_figures_to_those_of_a_replay():
+def test_a_slider_moves_the_figures_to_those_of_a_replay(app):
     test = app(**_SMALL)
     before = card_texts(test)
     test.select_slider(key="block_size").set_value(256).run()
@@ -93,13 +80,13 @@ def test_a_slider_moves_the_figures_to_those_of_a_replay():
     assert after["Prefix reuse"] == f"{expected['token_hit_rate']:.1%}"
 
 
-def test_the_url_gives_the_side_bar():
+def test_the_url_gives_the_side_bar(app):
     test = app(**_SMALL, gpu="L4", enable_prefix_caching="false")
     assert test.selectbox(key="gpu").value == "L4"
     assert card_texts(test)["Prefix reuse"] == "0.0%"
 
 
-def test_the_url_gives_fields_that_are_empty_at_first():
+def test_the_url_gives_fields_that_are_empty_at_first(app):
     test = app(**_SMALL)
     assert test.number_input(key="kv_tokens").value is None
     assert test.selectbox(key="async_scheduling").value is None
@@ -109,7 +96,7 @@ def test_the_url_gives_fields_that_are_empty_at_first():
     assert not test.exception and not test.error
 
 
-def test_intervals_come_in_when_the_sliders_rest():
+def test_intervals_come_in_when_the_sliders_rest(app):
     test = app(**_SMALL, seed=3)
     assert not any(
         "to" in caption.value and caption.value.startswith("90% interval:") for caption in test.caption
@@ -117,7 +104,7 @@ def test_intervals_come_in_when_the_sliders_rest():
     until_in(test.run(), "90% interval: .* to ")
 
 
-def test_a_browser_that_draws_the_side_bar_late_is_told_the_same_defaults():
+def test_a_browser_that_draws_the_side_bar_late_is_told_the_same_defaults(app):
     test = app(**_SMALL)
     slider, sizes = test.slider(key="rate").proto.default, test.select_slider(key="block_size").proto.default
     test.run()
@@ -125,20 +112,20 @@ def test_a_browser_that_draws_the_side_bar_late_is_told_the_same_defaults():
     assert test.select_slider(key="block_size").proto.default == sizes
 
 
-def test_a_broken_slo_and_a_kept_one_are_told_apart_by_words():
+def test_a_broken_slo_and_a_kept_one_are_told_apart_by_words(app):
     test = app(**_SMALL, slo="ttft_p99<1us,tpot_p99<10s")
     badges = " ".join(mark.value for mark in test.markdown)
     assert plain("ttft_p99<1us") + " is broken" in badges
     assert plain("tpot_p99<10s") + " holds" in badges
 
 
-def test_an_slo_that_cannot_be_read_is_one_line_and_the_figures_stay():
+def test_an_slo_that_cannot_be_read_is_one_line_and_the_figures_stay(app):
     test = app(**_SMALL, slo="speed<3")
     assert len(test.error) == 1 and "\n" not in test.error[0].value
     assert card_texts(test)["TTFT, p99"]
 
 
-def test_a_scenario_that_does_not_fit_is_one_line():
+def test_a_scenario_that_does_not_fit_is_one_line(app):
     test = app(**_SMALL, model="meta-llama/Llama-3.1-405B", gpu="L4")
     assert not test.exception
     assert len(test.error) == 1 and "leaves no room" in test.error[0].value
@@ -147,7 +134,7 @@ def test_a_scenario_that_does_not_fit_is_one_line():
 # ---- compare
 
 
-def test_a_pin_is_compared_with_what_the_side_bar_shows():
+def test_a_pin_is_compared_with_what_the_side_bar_shows(app):
     test = app(**_SMALL, gpu="L4", pin=["one gpu?requests=60&gpu=H200"])
     assert any(metric.delta for metric in test.metric)
 
@@ -260,7 +247,7 @@ def test_a_link_that_makes_no_view_is_refused_in_one_line(query):
     assert "\n" not in str(refused.value)
 
 
-def test_an_unusable_pin_in_a_link_is_told_and_dropped():
+def test_an_unusable_pin_in_a_link_is_told_and_dropped(app):
     test = app(**_SMALL, pin=["bad?block_size=many"])
     assert not test.exception and any("pins" in warning.value for warning in test.warning)
 
@@ -391,7 +378,7 @@ def test_the_tune_page_shows_progress_and_then_the_map_and_a_reason():
     assert not test.error
 
 
-def test_a_long_replay_shows_progress_and_can_be_stopped_and_begun_again():
+def test_a_long_replay_shows_progress_and_can_be_stopped_and_begun_again(app):
     test = app(trace=GENERATED, requests=20_000, seed=9)
     assert not test.metric and not test.exception
     test.button(key="stop-replay").click().run()

@@ -14,11 +14,9 @@ from pagecast.traces.read import read
 
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
-from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.load import charts, page
 from pagecast.planner_app.dashboard.load.curves import curves
 from pagecast.planner_app.dashboard.shell.view import PageView
-from pagecast.planner_app.dashboard.what_if import page as what_if_page
 from pagecast.planner_app.dashboard.what_if.advice import advice_on, advice_on_cost, advice_on_load
 from pagecast.planner_app.planner.prices import read_prices, usd_per_million_tokens
 from pagecast.planner_app.reports.style import caption_of
@@ -98,16 +96,8 @@ def test_what_the_cards_advise():
     assert "Wait" in advice_on_load("KV blocks", False)
 
 
-def app(monkeypatch, **parameters: object) -> AppTest:
-    monkeypatch.setattr(what_if_page, "FIRST_LOOK_S", 0)
-    test = AppTest.from_file(server_start.__file__, default_timeout=60)
-    for name, value in parameters.items():
-        test.query_params[name] = value if isinstance(value, list) else str(value)
-    return test.run()
-
-
-def test_a_price_gives_the_cost_card_and_each_card_one_sentence(monkeypatch):
-    test = app(monkeypatch, requests=60, prices="H200=3.5")
+def test_a_price_gives_the_cost_card_and_each_card_one_sentence(app):
+    test = app(requests=60, prices="H200=3.5")
     assert not test.exception and not test.error
     summary = replay(read("chat", limit=60), Scenario()).summary
     cost = usd_per_million_tokens(3.5, summary["output_tokens_per_s"])
@@ -117,8 +107,8 @@ def test_a_price_gives_the_cost_card_and_each_card_one_sentence(monkeypatch):
     assert len(bold) == 5
 
 
-def test_without_a_price_the_card_asks_for_one(monkeypatch):
-    test = app(monkeypatch, requests=60)
+def test_without_a_price_the_card_asks_for_one(app):
+    test = app(requests=60)
     assert {metric.label: metric.value for metric in test.metric}["Cost"] == "–"
     assert any("Type a price for H200" in text.value for text in test.markdown)
 

@@ -11,28 +11,16 @@ from pagecast.sim.replay import replay
 
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
-from pagecast.planner_app.dashboard import server_start
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.view import AT_ONCE_SPECULATING, PageView, command
 from pagecast.planner_app.dashboard.shell.workload import trace_of
-from pagecast.planner_app.dashboard.what_if import page as what_if_page
 from pagecast.planner_app.dashboard.what_if.effects import active, effects, sentences
 from streamlit.testing.v1 import AppTest
 
 TIGHT = {"requests": 120, "num_gpu_blocks": 1200}
 
 
-@pytest.fixture(autouse=True)
-def _no_browser(monkeypatch):
-    monkeypatch.setattr(what_if_page, "FIRST_LOOK_S", 0)
-
-
-def app(**parameters: object) -> AppTest:
-    """The app as a browser opens it with these parameters in the URL."""
-    test = AppTest.from_file(server_start.__file__, default_timeout=60)
-    for name, value in parameters.items():
-        test.query_params[name] = str(value)
-    return test.run()
+pytestmark = pytest.mark.usefixtures("no_browser")
 
 
 def cells(test: AppTest) -> dict[str, tuple[str, str, str]]:
@@ -47,7 +35,7 @@ def figures(**parameters: object):
     return replay(trace_of(view), view.scenario()).summary
 
 
-def test_without_tiers_there_are_no_knobs_of_them_and_no_table():
+def test_without_tiers_there_are_no_knobs_of_them_and_no_table(app):
     test = app(requests=60)
     assert not test.table and not test.exception
     names = {widget.key for kind in ("selectbox", "slider", "toggle") for widget in getattr(test, kind)}
@@ -55,7 +43,7 @@ def test_without_tiers_there_are_no_knobs_of_them_and_no_table():
     assert not names & {*hidden, "disable_hybrid_kv_cache_manager"}
 
 
-def test_host_memory_and_a_disk_move_ttft_and_hits_to_those_of_a_replay():
+def test_host_memory_and_a_disk_move_ttft_and_hits_to_those_of_a_replay(app):
     test = app(**TIGHT)
     test.select_slider(key="kv_offloading_size").set_value(4.0).run()
     test.selectbox(key="secondary_tiers").set_value("fs").run()
@@ -76,7 +64,7 @@ def test_host_memory_and_a_disk_move_ttft_and_hits_to_those_of_a_replay():
     )
 
 
-def test_speculation_moves_tpot_and_tokens_per_step():
+def test_speculation_moves_tpot_and_tokens_per_step(app):
     test = app(requests=20)
     test.selectbox(key="spec_method").set_value("eagle").run()
     test.slider(key="spec_acceptance").set_value(0.9).run()
@@ -91,7 +79,7 @@ def test_speculation_moves_tpot_and_tokens_per_step():
     )
 
 
-def test_a_model_with_windows_says_its_groups_and_what_keeping_every_token_takes():
+def test_a_model_with_windows_says_its_groups_and_what_keeping_every_token_takes(app):
     model = "google/gemma-3-27b"
     test = app(requests=40, model=model)
     assert any("window of 1" in caption.value for caption in test.caption)
@@ -105,13 +93,13 @@ def test_a_model_with_windows_says_its_groups_and_what_keeping_every_token_takes
     assert cells(test)["KV in use at peak"][:2] == tuple(plain(f"{peak:.1%}") for peak in peaks)
 
 
-def test_the_url_gives_a_size_that_the_slider_does_not_have():
+def test_the_url_gives_a_size_that_the_slider_does_not_have(app):
     test = app(requests=40, kv_offloading_size=24)
     assert test.select_slider(key="kv_offloading_size").value == 24.0
     assert cells(test)
 
 
-def test_a_long_trace_that_speculates_is_replayed_beside_the_page():
+def test_a_long_trace_that_speculates_is_replayed_beside_the_page(app):
     test = app(requests=AT_ONCE_SPECULATING + 1, spec_method="ngram", spec_drafts=1, seed=5)
     assert not test.metric and not test.exception
     assert test.button(key="stop-replay").click().run()

@@ -1,0 +1,32 @@
+"""The dashboard as a script, for the tests that look at its pages without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages do not wait for a browser's first look."""
+    pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
+    from pagecast.planner_app.dashboard.what_if import page
+
+    monkeypatch.setattr(page, "FIRST_LOOK_S", 0)
+
+
+@pytest.fixture
+def app(no_browser: None) -> Callable[..., Any]:
+    """Opens the app as a browser does with these parameters in the URL; returns its `AppTest`."""
+    from pagecast.planner_app.dashboard import server_start
+    from streamlit.testing.v1 import AppTest
+
+    def open_app(**parameters: object) -> AppTest:
+        test = AppTest.from_file(server_start.__file__, default_timeout=60)
+        for name, value in parameters.items():
+            test.query_params[name] = value if isinstance(value, list) else str(value)
+        return test.run()
+
+    return open_app
