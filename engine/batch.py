@@ -112,7 +112,7 @@ class Tokens(NamedTuple):
 class Draws(NamedTuple):
     """Who gets the token drawn in each row of the logits (None: nobody), and sections of one number a row.
 
-    A sequence that verifies guesses has so many rows more, all together.
+    A sequence that verifies draft tokens has so many rows more, all together.
 
     `sampled`: numbers of the tokens whose logits are needed (None: of all). `forced`: tokens to take
     whatever is drawn (-1: none). `filtered`: numbers of the rows with top-k or top-p (None: no such row).
@@ -245,7 +245,7 @@ class Batches:
         rows = np.full(chunk.tokens, sequence.row, np.int32)
         ids = sequence.ids[start : end - chunk.drafts]
         if chunk.drafts:
-            ids = np.concatenate([ids, sequence.guesses[: chunk.drafts]])
+            ids = np.concatenate([ids, sequence.draft_tokens[: chunk.drafts]])
         return _Part(rows, ids, np.arange(start, end, dtype=np.int32))
 
     def _draws(self, takers: list[Sequence | None], part: _Part, sampled: Ints | None) -> Draws:
@@ -261,7 +261,7 @@ class Batches:
                 filtered.append(i)
             if taker.forced is not None:
                 number = at[i] + 1 - taker.request.prompt_tokens
-                if number < len(taker.forced):  # a guess may reach beyond the end
+                if number < len(taker.forced):  # a draft token may reach beyond the end
                     forced[i] = taker.forced[number]
         return Draws(
             takers,
@@ -304,7 +304,7 @@ def _ints(values: list[int]) -> Ints:
 
 
 def _ends_and_drafts(yielding: list[tuple[Chunk, int]]) -> list[int]:
-    """The places of chunks' last tokens, and before each those whose next tokens are guessed."""
+    """The places of chunks' last tokens, and before each those that draft tokens follow."""
     return [place for chunk, end in yielding for place in range(end - chunk.drafts, end + 1)]
 
 

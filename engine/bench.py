@@ -34,8 +34,8 @@ _TOKENS = 10_000  # prompts are made of this many different tokens
 class BenchResult:
     """One run. `floor_s` is None on a GPU without known rates; `waited_s` the host's time spent waiting.
 
-    Where requests speculate, `accepted_tokens` of `draft_tokens` guesses were right. A step that verifies
-    guesses is none of `decode_steps`, and the floor takes its rows for those of a prompt.
+    Where requests speculate, `accepted_tokens` of the `draft_tokens` were accepted. A step that verifies
+    some is none of `decode_steps`, and the floor takes its rows for those of a prompt.
     """
 
     requests: int

@@ -84,7 +84,7 @@ def make_runner(
         max_rows=rows,
         max_tokens=tokens,
         max_len=max_len,
-        most_guesses=options.most_guesses,
+        most_drafts=options.most_drafts,
     )
 
 

@@ -292,7 +292,7 @@ class Loop:
 def _verified(
     takers: list[Sequence | None], tokens: list[int], accepted: list[tuple[str, int]]
 ) -> Iterator[tuple[Sequence, int]]:
-    """The tokens that sequences get which speculate; `accepted` becomes their requests' accepted guesses."""
+    """The tokens that sequences get which speculate; adds to `accepted` how many were accepted of each."""
     place = 0
     for sequence, rows in groupby(takers):
         count = len(list(rows))

@@ -1,4 +1,4 @@
-"""N-gram drafter: guesses that a text goes on as it did where its latest tokens stood before.
+"""N-gram drafter: a text is taken to go on as it did where its latest tokens stood before.
 
 The rule is that of vLLM's `NgramProposer` (prompt lookup decoding).
 """
@@ -23,7 +23,8 @@ _NONE = np.empty(0, np.int32)
 def propose(tokens: Ints, shortest: int, longest: int, most: int) -> Ints:
     """Up to `most` tokens that followed the n-gram in which `tokens` [n] ends, where it stood first.
 
-    It is the longest, of `shortest` to `longest` tokens, that stands anywhere before. No such one: no guess.
+    It is the longest, of `shortest` to `longest` tokens, that stands anywhere before. Where there is
+    none, nothing is drafted.
     """
     n = len(tokens)
     if most < 1 or n <= shortest:
@@ -44,9 +45,9 @@ def propose(tokens: Ints, shortest: int, longest: int, most: int) -> Ints:
 
 
 class NgramDrafter:
-    """Implements the core's `Drafter`: keeps a sequence's next guesses in `Sequence.guesses`.
+    """Implements the core's `Drafter`: keeps a sequence's next draft tokens in `Sequence.draft_tokens`.
 
-    `sequences` are the live ones. No text gets longer than `max_len` by a guess.
+    `sequences` are the live ones. No text gets longer than `max_len` by a draft token.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class NgramDrafter:
     def draft(self, request: Request, requests: int) -> int:
         """Looks up what may follow the newest token of a request, in a step of so many `requests`."""
         sequence = self._sequences[request]
-        most = min(self.config.guesses(requests), self._max_len - sequence.length)
+        most = min(self.config.drafts(requests), self._max_len - sequence.length)
         tokens = sequence.ids[: sequence.length]
-        sequence.guesses = propose(tokens, self._shortest, self._longest, most)
-        sequence.drafts.append(len(sequence.guesses))
-        return len(sequence.guesses)
+        sequence.draft_tokens = propose(tokens, self._shortest, self._longest, most)
+        sequence.drafts.append(len(sequence.draft_tokens))
+        return len(sequence.draft_tokens)
 
 
 def lookup_lengths(config: SpeculativeConfig) -> tuple[int, int]:
@@ -80,7 +81,7 @@ def lookup_lengths(config: SpeculativeConfig) -> tuple[int, int]:
 def engine_speculation(text: str | None) -> SpeculativeConfig | None:
     """How an engine speculates, by its option `speculative_config`; None where it does not.
 
-    Errors: BadInput for what the engine can't do, and for how many guesses are right: that is measured here.
+    Errors: BadInput for what the engine can't do, and where an acceptance is given: it is measured here.
     """
     if text is None:
         return None

@@ -90,8 +90,8 @@ class Options:
         return engine_speculation(self.speculative_config)
 
     @property
-    def most_guesses(self) -> int:
-        """Guesses that a request verifies in a step, at most."""
+    def most_drafts(self) -> int:
+        """Draft tokens that a request verifies in a step, at most."""
         config = self.speculation
         return 0 if config is None else config.num_speculative_tokens
 

@@ -73,7 +73,7 @@ class Recording:
         with self._writing() as journal:
             if journal is not None:
                 if self._speculates:
-                    journal.guessed(plan, outcome)
+                    journal.verified(plan, outcome)
                 journal.committed(plan, self._rows[len(self._ends)][0], end_ns)
         self._ends.append(end_ns)
 

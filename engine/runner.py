@@ -55,7 +55,7 @@ class Peers(Protocol):
 class Flight:
     """A queued step: the sequences that take its tokens, and the host tensor in which these will arrive.
 
-    A request that verifies n guesses stands n + 1 times in a row among the takers.
+    A request that verifies n draft tokens stands n + 1 times in a row among the takers.
     """
 
     takers: list[Text | None]
@@ -75,7 +75,7 @@ class Runner:
     """Runs a model's steps over its KV cache.
 
     `kv` is [layers, blocks, 2, block_size, kv heads, head_dim], on the device where everything runs.
-    `most_guesses`: the most guesses of one request that a step verifies.
+    `most_drafts`: the most draft tokens of one request that a step verifies.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Runner:
         max_rows: int,
         max_tokens: int,
         max_len: int,
-        most_guesses: int = 0,
+        most_drafts: int = 0,
     ) -> None:
         device = kv.device
         self.model = model
@@ -102,7 +102,7 @@ class Runner:
             backend, Shape.of(model.spec, kv, model.dtype, max_rows + 1, shard.size)
         )
         self.rows = Rows(max_rows, columns, block_size)
-        self._most_draws = max(max_rows, min(max_tokens, max_rows * (1 + most_guesses)))
+        self._most_draws = max(max_rows, min(max_tokens, max_rows * (1 + most_drafts)))
         plan = self.backend.plan_room(max_tokens + max_rows)
         capacity = _capacity(max_rows, max_tokens, columns, plan) + 3 * self._most_draws
         self._step_bytes, self._step_numbers = _LAYOUT_BYTES + _CHUNK_BYTES * max_rows, capacity

@@ -13,7 +13,7 @@ Listener = Callable[["Sequence", int], None]
 """Is told each token as it comes: (sequence, token id). What it raises ends this sequence alone."""
 
 NO_ROW = -1
-_NO_GUESSES = np.empty(0, np.int32)
+_NO_DRAFTS = np.empty(0, np.int32)
 
 
 class Sequence:
@@ -22,19 +22,19 @@ class Sequence:
     `forced`: token ids to generate whatever is sampled (int32, one for each output token). `row`: where its
     block table lies on the device while it runs; `blocks_sent` of its blocks are there.
 
-    Where requests speculate, its next step verifies the first of `guesses`, as many as the plan says.
+    Where requests speculate, its next step verifies the first of `draft_tokens`, as many as the plan says.
     `drafts` and `accepted` record how many were made after each step that yielded tokens, and how many were
-    right in each step that verified some.
+    accepted in each step that verified some.
     """
 
     __slots__ = (
         "accepted",
         "blocks_sent",
         "done",
+        "draft_tokens",
         "drafts",
         "finish_reason",
         "forced",
-        "guesses",
         "ids",
         "keyed",
         "length",
@@ -73,26 +73,27 @@ class Sequence:
         self.blocks_sent = 0
         self.preemptions = 0  # of the request, as far as its row knows
         self.done = False
-        self.guesses = _NO_GUESSES
+        self.draft_tokens = _NO_DRAFTS
         self.drafts: list[int] = []
         self.accepted: list[int] = []
         self.finish_reason = ""  # "stop", "length", "cancelled", "failed" or "rejected"
         self.reason = ""
 
     def verify(self, drawn: list[int]) -> tuple[list[int], int]:
-        """Compares its guesses with the tokens drawn after each of their places, one token more than guesses.
+        """Compares its draft tokens with those drawn at their places; `drawn` has one token more.
 
-        Returns the tokens that the step yields, up to the first that was guessed wrong and not beyond the end
-        of the text; and how many guesses are among them. A guess is right where it is the token that would
-        have been drawn without it: texts are those of an engine that does not speculate, at any temperature.
+        Returns the tokens that the step yields, up to the first that replaces a rejected one and not beyond
+        the end of the text; and how many draft tokens are among them. A draft token is accepted where it is
+        the token that would have been drawn without it: texts are those of an engine that does not
+        speculate, at any temperature.
         """
         drafts = len(drawn) - 1
-        right = 0
-        while right < drafts and drawn[right] == self.guesses[right]:
-            right += 1
+        accepted = 0
+        while accepted < drafts and drawn[accepted] == self.draft_tokens[accepted]:
+            accepted += 1
         if drafts:
-            self.accepted.append(right)
-        yielded = drawn[: min(right + 1, len(self.ids) - self.length)]
+            self.accepted.append(accepted)
+        yielded = drawn[: min(accepted + 1, len(self.ids) - self.length)]
         for number, token in enumerate(yielded):
             if token in self.stops:
                 del yielded[number + 1 :]

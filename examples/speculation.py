@@ -29,7 +29,9 @@ def workload(users: int) -> Trace:
 def main() -> None:
     """Prints a row for each number of users."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--acceptance", default="0.7", help="chance that a guess is right after right ones")
+    parser.add_argument(
+        "--acceptance", default="0.7", help="chance that a draft token is accepted after accepted ones"
+    )
     parser.add_argument("--model", default="Qwen/Qwen3-8B")
     parser.add_argument("--gpu", default="H200")
     options = parser.parse_args()

@@ -203,7 +203,7 @@ class Scenario(BaseModel):
         description="LoRA adapters that a step computes with at most (default: any number; vLLM: 1)",
     )
     speculative_config: str | None = Field(
-        None, description="speculative decoding, as METHOD:GUESSES:ACCEPTANCE or vLLM's JSON (default: none)"
+        None, description="speculative decoding, as METHOD:DRAFTS:ACCEPTANCE or vLLM's JSON (default: none)"
     )
     enable_chunked_prefill: bool = Field(
         True, description="cut long prompts into chunks; sglang and trtllm can do without"

@@ -70,9 +70,9 @@ COLUMNS: dict[str, str] = {
     "decode:PRIORITY[:SECONDS], with spaces between (string, missing)",
     "multimodal": "images and the like in the prompt's tokens, as IDENTIFIER@OFFSET+LENGTH with spaces "
     "between (string, missing)",
-    "drafts": "guesses made after each step that yielded tokens, as numbers with spaces between "
+    "drafts": "draft tokens made after each step that yielded tokens, as numbers with spaces between "
     "(string, missing)",
-    "accepted_drafts": "guesses that were right at each step that verified some, likewise (string, missing)",
+    "accepted_drafts": "accepted draft tokens at each step that verified some, likewise (string, missing)",
 }
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
 INTEGERS = (

@@ -283,12 +283,12 @@ def _bench_line(result: BenchResult) -> str:
         floor = f"; floor {console.seconds(result.floor_s)}, {result.share_of_floor:.0%} of the time"
     each = console.seconds(result.decode_s / max(result.decode_steps, 1))
     planning = console.seconds(result.planning_s / max(result.steps, 1))
-    guesses = ""
+    drafts = ""
     if result.draft_tokens:
-        guesses = f"; {result.accepted_tokens:,} of {result.draft_tokens:,} guesses right"
+        drafts = f"; {result.accepted_tokens:,} of {result.draft_tokens:,} draft tokens accepted"
     return (
         f"{result.tokens_per_s:,.0f} output tokens/s: {result.output_tokens:,} tokens in "
         f"{console.seconds(result.seconds)}, {result.steps:,} steps{floor}; a decode step "
         f"{each}, planning takes {planning} per step, "
-        f"{1 - result.waited_s / result.seconds:.0%} of the time the host was busy{guesses}"
+        f"{1 - result.waited_s / result.seconds:.0%} of the time the host was busy{drafts}"
     )

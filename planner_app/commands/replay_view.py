@@ -138,7 +138,7 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
         if "disk_blocks" in offloading:
             table.add_row("disk", _disk(offloading))
     if speculation := s.get("speculation"):
-        table.add_row("guesses", _guesses(speculation))
+        table.add_row("draft tokens", _drafts(speculation))
     return table
 
 
@@ -182,11 +182,11 @@ def _transfers(tiers: dict[str, Any]) -> str:
     )
 
 
-def _guesses(speculation: dict[str, Any]) -> str:
-    """How many guesses were right, and what a step yields with them."""
+def _drafts(speculation: dict[str, Any]) -> str:
+    """How many draft tokens were accepted, and what a step yields with them."""
     if not speculation["num_drafts"]:
         return "none"
     each = ", ".join(f"{rate:.0%}" for rate in speculation["acceptance_rates_per_position"])
-    right = f"{speculation['num_accepted_tokens']:,} of {speculation['num_draft_tokens']:,} right"
+    accepted = f"{speculation['num_accepted_tokens']:,} of {speculation['num_draft_tokens']:,} accepted"
     length = speculation["mean_acceptance_length"]
-    return f"{right} (by position {each}), {length:.2f} tokens per verifying step"
+    return f"{accepted} (by position {each}), {length:.2f} tokens per verifying step"

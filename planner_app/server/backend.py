@@ -72,9 +72,9 @@ class TransferCount:
 
 @dataclass(slots=True)
 class SpeculationUse:
-    """Guesses so far: how many times a request had some verified, how many these were, and which were right.
+    """Draft tokens so far: how often a request had some verified, how many, and how many were accepted.
 
-    `accepted_per_position[i]` counts the times that the guess at place `i` was right.
+    `accepted_per_position[i]` counts the times that the draft token at place `i` was accepted.
     """
 
     drafts: int = 0
@@ -83,27 +83,27 @@ class SpeculationUse:
     accepted_per_position: list[int] = field(default_factory=list)
 
     def count(self, plan: StepPlan, outcome: Outcome) -> None:
-        """Counts the guesses of a step that has ended."""
+        """Counts the draft tokens of a step that has ended."""
         accepted: dict[str, int] | None = None
         for chunk in plan.chunks:
-            guesses = chunk.drafts
-            if not guesses:
+            drafts = chunk.drafts
+            if not drafts:
                 continue
             if accepted is None:
                 accepted = dict(outcome.accepted)
-            right = accepted.get(chunk.request.id, guesses)
+            kept = accepted.get(chunk.request.id, drafts)
             self.drafts += 1
-            self.draft_tokens += guesses
-            self.accepted_tokens += right
-            if len(self.accepted_per_position) < guesses:
-                self.accepted_per_position += [0] * (guesses - len(self.accepted_per_position))
-            for place in range(right):
+            self.draft_tokens += drafts
+            self.accepted_tokens += kept
+            if len(self.accepted_per_position) < drafts:
+                self.accepted_per_position += [0] * (drafts - len(self.accepted_per_position))
+            for place in range(kept):
                 self.accepted_per_position[place] += 1
 
     @classmethod
-    def of(cls, guesses: int) -> SpeculationUse:
-        """No guesses so far, of requests that make at most `guesses` at once."""
-        return cls(accepted_per_position=[0] * guesses)
+    def of(cls, drafts: int) -> SpeculationUse:
+        """No draft tokens so far, of requests that make at most `drafts` at once."""
+        return cls(accepted_per_position=[0] * drafts)
 
 
 class Observer(Protocol):
@@ -165,7 +165,7 @@ class GenerationBackend(Protocol):
         ...
 
     def speculation(self) -> SpeculationUse | None:
-        """Guesses so far; None where requests do not speculate."""
+        """Draft tokens so far; None where requests do not speculate."""
         ...
 
     @property

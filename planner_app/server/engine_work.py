@@ -240,7 +240,7 @@ class EngineWork:
         """See `engine.loop.Log`."""
         if self._speculation is not None:
             self._speculation.count(plan, outcome)
-            self.history.note_guessed(plan, outcome)
+            self.history.note_verified(plan, outcome)
         self.history.note_committed(plan, end_ns)
         self._end_ns = end_ns
         self._computed += plan.decode_n + sum(computed for computed, _ in plan.prefill)

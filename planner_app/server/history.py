@@ -27,7 +27,7 @@ class Keeper(Protocol):
     def committed(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
         """A step that was planned at `start_ns` ended."""
 
-    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+    def verified(self, plan: StepPlan, outcome: Outcome) -> None:
         """A step of requests that speculate ended; `committed` tells of it next."""
 
     def transferred(self, transfers: list[RecordedTransfer]) -> None:
@@ -105,10 +105,10 @@ class History:
             for keeper in self._keepers:
                 keeper.committed(plan, start, end)
 
-    def note_guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+    def note_verified(self, plan: StepPlan, outcome: Outcome) -> None:
         """A step of requests that speculate ended; to be called before `note_committed`."""
         for keeper in self._keepers:
-            keeper.guessed(plan, outcome)
+            keeper.verified(plan, outcome)
 
     def note_transferred(self, transfers: list[RecordedTransfer], now: int) -> None:
         """The scheduler was told that transfers have ended."""

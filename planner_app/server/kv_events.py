@@ -119,7 +119,7 @@ class KvEvents:
     def idle(self, at_ns: int) -> None:
         """See `Keeper`."""
 
-    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+    def verified(self, plan: StepPlan, outcome: Outcome) -> None:
         """Nothing: events are published when the step ends."""
 
     def transferred(self, transfers: list[RecordedTransfer]) -> None:

@@ -289,7 +289,7 @@ class ServerMetrics(Collector):
         yield self._gauge("kv_offload_cpu_cache_usage_perc", "Usage of the host tier, 0 to 1.", tier.usage)
 
     def _speculation(self) -> Iterable[Metric]:
-        """Guesses and which were right, where requests speculate."""
+        """Draft tokens and how many were accepted, where requests speculate."""
         use = self._backend.speculation()
         if use is None:
             return

@@ -47,9 +47,9 @@ class JournalKeeper:
         blocks = (request.prompt_tokens + tokens) // request.keys.block_size
         self._journal.ended(request, at_ns, tokens, request.keys.digests[:blocks])
 
-    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+    def verified(self, plan: StepPlan, outcome: Outcome) -> None:
         """See `Keeper`."""
-        self._journal.guessed(plan, outcome)
+        self._journal.verified(plan, outcome)
 
     def transferred(self, transfers: list[RecordedTransfer]) -> None:
         """See `Keeper`."""

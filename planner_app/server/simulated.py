@@ -97,7 +97,7 @@ class SimulatedBackend:
         self.scheduler = Scheduler(limits, profile, log=log_events, drafter=speculation)
         self._speculation = speculation
         most = 0 if speculation is None else speculation.config.num_speculative_tokens
-        self._guesses = SpeculationUse.of(most)
+        self._drafts = SpeculationUse.of(most)
         self._answers = answers
         self._most_waiting = most_waiting
         self._live: dict[int, Generation] = {}
@@ -210,7 +210,7 @@ class SimulatedBackend:
 
     def speculation(self) -> SpeculationUse | None:
         """See `GenerationBackend`."""
-        return None if self._speculation is None else self._guesses
+        return None if self._speculation is None else self._drafts
 
     @property
     def alive(self) -> bool:
@@ -269,7 +269,7 @@ class SimulatedBackend:
         gaps: dict[int, int] = {}
         first: list[Generation] = []
         generated = 0
-        accepted = self._count_guesses(plan)
+        accepted = self._count_drafts(plan)
         for request in plan.decodes:
             generation = live.get(request.index)
             if generation is None or generation.count >= len(generation.tokens):
@@ -312,13 +312,13 @@ class SimulatedBackend:
             late = int((self.clock.now() - end_ns) / self.clock.scale)
             self.observer.step(tokens, generated, gaps, first, late)
 
-    def _count_guesses(self, plan: StepPlan) -> dict[str, int]:
-        """Takes note of the guesses of a step; returns how many of each request were right."""
+    def _count_drafts(self, plan: StepPlan) -> dict[str, int]:
+        """Counts the draft tokens of a step; returns how many of each request were accepted."""
         if self._speculation is None:
             return {}
         outcome = self._speculation.latest
-        self._guesses.count(plan, outcome)
-        self.history.note_guessed(plan, outcome)
+        self._drafts.count(plan, outcome)
+        self.history.note_verified(plan, outcome)
         return dict(outcome.accepted)
 
     def note_end(self, request: Request) -> None:

@@ -187,8 +187,8 @@ def _beyond_model_length(f: Mapping[str, Any]) -> str:
 
 def _speculation(f: Mapping[str, Any]) -> str:
     text = (
-        "Steps that verify guesses are timed as decode steps with more rows, and drafting by the weights "
-        "that it reads: neither was compared with a measured run."
+        "Steps that verify draft tokens are timed as decode steps with more rows, and drafting by the "
+        "weights that it reads: neither was compared with a measured run."
     )
     if f["lookup"]:
         text = (
@@ -205,9 +205,9 @@ def _speculation(f: Mapping[str, Any]) -> str:
 
 def _no_acceptance(f: Mapping[str, Any]) -> str:
     return (
-        "The acceptance of guesses is not given, so every guess is rejected: these figures show the cost of "
-        f"speculation without its gain. Give it as {f['method']}:{f['guesses']}:ACCEPTANCE, or in JSON as "
-        '"acceptance", with the acceptance that you measured.'
+        "The acceptance of draft tokens is not given, so every draft token is rejected: these figures show "
+        f"the cost of speculation without its gain. Give it as {f['method']}:{f['drafts']}:ACCEPTANCE, "
+        'or in JSON as "acceptance", with the acceptance that you measured.'
     )
 
 

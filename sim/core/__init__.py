@@ -16,7 +16,7 @@ keeps the plans of that loop that are in flight:
     intake.py, retention.py, tenants.py    who is rejected on arrival, how long blocks are kept, who shares
     tiers/, tier_spec.py, swap_space.py    host memory and a disk below the device, and swapped requests
     radix_lifecycle.py, radix_stride.py    the same under SGLang's rules
-    drafter.py     speculation: how many guessed tokens a request verifies beside its next one
+    drafter.py     speculation: how many draft tokens a request verifies beside its next one
     memory/        KV blocks behind `kv_memory.py`: groups, the pool, the tree of cached runs, eviction
     identity/      which tokens are equal: content spans, block keys, sharing scopes
     events.py, kv_events.py, check.py, errors.py    the event logs, the invariants, errors a user can act on

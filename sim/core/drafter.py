@@ -8,7 +8,7 @@ from pagecast.sim.core.request import Request
 
 
 class Drafter(Protocol):
-    """Says how many guessed tokens a request verifies beside its next token.
+    """Says how many draft tokens a request verifies beside its next token.
 
     `lookahead`: a request gets blocks for so many tokens beyond those that it computes (vLLM: where the
     drafter keeps KV of its own). `reserved`: so many tokens of the budget are kept free for each of
@@ -21,9 +21,9 @@ class Drafter(Protocol):
     recomputes_block: bool
 
     def draft(self, request: Request, requests: int) -> int:
-        """How many tokens are guessed after those that a step yields to `request`.
+        """How many tokens are drafted after those that a step yields to `request`.
 
         `requests` is the number of requests in that step. Asked when the step is committed. With asynchronous
-        scheduling it is asked when the step is planned, and the next plan leaves room for so many guesses.
+        scheduling it is asked when the step is planned, and the next plan leaves room for so many.
         """
         ...

@@ -259,8 +259,8 @@ class Lifecycle:
     def await_tokens(self, plan: StepPlan) -> None:
         """Counts the tokens that a plan may yield to requests that speculate (`Request.in_flight_tokens`).
 
-        At pipeline depth 1 it also asks the drafter: the next plan leaves room for the guesses before they
-        are known. At depth 0 the commit asks.
+        At pipeline depth 1 it also asks the drafter: the next plan leaves room for the draft tokens before
+        they are known. At depth 0 the commit asks.
         """
         assert self.drafter is not None
         ahead = self.limits.pipeline_depth > 0
@@ -370,7 +370,7 @@ class Lifecycle:
         """Applies the outcome of a plan that was executed. Returns the requests that ended, in order."""
         running = self.running
         if self.drafter is not None:
-            return self._commit_guesses(self.drafter, plan.chunks, outcome, now)
+            return self._commit_drafts(self.drafter, plan.chunks, outcome, now)
         if plan.chunks:
             self._commit_chunks(plan.chunks, now)
         finished = running.draining.pop(plan.step + plan.steps - 1, [])
@@ -394,10 +394,10 @@ class Lifecycle:
             if chunk.last and request.first_token_ns == NEVER:
                 request.first_token_ns = now
 
-    def _commit_guesses(
+    def _commit_drafts(
         self, drafter: Drafter, chunks: tuple[Chunk, ...], outcome: Outcome, now: int
     ) -> list[Request]:
-        """Applies a plan of requests that speculate: each gets its accepted guesses and one token more.
+        """Applies a plan of requests that speculate: each gets its accepted draft tokens and one token more.
 
         A preempted request gets its tokens too; it computes them again.
         """

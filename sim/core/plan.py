@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     `last`: it completes what is known of the sequence, so the step yields the request's next token.
     `copied`: before anything is computed, this block is copied over the one in which the chunk begins;
     what the copy holds before `start` is the request's own. `drafts`: how many of the tokens, the last
-    ones, are guesses that the step verifies.
+    ones, are draft tokens that the step verifies.
     """
 
     request: Request
@@ -125,7 +125,8 @@ class Outcome(NamedTuple):
     and how many of their drafts were accepted; a request that is not named had all of them accepted.
     `transferred`: the jobs of this plan or of earlier ones that are done by now, in the order they ended;
     `lost`: those of them that failed, whose blocks have no content. `ended_after`: of requests that stopped
-    among right guesses, how many of the tokens that the step yielded are theirs; the others follow their end.
+    among accepted draft tokens, how many of the tokens that the step yielded are theirs; the others follow
+    their end.
     """
 
     stopped: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ class Request:
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
     on in chunks instead. Plans in flight may yield it up to `in_flight_tokens` more tokens, and its
-    `computed_tokens` are `known_tokens + in_flight_tokens - 1`: until its commit, every guess in flight
+    `computed_tokens` are `known_tokens + in_flight_tokens - 1`: until its commit, every draft token in flight
     counts as right.
     """
 
@@ -104,7 +104,7 @@ class Request:
         # Tokens whose content is decided: prompt, and output so far. Not updated while decoding.
         self.known_tokens = prompt_tokens
         self.computed_tokens = 0  # tokens whose KV is planned or there; not updated while decoding
-        self.drafts = 0  # guesses that its next step verifies, beside its next token
+        self.drafts = 0  # draft tokens that its next step verifies, beside its next token
         # Tokens that plans in flight may yield; counted only where requests speculate.
         self.in_flight_tokens = 0
         self.lag = 0

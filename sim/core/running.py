@@ -93,7 +93,7 @@ class Running:
         return self.planned(request) - late
 
     def speculates(self, request: Request) -> bool:
-        """Whether a request generates in chunks, with guesses to verify."""
+        """Whether a request generates in chunks, with draft tokens to verify."""
         return request.state is State.DECODE and request in self.chunked
 
     def emitted(self, request: Request) -> int:

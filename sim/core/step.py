@@ -91,7 +91,7 @@ class Step:
         if self._drafter is None:
             return max(min(request.known_tokens - request.computed_tokens, budget), 0)
         if request.in_flight_tokens and request.known_tokens + 1 >= request.total_tokens:
-            return 0  # even if every guess in flight is wrong, its last token is
+            return 0  # even if every draft token in flight is rejected, its last token is
         expected_tokens = request.known_tokens + request.in_flight_tokens
         longest = self.limits.max_model_len
         if longest is not None:

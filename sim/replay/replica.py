@@ -397,7 +397,7 @@ class Replica:
             launched = host = self._transfer(self.transfers, plan, host)
         saved = self._saved(n)
         if self.speculation is not None:
-            return self._launch_guesses(self.speculation, plan, now, host, warm - saved)
+            return self._launch_drafts(self.speculation, plan, now, host, warm - saved)
         if plan.prefill:
             batch = Batch(n, plan.decode_ctx, plan.decode_max, plan.prefill, self._prompt_tokens)
             if saved:
@@ -434,9 +434,7 @@ class Replica:
         self._pipeline.add(plan, (now, launched, end))
         return launched
 
-    def _launch_guesses(
-        self, speculation: Speculation, plan: StepPlan, now: int, host: int, more: int
-    ) -> int:
+    def _launch_drafts(self, speculation: Speculation, plan: StepPlan, now: int, host: int, more: int) -> int:
         """Times a step of requests that speculate. One without prompts is launched as a whole."""
         launched = host
         shape = shape_of(plan)

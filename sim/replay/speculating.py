@@ -7,7 +7,7 @@ from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.speculation.costs import SpeculationCosts, drafting_share
 from pagecast.sim.speculation.lookup import lookup_ns
-from pagecast.sim.speculation.recorded import RecordedGuesses
+from pagecast.sim.speculation.recorded import RecordedDrafts
 from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import Trace
 
@@ -26,6 +26,6 @@ def speculate(trace: Trace | None, scenario: Scenario, costs: StepCosts) -> Spec
         config,
         seed=scenario.seed,
         ahead=scenario.pipelined,
-        recorded=None if trace is None else RecordedGuesses.of(trace),
+        recorded=None if trace is None else RecordedDrafts.of(trace),
         costs=SpeculationCosts(costs, config, share, lookup_ns(costs) if config.method == "ngram" else 0),
     )

@@ -9,7 +9,7 @@ them. A last line that was cut short is ignored. Requests that had not ended by 
     ["t", start_ns, end_ns, decode_n, decode_ctx, decode_max, running, waiting, used, prefill, admitted] step
     ["e", row, state, first_token_ns, at_ns, output tokens so far, reason, blocks, cached tokens]   ended
     ["i", at_ns]   a plan that found nothing to compute
-    ["g", [[row, right, made], ...]]   guesses in the next step: verified and right, and made after it; or -1
+    ["g", [[row, accepted, drafted], ...]]   draft tokens: accepted in the next step, drafted after it; or -1
     ["x", job, told_ns, kind, blocks, bytes, queued_ns, start_ns, end_ns, lost]   a transfer that ended
 
 Rows number submissions from 0. `blocks` names the full blocks of the prompt (at the end: of prompt and
@@ -202,7 +202,7 @@ class _RunBuilder:
         self._ended: dict[int, list[Any]] = {}
         self._cached: dict[int, int] = {}
         self._idle: list[int] = []
-        self._guesses: dict[int, tuple[list[int], list[int]]] = {}  # right and made, by row
+        self._drafts: dict[int, tuple[list[int], list[int]]] = {}  # accepted and drafted, by row
         self._transfers: list[RecordedTransfer] = []
 
     def take(self, line: list[Any]) -> None:
@@ -221,7 +221,7 @@ class _RunBuilder:
             self._idle.append(values[0])
         elif kind == "g":
             for row, *counts in values[0]:
-                for count, column in zip(counts, self._guesses.setdefault(row, ([], [])), strict=True):
+                for count, column in zip(counts, self._drafts.setdefault(row, ([], [])), strict=True):
                     if count >= 0:
                         column.append(count)
         elif kind == "x":
@@ -286,11 +286,11 @@ class _RunBuilder:
             line = {"arrival_s": arrival / NS, "input_tokens": prompt, "output_tokens": output}
             line |= {"priority": priority} if priority else {}
             line |= {name: text for name, text in (("adapter", adapter), ("salt", salt)) if text}
-            if self._guesses:
-                right, guess_counts = self._guesses.get(row, ([], []))
+            if self._drafts:
+                accepted, drafted = self._drafts.get(row, ([], []))
                 line |= {
-                    "drafts": " ".join(map(str, guess_counts)),
-                    "accepted_drafts": " ".join(map(str, right)),
+                    "drafts": " ".join(map(str, drafted)),
+                    "accepted_drafts": " ".join(map(str, accepted)),
                 }
             yield {**line, "spans": own, "output_content": generated[0], "output_offset": generated[1]}
 

@@ -63,17 +63,17 @@ class RunJournal:
         self._endings.clear()
         self.writer.add(["t", start_ns, end_ns, *shape, *state, plan.prefill, admitted])
 
-    def guessed(self, plan: StepPlan, outcome: Outcome) -> None:
+    def verified(self, plan: StepPlan, outcome: Outcome) -> None:
         """A step of requests that speculate was committed; to be called before `committed`."""
-        right = dict(outcome.accepted)
+        accepted = dict(outcome.accepted)
         rows = self._endings | self._rows
-        guesses = []
+        drafts = []
         for chunk in plan.chunks:
             request = chunk.request
             count = request.drafts if chunk.last and request.state is State.DECODE else -1
             if request.index in rows and (chunk.drafts or count >= 0):
-                guesses.append([rows[request.index], right.get(request.id, -1), count])
-        self.writer.add(["g", guesses])
+                drafts.append([rows[request.index], accepted.get(request.id, -1), count])
+        self.writer.add(["g", drafts])
 
     def transferred(self, transfers: Iterable[RecordedTransfer]) -> None:
         """The scheduler was told that transfers to or from the host tier have ended."""

@@ -28,7 +28,7 @@ from pagecast.sim.runs.kv_groups import recorded_groups
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.runs.transfers import DISK, RecordedTransfer
 from pagecast.sim.speculation.config import SpeculativeConfig
-from pagecast.sim.speculation.recorded import RecordedGuesses
+from pagecast.sim.speculation.recorded import RecordedDrafts
 from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import Trace
 
@@ -96,7 +96,7 @@ def speculation_of(run: RecordedRun, trace: Trace, limits: Limits) -> Speculatio
     if not fields:
         return None
     config = SpeculativeConfig.make(fields, f"{run.folder}/meta.json: config: speculative_config")
-    return Speculation(config, ahead=limits.pipeline_depth > 0, recorded=RecordedGuesses.of(trace))
+    return Speculation(config, ahead=limits.pipeline_depth > 0, recorded=RecordedDrafts.of(trace))
 
 
 class DecisionReplay:

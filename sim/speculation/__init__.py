@@ -1,1 +1,1 @@
-"""Speculative decoding: what is drafted, what of it is right, and what drafting costs."""
+"""Speculative decoding: what is drafted, what is accepted, and what drafting costs."""

@@ -19,32 +19,33 @@ MOST_TOKENS = 64
 class SpeculativeConfig(BaseModel):
     """How requests speculate. Fields with vLLM's names mean what they mean there.
 
-    How many guesses are right is said by one of `acceptance`, `synthetic_acceptance_rates` and
+    How many draft tokens are accepted is said by one of `acceptance`, `synthetic_acceptance_rates` and
     `synthetic_acceptance_length`, or per step by the trace's column `accepted_drafts`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Method = Field(description="who guesses: a draft model, n-grams of the text, EAGLE or MTP heads")
-    num_speculative_tokens: int = Field(ge=1, le=MOST_TOKENS, description="guesses per request and step")
+    method: Method = Field(description="who drafts: a draft model, n-grams of the text, EAGLE or MTP heads")
+    num_speculative_tokens: int = Field(ge=1, le=MOST_TOKENS, description="draft tokens per request and step")
     acceptance: float | str | None = Field(
-        None, description="chance that a guess is right if those before it are, or a published table's name"
+        None,
+        description="chance that a draft token is accepted if those before it are, or a published table",
     )
     synthetic_acceptance_rates: tuple[float, ...] | None = Field(
-        None, description="chance, for each position, that this guess and all before it are right"
+        None, description="chance, for each position, that this draft token and all before it are accepted"
     )
     synthetic_acceptance_length: float | None = Field(
-        None, description="mean tokens that a step yields, with the one that needs no guess"
+        None, description="mean tokens that a step yields, with the one that needs no draft token"
     )
     prompt_lookup_min: int | None = Field(
-        None, ge=1, description="shortest n-gram looked up; how often that finds a guess is `match_rate`"
+        None, ge=1, description="shortest n-gram looked up; how often one is found is `match_rate`"
     )
     prompt_lookup_max: int | None = Field(None, ge=1, description="longest n-gram looked up")
-    match_rate: float = Field(1.0, ge=0, le=1, description="share of steps in which n-grams find a guess")
+    match_rate: float = Field(1.0, ge=0, le=1, description="share of steps in which an n-gram is found")
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = Field(
-        None, description="guesses by the requests of a step, as (first, last, guesses)"
+        None, description="draft tokens by the requests of a step, as (first, last, number)"
     )
-    parallel_drafting: bool = Field(False, description="all guesses of a request come from one pass")
+    parallel_drafting: bool = Field(False, description="all draft tokens of a request come from one pass")
     model: str | None = Field(None, description="draft model, a known one or a folder with config.json")
     draft_cost: float | None = Field(
         None, ge=0, description="time of a drafting pass, as a share of a decode step's device time"
@@ -52,16 +53,14 @@ class SpeculativeConfig(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
-        """Reads `METHOD:GUESSES:ACCEPTANCE`, or the JSON that vLLM takes. Errors: ValueError."""
+        """Reads `METHOD:DRAFTS:ACCEPTANCE`, or the JSON that vLLM takes. Errors: ValueError."""
         if text.lstrip().startswith("{"):
             return cls.read(json.loads(text))
         method, _, rest = text.partition(":")
-        guesses, _, acceptance = rest.partition(":")
-        if not guesses:
-            raise ValueError(
-                "write METHOD:GUESSES:ACCEPTANCE, as eagle:3:0.7, or an object of fields as JSON"
-            )
-        fields: dict[str, Any] = {"method": method, "num_speculative_tokens": _number(guesses)}
+        drafts, _, acceptance = rest.partition(":")
+        if not drafts:
+            raise ValueError("write METHOD:DRAFTS:ACCEPTANCE, as eagle:3:0.7, or an object of fields as JSON")
+        fields: dict[str, Any] = {"method": method, "num_speculative_tokens": _number(drafts)}
         if acceptance:
             fields["acceptance"] = _number(acceptance)
         return cls.read(fields)
@@ -89,13 +88,13 @@ class SpeculativeConfig(BaseModel):
         ways = ("acceptance", "synthetic_acceptance_rates", "synthetic_acceptance_length")
         methods = [name for name in ways if getattr(self, name) is not None]
         if len(methods) > 1:
-            raise ValueError(f"{methods[0]} and {methods[1]} both say how many guesses are right; give one")
+            raise ValueError(f"{methods[0]} and {methods[1]} both give the acceptance; leave one out")
         self.rates()
-        self.guesses(1)
+        self.drafts(1)
         return self
 
     def rates(self) -> tuple[float, ...]:
-        """For each position the chance that this guess and all before it are right.
+        """For each position the chance that this draft token and all before it are accepted.
 
         Errors: ValueError where what is given is no such chance.
         """
@@ -111,8 +110,8 @@ class SpeculativeConfig(BaseModel):
             raise ValueError(f"acceptance is {chance:g}; it must be from 0 to 1, or a published table's name")
         return tuple(chance**position for position in range(1, count + 1))
 
-    def guesses(self, requests: int) -> int:
-        """How many guesses the drafter makes for each request of a step that has so many.
+    def drafts(self, requests: int) -> int:
+        """How many draft tokens each request gets in a step of `requests` requests.
 
         Sizes between two ranges, and beyond the last, keep the number before them, as in vLLM.
         Errors: ValueError where the ranges do not start at 1, or overlap.
@@ -121,21 +120,21 @@ class SpeculativeConfig(BaseModel):
         if ranges is None:
             return self.num_speculative_tokens
         last = 0
-        guesses = self.num_speculative_tokens
+        drafts = self.num_speculative_tokens
         for first, end, number in sorted(ranges):
             if not last < first <= end or number < 0 or (last == 0 and first != 1):
                 raise ValueError(
-                    "num_speculative_tokens_per_batch_size must be ranges (first, last, guesses) from 1 on "
+                    "num_speculative_tokens_per_batch_size must be ranges (first, last, number) from 1 on "
                     "that do not overlap"
                 )
             last = end
             if first <= requests:
-                guesses = min(number, self.num_speculative_tokens)
-        return guesses
+                drafts = min(number, self.num_speculative_tokens)
+        return drafts
 
     @property
     def says_acceptance(self) -> bool:
-        """Whether a field says how many guesses are right; without one, none is."""
+        """Whether a field gives the acceptance; without one, every draft token is rejected."""
         ways = (self.acceptance, self.synthetic_acceptance_rates, self.synthetic_acceptance_length)
         return any(way is not None for way in ways)
 
@@ -181,7 +180,7 @@ def _number(text: str) -> float | int | str:
 
 def _checked(rates: tuple[float, ...], count: int) -> tuple[float, ...]:
     if len(rates) != count:
-        raise ValueError(f"synthetic_acceptance_rates has {len(rates)} entries for {count} guesses")
+        raise ValueError(f"synthetic_acceptance_rates has {len(rates)} entries for {count} draft tokens")
     if not all(0 <= rate <= 1 for rate in rates) or list(rates) != sorted(rates, reverse=True):
         raise ValueError("synthetic_acceptance_rates must be from 0 to 1, none above the one before")
     return rates
@@ -191,8 +190,8 @@ def _of_length(length: float, count: int) -> tuple[float, ...]:
     """vLLM's rates of a mean length: those with the least variance."""
     if not 1 <= length <= count + 1:
         raise ValueError(f"synthetic_acceptance_length is {length:g}; it must be from 1 to {count + 1}")
-    drafts = length - 1
-    return tuple(min(max(drafts - position, 0.0), 1.0) for position in range(count))
+    accepted = length - 1
+    return tuple(min(max(accepted - position, 0.0), 1.0) for position in range(count))
 
 
 def _published(name: str, count: int) -> tuple[float, ...]:
@@ -204,13 +203,15 @@ def _published(name: str, count: int) -> tuple[float, ...]:
         )
     if count not in lengths:
         lengths_text = ", ".join(map(str, lengths))
-        raise ValueError(f"acceptance {name!r} was measured with {lengths_text} guesses, not with {count}")
+        raise ValueError(
+            f"acceptance {name!r} was measured with {lengths_text} draft tokens, not with {count}"
+        )
     chance = chance_of_length(lengths[count], count)
     return tuple(chance**position for position in range(1, count + 1))
 
 
 def chance_of_length(length: float, count: int) -> float:
-    """The chance of each guess with which a step of `count` guesses yields `length` tokens in the mean."""
+    """The chance of each of `count` draft tokens with which a step yields `length` tokens in the mean."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,9 +1,9 @@
-"""Time of a step that verifies guesses, and of making the next ones.
+"""Time of a step that verifies draft tokens, and of making the next ones.
 
-Where every request verifies K guesses (EAGLE, MTP, draft models), verifying is decoding with several query
-tokens: a step of n requests that compute r rows together takes what a decode step of n requests over their
-context takes, and for the other r - n rows what a step of so many more requests takes longer without any
-context. The weights' share grows with the rows; the KV cache is read once per request.
+Where every request verifies K draft tokens (EAGLE, MTP, draft models), verifying is decoding with several
+query tokens: a step of n requests that compute r rows together takes what a decode step of n requests over
+their context takes, and for the other r - n rows what a step of so many more requests takes longer
+without any context. The weights' share grows with the rows; the KV cache is read once per request.
 
 N-grams find more for one request than for another. Engines run such a step as one with prompts, whose chunks
 are short: outside of the graphs for decode steps, with the attention of prompts (vLLM: piecewise graphs; this
@@ -28,7 +28,7 @@ class DraftShape(NamedTuple):
     """Shape of a step whose requests speculate.
 
     `requests` generate: they compute `rows` tokens together over `context` tokens, the longest has `longest`.
-    `verifying` are the chunks of those that verify guesses, `prompts` all other chunks, as in `Batch`.
+    `verifying` are the chunks of those that verify draft tokens, `prompts` all other chunks, as in `Batch`.
     `yielding` requests get tokens of the step.
     """
 
@@ -42,7 +42,7 @@ class DraftShape(NamedTuple):
 
     @property
     def batch(self) -> Batch:
-        """The step with guesses that are verified as short prompts."""
+        """The step with draft tokens that are verified as short prompts."""
         alone = self.requests - len(self.verifying)
         context = self.context - sum([there for _, there in self.verifying])
         return Batch(alone, context, self.longest if alone else 0, self.prompts + self.verifying)
@@ -71,7 +71,7 @@ class SpeculationCosts:
     """Times by a model's `costs`.
 
     `share`: of a drafting pass, of what the model takes. `request_ns`: what the host takes for each request
-    to look up guesses, while the device rests.
+    to look up draft tokens, while the device rests.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class SpeculationCosts:
             return self._costs.device_ns(shape.batch._replace(after=after))
         n, rows, context, longest, prompts, _, _ = shape
         if prompts:
-            # The rows of guesses go through the weights beside those of the prompts.
-            guesses = ((rows - n, 0),) if rows > n else ()
-            return self._costs.device_ns(Batch(n, context, longest, prompts + guesses, after))
+            # The rows of draft tokens go through the weights beside those of the prompts.
+            drafts = ((rows - n, 0),) if rows > n else ()
+            return self._costs.device_ns(Batch(n, context, longest, prompts + drafts, after))
         line = self._costs.decode_line(n)
         time = line.ns(context, longest)
         if rows > n:
@@ -106,11 +106,11 @@ class SpeculationCosts:
         return time
 
     def drafting_ns(self, shape: DraftShape, computing_ns: int) -> int:
-        """Time of the passes that make the next guesses."""
-        guesses = self._config.guesses(shape.requests + len(shape.prompts))
-        if not guesses:
+        """Time of the passes that make the next draft tokens."""
+        drafts = self._config.drafts(shape.requests + len(shape.prompts))
+        if not drafts:
             return 0
-        further = 0 if self._config.parallel_drafting else guesses - 1
+        further = 0 if self._config.parallel_drafting else drafts - 1
         time = computing_ns
         if further:
             time += further * self._costs.decode_line(shape.yielding).ns(shape.context, shape.longest)

@@ -1,4 +1,4 @@
-"""Host time of n-gram speculation: looking up guesses, laying out a step in chunks, comparing what was drawn.
+"""Host time of n-gram speculation: looking up n-grams, laying out a step in chunks, comparing tokens.
 
 It is spent between steps, for every request of a step. Each kernel family states what its engine takes
 (`KernelFamily.lookup_ns`).

@@ -1,7 +1,7 @@
-"""Published acceptance: mean tokens per step by number of guesses, for drafters people deploy.
+"""Published acceptance: mean tokens per step by number of draft tokens, for drafters people deploy.
 
 Source: InferenceX, `golden_al_distribution` (SPEED-Bench coding at temperature 1). A length counts the token
-that needs no guess.
+that needs no draft token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Recorded guesses: how many were made, and were right, at each step of a request.
+"""Recorded draft tokens: how many were made, and how many accepted, at each step of a request.
 
 A trace has them as texts of numbers, `"3 0 2"`: `drafts` after each step that yielded tokens, and
-`accepted_drafts` at each step that verified guesses.
+`accepted_drafts` at each step that verified draft tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pagecast.traces.schema import Trace
 DRAFTS, ACCEPTED = "drafts", "accepted_drafts"
 
 
-class RecordedGuesses:
-    """Guesses that a trace has recorded, read step by step. Steps beyond them are drawn."""
+class RecordedDrafts:
+    """Draft tokens that a trace has recorded, read step by step. Steps beyond them are drawn."""
 
     def __init__(self, drafts: Sequence[str] | None, accepted: Sequence[str] | None) -> None:
         self._drafts = drafts
@@ -25,8 +25,8 @@ class RecordedGuesses:
         self._accepting: dict[int, Iterator[int]] = {}
 
     @classmethod
-    def of(cls, trace: Trace) -> RecordedGuesses | None:
-        """The recorded guesses of a trace; None where it has none."""
+    def of(cls, trace: Trace) -> RecordedDrafts | None:
+        """The recorded draft tokens of a trace; None where it has none."""
         columns = []
         for name in (DRAFTS, ACCEPTED):
             present = name in trace.requests
@@ -34,12 +34,12 @@ class RecordedGuesses:
         return cls(*columns) if any(column is not None for column in columns) else None
 
     def drafted(self, request: Request, most: int) -> int:
-        """How many guesses were made after the request's latest tokens; `most` where none are recorded."""
+        """How many were drafted after the request's latest tokens; `most` where none are recorded."""
         number = _next(self._drafting, self._drafts, DRAFTS, request)
         return most if number is None else number
 
     def accepted(self, request: Request) -> int | None:
-        """How many guesses were right in the step being committed; None where none are recorded."""
+        """How many draft tokens were accepted in the step being committed; None where none are recorded."""
         return _next(self._accepting, self._accepted, ACCEPTED, request)
 
 

@@ -1,7 +1,7 @@
-"""Speculation of one replica: a drafter for the scheduler, and what comes of its guesses.
+"""Speculation of one replica: a drafter for the scheduler, and what comes of its draft tokens.
 
 Every draw is a function of the seed, the request and how far its output is, and of nothing else: a replay
-stays a pure function, and one request accepts the same guesses at any load.
+stays a pure function, and one request accepts the same draft tokens at any load.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.speculation.config import SpeculativeConfig
 from pagecast.sim.speculation.costs import DraftShape, SpeculationCosts
-from pagecast.sim.speculation.recorded import RecordedGuesses
+from pagecast.sim.speculation.recorded import RecordedDrafts
 
 _PLACE = Struct("<qqqb").pack
 _RIGHT, _MATCH = 0, 1  # what a draw decides
 
 
 class Speculation:
-    """A `Drafter` with guesses as `config` says, drawn with `seed`, or as a trace has recorded them.
+    """A `Drafter` with draft tokens as `config` says, drawn with `seed`, or as a trace has recorded them.
 
-    `ahead`: the scheduler plans ahead, and leaves room for all guesses before it knows them. `costs` are
+    `ahead`: the scheduler plans ahead, and leaves room for all draft tokens before it knows them. `costs` are
     needed to time steps.
     """
 
@@ -35,7 +35,7 @@ class Speculation:
         *,
         seed: int = 0,
         ahead: bool = False,
-        recorded: RecordedGuesses | None = None,
+        recorded: RecordedDrafts | None = None,
         costs: SpeculationCosts | None = None,
     ) -> None:
         self.config = config
@@ -43,9 +43,9 @@ class Speculation:
         self.reserved = config.reserved
         self.recomputes_block = config.recomputes_block
         self.costs = costs
-        self.drafts = 0  # times a request had guesses verified
-        self.draft_tokens = 0  # guesses that were verified
-        self.accepted = [0] * config.num_speculative_tokens  # of these the right ones, by position
+        self.drafts = 0  # times a request had draft tokens verified
+        self.draft_tokens = 0  # draft tokens that were verified
+        self.accepted = [0] * config.num_speculative_tokens  # of these the accepted ones, by position
         self._gaps = array("q")  # nanoseconds between outputs of a request, for all that had tokens before
         self._latest: dict[int, int] = {}
         self._rates = config.rates()
@@ -54,16 +54,16 @@ class Speculation:
         self._recorded = recorded
 
     def draft(self, request: Request, requests: int) -> int:
-        """How many guesses follow the tokens that a step yields; the step has so many `requests`."""
-        guesses = self.config.guesses(requests)
+        """How many draft tokens follow the tokens that a step yields; the step has so many `requests`."""
+        drafts = self.config.drafts(requests)
         if self._ahead:
-            return guesses
+            return drafts
         if self._recorded is not None:
-            return min(self._recorded.drafted(request, guesses), guesses)
-        return guesses if self._matches(request) else 0
+            return min(self._recorded.drafted(request, drafts), drafts)
+        return drafts if self._matches(request) else 0
 
     def outcome(self, plan: StepPlan, now: int = 0) -> Outcome:
-        """How many guesses of each request of a plan are right. To be asked once, when it is committed."""
+        """How many draft tokens of each request are accepted. Asked once, when the plan is committed."""
         accepted = []
         latest = self._latest
         for chunk in plan.chunks:
@@ -75,11 +75,11 @@ class Speculation:
                 self._gaps.append(now - before)
             latest[request.index] = now
             if chunk.drafts:
-                right = self._accepted(request, chunk.drafts)
-                accepted.append((request.id, right))
+                number = self._accepted(request, chunk.drafts)
+                accepted.append((request.id, number))
                 self.drafts += 1
                 self.draft_tokens += chunk.drafts
-                for position in range(right):
+                for position in range(number):
                     self.accepted[position] += 1
         return Outcome(accepted=tuple(accepted)) if accepted else DONE
 
@@ -117,10 +117,10 @@ class Speculation:
         if self._ahead and not self._matches(request):
             return 0
         chance = self._draw(request, _RIGHT)
-        right = 0
-        while right < drafts and chance < self._rates[right]:
-            right += 1
-        return right
+        accepted = 0
+        while accepted < drafts and chance < self._rates[accepted]:
+            accepted += 1
+        return accepted
 
     def _matches(self, request: Request) -> bool:
         rate = self.config.match_rate

@@ -102,11 +102,11 @@ def vllm_lookup_ns() -> float:
     """What vLLM's host takes for n-grams for each request of a step: least squares of the time, as above."""
     run = RecordedRun.load(TESTS / "sim/runs/recorded/vllm-h200-qwen3-8b-ngram-azure")
     costs = CalibratedCosts(load("vllm-0.24-h200-qwen3-8b"))
-    guesses = run.meta["config"]["speculative_config"]["num_speculative_tokens"]
+    drafts = run.meta["config"]["speculative_config"]["num_speculative_tokens"]
     rows = []
     for number, took in zip(*(array.tolist() for array in fitted_steps(run, 0.5)), strict=True):
         batch = run.steps.batch(number)
-        requests = batch.decode_n + sum(tokens <= 1 + guesses for tokens, _ in batch.prefill)
+        requests = batch.decode_n + sum(tokens <= 1 + drafts for tokens, _ in batch.prefill)
         rows.append((requests, excess(run, costs, number, took)))
     requests, more = np.array(rows, np.float64).T
     return float(requests @ more / (requests @ requests))

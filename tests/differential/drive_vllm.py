@@ -39,7 +39,7 @@ from decisions import BlockTrail, Decisions, Delivered, EventDigests, Served, St
 from host_tier import TransferDigests
 from hybrid_specifications import HYBRID
 from specifications import Spec, checksum
-from speculation import Guesses
+from speculation import DraftCounts
 from virtual_disk import Disk
 from vllm.config import (
     CacheConfig,
@@ -400,7 +400,7 @@ class Engine:
         see(self.scheduler)
         hasher = get_request_block_hasher(self.spec["config"]["block_size"], sha256)
         self.requests = [self._request(number, row, hasher) for number, row in enumerate(self.rows)]
-        self.guesses = Guesses(self.rows)
+        self.drafts = DraftCounts(self.rows)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.pool.enable_kv_cache_events = EVENTS in features or (bool(features) and HYBRID not in features)
         self.kv_events = EventDigests() if EVENTS in features else None
@@ -736,27 +736,27 @@ class Engine:
             self._draft(output)
 
     def _sampled(self, id: str, output: SchedulerOutput) -> list[int]:
-        """The next token, and one for each guess that is right."""
+        """The next token, and one for each draft token that is right."""
         number = int(id)
         row = self.rows[number]
         done = self.stories[id].tokens_out
         count = 1
-        guesses = output.scheduled_spec_decode_tokens.get(id)
-        if guesses and id in self.scheduler.requests:
-            count += min(self.guesses.next("accepted_drafts", number), len(guesses))
+        drafts = output.scheduled_spec_decode_tokens.get(id)
+        if drafts and id in self.scheduler.requests:
+            count += min(self.drafts.next("accepted_drafts", number), len(drafts))
         content = row.get("output_content", PRIVATE_OUTPUT + number)
         stop_after = row.get("stop_after")
         return [STOP if at + 1 == stop_after else token(content, at) for at in range(done, done + count)]
 
     def _draft(self, output: SchedulerOutput) -> None:
-        """Hands the scheduler the guesses that follow a step's tokens."""
-        guesses = {}
+        """Hands the scheduler the draft tokens that follow a step's tokens."""
+        drafts = {}
         for id in output.num_scheduled_tokens:
             request = self.scheduler.requests.get(id)
             if request is not None and not request.is_prefill_chunk:
                 most = output.num_spec_tokens_to_schedule
-                guesses[id] = [0] * min(self.guesses.next("drafts", int(id)), most)
-        self.scheduler.update_draft_token_ids(DraftTokenIds(list(guesses), list(guesses.values())))
+                drafts[id] = [0] * min(self.drafts.next("drafts", int(id)), most)
+        self.scheduler.update_draft_token_ids(DraftTokenIds(list(drafts), list(drafts.values())))
 
     def _served(self, number: int) -> Served:
         story = self.stories[str(number)]

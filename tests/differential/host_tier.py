@@ -54,7 +54,7 @@ def offload(spec: Spec, seed: int) -> Spec:
 
 
 def stop_early(spec: Spec, seed: int) -> Spec:
-    """Lets outputs end early, among right guesses too."""
+    """Lets outputs end early, among accepted draft tokens too."""
     draw = random.Random(f"stops {seed}")
     for request in spec["requests"]:
         if draw.randrange(3) == 0:

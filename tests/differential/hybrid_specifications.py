@@ -12,7 +12,7 @@ from typing import Any
 from specifications import FEATURES, FEW_REQUESTS, Draw, Spec
 
 HYBRID = "hybrid"
-MOST_GUESSES = 8  # tokens beyond the known ones that a request may need blocks for
+MOST_DRAFTS = 8  # tokens beyond the known ones that a request may need blocks for
 SEEDS_APART = 1_000_000  # so that no scenario is one of `specifications.py` with groups added
 
 
@@ -24,7 +24,7 @@ def specification(seed: int, *features: str) -> Spec:
         for group in spec["config"]["kv_groups"]:
             if "chunk" in group:
                 group["window"] = group.pop("chunk")  # EAGLE does not work with chunks
-            spec["config"]["usable_blocks"] += -(-MOST_GUESSES // group["block_size"]) + 1
+            spec["config"]["usable_blocks"] += -(-MOST_DRAFTS // group["block_size"]) + 1
     for feature in features:
         spec = FEATURES[feature](spec, seed)
     return spec

@@ -37,7 +37,7 @@ COLUMNS = (
     "cancelled_s",
 )
 REQUEST_FIELDS = ("input_tokens", "output_tokens", "priority", "salt", "adapter", "spans", "output_content")
-GUESSES = ("drafts", "accepted_drafts")
+DRAFTS = ("drafts", "accepted_drafts")
 
 
 class Difference(NamedTuple):
@@ -276,7 +276,7 @@ def _step(step: Step, usable_blocks: int) -> dict[str, Any]:
 
 def _input(request: dict[str, Any]) -> dict[str, Any]:
     fields = {name: request[name] for name in REQUEST_FIELDS if name in request}
-    for name in GUESSES:
+    for name in DRAFTS:
         if name in request:
             numbers = islice(cycle(request[name]), request["output_tokens"])
             fields[name] = " ".join(map(str, numbers))

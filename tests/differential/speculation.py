@@ -1,11 +1,11 @@
-"""Speculation in a scenario: who guesses, how many guesses there are, and how many are right.
+"""Speculation in a scenario: who drafts, how many draft tokens there are, and how many are accepted.
 
 `speculate(spec, seed)` adds to a specification:
 
 - to `config`: `speculative_config`, with the names of vLLM's.
-- to requests: `drafts`, how many guesses follow each step that yields tokens (read in a circle, at most what
-  the method makes; asynchronous scheduling leaves room for all of them anyway), and `accepted_drafts`, how
-  many are right at each step that verifies some (in a circle, too).
+- to requests: `drafts`, how many draft tokens follow each step that yields tokens (read in a circle, at most
+  what the method makes; asynchronous scheduling leaves room for all of them anyway), and `accepted_drafts`,
+  how many are accepted at each step that verifies some (in a circle, too).
 """
 
 from __future__ import annotations
@@ -26,40 +26,38 @@ def speculate(spec: Spec, seed: int) -> Spec:
     config = spec["config"]
     groups = config.get("kv_groups", ())
     method = draw.choice(AHEAD if config["async_scheduling"] else SYNCHRONOUS)
-    guesses = draw.choice((1, 1, 2, 3, 3, 4, 5, 7))
-    made: Spec = {"method": method, "num_speculative_tokens": guesses}
+    drafts = draw.choice((1, 1, 2, 3, 3, 4, 5, 7))
+    made: Spec = {"method": method, "num_speculative_tokens": drafts}
     if draw.randrange(4) == 0:
         made["num_speculative_tokens_per_batch_size"] = [
-            [1, 2, guesses],
-            [4, draw.randrange(4, 7), draw.randrange(guesses + 1)],
-            [9, 9, draw.randrange(guesses + 2)],
+            [1, 2, drafts],
+            [4, draw.randrange(4, 7), draw.randrange(drafts + 1)],
+            [9, 9, draw.randrange(drafts + 2)],
         ]
     if method in WITH_KV:
-        config["usable_blocks"] += -(-guesses // config["block_size"])
+        config["usable_blocks"] += -(-drafts // config["block_size"])
         if draw.randrange(8) == 0:
             made["parallel_drafting"] = True
     more = _reserved(made) * config["max_num_seqs"]
     config["max_num_batched_tokens"] += more
     for group in groups:
         config["usable_blocks"] += -(
-            -(guesses + more) // group["block_size"]
+            -(drafts + more) // group["block_size"]
         )  # a window keeps a step's tokens
     config["speculative_config"] = made
-    mood = draw.randrange(4)  # mostly wrong, mostly right, mixed
+    mood = draw.randrange(4)  # mostly rejected, mostly accepted, mixed
     for request in spec["requests"]:
         count = draw.randrange(1, 6)
-        request["drafts"] = [
-            draw.choice((guesses, guesses, draw.randrange(guesses + 1))) for _ in range(count)
-        ]
+        request["drafts"] = [draw.choice((drafts, drafts, draw.randrange(drafts + 1))) for _ in range(count)]
         count = draw.randrange(1, 6)
-        request["accepted_drafts"] = [_accepted(draw, guesses, mood) for _ in range(count)]
+        request["accepted_drafts"] = [_accepted(draw, drafts, mood) for _ in range(count)]
     return spec
 
 
-def _accepted(draw: random.Random, guesses: int, mood: int) -> int:
+def _accepted(draw: random.Random, drafts: int, mood: int) -> int:
     if mood < 2 and draw.randrange(4):
-        return guesses * mood
-    return draw.randrange(guesses + 1)
+        return drafts * mood
+    return draw.randrange(drafts + 1)
 
 
 def _reserved(config: Spec) -> int:
@@ -67,7 +65,7 @@ def _reserved(config: Spec) -> int:
     return slots + (config["method"] == "draft_model")
 
 
-class Guesses:
+class DraftCounts:
     """Reads `drafts` and `accepted_drafts` of each request step by step."""
 
     def __init__(self, rows: list[Spec]) -> None:

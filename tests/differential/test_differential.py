@@ -199,8 +199,8 @@ def test_scenarios_with_speculation_are_rough():
         speculative = config["speculative_config"]
         counts["asynchronous" if config["async_scheduling"] else "synchronous"] += 1
         counts[speculative["method"]] += 1
-        counts["guesses by batch size"] += "num_speculative_tokens_per_batch_size" in speculative
-        counts["no guesses at times"] += any(0 in request["drafts"] for request in requests)
+        counts["draft tokens by batch size"] += "num_speculative_tokens_per_batch_size" in speculative
+        counts["no draft tokens at times"] += any(0 in request["drafts"] for request in requests)
         counts["all wrong at times"] += any(0 in request["accepted_drafts"] for request in requests)
         counts["early stops"] += any("stop_after" in request for request in requests)
         counts["near the longest sequence"] += any(

@@ -91,7 +91,7 @@ def test_what_a_backend_cannot_do_is_said_at_the_start() -> None:
         attention.choose("flashinfer", cpu, 16)
 
 
-def test_triton_verifies_guesses(model_of: Any, engine_of: Any) -> None:
+def test_triton_verifies_drafts(model_of: Any, engine_of: Any) -> None:
     folder = model_of("qwen3", num_hidden_layers=1).folder
     options = {"block_size": 16, "max_num_batched_tokens": 300, "max_num_seqs": 4}
     prompts, params = [[5, 6, 7] * 8, [*range(256), 3]], SamplingParams(max_tokens=6)

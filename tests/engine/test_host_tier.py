@@ -78,13 +78,13 @@ def checked(host: HostTier, kv: torch.Tensor) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "depth", "guesses"), [("fcfs", 0, None), ("priority", 1, None), ("priority", 0, NGRAM)]
+    ("policy", "depth", "drafts"), [("fcfs", 0, None), ("priority", 1, None), ("priority", 0, NGRAM)]
 )
 def test_a_small_pool_with_a_host_tier_serves_the_tokens_of_a_large_one(
-    policy: str, depth: int, guesses: str | None, model_of: Any, engine_of: Any, tmp_path: Path
+    policy: str, depth: int, drafts: str | None, model_of: Any, engine_of: Any, tmp_path: Path
 ) -> None:
     folder = model_of("qwen3").folder
-    options = {"scheduling_policy": policy, "pipeline_depth": depth, "speculative_config": guesses}
+    options = {"scheduling_policy": policy, "pipeline_depth": depth, "speculative_config": drafts}
     trace = documents_trace(depth)
     large = TraceServer(engine_of(folder, **{**SMALL, **options, "num_blocks": 400}), trace).run()
     engine = engine_of(folder, **SMALL, **options, kv_offloading_size=40 * GIB_PER_BLOCK)
@@ -230,7 +230,7 @@ def test_a_host_tier_too_small_for_a_block_is_refused() -> None:
         host_places(0.0001, 2**20)
 
 
-def test_a_run_that_is_cut_short_keeps_its_guesses_and_transfers(
+def test_a_run_that_is_cut_short_keeps_its_drafts_and_transfers(
     model_of: Any, engine_of: Any, tmp_path: Path
 ) -> None:
     options = {**SMALL, "kv_offloading_size": 40 * GIB_PER_BLOCK, "speculative_config": NGRAM}

@@ -86,7 +86,7 @@ def test_mixtures_of_experts_are_shared_out(by_expert: bool, model_of: Any, engi
 
 
 @pytest.mark.slow
-def test_guesses_are_verified_on_two_devices(model_of: Any, engine_of: Any) -> None:
+def test_drafts_are_verified_on_two_devices(model_of: Any, engine_of: Any) -> None:
     folder = model_of("qwen3").folder
     two = engine_of(folder, tensor_parallel_size=2, speculative_config="ngram:3")
     assert tokens(two) == tokens(engine_of(folder))

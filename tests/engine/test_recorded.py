@@ -7,7 +7,7 @@ and "tp2" names two at once.
 
 Those of "h200f" have speculation or a host tier. "ngram-chat": 150 requests of the chat sample at four times
 their rate, with n-grams that find nothing. "verify": batches of 1 to 256 requests over contexts of 300 and
-2,500 tokens that verify 1, 3 or 5 guesses each, or any number up to 5; the guesses are random tokens. "host":
+2,500 tokens that verify 1, 3 or 5 draft tokens each, or any number up to 5, all random tokens. "host":
 questions about documents that take more blocks than the pool has; with n-grams in float32.
 """
 
@@ -106,7 +106,7 @@ def test_n_grams_that_find_nothing_take_the_host_the_time_that_costs_charge() ->
     assert request_ns == pytest.approx(lookup_ns(costs), rel=0.1)
 
 
-def test_a_step_that_verifies_guesses_is_forecast_by_its_chunks() -> None:
+def test_a_step_that_verifies_drafts_is_forecast_by_its_chunks() -> None:
     """No verifying step was fitted. Timed as decode steps with more rows they were 33% too short."""
     result = forecast(
         RecordedRun.load(FOLDER / "h200f-qwen3-8b-verify-mixed"), "auto", replicates=0, workers=1

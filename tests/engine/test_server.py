@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ..planner_app.server.conftest import Running, finishes_its_stream_at_sigterm, running
 
-TIER_AND_GUESSES = {
+TIER_AND_DRAFTS = {
     "num_blocks": 16,
     "kv_offloading_size": 60 * 2 * 2 * 16 * 2 * 32 * 4 / 2**30,  # 60 blocks
     "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}',
@@ -85,7 +85,7 @@ def test_it_answers_as_the_engine_does_offline(
         assert http.post("/v1/completions", json={"prompt": [999]}).status_code == 400
 
 
-@pytest.mark.parametrize(("depth", "more"), [(0, {}), (1, {}), (0, TIER_AND_GUESSES)])
+@pytest.mark.parametrize(("depth", "more"), [(0, {}), (1, {}), (0, TIER_AND_DRAFTS)])
 def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
     depth: int, more: dict[str, Any], serve: Callable[..., Running], tmp_path: Path
 ) -> None:
@@ -130,9 +130,9 @@ def test_a_run_recorded_from_the_server_with_disconnects_is_replayed(
     assert run.requests["cancelled_s"].notna().sum() >= 5
     if more:
         metrics = {s.name: s.value for f in families(one) for s in f.samples if "position" not in s.labels}
-        guesses = sum(map(int, " ".join(run.inputs["drafts"]).split()))
+        drafts = sum(map(int, " ".join(run.inputs["drafts"]).split()))
         accepted = sum(map(int, " ".join(run.inputs["accepted_drafts"]).split()))
-        assert 0 < metrics["vllm:spec_decode_num_draft_tokens_total"] <= guesses
+        assert 0 < metrics["vllm:spec_decode_num_draft_tokens_total"] <= drafts
         assert metrics["vllm:spec_decode_num_accepted_tokens_total"] == accepted
         places = [s.value for f in families(one) for s in f.samples if "position" in s.labels]
         assert len(places) == 3 and sum(places) == accepted

@@ -1,4 +1,4 @@
-"""N-gram speculation: the texts and decisions are those without it and the core's; guesses are vLLM's."""
+"""N-gram speculation: texts are those without it, decisions the core's, draft tokens vLLM's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +35,11 @@ def by_hand(tokens: list[int], shortest: int, longest: int, most: int) -> list[i
     st.integers(0, 3),
     st.integers(0, 5),
 )
-def test_guesses_follow_the_longest_ngram_where_it_stood_first(
+def test_drafts_follow_the_longest_ngram_where_it_stood_first(
     tokens: list[int], shortest: int, more: int, most: int
 ) -> None:
-    guesses = propose(np.array(tokens, np.int32), shortest, shortest + more, most)
-    assert guesses.tolist() == by_hand(tokens, shortest, shortest + more, most)
+    drafts = propose(np.array(tokens, np.int32), shortest, shortest + more, most)
+    assert drafts.tolist() == by_hand(tokens, shortest, shortest + more, most)
 
 
 def prompts_of(seed: int, vocab: int = 256) -> list[list[int]]:
@@ -94,10 +94,10 @@ def test_a_trace_is_answered_as_without_speculation(model_of: Any, engine_of: An
     folder = model_of("qwen3").folder
     trace = small_trace(5, count=30)
     trace = replace(trace, requests=trace.requests.drop(columns="cancel_after_s"))
-    with_guesses = TraceServer(engine_of(folder, **SMALL, speculative_config=NGRAM), trace).run()
+    with_drafts = TraceServer(engine_of(folder, **SMALL, speculative_config=NGRAM), trace).run()
     without = TraceServer(engine_of(folder, **SMALL, pipeline_depth=0), trace).run()
-    assert with_guesses.requests["output_ids"].tolist() == without.requests["output_ids"].tolist()
-    assert len(with_guesses.steps) < len(without.steps)
+    assert with_drafts.requests["output_ids"].tolist() == without.requests["output_ids"].tolist()
+    assert len(with_drafts.steps) < len(without.steps)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_trace_is_answered_as_without_speculation(model_of: Any, engine_of: An
     [
         ({"speculative_config": "eagle:3"}, "method ngram, not eagle"),
         ({"speculative_config": "ngram:3:0.7"}, "acceptance is measured by the engine"),
-        ({"speculative_config": "ngram"}, "METHOD:GUESSES"),
+        ({"speculative_config": "ngram"}, "METHOD:DRAFTS"),
         ({"speculative_config": NGRAM.replace('max": 3', 'max": 3, "x": 1')}, "x"),
         ({"speculative_config": NGRAM.replace('min": 1', 'min": 4')}, "prompt_lookup_min"),
         ({"speculative_config": NGRAM, "pipeline_depth": 1}, "no-async-scheduling"),

@@ -77,8 +77,8 @@ def active(view: PageView) -> list[str]:
         if scenario.secondary_tiers is not None:
             names.append("a disk")
     if scenario.speculation is not None:
-        guesses = counted(scenario.speculation.num_speculative_tokens, "draft")
-        names.append(f"{guesses} by {scenario.speculation.method}")
+        drafts = counted(scenario.speculation.num_speculative_tokens, "draft")
+        names.append(f"{drafts} by {scenario.speculation.method}")
     if scenario.disable_hybrid_kv_cache_manager:
         names.append("tokens kept in every layer")
     return names

@@ -110,7 +110,7 @@ class KernelFamily:
     many shared context tokens of so many requests save. `single_tokens_decode`: a prompt chunk of one token
     runs as a decode even beside longer chunks. `records_ends`: recordings with asynchronous scheduling have
     the end of each step on the device, and so its own time. `lookup_ns`: host time that n-gram speculation
-    takes for each request of a step, to look up guesses and lay out a step that verifies them.
+    takes for each request of a step, to look up draft tokens and lay out a step that verifies them.
     """
 
     name: str

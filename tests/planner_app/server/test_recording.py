@@ -129,7 +129,7 @@ def test_a_recorded_run_makes_the_same_decisions(seed: int, fields: dict[str, An
         {"speculative_config": "ngram:3:0.5", "async_scheduling": False, "kv_offloading_size": 4.0},
     ],
 )
-def test_a_recorded_run_with_a_host_tier_and_guesses_makes_the_same_decisions(
+def test_a_recorded_run_with_a_host_tier_and_drafts_makes_the_same_decisions(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     replica = make_replica(
@@ -155,8 +155,8 @@ def test_a_recorded_run_with_a_host_tier_and_guesses_makes_the_same_decisions(
         assert any(transfer.lost for transfer in on_disk) == ("failing_transfers" in fields)
         assert replica.backend.scheduler.offloading.disk.promoted_blocks > 0
     if "speculative_config" in fields:
-        guesses = replica.backend.speculation()
-        assert 0 < guesses.accepted_tokens < guesses.draft_tokens
+        drafts = replica.backend.speculation()
+        assert 0 < drafts.accepted_tokens < drafts.draft_tokens
         assert run.requests["tokens_out"].sum() > len(run.steps)
 
 

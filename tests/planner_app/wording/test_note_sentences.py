@@ -21,7 +21,7 @@ FIGURES = {
     "blocks_given": {"blocks": 99, "unused": ("kv_tokens",)},
     "blocks_beyond_memory": {"blocks": 99, "most_blocks": 9, "gpus": 1, "gpu": "g", "model": "m"},
     "memory_uncertain": {"blocks": 907, "uncertain": 758},
-    "no_acceptance": {"method": "eagle", "guesses": 3},
+    "no_acceptance": {"method": "eagle", "drafts": 3},
     "outside_fit": {"tokens": (9000, 8192), "context": (20_000, 16_000, 64_000)},
 }
 
@@ -85,4 +85,4 @@ def test_the_summary_that_a_replay_leaves_is_the_one_that_it_prints(tmp_path, ca
 def test_speculation_without_an_acceptance_is_pointed_out(given, noted, capsys):
     config = '{"method": "eagle", "num_speculative_tokens": 3' + given + "}"
     assert pagecast(["replay", "chat", "--limit", "5", "--speculative-config", config]) == 0
-    assert ("every guess is rejected" in capsys.readouterr().out) == noted
+    assert ("every draft token is rejected" in capsys.readouterr().out) == noted

@@ -8,8 +8,8 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 
 
-class NoGuesses:
-    """A drafter that never has a guess: requests go on in chunks all the same."""
+class NoDrafts:
+    """A drafter that never drafts anything: requests go on in chunks all the same."""
 
     lookahead = 0
     reserved = 0
@@ -23,7 +23,7 @@ class NoGuesses:
 @pytest.mark.parametrize("speculates", [False, True])
 def test_generated_blocks_are_found_wherever_the_prompt_ends(speculates: bool, prompt: int) -> None:
     limits = Limits(num_blocks=16, block_size=16, max_num_seqs=4, max_num_batched_tokens=64)
-    scheduler = Scheduler(limits, drafter=NoGuesses() if speculates else None)
+    scheduler = Scheduler(limits, drafter=NoDrafts() if speculates else None)
     tokens = list(range(100, 160))
     first = Request("first", BlockKeys.of_ids(16, tokens[:prompt]), prompt, 55 - prompt)
     scheduler.submit(first)

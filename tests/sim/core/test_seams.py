@@ -236,7 +236,7 @@ def test_two_groups_never_lose_a_block(lives: list[tuple[int, int, int]], blocks
 
 
 class TwoDrafts:
-    """Every decode step verifies two guesses beside the next token."""
+    """Every decode step verifies two draft tokens beside the next token."""
 
     lookahead = 0
     reserved = 0
@@ -256,7 +256,7 @@ def test_a_request_computes_three_tokens_per_decode_step() -> None:
         plan = s.plan(0)
         assert plan is not None
         computed += [(start, tokens) for _, start, tokens in plan.work()]
-        # Every other step one of the two guesses is wrong.
+        # Every other step one of the two draft tokens is rejected.
         accepted = (("0", 1),) if len(computed) % 2 == 0 and plan.chunks[0].drafts == 2 else ()
         s.commit(plan, Outcome(accepted=accepted))
         check(s)

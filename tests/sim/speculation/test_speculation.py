@@ -52,23 +52,23 @@ def test_rates_are_those_of_a_chance_a_list_a_length_or_a_table():
     assert 1 + sum(published) == pytest.approx(2.99)
 
 
-def test_guesses_by_batch_size_keep_the_number_before_a_gap():
+def test_drafts_by_batch_size_keep_the_number_before_a_gap():
     fields = {"method": "eagle", "num_speculative_tokens": 5}
     ranges = [(1, 4, 9), (8, 16, 2)]
     config = SpeculativeConfig.make({**fields, "num_speculative_tokens_per_batch_size": ranges})
-    assert [config.guesses(n) for n in (1, 4, 6, 8, 16, 99)] == [5, 5, 5, 2, 2, 2]
+    assert [config.drafts(n) for n in (1, 4, 6, 8, 16, 99)] == [5, 5, 5, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("eagle", "write METHOD:GUESSES:ACCEPTANCE"),
+        ("eagle", "write METHOD:DRAFTS:ACCEPTANCE"),
         ("owl:3:0.5", "method is 'owl'"),
         ("eagle:0:0.5", "num_speculative_tokens is 0"),
         ("eagle:3:1.5", "acceptance is 1.5; it must be from 0 to 1"),
         ("eagle:3:gpt", "acceptance 'gpt' is not known; tables are glm-5.2-mtp"),
-        ("mtp:4:glm-5.2-mtp", "was measured with 3 guesses, not with 4"),
-        ('{"method": "eagle", "num_speculative_tokens": 3, "guesses": 3}', "field 'guesses' is not known"),
+        ("mtp:4:glm-5.2-mtp", "was measured with 3 draft tokens, not with 4"),
+        ('{"method": "eagle", "num_speculative_tokens": 3, "drafts": 3}', "field 'drafts' is not known"),
         ('{"method": "eagle"}', "field 'num_speculative_tokens' is missing"),
         (
             '{"method": "eagle", "num_speculative_tokens": 1, "synthetic_acceptance_rates": [0.1, 0.2]}',
@@ -99,7 +99,7 @@ def test_a_profile_without_speculation_is_refused():
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_accepted_guesses_are_those_asked_for_and_save_steps(ahead):
+def test_accepted_drafts_are_those_asked_for_and_save_steps(ahead):
     work = trace(40, 0.05)
     plain = run(None, work, async_scheduling=ahead)
     result = run("eagle:3:0.7", work, async_scheduling=ahead)
@@ -129,10 +129,10 @@ def test_a_request_accepts_the_same_at_any_load():
     ]
 
 
-def test_recorded_guesses_are_followed():
+def test_recorded_drafts_are_followed():
     work = trace(1, drafts=["2 2 0"], accepted_drafts=["2 1 0"])
     figures = run("ngram:2:0", work).summary["speculation"]
-    # The output's 60 tokens: 1 of the prompt's step, then 3, 2, 1 without guesses, the rest guessed in vain.
+    # The output's 60 tokens: 1 of the prompt's step, then 3, 2, 1 without draft tokens, the rest rejected.
     assert figures["num_accepted_tokens"] == 3
     assert figures["num_drafts"] == 2 + 60 - 1 - 3 - 2 - 1
     with pytest.raises(BadInput, match="row 0: accepted_drafts is '2 x'"):
@@ -164,8 +164,8 @@ def test_a_request_that_never_fits_with_its_lookahead_is_rejected():
 # ---- what it costs
 
 
-def costs(share: float = 0.0, guesses: int = 3) -> SpeculationCosts:
-    config = SpeculativeConfig.parse(f"eagle:{guesses}:0.5")
+def costs(share: float = 0.0, drafts: int = 3) -> SpeculationCosts:
+    config = SpeculativeConfig.parse(f"eagle:{drafts}:0.5")
     return SpeculationCosts(Roofline(QWEN, gpu("H200")), config, share)
 
 
@@ -174,7 +174,7 @@ def test_verifying_few_rows_costs_little_more_than_decoding_and_many_rows_cost_t
     decode = plain.decode_line(4).ns(8000, 2000)
     verify = costs().computing_ns(DraftShape(4, 16, 8000, 2000, (), 4))
     assert decode < verify < 1.1 * decode
-    # 256 requests with 3 guesses compute 1024 rows: arithmetic, not weights, takes the time.
+    # 256 requests with 3 draft tokens compute 1024 rows: arithmetic, not weights, takes the time.
     decode = plain.decode_line(256).ns(256 * 100, 100)
     verify = costs().computing_ns(DraftShape(256, 1024, 256 * 100, 100, (), 256))
     assert verify > 1.8 * decode
@@ -188,7 +188,7 @@ def test_verifying_reads_the_cache_once_per_request():
     assert long - short == pytest.approx(plain.ns(8 * 9000, 9000) - plain.ns(8 * 1000, 1000), abs=2)
 
 
-def test_drafting_takes_a_pass_over_all_rows_and_one_for_each_further_guess():
+def test_drafting_takes_a_pass_over_all_rows_and_one_for_each_further_draft():
     shape = DraftShape(4, 16, 8000, 2000, (), 4)
     computing = costs().computing_ns(shape)
     line = Roofline(QWEN, gpu("H200")).decode_line(4).ns(8000, 2000)
