@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from pagecast.planner_app.server.answer_json import AnswerWriter, QuotedTokens
 from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.errors import ApiError, not_found
-from pagecast.planner_app.server.guard import Guard
+from pagecast.planner_app.server.guard import ARRIVAL, Guard
 from pagecast.planner_app.server.intake import GenerationRequest, RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
@@ -62,15 +62,13 @@ class ReplicaServer:
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """`POST /v1/completions`."""
-        arrival_ns = self.backend.now()
         self._maybe_fail()
-        return self._answer(self.intake.completion(body, _request_id(request)), arrival_ns)
+        return self._answer(self.intake.completion(body, _request_id(request)), request.scope[ARRIVAL])
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        arrival_ns = self.backend.now()
         self._maybe_fail()
-        return self._answer(self.intake.chat(body, _request_id(request)), arrival_ns)
+        return self._answer(self.intake.chat(body, _request_id(request)), request.scope[ARRIVAL])
 
     def _answer(self, request: GenerationRequest, arrival_ns: int) -> Response:
         for generation in request.generations:
@@ -172,6 +170,7 @@ class ReplicaServer:
             max_body_bytes=self.options.max_body_bytes,
             body_timeout_s=self.options.body_timeout_s,
             refused=self.metrics.refused,
+            clock=self.backend.now,
         )
         return app
 

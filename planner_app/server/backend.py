@@ -139,7 +139,7 @@ class GenerationBackend(Protocol):
         ...
 
     def submit(self, generation: Generation) -> None:
-        """Queues a generation that arrived at its `arrival_ns`, before its prompt was made token ids.
+        """Queues a generation whose body had come at its `arrival_ns`, before it was parsed and tokenized.
 
         The simulator has no costs for that and sets `arrival_ns` to the present. Where a generation can never
         be served it ends at once, with its `error`.

@@ -11,13 +11,16 @@ from http import HTTPStatus
 from pagecast.planner_app.server.errors import ApiError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+ARRIVAL = "pagecast.arrival_ns"
+"""Where a request's scope has the time at which the last of its body had come."""
+
 _GUARDED = ("/v1", "/tokenize", "/detokenize")
 
 
 class Guard:
     """Refuses requests without the key, and with bodies that are too long or come too slowly.
 
-    `refused` is called with the status of each refusal.
+    `refused` is called with the status of each refusal. `clock` gives the time of a request's arrival.
     """
 
     def __init__(
@@ -28,12 +31,14 @@ class Guard:
         max_body_bytes: int,
         body_timeout_s: float,
         refused: Callable[[int], None],
+        clock: Callable[[], int],
     ) -> None:
         self._app = app
         self._key = api_key.encode() if api_key else None
         self._max_body_bytes = max_body_bytes
         self._timeout_s = body_timeout_s
         self._refused = refused
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -58,6 +63,7 @@ class Guard:
             await self._refuse(send, error)
             return
         if body is not None:
+            scope[ARRIVAL] = self._clock()
             await self._app(scope, _BodyReplay(body, receive), send)
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+from pagecast.planner_app.server.guard import ARRIVAL, Guard
+from starlette.types import Message, Receive, Scope, Send
 
 from .conftest import finishes_its_stream_at_sigterm
 
@@ -142,6 +144,32 @@ def test_a_thousand_rude_requests_leave_no_trace() -> None:
     codes = {answer[9:12] for answer in answers if len(answer) > 11 and answer.startswith(b"HTTP")}
     assert codes <= {b"200", b"400", b"404", b"408", b"413"}, codes
     assert {b"200", b"400", b"413"} <= codes
+
+
+def test_a_request_has_arrived_when_its_body_has() -> None:
+    parts = ["{", "}"]
+    arrivals: list[int] = []
+    times = iter([500])
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": parts.pop(0).encode(), "more_body": bool(parts)}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        arrivals.append(scope[ARRIVAL])
+
+    def clock() -> int:
+        assert not parts
+        return next(times)
+
+    guard = Guard(
+        app, api_key=None, max_body_bytes=10, body_timeout_s=1, refused=lambda status: None, clock=clock
+    )
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(guard(scope, receive, send))
+    assert arrivals == [500]
 
 
 def test_sigterm_finishes_what_is_under_way() -> None:
