@@ -26,7 +26,7 @@ PARAMS = [
     SamplingParams(max_tokens=12, temperature=0.9, top_k=20, top_p=0.9, seed=2),
     SamplingParams(max_tokens=12),
 ]
-TIGHT = {"num_blocks": 20, "max_num_seqs": 6, "max_num_batched_tokens": 48}
+TIGHT = {"num_blocks": 14, "max_num_seqs": 6, "max_num_batched_tokens": 48}
 
 
 def tokens(engine: Any) -> list[list[int]]:
@@ -67,7 +67,8 @@ def test_two_devices_are_one_step_by_step(
         theirs = whole.rows[key][: len(ours)]
         # -inf stands for tokens that are filtered out.
         assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4), key
-    run = TraceServer(two, small_trace(3, count=20)).run()
+    # All at once: however fast a device is, they do not fit together.
+    run = TraceServer(two, small_trace(3, count=20, horizon_s=0.0)).run()
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch
     assert core_events(run) == run.events
