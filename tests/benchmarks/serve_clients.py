@@ -123,7 +123,7 @@ async def _openai_client(work: Work, *, chat: bool, stream: bool) -> Reported:
     import openai
 
     client: Any = openai.AsyncOpenAI(base_url=f"{work.url}/v1", api_key="none", max_retries=0)
-    words = _words()
+    words = made_up_words()
     rows: list[tuple[float, float, float]] = []
     await client.models.list()  # it loads parts of itself and connects at its first request
 
@@ -257,7 +257,7 @@ def make_tokenizer(folder: Path, size: int = 0) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = _words()
+    words = made_up_words()
     syllables = sorted({word[:2] for word in words})
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [(syllable[0], syllable[1]) for syllable in syllables]
@@ -292,7 +292,8 @@ def make_model(folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def _words() -> list[str]:
+def made_up_words() -> list[str]:
+    """The words of the tokenizer that `make_tokenizer` makes: each is a token behind a blank."""
     from pagecast.planner_app.server.tokenizer import PackedTokenizer
 
     own = PackedTokenizer()
@@ -352,7 +353,7 @@ def measure(client: str, given: argparse.Namespace, server: Server) -> Reported:
     """
     for attempt in range(_ATTEMPTS):
         try:
-            return _measure(client, given, server)
+            return _measure(client, given, server, zlib.crc32(f"{client}{attempt or ''}".encode()) % 10_000)
         except Incomplete as error:
             print(f"{client}: {error}", file=sys.stderr, flush=True)
             if attempt == _ATTEMPTS - 1:
@@ -360,10 +361,9 @@ def measure(client: str, given: argparse.Namespace, server: Server) -> Reported:
     raise AssertionError
 
 
-def _measure(client: str, given: argparse.Namespace, server: Server) -> Reported:
+def _measure(client: str, given: argparse.Namespace, server: Server, seed: int) -> Reported:
     """Runs a client once. Errors: those of `measure`, and Incomplete."""
     rate = given.rate * server.scale
-    seed = zlib.crc32(client.encode()) % 10_000
     with tempfile.TemporaryDirectory() as made:
         sizes = (given.requests, given.prompt, given.output)
         work = Work(server.url, server.model, server.tokenizer, Path(made), *sizes, rate, seed, given.timeout)
