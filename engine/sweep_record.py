@@ -13,10 +13,12 @@ from typing import Any
 from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
 from pagecast.engine.serve import TraceServer
+from pagecast.engine.sweep_options import option_segments
 from pagecast.engine.sweep_traces import VERSION, Segment, rehearsal, segments
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.runs.recorded import RecordedRun
 
+_FIRST_OPTION = 20  # number of the segment with a host tier; the one with n-grams follows
 # What a restart may differ in without its steps costing anything else.
 _FREE = ("usable_blocks", "weights", "config.gpu_memory_utilization", "config.num_blocks")
 
@@ -27,12 +29,16 @@ Progress = Callable[[int, int], None]
 def record_sweep(engine: Engine, folder: Path, progress: Progress = lambda done, total: None) -> list[Path]:
     """Records what is missing of the sweep into `folder`, one run a segment; returns all of them in order.
 
-    The engine must have been made with `log_events=True`, as for any recorded run. Errors: BadInput where
-    the folder holds segments of another model, GPU, version or option.
+    An engine with n-grams or a host tier records what these take instead: a segment for each, beside those
+    of a plain engine. The engine must have been made with `log_events=True`, as for any recorded run.
+    Errors: BadInput where the folder holds segments of another model, GPU, version or option.
     """
-    batches = engine.loop.runner.batches
-    parts = segments(engine.limits, batches.graphs, batches.prompt_graphs)
-    paths = [folder / f"{number:02d}-{part.name}" for number, part in enumerate(parts)]
+    batches, drafts = engine.loop.runner.batches, engine.options.most_drafts
+    if drafts or engine.limits.host is not None:
+        parts, first = option_segments(engine.limits, drafts), _FIRST_OPTION + bool(drafts)
+    else:
+        parts, first = segments(engine.limits, batches.graphs, batches.prompt_graphs), 0
+    paths = [folder / f"{number:02d}-{part.name}" for number, part in enumerate(parts, first)]
     missing = [not _recorded(path, engine, part) for path, part in zip(paths, parts, strict=True)]
     if any(missing):
         TraceServer(engine, rehearsal(engine.limits)).run()

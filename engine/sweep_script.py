@@ -38,6 +38,7 @@ class Script:
         self._after = -1
         self._rows: list[tuple[int, int, int, float]] = []  # prompt, output, after, gap
         self._prompts: list[PromptSpans] = []
+        self._quotes: dict[int, tuple[int, int]] = {}  # content and offset that an output is, by row
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -47,11 +48,22 @@ class Script:
         self._texts += 1
         return Document(self._texts, max(1, int(tokens)))
 
-    def add(self, prompt: PromptSpans, output: int, *, gap_s: float = 0.0, after: int | None = None) -> int:
+    def add(
+        self,
+        prompt: PromptSpans,
+        output: int,
+        *,
+        gap_s: float = 0.0,
+        after: int | None = None,
+        quote: tuple[int, int] | None = None,
+    ) -> int:
         """Adds a request, `gap_s` after the end of the one it follows; returns its number.
 
-        A prompt too long for its output loses its end.
+        A prompt too long for its output loses its end. `quote`: content and offset that the output is;
+        without it the engine draws what comes.
         """
+        if quote is not None:
+            self._quotes[len(self._rows)] = quote
         output = min(max(1, output), self.max_len - 1)
         room, kept = self.max_len - output, list[tuple[int, int, int]]()
         for content, offset, length in prompt:
@@ -87,6 +99,10 @@ class Script:
             "after": after,
             "gap_s": gaps,
         }
+        if self._quotes:
+            quotes = [self._quotes.get(row, (-1, 0)) for row in range(len(self._rows))]
+            content, offset = np.array(quotes, np.int64).T
+            columns |= {"output_content": content, "output_offset": offset}
         flat = np.array([span for prompt in self._prompts for span in prompt], np.int64).reshape(-1, 3)
         start = np.concatenate([[0], np.cumsum([len(prompt) for prompt in self._prompts])]).astype(np.int64)
         return Trace(

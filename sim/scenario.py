@@ -253,19 +253,27 @@ class Scenario(BaseModel):
     host_load_gb_per_s: float | None = Field(
         None,
         gt=0,
-        description="GB/s that loads from host memory reach (default: by the GPU's PCIe generation)",
+        description="GB/s that loads from host memory reach (default: as calibrated, or by the GPU's PCIe "
+        "generation)",
     )
     host_store_gb_per_s: float | None = Field(
         None,
         gt=0,
-        description="GB/s that stores to host memory reach (default: by the GPU's PCIe generation)",
+        description="GB/s that stores to host memory reach (default: as calibrated, or by the GPU's PCIe "
+        "generation)",
     )
     host_latency_ms: float = Field(0.05, ge=0, description="milliseconds that each transfer takes beside")
-    offloading_step_ms: float = Field(
-        0.0, ge=0, description="milliseconds of host time that offloading adds to every step"
+    offloading_step_ms: float | None = Field(
+        None,
+        ge=0,
+        description="milliseconds of host time that offloading adds to every step (default: as calibrated, "
+        "or none)",
     )
-    offloading_block_us: float = Field(
-        0.0, ge=0, description="microseconds of host time to submit a block's transfer"
+    offloading_block_us: float | None = Field(
+        None,
+        ge=0,
+        description="microseconds of host time to submit a block's transfer (default: as calibrated, or "
+        "none)",
     )
     failing_transfers: float = Field(0.0, ge=0, le=1, description="share of transfers that fail")
     slow_transfers: float = Field(
@@ -470,33 +478,42 @@ class Scenario(BaseModel):
             kv_load_failure_policy=self.kv_load_failure_policy,
         )
 
-    def host_links(self) -> HostLinks | None:
-        """How fast blocks move between a GPU and its host; None where KV is not offloaded."""
+    def host_links(self, costs: StepCosts | None = None) -> HostLinks | None:
+        """How fast blocks move between a GPU and its host; None where KV is not offloaded.
+
+        What the scenario leaves open is as `costs` were calibrated.
+        """
         if self.kv_offloading_size is None:
             return None
+        from pagecast.sim.costs.calibration.calibrated import option_costs
         from pagecast.sim.machine.host_link import HostLinks, LinkSpec, host_bytes_per_s
         from pagecast.sim.machine.link_faults import with_faults
 
-        usual = host_bytes_per_s(find_gpu(self.gpu))
+        usual, calibrated = host_bytes_per_s(find_gpu(self.gpu)), option_costs(costs)
 
-        def link(name: str, gb_per_s: float | None) -> LinkSpec:
+        def link(name: str, gb_per_s: float | None, known: float | None) -> LinkSpec:
             spec = LinkSpec(
-                bytes_per_s=usual if gb_per_s is None else gb_per_s * 1e9,
+                bytes_per_s=known or usual if gb_per_s is None else gb_per_s * 1e9,
                 latency_ns=round(self.host_latency_ms * 1e6),
                 failing=self.failing_transfers,
                 slow=self.slow_transfers,
             )
             return with_faults(spec, name, self.link_faults)
 
-        load = link("host-load", self.host_load_gb_per_s)
-        store = link("host-store", self.host_store_gb_per_s)
+        load = link("host-load", self.host_load_gb_per_s, calibrated.load_bytes_per_s)
+        store = link("host-store", self.host_store_gb_per_s, calibrated.store_bytes_per_s)
+        step_ns, block_ns = calibrated.offloading_step_ns or 0.0, calibrated.offloading_block_ns or 0.0
+        if self.offloading_step_ms is not None:
+            step_ns = self.offloading_step_ms * 1e6
+        if self.offloading_block_us is not None:
+            block_ns = self.offloading_block_us * 1e3
         return HostLinks(
             self.layout().block_bytes,
             load,
             store,
             self.seed,
-            step_ns=round(self.offloading_step_ms * 1e6),
-            submit_ns=round(self.offloading_block_us * 1e3),
+            step_ns=round(step_ns),
+            submit_ns=round(block_ns),
             disk=self._disk_links(),
         )
 

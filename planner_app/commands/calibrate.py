@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from pagecast.planner_app.reports import html_page
 from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
+from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.costs.families.registry import family
 from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
 from pagecast.sim.runs.bench_results import read_results
@@ -22,6 +25,7 @@ from pagecast.sim.scenario import Scenario
 from rich.table import Table
 
 Opt = typer.Option
+_SPECULATION, _HOST_TIER = "speculative_config", ("kv_offloading_size", "kv_offloading_block_size")
 # Terms whose full description does not fit a line of the table.
 _SHORT = {
     "request": "a request in the step: scheduling, sampling, its token",
@@ -37,12 +41,19 @@ _SHORT = {
     "prompt_tile": "a tile x key block of prompt attention",
 }
 
+_OPTION_WORDS = {
+    "lookup_ns": ("n-grams: a request in the step, microseconds", 1e3),
+    "load_bytes_per_s": ("loads from host memory, GB/s", 1e9),
+    "store_bytes_per_s": ("stores to host memory, GB/s", 1e9),
+    "offloading_step_ns": ("host tier: a step, microseconds", 1e3),
+    "offloading_block_ns": ("host tier: a block submitted, microseconds", 1e3),
+}
+
 
 @with_engine(
     without=(
         *("scheduling_policy", "enable_prefix_caching", "async_scheduling"),
-        *("speculative_config", "kv_offloading_size", "kv_offloading_eviction_policy"),
-        *("kv_offloading_block_size", "offload_prompt_only", "kv_offloading_store_threshold"),
+        *("kv_offloading_eviction_policy", "offload_prompt_only", "kv_offloading_store_threshold"),
     )
 )
 def calibrate_command(
@@ -78,8 +89,10 @@ def calibrate_command(
 
     With --model, the engine first records a sweep of batch shapes on this machine, at both pipeline depths;
     interrupted, it goes on where it stopped. Synchronous runs give the costs; asynchronous ones tell what
-    planning ahead hides. With --from-bench, three corrections of measured operations are fitted instead: a
-    benchmark's results say when tokens came, and little of single steps.
+    planning ahead hides. With --speculative-config or --kv-offloading-size it records what n-grams or a host
+    tier take beyond that as well; with --from-run, runs that had them tell it. With --from-bench, three
+    corrections of measured operations are fitted instead: a benchmark's results say when tokens came, and
+    little of single steps.
     """
     if [bool(from_run), bool(model), bool(from_bench)].count(True) != 1:
         raise BadInput(
@@ -110,6 +123,7 @@ def calibrate_command(
                 "made_for": calibration.made_for,
                 "regions": calibration.regions,
                 "cross_validation": calibration.cross_validation,
+                "options": calibration.options.as_dict(),
                 "provenance": calibration.provenance,
                 "file": str(out),
             }
@@ -137,16 +151,37 @@ def _from_bench(files: list[Path], scenario: Path | None, out: Path, name: str, 
 
 
 def _sweep(model: str, options: EngineOptions, out: Path, quiet: bool) -> Path:
-    """Records the sweep, or what is missing of it, into the folder beside `out`; returns that folder."""
-    folder = out.with_suffix(".sweep")
-    with open_engine(model, options, log_events=True) as engine:
-        from pagecast.engine.sweep_record import record_sweep
+    """Records the sweep, or what is missing of it, into the folder beside `out`; returns that folder.
 
-        if not quiet:
-            console.err.print(memory_table(engine.loaded.memory))
-        with console.progress("recording the sweep, percent", 100) as update:
-            record_sweep(engine, folder, lambda done, total: update(100 * done // total))
+    A plain engine records the sweep, then one with n-grams and one with a host tier what these take.
+    """
+    folder = out.with_suffix(".sweep")
+    for about, each in _engines(options):
+        with open_engine(model, each, log_events=True) as engine:
+            from pagecast.engine.sweep_record import record_sweep
+
+            if not quiet:
+                console.err.print(memory_table(engine.loaded.memory))
+            with console.progress(f"recording the sweep{about}, percent", 100) as update:
+                record_sweep(engine, folder, partial(_tell, update))
     return folder
+
+
+def _tell(update: Callable[[int], None], done: int, total: int) -> None:
+    update(100 * done // total)
+
+
+def _engines(options: EngineOptions) -> Iterator[tuple[str, EngineOptions]]:
+    """The options of each engine that records a part of the sweep, and what it is called."""
+    plain = {name: value for name, value in options.items() if name not in (*_HOST_TIER, _SPECULATION)}
+    yield "", plain
+    if options.get(_SPECULATION) is not None:
+        yield " with n-grams", plain | {_SPECULATION: options[_SPECULATION]}
+    if options.get(_HOST_TIER[0]) is not None:
+        yield (
+            " with a host tier",
+            plain | {"pipeline_depth": 0} | {name: options[name] for name in _HOST_TIER},
+        )
 
 
 def show(calibration: Calibration, out: Path) -> None:
@@ -158,6 +193,8 @@ def show(calibration: Calibration, out: Path) -> None:
         soft_wrap=True,
     )
     console.out.print(_terms(calibration))
+    if calibration.options != UNKNOWN:
+        console.out.print(_options(calibration.options))
     console.out.print(_errors(calibration))
     for key, words in (
         ("dropped_terms", "did not lower the error on steps left out"),
@@ -185,6 +222,16 @@ def _terms(calibration: Calibration) -> Table:
     for term, value in calibration.terms_ns.items():
         meaning = family(calibration.shape.family).term(term).meaning
         table.add_row(_SHORT.get(term, meaning), f"{value / 1e3:,.3f}")
+    return table
+
+
+def _options(options: OptionCosts) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("n-grams and host tier", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True, min_width=12)
+    for name, value in options.as_dict().items():
+        words, scale = _OPTION_WORDS[name]
+        table.add_row(words, f"{value / scale:,.3f}")
     return table
 
 

@@ -76,7 +76,7 @@ def simulated_replica(
         scale=simulation.time_scale,
         most_waiting=options.max_waiting_queue_length,
         log_events=options.kv_events_endpoint is not None,
-        links=scenario.host_links(),
+        links=scenario.host_links(costs),
         speculation=_speculation(scenario, costs),
     )
     if options.record is not None:

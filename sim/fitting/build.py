@@ -22,6 +22,7 @@ from pagecast.sim.fitting.features import StepTable, step_table
 from pagecast.sim.fitting.fit import Fit, fit, solve
 from pagecast.sim.fitting.left_out import left_out, names_of
 from pagecast.sim.fitting.noise import noise_of, region_errors
+from pagecast.sim.fitting.option_fit import has_options, option_costs_of
 from pagecast.sim.fitting.overlap import fitted_host, measured_host
 from pagecast.sim.fitting.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
@@ -77,18 +78,24 @@ def calibrate(
     hidden when steps are planned ahead. If the kernel family records the end of each step on the device
     (`KernelFamily.records_ends`), they also give device times.
 
+    Runs with n-grams or a host tier (`option_fit.has_options`) give no costs of plain steps, but what these
+    options take beyond them.
+
     `replicates` is the number of bootstrap copies, drawn with `seed`. `progress` gets the name of each stage.
     Errors: BadInput where there is no synchronous run, where runs differ in set-up, or for too few steps.
     """
     tell = progress or (lambda _: None)
+    optional = [source.run for source in sources if has_options(source.run)]
+    sources = [source for source in sources if not has_options(source.run)]
     plain = [source for source in sources if not source.run.pipeline_depth]
     ahead = [source for source in sources if source.run.pipeline_depth]
     if not plain:
         raise BadInput(
             "no run with synchronous scheduling: without one, costs can't be told from overlap; record one "
-            "with --no-async-scheduling"
+            "with --no-async-scheduling" + (", without n-grams and a host tier" if optional else "")
         )
     shape = _one_shape(sources)
+    _check_same_set_up(plain[0].run, optional)
     tables = [_timed(source, shape) for source in plain]
     tell("fitting")
     ahead_tables = [step_table(source.run, shape, source.upto) for source in ahead]
@@ -100,7 +107,7 @@ def calibrate(
     host = best_fit.host or _host(ahead_tables, tables, best_fit, shape)
     tell("cross-validating")
     cross = left_out(tables, shape, ahead_steps)
-    return Calibration(
+    calibration = Calibration(
         name=name,
         made_for=_made_for(plain[0].run),
         shape=shape,
@@ -116,6 +123,15 @@ def calibrate(
         replicates=copies,
         hosts=hosts or _hosts(ahead_tables, best_fit, copies, shape),
     )
+    if not optional:
+        return calibration
+    tell("fitting options")
+    rows = [{"run": run.name, "steps": len(run.steps), "gpu_id": run.meta.get("gpu_id")} for run in optional]
+    return replace(
+        calibration,
+        options=option_costs_of(calibration, optional),
+        provenance={**calibration.provenance, "runs_with_options": rows},
+    )
 
 
 def _one_shape(sources: list[CalibrationRun]) -> TileShape:
@@ -123,8 +139,18 @@ def _one_shape(sources: list[CalibrationRun]) -> TileShape:
     first = sources[0].run
     where = f"{first.folder}/meta.json"
     shape = shape_of(first.meta, where)
+    _check_same_set_up(first, [source.run for source in sources[1:]])
     for source in sources[1:]:
-        run = source.run
+        other = f"{source.run.folder}/meta.json"
+        if shape_of(source.run.meta, other) != shape:
+            raise BadInput(f"{other}: other CUDA graphs, attention or sharding than {first.folder}'s")
+    return shape
+
+
+def _check_same_set_up(first: RecordedRun, others: list[RecordedRun]) -> None:
+    """Errors: BadInput naming the run of another engine, GPU or model, and what differs."""
+    model = identity(model_of(first.meta, f"{first.folder}/meta.json"))
+    for run in others:
         for key in ("engine", "gpu"):
             if run.meta.get(key) != first.meta.get(key):
                 raise BadInput(
@@ -132,11 +158,8 @@ def _one_shape(sources: list[CalibrationRun]) -> TileShape:
                     f"{first.meta.get(key)!r}: calibrate them apart"
                 )
         other = f"{run.folder}/meta.json"
-        if identity(model_of(run.meta, other)) != identity(model_of(first.meta, where)):
+        if identity(model_of(run.meta, other)) != model:
             raise BadInput(f"{other}: another model than {first.folder}'s: calibrate them apart")
-        if shape_of(run.meta, other) != shape:
-            raise BadInput(f"{other}: other CUDA graphs, attention or sharding than {first.folder}'s")
-    return shape
 
 
 def _timed(source: CalibrationRun, shape: TileShape) -> StepTable:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fitting.option_fit import has_options
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 
 _APART_NS = 1_000_000_000  # between segments
@@ -24,7 +25,8 @@ def is_sweep(folder: Path) -> bool:
 
 
 def load_sweep(folder: Path) -> list[RecordedRun]:
-    """The sweep's runs, joined: the synchronous one and, where recorded, the asynchronous one.
+    """The sweep's runs, joined: the synchronous one and, where recorded, the asynchronous one. Segments with
+    n-grams or a host tier follow, each by itself.
 
     Errors: BadInput where a segment can't be read, or was made by another engine, model or GPU.
     """
@@ -33,11 +35,13 @@ def load_sweep(folder: Path) -> list[RecordedRun]:
         for key in ("engine", "engine_version", "gpu", "driver", "torch", "model"):
             if run.meta.get(key) != runs[0].meta.get(key):
                 raise BadInput(f"{run.folder}/meta.json: {key} differs from {runs[0].folder}'s")
-    return [
-        joined([run for run in runs if run.pipeline_depth == depth], folder, name)
+    plain = [run for run in runs if not has_options(run)]
+    together = [
+        joined([run for run in plain if run.pipeline_depth == depth], folder, name)
         for depth, name in ((0, "sweep"), (1, "sweep, asynchronous"))
-        if any(run.pipeline_depth == depth for run in runs)
+        if any(run.pipeline_depth == depth for run in plain)
     ]
+    return together + [run for run in runs if has_options(run)]
 
 
 def _segments(folder: Path) -> list[Path]:

@@ -65,7 +65,7 @@ class Member:
             self.recorder,
             fast_forward=fast_forward,
             speculation=speculation,
-            links=scenario.host_links(),
+            links=scenario.host_links(costs),
             swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
             scrub_ns_per_block=scenario.scrub_ns_per_block() if scenario.scrub_private_blocks else 0.0,
         )

@@ -125,7 +125,7 @@ def replay(
             fast_forward=fast_forward,
             after_step=checker.after_step if checker else None,
             speculation=speculation,
-            links=scenario.host_links(),
+            links=scenario.host_links(costs),
             swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
             scrub_ns_per_block=scenario.scrub_ns_per_block() if scenario.scrub_private_blocks else 0.0,
         )

@@ -17,37 +17,14 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import load
-from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.fitting.option_fit import excess_ns, lookup_ns_of, offloading_rows
 from pagecast.sim.runs.busy_steps import fitted_steps
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.sim.runs.validate import DecisionReplay
 
 TESTS = Path(__file__).parents[1]
 STRETCH = 100
 Floats = npt.NDArray[np.float64]
-
-
-def submitted_blocks(run: RecordedRun) -> list[int]:
-    """Blocks whose transfers were submitted with each step: its loads, and the stores of the step before."""
-    replay = DecisionReplay(run)
-    counts = []
-    stored = 0
-    for number in range(len(run.steps)):
-        plan = replay.step(number)
-        assert plan is not None
-        counts.append(stored + sum(len(job.blocks) for job in plan.loads))
-        stored = sum(len(job.blocks) for job in plan.stores)
-    return counts
-
-
-def excess(run: RecordedRun, costs: StepCosts, number: int, took: float) -> float:
-    """Nanoseconds that a step took beyond its costs."""
-    batch = run.steps.batch(number)
-    if batch.prefill:
-        return took - costs.device_ns(batch) - costs.host_ns(batch.decode_n + len(batch.prefill))
-    line = costs.decode_line(batch.decode_n)
-    return took - line.ns(batch.decode_ctx, batch.decode_max) - costs.host_ns(batch.decode_n)
 
 
 def estimate(rows: list[tuple[float, float, float]], *, relative: bool) -> tuple[Floats, Floats]:
@@ -81,19 +58,14 @@ def main() -> None:
     """Prints both fits."""
     run = RecordedRun.load(TESTS / "sim/runs/recorded/vllm-h200-qwen3-8b-offload-mooncake")
     costs = scenario_of(run).step_costs()
-    blocks = submitted_blocks(run)
-    numbers, measured = fitted_steps(run, 0.5)
-    rows = [
-        (blocks[number], excess(run, costs, number, took), took)
-        for number, took in zip(numbers.tolist(), measured.tolist(), strict=True)
-    ]
+    rows = offloading_rows(run, costs, 0.5)
     show("vLLM with a host tier", "block", rows, relative=False)
     costs = CalibratedCosts(load("pagecast-h200-qwen3-8b"))
     run = RecordedRun.load(TESTS / "engine/recorded/h200f-qwen3-8b-ngram-chat")
     rows = []
     for number, took in zip(*(array.tolist() for array in fitted_steps(run)), strict=True):
         if not run.steps.batch(number).prefill:
-            rows.append((run.steps.batch(number).decode_n, excess(run, costs, number, took), took))
+            rows.append((run.steps.batch(number).decode_n, excess_ns(run, costs, number, took), took))
     show("this engine with n-grams", "request", rows, relative=True)
     print(f"vLLM with n-grams: {vllm_lookup_ns() / 1e3:.1f} us per request")
 
@@ -102,14 +74,9 @@ def vllm_lookup_ns() -> float:
     """What vLLM's host takes for n-grams for each request of a step: least squares of the time, as above."""
     run = RecordedRun.load(TESTS / "sim/runs/recorded/vllm-h200-qwen3-8b-ngram-azure")
     costs = CalibratedCosts(load("vllm-0.24-h200-qwen3-8b"))
-    drafts = run.meta["config"]["speculative_config"]["num_speculative_tokens"]
-    rows = []
-    for number, took in zip(*(array.tolist() for array in fitted_steps(run, 0.5)), strict=True):
-        batch = run.steps.batch(number)
-        requests = batch.decode_n + sum(tokens <= 1 + drafts for tokens, _ in batch.prefill)
-        rows.append((requests, excess(run, costs, number, took)))
-    requests, more = np.array(rows, np.float64).T
-    return float(requests @ more / (requests @ requests))
+    lookup_ns = lookup_ns_of([run], costs, 0.5)
+    assert lookup_ns is not None
+    return lookup_ns
 
 
 if __name__ == "__main__":

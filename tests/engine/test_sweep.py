@@ -157,3 +157,28 @@ def test_the_shared_part_of_the_sweep_decodes_behind_one_prefix() -> None:
     assert parts["shared-async"].trace.requests["gap_s"].max() == 0.2
     for prefix in (512, 2048):
         assert {prefix * (n - 1) for n in (3, 8, 16, 32)} <= set(counted)
+
+
+def test_n_grams_and_a_host_tier_are_recorded_beside_the_sweep(
+    swept: Path, model_of: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(swept / "c.sweep", tmp_path / "c.sweep")
+    arguments = ["calibrate", "--model", str(model_of("qwen3").folder), "--out", str(tmp_path / "c.json")]
+    options = ["--speculative-config", "ngram:3", "--kv-offloading-size", "0.002", "--replicates", "2"]
+    assert run([*arguments, *options, *SMALL]) == 0
+    made, plain = Calibration.load(tmp_path / "c.json"), Calibration.load(swept / "c.json")
+    assert made.curve_ns == plain.curve_ns  # these runs are no part of plain costs
+    known = made.options.as_dict()
+    assert set(known) == {
+        *("lookup_ns", "load_bytes_per_s", "store_bytes_per_s"),
+        *("offloading_step_ns", "offloading_block_ns"),
+    }
+    assert [row["run"] for row in made.provenance["runs_with_options"]] == ["host-sync", "ngram-sync"]
+    tier = RecordedRun.load(tmp_path / "c.sweep" / "20-host-sync")
+    loaded = [transfer.blocks for transfer in tier.transfers if transfer.kind == "load"]
+    assert len(loaded) > 20 and sum(loaded) > 48  # more than the cache holds
+    drafts = RecordedRun.load(tmp_path / "c.sweep" / "21-ngram-sync")
+    chunks = [drafts.steps.prefill(number) for number in range(len(drafts.steps))]
+    verifying = [step for step in chunks if any(tokens == 4 for tokens, _ in step)]
+    assert len(verifying) > 30
+    assert max(sum(tokens == 4 for tokens, _ in step) for step in verifying) == 4

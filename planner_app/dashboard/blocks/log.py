@@ -205,7 +205,7 @@ def record(
         recorder,
         after_step=after_step,
         speculation=speculation,
-        links=scenario.host_links(),
+        links=scenario.host_links(costs),
     )
     env.run()
     collector.take()

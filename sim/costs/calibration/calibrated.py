@@ -8,10 +8,11 @@ from pagecast.sim.core.plan import counts_as_decode
 from pagecast.sim.costs.calibration import trust
 from pagecast.sim.costs.calibration.curve import curve_weights, padded
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
+from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.costs.families.common import LAUNCH_FLOOR, REQUEST
 from pagecast.sim.costs.families.registry import family
 from pagecast.sim.costs.families.term import ComputedStep, Place, Units
-from pagecast.sim.costs.step_costs import Batch, DecodeLine
+from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 from pagecast.sim.note import Note
 
 Floats = npt.NDArray[np.float64]
@@ -158,3 +159,8 @@ def _single_tokens_decoding(batch: Batch) -> Batch:
         return batch
     chunks = tuple([chunk for chunk in prefill if chunk[0] > 1])
     return Batch(n + len(contexts), ctx + sum(contexts), max(longest, *contexts), chunks, after)
+
+
+def option_costs(costs: StepCosts | None) -> OptionCosts:
+    """What costs know of n-grams and of a host tier."""
+    return costs.calibration.options if isinstance(costs, CalibratedCosts) else UNKNOWN

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.costs.families.registry import family
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.documents import read_json
 
 FORMAT = 2
 KIND = "pagecast step costs"
-_APART = ("shape", "replicates", "hosts")  # fields that `save` writes in its own form
+_APART = ("shape", "replicates", "hosts", "options")  # fields that `save` writes in its own form
 RECORDING, SEGMENT = "recording", "segment"  # the part left out, in a row of `cross_validation`
 
 _MOST_BYTES = 16 << 20
@@ -102,7 +103,8 @@ class Calibration:
     copy (or empty). `made_for` names engine, model, GPU and options, `provenance` the recorded runs.
     `regions` has errors of the fit, `cross_validation` errors on recordings or segments left out of it ("left
     out" says which), in percent. `fitted` has the largest values of the fitted steps: `tokens`,
-    `decode_requests`, and of one request `decode_context` and `prompt_context`.
+    `decode_requests`, and of one request `decode_context` and `prompt_context`. `options` are the costs of
+    n-grams and of a host tier, where recorded.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Calibration:
     fitted: dict[str, int] = field(default_factory=dict)
     replicates: tuple[tuple[float, ...], ...] = ()
     hosts: tuple[Host, ...] = ()
+    options: OptionCosts = UNKNOWN
 
     def save(self, path: str | Path) -> Path:
         """Writes the file; returns its path."""
@@ -131,6 +134,8 @@ class Calibration:
             "replicates": [[float(f"{value:.5g}") for value in row] for row in self.replicates],
             "hosts": [[float(f"{value:.5g}") for value in host.numbers] for host in self.hosts],
         }
+        if self.options != UNKNOWN:
+            body["options"] = {name: float(f"{value:.5g}") for name, value in self.options.as_dict().items()}
         try:
             where.parent.mkdir(parents=True, exist_ok=True)
             where.write_text(_compact(body), encoding="utf-8")
@@ -174,6 +179,7 @@ class Calibration:
             fitted={str(name): int(value) for name, value in body.get("fitted", {}).items()},
             replicates=tuple(tuple(float(value) for value in row) for row in body.get("replicates", [])),
             hosts=tuple(_host_of(row, str(body["host"]["source"])) for row in body.get("hosts", [])),
+            options=OptionCosts.read(dict(body.get("options", {}))),
         )
 
     def _check(self, where: Path) -> None:

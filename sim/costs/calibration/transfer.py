@@ -104,6 +104,7 @@ def transferred(calibration: Calibration, target: Target) -> Calibration:
         noise=noise,
         replicates=tuple(scale(row) for row in calibration.replicates),
         hosts=(),
+        options=calibration.options if origin.gpu == target.gpu else calibration.options.without_link,
     )
 
 

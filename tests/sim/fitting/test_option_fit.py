@@ -1,0 +1,95 @@
+"""What n-grams and a host tier take is fitted to runs that had them, kept in the file and charged."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
+from pagecast.sim.costs.calibration.file import Calibration, load
+from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
+from pagecast.sim.fitting.build import CalibrationRun, calibrate
+from pagecast.sim.fitting.option_fit import option_costs_of
+from pagecast.sim.replay import replay
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.scenario import Scenario
+from pagecast.sim.speculation.lookup import lookup_ns
+from pagecast.traces.operations import select
+from pagecast.traces.read import read
+
+TESTS = Path(__file__).parents[2]
+VLLM = TESTS / "sim" / "runs" / "recorded"
+OWN = TESTS / "engine" / "recorded"
+KNOWN = OptionCosts(30_000.0, 40e9, 20e9, 500_000.0, 8_000.0)
+
+
+@pytest.fixture
+def costly(tmp_path: Path) -> Path:
+    """A file of the shipped calibration with costs of options."""
+    path = tmp_path / "c.json"
+    replace(load("pagecast-h200-qwen3-8b"), options=KNOWN).save(path)
+    return path
+
+
+def test_vllms_runs_tell_its_host_time() -> None:
+    runs = [
+        RecordedRun.load(VLLM / f"vllm-h200-qwen3-8b-{name}") for name in ("ngram-azure", "offload-mooncake")
+    ]
+    costs = option_costs_of(load("vllm-0.24-h200-qwen3-8b"), runs)
+    assert costs.lookup_ns == pytest.approx(56_000, rel=0.1)
+    assert costs.offloading_step_ns == pytest.approx(992_000, rel=0.3)
+    assert costs.offloading_block_ns == pytest.approx(17_100, rel=0.3)
+    assert costs.load_bytes_per_s is None  # it did not record when copies began
+
+
+def test_the_engines_runs_tell_the_rate_of_its_link() -> None:
+    run = RecordedRun.load(OWN / "h200f-qwen3-8b-host-async")
+    costs = option_costs_of(load("pagecast-h200-qwen3-8b"), [run])
+    assert costs.load_bytes_per_s == pytest.approx(46.6e9, rel=0.01)
+    assert costs.store_bytes_per_s is not None
+    assert costs.offloading_step_ns is None  # steps planned ahead hide the host's time
+
+
+def test_a_run_with_both_options_tells_neither() -> None:
+    run = RecordedRun.load(OWN / "h200f-qwen3-0.6b-host-ngram")
+    with pytest.raises(BadInput, match="can't be told apart"):
+        option_costs_of(load("pagecast-h200-qwen3-0.6b"), [run])
+
+
+def test_runs_with_options_alone_are_no_calibration() -> None:
+    run = CalibrationRun(RecordedRun.load(VLLM / "vllm-h200-qwen3-8b-ngram-azure"))
+    with pytest.raises(BadInput, match="without n-grams and a host tier"):
+        calibrate([run], "c")
+
+
+def test_a_file_keeps_them_and_old_files_have_none(costly: Path, tmp_path: Path) -> None:
+    assert Calibration.load(costly).options == KNOWN
+    assert load("pagecast-h200-qwen3-8b").options == UNKNOWN
+    costly.write_text(costly.read_text().replace('"lookup_ns": 30000.0', '"lookup_ns": -1'))
+    with pytest.raises(BadInput, match="lookup_ns is -1"):
+        Calibration.load(costly)
+
+
+def test_a_replay_charges_them(costly: Path) -> None:
+    assert lookup_ns(CalibratedCosts(Calibration.load(costly))) == 30_000
+    scenario = Scenario(
+        model="Qwen/Qwen3-8B",
+        gpu="H200",
+        engine="pagecast",
+        costs=str(costly),
+        kv_offloading_size=40.0,
+        async_scheduling=False,
+    )
+    links = scenario.host_links(scenario.step_costs())
+    assert links is not None
+    assert (links.load.bytes_per_s, links.store.bytes_per_s) == (40e9, 20e9)
+    assert (links.step_ns, links.submit_ns) == (500_000, 8_000)
+    given = scenario.model_copy(update={"host_load_gb_per_s": 10.0, "offloading_step_ms": 0.0})
+    links = given.host_links(scenario.step_costs())
+    assert links is not None
+    assert (links.load.bytes_per_s, links.step_ns, links.submit_ns) == (10e9, 0, 8_000)
+    trace = select(read("chat"), np.arange(20))
+    plain = replay(trace, scenario.model_copy(update={"costs": "pagecast-h200-qwen3-8b"}))
+    slower = replay(trace, scenario)
+    assert slower.requests["tpot_s"].mean() > plain.requests["tpot_s"].mean() + 0.0004
