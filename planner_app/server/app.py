@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -32,7 +34,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
+Taken = TypeVar("Taken")
+
 _LONGEST_ID = 128
+_LONG_BODY = 8192  # bytes; shorter ones are tokenized in less than a millisecond or two
 _MOST_ERRORS = 5  # of one body, that the answer names
 
 
@@ -56,6 +61,8 @@ class ReplicaServer:
         self._registry.register(metrics)
         self._random = random.Random(options.seed)
         self._quoted = QuotedTokens(intake.tokenizer) if intake.tokenizer.alone else None
+        self._reader = ThreadPoolExecutor(1, "tokenizer")
+        self._taking_in = 0  # requests that the reader has, or that have come after them
         self.app = self._make_app()
 
     # ---- answers
@@ -63,12 +70,29 @@ class ReplicaServer:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """`POST /v1/completions`."""
         self._maybe_fail()
-        return self._answer(self.intake.completion(body, _request_id(request)), request.scope[ARRIVAL])
+        made = await self._take_in(request, self.intake.completion, body, _request_id(request))
+        return self._answer(made, request.scope[ARRIVAL])
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         self._maybe_fail()
-        return self._answer(self.intake.chat(body, _request_id(request)), request.scope[ARRIVAL])
+        made = await self._take_in(request, self.intake.chat, body, _request_id(request))
+        return self._answer(made, request.scope[ARRIVAL])
+
+    async def _take_in(self, request: Request, make: Callable[..., Taken], *parts: Any) -> Taken:
+        """Calls a method of the intake, in a thread where the text is long, so that streams go on meanwhile.
+
+        One thread, and short texts wait for it too: requests are taken in in the order in which they came.
+        """
+        tokenizer = self.intake.tokenizer
+        is_long = tokenizer.leaves_lock and len(await request.body()) > _LONG_BODY
+        if not (is_long or self._taking_in):
+            return make(*parts)
+        self._taking_in += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, make, *parts)
+        finally:
+            self._taking_in -= 1
 
     def _answer(self, request: GenerationRequest, arrival_ns: int) -> Response:
         for generation in request.generations:
@@ -107,9 +131,9 @@ class ReplicaServer:
             "max_model_len": self.intake.max_model_len,
         }
 
-    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """`POST /tokenize`."""
-        ids = self.intake.tokens(body)
+        ids = await self._take_in(request, self.intake.tokens, body)
         texts = [self.intake.tokenizer.decode((id,)) for id in ids] if body.return_token_strs else None
         return {
             "count": len(ids),
@@ -148,6 +172,7 @@ class ReplicaServer:
             await self.backend.start()
             yield
             await self.backend.stop()
+            self._reader.shutdown(wait=False)
 
         app = FastAPI(title="pagecast", version=version("pagecast"), lifespan=lifespan)
         post, get = ["POST"], ["GET"]

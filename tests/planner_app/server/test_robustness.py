@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from pagecast.planner_app.server.guard import ARRIVAL, Guard
+from pagecast.planner_app.server.tokenizer import PackedTokenizer
 from starlette.types import Message, Receive, Scope, Send
 
 from .conftest import finishes_its_stream_at_sigterm
@@ -170,6 +172,48 @@ def test_a_request_has_arrived_when_its_body_has() -> None:
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     asyncio.run(guard(scope, receive, send))
     assert arrivals == [500]
+
+
+class SlowTokenizer(PackedTokenizer):
+    """Takes as long as it is told to, and lets other threads run meanwhile."""
+
+    leaves_lock = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        if len(text) > 10_000:
+            self.begun.set()
+            assert self.may_end.wait(20)
+        return super().encode(text)
+
+
+def test_others_are_served_while_a_long_text_is_tokenized(serve: Any) -> None:
+    one = serve()
+    tokenizer = one.replica.intake.tokenizer = SlowTokenizer()
+    ended: list[str] = []
+
+    def ask(name: str, prompt: str) -> None:
+        with one.client() as http:
+            answer = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+            ended.append(f"{name} {answer.status_code}")
+
+    asking = [threading.Thread(target=ask, args=("long", "long " * 4000))]
+    asking[0].start()
+    assert tokenizer.begun.wait(10)
+    with one.client() as http:
+        assert http.get("/health", timeout=5).status_code == 200
+    asking.append(threading.Thread(target=ask, args=("short", "short")))
+    asking[1].start()
+    asking[1].join(0.3)
+    assert not ended  # a request does not overtake the one before it
+    tokenizer.may_end.set()
+    for thread in asking:
+        thread.join(20)
+    assert sorted(ended) == ["long 200", "short 200"]
 
 
 def test_sigterm_finishes_what_is_under_way() -> None:
