@@ -158,6 +158,13 @@ def _other_engine(f: Mapping[str, Any]) -> str:
     return f"The step costs were fitted to {f['fitted']}, but this run is from {f['recorded']}."
 
 
+def _client_share(f: Mapping[str, Any]) -> str:
+    return (
+        f"The results are a client's: {f['fixed_ms']:.1f} ms, and {f['per_thousand_ms']:.1f} ms per 1,000 "
+        "prompt tokens, are added to TTFT and E2E for HTTP, tokenizing and the way to the engine and back."
+    )
+
+
 def _few_draws(f: Mapping[str, Any]) -> str:
     draws = counted(f["draws"], "draw")
     return f"Intervals from {draws} are rough: a 90% interval takes at least {f['enough']} draws."
@@ -247,6 +254,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "outside_fit": _outside_fit,
     "in_sample": _in_sample,
     "other_engine": _other_engine,
+    "client_share": _client_share,
     "few_draws": _few_draws,
     "workload_redrawn": _workload_redrawn,
     "beyond_model_length": _beyond_model_length,

@@ -35,6 +35,7 @@ Workload = Callable[[Trace, int], Trace]
 FiguresOf = Callable[[Result], dict[str, float]]
 ChangeCosts = Callable[[StepCosts], StepCosts]
 ReplayOf = Callable[[Trace, Scenario, ChangeCosts], Result]
+Observe = Callable[[Result, int | None, int], Result]
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Study:
 
     `workload` makes the trace of a replicate from the trace and a seed, such as `resample`; None: all
     replicates have the same trace. `figures` reads figures by name from a result. `replay` serves a trace in
-    a scenario; its third argument changes the step costs. All three must be importable in another process.
+    a scenario; its third argument changes the step costs. `observe` makes of a result what is measured of it,
+    given the number of the draw (None: no draw) and the seed. All must be importable in another process.
     """
 
     trace: Trace
@@ -125,6 +127,7 @@ class Study:
     workload: Workload | None = None
     figures: FiguresOf = summary_figures
     replay: ReplayOf = replay_alone
+    observe: Observe | None = None
 
     def run(self, job: ReplicateJob) -> dict[str, float]:
         """The figures of one replay."""
@@ -135,7 +138,10 @@ class Study:
             change = partial(draw, index=job.index, seed=self.seed)
             if self.workload is not None:
                 trace = self.workload(trace, self.seed * _SEEDS + job.index)
-        return self.figures(self.replay(trace, self.scenario, change))
+        result = self.replay(trace, self.scenario, change)
+        if self.observe is not None:
+            result = self.observe(result, job.index if job.factor is None else None, self.seed)
+        return self.figures(result)
 
     def spread(
         self,

@@ -3,7 +3,8 @@
 Read from what users have: `vllm bench serve --save-result --save-detailed` (JSON), AIPerf's
 `profile_export.jsonl`, guidellm's JSON, a CSV of our own, or the requests of a recorded run's folder, whose
 steps are not looked at. A CSV has the columns `arrival_s`, `input_tokens`, `output_tokens`, `ttft_s` and
-`e2e_s`; latencies count from the arrival, in seconds.
+`e2e_s`; latencies count from the arrival, in seconds. Those of files are a client's, those of a folder the
+engine's own.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class BenchResults:
-    """Requests in order of arrival, each with its measured latencies in seconds."""
+    """Requests in order of arrival, each with its measured latencies in seconds.
+
+    `by_client`: they are a client's, with HTTP and all; else the engine's own.
+    """
 
     name: str
     trace: Trace
     ttft_s: Floats
     e2e_s: Floats
+    by_client: bool = False
 
     @property
     def tpot_s(self) -> Floats:
@@ -82,7 +87,8 @@ def _results(name: str, rows: list[Row]) -> BenchResults:
     rows = sorted(rows, key=lambda row: row[0])
     arrival, inputs, outputs, ttft, e2e = (np.array(column) for column in zip(*rows, strict=True))
     columns = {"arrival_s": arrival - arrival[0], "input_tokens": inputs, "output_tokens": outputs}
-    return BenchResults(name, Trace(name, table(columns)), ttft.astype(float), e2e.astype(float))
+    trace = Trace(name, table(columns))
+    return BenchResults(name, trace, ttft.astype(float), e2e.astype(float), by_client=True)
 
 
 def _of_run(run: RecordedRun) -> BenchResults:

@@ -19,10 +19,11 @@ from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.note import Note
-from pagecast.sim.replay.replicates import Progress, Spread, Study, few_draws
+from pagecast.sim.replay.replicates import Progress, ReplayOf, Spread, Study, few_draws, replay_alone
 from pagecast.sim.replay.simulation import Result, replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.block_count import BlockCount, block_count
+from pagecast.sim.runs.client_share import CLIENT_SHARE, ClientShare
 from pagecast.sim.runs.in_sample import in_sample
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.run_figures import (
@@ -243,19 +244,33 @@ def forecast_results(
     seed: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
+    client: ClientShare = CLIENT_SHARE,
+    replay_of: ReplayOf = replay_alone,
 ) -> Forecast:
-    """Forecasts the latencies of a benchmark's requests in `scenario`; nothing else is known of them."""
+    """Forecasts the latencies of a benchmark's requests in `scenario`; nothing else is known of them.
+
+    `client`: what latencies measured by a client hold beside the engine's. `replay_of`: see `Study`.
+    """
     costs = scenario.step_costs()
     result = replay(results.trace, scenario, costs=costs)
+    if results.by_client:
+        result = client.seen(result)
     real = latency_figures(results.ttft_s, results.tpot_s, results.e2e_s)
     simulation = simulated(result)
-    study = Study(results.trace, scenario, seed, figures=figures_of)
+    observe = client.observed if results.by_client else None
+    study = Study(results.trace, scenario, seed, figures=figures_of, replay=replay_of, observe=observe)
     figures = {name: value for name, value in simulation.figures().items() if name in real.figures()}
     spread = study.spread(replicates, point=simulation.figures(), workers=workers, progress=progress)
     rows = _rows(figures, real.figures(), spread.around(simulation.figures()))
-    candidates = (*_notes(result, results.trace), few_draws(replicates))
+    candidates = (*_notes(result, results.trace), _by_client(results, client), few_draws(replicates))
     notes = tuple(note for note in candidates if note)
     return Forecast(results.name, costs.name, notes, False, rows, simulation, real)
+
+
+def _by_client(results: BenchResults, client: ClientShare) -> Note | None:
+    if not results.by_client:
+        return None
+    return Note("client_share", fixed_ms=1e3 * client.fixed_s, per_thousand_ms=1e6 * client.token_s)
 
 
 def _rows(figures: dict[str, float], actual: dict[str, float], spread: Spread) -> tuple[ForecastRow, ...]:

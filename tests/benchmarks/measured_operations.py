@@ -2,10 +2,12 @@
 
     python tests/benchmarks/measured_operations.py --host               # the host's constants, from the sweep
     python tests/benchmarks/measured_operations.py --host-factor RUN...  # another host, from a sweep on it
+    python tests/benchmarks/measured_operations.py --prompts SWEEP --host-time-factor F  # steps with prompts
     python tests/benchmarks/measured_operations.py --recorded [RUN...]  # recorded runs of ours
     python tests/benchmarks/measured_operations.py --training DIR       # inference-sim/training at c4f0340
     python tests/benchmarks/measured_operations.py --servingsim DIR     # LLMServingSim's bench/examples
     python tests/benchmarks/measured_operations.py --silicon FILE       # AIConfigurator's silicon_sample.csv
+        [--configs DIR]                         # its model_configs, for models that are not known by name
 
 `--costs roofline` gives the same tables for the roofline, `--host-time-factor F` those on a slower host.
 Errors are forecast minus measured, in percent.
@@ -15,22 +17,24 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import re
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.machine.models import model
 from pagecast.sim.replay import replay
+from pagecast.sim.runs.client_share import CLIENT_SHARE
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.schema import Spans, Trace, starts, table
+from public_runs import PublicRun, servingsim_runs, training_runs
 
 HERE = Path(__file__).resolve()
 GROUND = next((p / "shared/groundtruth" for p in HERE.parents if (p / "shared/groundtruth").is_dir()), None)
@@ -44,27 +48,33 @@ def main() -> int:
     parser.add_argument("--host-time-factor", type=float)
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--host-factor", nargs="+", type=Path)
+    parser.add_argument("--prompts", nargs="+", type=Path)
     parser.add_argument("--recorded", nargs="*", type=Path)
     parser.add_argument("--training", type=Path)
     parser.add_argument("--servingsim", type=Path)
     parser.add_argument("--silicon", type=Path)
+    parser.add_argument("--configs", type=Path)
     parser.add_argument("--every", type=int, default=1, help="of the silicon rows, each so many")
     options = parser.parse_args()
     if options.host:
         print_host()
     for folder in options.host_factor or ():
         print_host_factor(RecordedRun.load(folder))
+    for folder in options.prompts or ():
+        print_prompts(RecordedRun.load(folder), options.host_time_factor)
     if any(option is not None for option in (options.recorded, options.training, options.servingsim)):
         write(HEADER)
     for folder in recorded_folders(options.recorded):
         run = RecordedRun.load(folder)
         show(run.name, compare_recorded(run, options.costs, options.host_time_factor))
-    for path in sorted(options.training.glob("replay_data/*_ground_truth.json")) if options.training else ():
-        show(path.name.removesuffix("_ground_truth.json")[16:], compare_training(path, options.costs))
-    for path in sorted(options.servingsim.glob("RTXPRO6000/*/vllm/meta.json")) if options.servingsim else ():
-        show(f"RTX PRO 6000 {path.parts[-3]}", compare_servingsim(path.parent, options.costs))
+    for public in training_runs(options.training, options.costs) if options.training else ():
+        show(public.name, compare_public(public))
+        if public.overloaded:
+            write(f"    overloaded: {public.failed} requests failed, {len(public.results.trace)} count")
+    for public in servingsim_runs(options.servingsim, options.costs) if options.servingsim else ():
+        show(public.name, compare_public(public))
     if options.silicon:
-        print_silicon(options.silicon, options.costs, options.every)
+        print_silicon(options.silicon, options.costs, options.every, options.configs)
     return 0
 
 
@@ -88,18 +98,6 @@ def figures(first: Any, end: Any, arrival: Any, tokens: Any) -> dict[str, float]
         for q in (50, 90):
             found[f"{name} p{q}"] = float(np.percentile(values, q))
     return found
-
-
-def simulate(trace: Trace, scenario: Scenario) -> dict[str, float]:
-    """The same figures of a replay."""
-    made = replay(trace, scenario, keep_steps=False).requests
-    first = made["first_token_s"] if "first_token_s" in made else made["arrival_s"] + made["ttft_s"]
-    return figures(
-        first.to_numpy(np.float64),
-        made["finished_s"].to_numpy(np.float64),
-        made["arrival_s"].to_numpy(np.float64),
-        made["output_tokens"].to_numpy(np.float64),
-    )
 
 
 def errors(made: dict[str, float], real: dict[str, float]) -> dict[str, float]:
@@ -132,114 +130,32 @@ def compare_recorded(run: RecordedRun, costs: str, host_time_factor: float | Non
     t = run.requests
     columns = ("first_token_s", "finish_s", "arrival_s", "tokens_out")
     real = figures(*(t[name].to_numpy(np.float64) for name in columns))
-    return errors(simulate(run.trace(), scenario), real)
+    return errors(latencies(replay(run.trace(), scenario, keep_steps=False).requests), real)
 
 
 # -- public runs
 
-_TRAINING = {
-    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
-    "llama-2-70b": "meta-llama/Llama-2-70b-hf",
-    "mixtral": "mistralai/Mixtral-8x7B-v0.1",
-}
-_CODELLAMA = {
-    "model_type": "llama",
-    "hidden_size": 8192,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "intermediate_size": 22016,
-    "vocab_size": 32000,
-    "max_position_embeddings": 16384,
-}
-_PERIOD = 100  # requests after which prompts come again, as their lengths show (in 98 to 99% of requests)
+
+def compare_public(run: PublicRun) -> dict[str, float]:
+    """A public run against its forecast, with the client's share where a client measured."""
+    made = replay(run.results.trace, run.scenario, keep_steps=False)
+    if run.results.by_client:
+        made = CLIENT_SHARE.seen(made)
+    return errors(latencies(made.requests), measured_latencies(run))
 
 
-def compare_training(path: Path, costs: str) -> dict[str, float]:
-    """A run of inference-sim/training (vLLM 0.15.1, H100). Prompts come again after 100 requests.
-
-    All requests of a run asked for the same number of tokens and ignored the end of text (`output_len` and
-    `ignore_eos` of its `profile.yaml`). The files count tokens of the text tokenized again: a request with a
-    tenth of the count took as long as those beside it. The most frequent count is what was generated.
-    """
-    run = json.loads(Path(str(path).replace("_ground_truth", "")).read_text())
-    truth = json.loads(path.read_text())
-    asked = [r for r, t in zip(run["requests"], truth, strict=True) if not t["has_error"]]
-    done = [t for t in truth if not t["has_error"]]
-    arrival = np.array([r["arrival_time_us"] / 1e6 for r in asked])
-    counts = np.array([r["output_tokens"] for r in asked])
-    tokens = np.full(len(counts), np.bincount(counts).argmax(), np.float64)
-    lengths = np.array([r["input_tokens"] for r in asked])
-    slots = np.array([r["index"] % _PERIOD for r in asked])
-    rows = len(asked)
-    spans = Spans(starts(np.ones(rows, np.int64)), slots, np.zeros(rows, np.int64), lengths)
-    columns = {
-        "arrival_s": arrival,
-        "input_tokens": lengths,
-        "output_tokens": np.maximum(tokens, 1).astype(np.int64),
-    }
-    config = run["config"]
-    model = next((name for key, name in _TRAINING.items() if key in run["experiment"]), None) or codellama()
-    scenario = Scenario(
-        model=model,
-        gpu="H100",
-        costs=costs,
-        tensor_parallel_size=config["tensor_parallelism"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-        num_gpu_blocks=config["kv_blocks_total_gpu"],
-    )
-    e2e = np.array([t["e2e_s"] for t in done])
-    ttft = np.array([t["ttft_s"] for t in done])
-    real = figures(arrival + ttft, arrival + e2e, arrival, tokens)
-    return errors(simulate(Trace(run["experiment"], table(columns), spans), scenario), real)
+def measured_latencies(run: PublicRun) -> dict[str, float]:
+    """The figures of a public run."""
+    results = run.results
+    arrival = np.zeros(len(results.trace))
+    tokens = results.trace.integers("output_tokens")
+    return figures(results.ttft_s, results.e2e_s, arrival, tokens)
 
 
-def codellama() -> str:
-    """A folder with the configuration of CodeLlama-34B."""
-    folder = Path(tempfile.gettempdir()) / "codellama-34b"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_CODELLAMA))
-    return str(folder)
-
-
-def compare_servingsim(folder: Path, costs: str) -> dict[str, float]:
-    """A run of LLMServingSim's (vLLM 0.19, RTX PRO 6000); of data-parallel ranks one, with its share.
-
-    The link between the GPUs is the one that the example's own `config.json` states.
-    """
-    meta = json.loads((folder / "meta.json").read_text())
-    link = json.loads((folder.parent / "config.json").read_text())["link_bw"]
-    options = meta["engine_kwargs"]
-    ranks = options["data_parallel_size"]
-    lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
-    base = lines[0]["queued_ts"] - lines[0]["arrival_time"]
-    arrival = np.array([line["arrival_time"] + base for line in lines])
-    arrival -= arrival.min()
-    start = lines[0]["queued_ts"]
-    first, end, tokens, lengths = (
-        np.array([line[name] for line in lines], np.float64)
-        for name in ("first_token_ts", "last_token_ts", "output_toks", "input_toks")
-    )
-    real = figures(first - start, end - start, arrival, tokens)
-    columns = {
-        "arrival_s": arrival,
-        "input_tokens": lengths.astype(np.int64),
-        "output_tokens": tokens.astype(np.int64),
-    }
-    kept = {name: values[::ranks] for name, values in columns.items()}
-    scenario = Scenario(
-        model=meta["model"],
-        gpu="RTX PRO 6000",
-        costs=costs,
-        tensor_parallel_size=options["tensor_parallel_size"],
-        moe_data_parallel_size=ranks,
-        enable_expert_parallel=options["enable_expert_parallel"],
-        gpu_link_gb_per_s=float(link),
-        max_num_seqs=options["max_num_seqs"],
-        max_num_batched_tokens=options["max_num_batched_tokens"],
-    )
-    return errors(simulate(Trace(folder.parent.name, table(kept)), scenario), real)
+def latencies(requests: Any) -> dict[str, float]:
+    """The figures of a replay's table of requests."""
+    ttft, e2e, tokens = (requests[name].to_numpy(np.float64) for name in ("ttft_s", "e2e_s", "output_tokens"))
+    return figures(ttft, e2e, np.zeros(len(ttft)), tokens)
 
 
 # -- the host's constants
@@ -295,6 +211,36 @@ def print_host_factor(run: RecordedRun) -> None:
     write(f"{run.name}: request {request:.1f} us, host_time_factor {request * 1e-6 / HOST.request:.2f}")
 
 
+def print_prompts(run: RecordedRun, factor: float | None) -> None:
+    """How far steps with prompts and pure decode steps are off, on a host of this factor."""
+    scenario = scenario_of(run, "measured").model_copy(update={"host_time_factor": factor})
+    costs, steps = scenario.step_costs(), run.steps
+    totals = {False: [0.0, 0.0], True: [0.0, 0.0]}
+    for at in consecutive(run):
+        batch = steps.batch(at)
+        if batch.prefill:
+            made = max(costs.device_ns(batch), costs.launch_ns(batch))
+        else:
+            made = costs.decode_line(batch.decode_n).ns(*batch[1:3])
+        total = totals[bool(batch.prefill)]
+        total[0] += made + costs.host_ns(batch.decode_n + len(batch.prefill))
+        total[1] += float(steps.start_ns[at + 1] - steps.start_ns[at])
+    decode, prompts = (totals[kind][0] / totals[kind][1] for kind in (False, True))
+    write(
+        f"{run.name}: decode steps {100 * decode - 100:+.1f}%, "
+        f"steps with prompts {100 * prompts - 100:+.1f}%, apart {100 * np.log(prompts / decode):+.1f}%"
+    )
+
+
+def consecutive(run: RecordedRun) -> Iterator[int]:
+    """Steps that another one follows at once."""
+    steps = run.steps
+    for at in range(len(steps) - 1):
+        apart = (steps.start_ns[at + 1] - steps.end_ns[at]) / 1e9
+        if steps.section[at] == steps.section[at + 1] and apart <= 0.002:
+            yield at
+
+
 def print_busy() -> None:
     """What steps with prompts take longer where steps are planned ahead: all take what was measured."""
     from pagecast.sim.costs.measured.costs import MeasuredCosts
@@ -330,10 +276,7 @@ def sweep_rows(run: RecordedRun) -> Any:
     bare = HostTimes(step=0, request=0, prompt_step=0, ungraphed_layer=0, hot=0)
     costs = MeasuredCosts(scenario.target().measured().operations, host=bare)
     steps, found = run.steps, []
-    for at in range(len(steps) - 1):
-        apart = (steps.start_ns[at + 1] - steps.end_ns[at]) / 1e9
-        if steps.section[at] != steps.section[at + 1] or apart > 0.002:
-            continue
+    for at in consecutive(run):
         batch = steps.batch(at)
         tokens = batch.decode_n + sum(size for size, _ in batch.prefill)
         plain = Batch(*batch[:4])
@@ -357,7 +300,7 @@ _SYSTEMS = {
 }
 
 
-def print_silicon(path: Path, costs: str, every: int) -> None:
+def print_silicon(path: Path, costs: str, every: int, configs: Path | None) -> None:
     """Errors in TPOT at fixed concurrency by GPU or model and engine."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     missing: dict[str, int] = defaultdict(int)
@@ -365,11 +308,11 @@ def print_silicon(path: Path, costs: str, every: int) -> None:
         if number % every:
             continue
         try:
-            error = silicon_error(row, costs)
+            error = silicon_error(row, costs, configs)
             for key in ((row["system"], row["backend"]), (row["model_path"], row["backend"])):
                 found[key].append(error)
         except BadInput as problem:
-            missing[str(problem)[:90]] += 1
+            missing[f"{row['backend']} {row['system']}: {_without_folder(str(problem))[:90]}"] += 1
     write(f"{'GPU or model, engine':44} {'rows':>5} {'median':>8} {'median |error|':>15} {'within 20%':>11}")
     for key, rows in sorted(found.items()):
         tpot = np.array(rows)
@@ -380,7 +323,7 @@ def print_silicon(path: Path, costs: str, every: int) -> None:
         write(f"{rows:6} rows left out: {reason}")
 
 
-def silicon_error(row: dict[str, str], costs: str) -> float:
+def silicon_error(row: dict[str, str], costs: str, configs: Path | None = None) -> float:
     """Error in TPOT (percent) of one row, from a closed loop of its concurrency.
 
     Errors: BadInput for what is not simulated: disaggregation, data or pipeline parallelism, unknown models.
@@ -394,7 +337,7 @@ def silicon_error(row: dict[str, str], costs: str) -> float:
     if "mtp" in row["id"] or "spec" in row["silicon_data_source"]:
         raise BadInput("speculative decoding")
     scenario = Scenario(
-        model=_silicon_model(row),
+        model=_silicon_model(row, configs),
         gpu=_SYSTEMS[row["system"]],
         costs=costs,
         engine=row["backend"],
@@ -409,10 +352,44 @@ def silicon_error(row: dict[str, str], costs: str) -> float:
     return 100 * (made / float(row["silicon_tpot_ms"]) - 1)
 
 
-def _silicon_model(row: dict[str, str]) -> str:
+def _silicon_model(row: dict[str, str], configs: Path | None) -> str:
+    """A known model's name, or a folder with the configuration that `configs` has of it.
+
+    Hopper computes nothing in NVFP4: rows of such weights there are of gpt-oss as published, in MXFP4.
+    """
+    if row["gemm_quant_mode"] == "nvfp4" and row["system"] in ("h100_sxm", "h200_sxm"):
+        return row["model_path"]
     name, kind = row["model_path"], row["gemm_quant_mode"] or row["precision"]
     ending = {"fp8": "-FP8", "fp8_block": "-FP8", "nvfp4": "-NVFP4"}.get(kind, "")
-    return name if ending.lower() in name.lower() else name + ending
+    full = name if ending.lower() in name.lower() else name + ending
+    if configs is None:
+        return full
+    try:
+        model(full)
+    except BadInput:
+        plain = name.split("/")[1]
+        file = next(
+            (
+                found
+                for each in (f"{plain}{ending}", plain)
+                for found in configs.glob(f"*--{each}_config.json")
+            ),
+            None,
+        )
+        return full if file is None else _config_folder(file)
+    return full
+
+
+def _config_folder(file: Path) -> str:
+    """A folder that holds this configuration as config.json."""
+    folder = Path(tempfile.gettempdir()) / "silicon" / file.name.removesuffix("_config.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(file.read_text())
+    return str(folder)
+
+
+def _without_folder(problem: str) -> str:
+    return problem.replace(f"{Path(tempfile.gettempdir()) / 'silicon'}/", "")
 
 
 def closed_loop(costs: Any, users: int, isl: int, osl: int) -> float:

@@ -4,8 +4,8 @@ A draw of a calibration consists of the coefficients of one bootstrap copy, a le
 for steps with prompts against pure decode steps, and noise on each step with prompts. The second level leaves
 the total of a load like the fitted ones unchanged. Both levels are quasi-random: few draws cover their
 distributions as evenly as many independent ones. Single decode steps get no noise, since a request's decode
-averages over hundreds of them. A draw of measured operations has a level, and a second one for the host of
-synchronous steps; a draw of the roofline has a level alone.
+averages over hundreds of them. A draw of measured operations has a level, one for steps with prompts against
+pure decode steps, and one for the host of synchronous steps; a draw of the roofline has a level alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
-from pagecast.sim.costs.measured.spread import HostSpread
+from pagecast.sim.costs.measured.spread import PROMPT_SHARE
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 
 CORRECTED_SD = 0.03  # sd of the level of corrected measured operations on another load, as assumed in the fit
@@ -29,6 +29,8 @@ _OUTERMOST = 1e-3
 # Steps of the additive recurrence that fills the square most evenly: 1 / g and 1 / g**2, where g**3 = g + 1
 # (M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018).
 _STEPS = (0.7548776662466927, 0.5698402909980532)
+# The same in four dimensions, g**5 = g + 1: level, steps with prompts, host, client.
+_FOUR_STEPS = (0.8566748838545029, 0.733891856627126, 0.6287067210378087, 0.5385972572236101)
 
 
 class Drawn(CalibratedCosts):
@@ -79,19 +81,23 @@ class Drawn(CalibratedCosts):
 
 
 class ScaledCosts:
-    """Any step costs with every time multiplied by `factor`; implements `StepCosts`."""
+    """Any step costs with every time multiplied by `factor`; implements `StepCosts`.
 
-    def __init__(self, costs: StepCosts, factor: float) -> None:
+    `prompts`: another factor, for steps with prompts.
+    """
+
+    def __init__(self, costs: StepCosts, factor: float, prompts: float | None = None) -> None:
         self.name = costs.name
         self._costs, self._factor = costs, factor
+        self._prompts = factor if prompts is None else prompts
 
     def device_ns(self, batch: Batch) -> int:
         """Device time of a step that computes at least one prompt chunk."""
-        return round(self._costs.device_ns(batch) * self._factor)
+        return round(self._costs.device_ns(batch) * self._prompts)
 
     def launch_ns(self, batch: Batch) -> int:
         """See `StepCosts`."""
-        return round(self._costs.launch_ns(batch) * self._factor)
+        return round(self._costs.launch_ns(batch) * self._prompts)
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests."""
@@ -125,11 +131,7 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     if isinstance(costs, MeasuredCosts) and costs.corrections is not None:
         return ScaledCosts(_redrawn(costs, costs.corrections, index, seed), _level(CORRECTED_SD, index, seed))
     if isinstance(costs, MeasuredCosts):
-        spread = costs.spread
-        on_host = (
-            costs if costs.pipeline_depth else costs.on_host(_host_level(costs.host_spread, index, seed))
-        )
-        return ScaledCosts(on_host, _level(spread.sd, index, seed, spread.freedom))
+        return _drawn_measured(costs, index, seed)
     return ScaledCosts(costs, _level(UNFITTED_SD, index, seed))
 
 
@@ -147,12 +149,29 @@ def half_width_percent(costs: StepCosts) -> float:
     return 100 * math.sinh(sd * _heavy(0.95, freedom))
 
 
+def _drawn_measured(costs: MeasuredCosts, index: int, seed: int) -> StepCosts:
+    """A level for all steps, and steps with prompts apart from it.
+
+    The level compensates for what steps with prompts take longer in the total of a usual load.
+    """
+    of_level, of_prompts, of_host, _ = _levels(index, seed, _FOUR_STEPS)
+    spread = costs.spread
+    if not costs.pipeline_depth:
+        host = costs.host_spread
+        costs = costs.on_host(math.exp(host.mean + host.sd * _heavy(of_host, math.inf)))
+    level = spread.sd * _heavy(of_level, spread.freedom)
+    apart = spread.prompt_sd * _heavy(of_prompts, spread.prompt_freedom)
+    decode = math.exp(level - PROMPT_SHARE * apart)
+    return ScaledCosts(costs, decode, decode * math.exp(apart))
+
+
+def client_level(sd: float, freedom: float, index: int, seed: int) -> float:
+    """Logarithm of a client's share in draw number `index`."""
+    return sd * _heavy(_levels(index, seed, _FOUR_STEPS)[3], freedom)
+
+
 def _level(sd: float, index: int, seed: int, freedom: float = math.inf) -> float:
     return math.exp(sd * _heavy(_levels(index, seed)[0], freedom))
-
-
-def _host_level(spread: HostSpread, index: int, seed: int) -> float:
-    return math.exp(spread.mean + spread.sd * _heavy(_levels(index, seed)[1], math.inf))
 
 
 def _redrawn(costs: MeasuredCosts, corrections: Corrections, index: int, seed: int) -> MeasuredCosts:
@@ -190,10 +209,10 @@ def _host_scaled(calibration: Calibration, factor: float) -> Calibration:
     return replace(calibration, host=longer)
 
 
-def _levels(index: int, seed: int) -> tuple[float, ...]:
-    """Two numbers between 0 and 1, the `index`-th of a sequence that fills their square evenly."""
-    shifts = np.random.default_rng(seed).random(len(_STEPS)).tolist()
-    return tuple((shift + index * step) % 1.0 for shift, step in zip(shifts, _STEPS, strict=True))
+def _levels(index: int, seed: int, steps: tuple[float, ...] = _STEPS) -> tuple[float, ...]:
+    """Numbers between 0 and 1, the `index`-th of a sequence that fills their square or cube evenly."""
+    shifts = np.random.default_rng(seed).random(len(steps)).tolist()
+    return tuple((shift + index * step) % 1.0 for shift, step in zip(shifts, steps, strict=True))
 
 
 def _heavy(share: float, freedom: float) -> float:

@@ -241,3 +241,20 @@ def test_data_parallel_ranks_are_for_measured_mixtures_alone():
         Scenario(moe_data_parallel_size=2).step_costs()
     with pytest.raises(BadInput, match="moe_data_parallel_size needs measured operations"):
         Scenario(**MIXTURE, moe_data_parallel_size=2, costs="roofline").step_costs()
+
+
+def test_steps_with_prompts_are_less_certain_than_pure_decode_steps(costs):
+    """The level makes up for the first in a usual load, whose time decode steps have 80% of."""
+    prompts, decode, load = [], [], []
+    for index in range(400):
+        drawn = draw(costs, index)
+        prompts.append(drawn.device_ns(CHUNK) / costs.device_ns(CHUNK))
+        decode.append(drawn.decode_line(32).ns(32_000, 1000) / costs.decode_line(32).ns(32_000, 1000))
+        load.append(0.2 * prompts[-1] + 0.8 * decode[-1])
+
+    def width(values):
+        low, high = np.percentile(values, (5, 95))
+        return high - low
+
+    assert width(prompts) > 2 * width(decode)
+    assert width(load) < 1.1 * width(decode)
