@@ -114,7 +114,10 @@ def model_with_text(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture
 def engine_of() -> Any:
-    """Makes engines in fp32, closed when the test ends; on the GPU where there is one."""
+    """Makes engines in fp32, closed when the test ends; on the GPU where there is one.
+
+    Skips a test that needs more GPUs than there are.
+    """
     from pagecast.engine.engine import Engine
 
     engines = []
@@ -122,6 +125,8 @@ def engine_of() -> Any:
     def make(folder: Path, **options: Any) -> Engine:
         chosen = {"device": DEVICE, "dtype": "float32", "num_blocks": 64, "max_num_seqs": 8}
         chosen["max_num_batched_tokens"] = 64
+        if 0 < torch.cuda.device_count() < options.get("tensor_parallel_size", 1):
+            pytest.skip("needs more GPUs")
         engine = Engine(str(folder), **{**chosen, **options})
         engines.append(engine)
         return engine

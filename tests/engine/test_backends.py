@@ -15,8 +15,12 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1
 
 
 def with_triton(engine: Any) -> Any:
-    """The same engine with its attention by the kernels."""
+    """The same engine with its attention by the kernels, and without the steps that were captured on a GPU:
+    these use the memory of the backend that is replaced."""
     runner = engine.loop.runner
+    runner.close()
+    runner._graphs = runner._prompt_graphs = None
+    runner.batches.graphs, runner.batches.prompt_graphs = [], []
     shape = Shape.of(runner.model.spec, runner.kv, runner.model.dtype, runner.rows.padding + 1)
     runner.backend = TritonBackend(shape)
     runner.batches.backend = runner.backend
