@@ -9,6 +9,7 @@ lower level; `usable` says where it applies, and `paged_prefill` has the plain k
 # Device code takes tensors of the kernel language, which has no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +36,23 @@ _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
-def _item(tiles, item, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr):
-    """A piece of work: sequence, first row of q, rows, position of the first, first KV tile, last key + 1."""
-    entry = tiles + 8 * (item // KV_HEADS)
+def _where(item, items, KV_HEADS: gl.constexpr, SIDE: gl.constexpr):
+    """A piece of work's place in the plan, and its KV head.
+
+    Where there is much work, only SIDE heads are under way at once: their K and V stay in the L2 cache.
+    """
+    if SIDE == KV_HEADS:
+        return item // KV_HEADS, item % KV_HEADS
+    else:
+        number = items // KV_HEADS
+        side = gl.where(number * SIDE >= 2 * gl.num_programs(0), SIDE, KV_HEADS)
+        return item // side % number, item // (number * side) * side + item % side
+
+
+@gluon.jit
+def _item(tiles, nth, TILE: gl.constexpr, WINDOW: gl.constexpr):
+    """A piece of the plan: sequence, first row of q, rows, position of the first, first KV tile, end."""
+    entry = tiles + 8 * nth
     sequence, row = gl.load(entry), gl.load(entry + 1)
     count, position = gl.load(entry + 2), gl.load(entry + 3)
     first = gl.load(entry + 4) // TILE
@@ -82,6 +97,7 @@ def _produce(
     V_ROWS: gl.constexpr,
     BOX: gl.constexpr,
     WINDOW: gl.constexpr,
+    SIDE: gl.constexpr,
 ):
     """The warp that fetches: the KV tiles of each item, last to first, as buffers fall free."""
     k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, _turns = pipe
@@ -90,9 +106,9 @@ def _produce(
     TILE: gl.constexpr = k_buffers.shape[1]
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        sequence, _row, _count, _position, first, length = _item(tiles, item, KV_HEADS, TILE, WINDOW)
+        nth, head = _where(item, items, KV_HEADS, SIDE)
+        sequence, _row, _count, _position, first, length = _item(tiles, nth, TILE, WINDOW)
         last = (length + TILE - 1) // TILE
-        head = item % KV_HEADS
         row = table + sequence.to(gl.int64) * table_stride
         last_page = (length - 1) // BLOCK_SIZE
         for i in range(last - first):
@@ -258,11 +274,13 @@ def _fetch_q(
     DIM: gl.constexpr,
     TILE: gl.constexpr,
     WINDOW: gl.constexpr,
+    SIDE: gl.constexpr,
 ):
     """Starts to copy the queries of an item, if there is one."""
     if item < items:
-        _sequence, row, count, _position, _first, _length = _item(tiles, item, KV_HEADS, TILE, WINDOW)
-        at = _place(lane, row, count, item % KV_HEADS, Q, GROUP)
+        nth, head = _where(item, items, KV_HEADS, SIDE)
+        _sequence, row, count, _position, _first, _length = _item(tiles, nth, TILE, WINDOW)
+        at = _place(lane, row, count, head, Q, GROUP)
         pointers = q + at[:, None] + dims[None, :]
         if buffer.shape[1] == DIM:
             _fetch_rows(buffer, pointers)
@@ -386,6 +404,7 @@ def _consume(
     DIM: gl.constexpr,
     TAIL: gl.constexpr,
     WINDOW: gl.constexpr,
+    SIDE: gl.constexpr,
 ):
     """A warpgroup that multiplies: its part of each item's rows, the next item's queries fetched ahead."""
     q, out, tiles, items, parts, sums, scale = work
@@ -401,12 +420,15 @@ def _consume(
     if DIM != WIDTH:  # what lies past a head in K then counts for nothing
         buffer.store(gl.zeros([ROWS, WIDTH], buffer.dtype, L))
     nth = (PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))) // GROUP
-    _fetch_q(q, tiles, gl.program_id(0), items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW)
+    _fetch_q(
+        q, tiles, gl.program_id(0), items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE
+    )
     if turns.shape[0] == PART + 1:
         mbarrier.arrive(turns.index(0), count=1)
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _sequence, row, count, position, first, length = _item(tiles, item, KV_HEADS, TILE, WINDOW)
+        entry, head = _where(item, items, KV_HEADS, SIDE)
+        _sequence, row, count, position, first, length = _item(tiles, entry, TILE, WINDOW)
         async_copy.wait_group(0)
         fence_async_shared()
         _barrier()
@@ -416,7 +438,7 @@ def _consume(
         )
         weights, fade, m, total, acc, rest = state
         following = item + gl.num_programs(0)
-        _fetch_q(q, tiles, following, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW)
+        _fetch_q(q, tiles, following, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE)
         acc, rest = _queue_output(buffer, pipe, step - 1, weights, fade, acc, rest, TAIL)
         if TAIL:
             acc, rest = warpgroup_mma_wait(0, deps=[acc, rest])
@@ -425,13 +447,13 @@ def _consume(
         mbarrier.arrive(v_empty.index((step - 1) % STAGES), count=1)
         slot = -1
         if parts is not None:
-            slot = gl.load(tiles + 8 * (item // KV_HEADS) + 6)
+            slot = gl.load(tiles + 8 * entry + 6)
         if slot < 0:
-            _store(out, acc, total, row, count, item % KV_HEADS, PART, 0, OUT, GROUP, DIM)
+            _store(out, acc, total, row, count, head, PART, 0, OUT, GROUP, DIM)
             if TAIL:
-                _store(out, rest, total, row, count, item % KV_HEADS, PART, 64, OUT, GROUP, DIM)
+                _store(out, rest, total, row, count, head, PART, 64, OUT, GROUP, DIM)
         elif parts is not None:
-            slot = (slot * KV_HEADS + item % KV_HEADS) * turns.shape[0] + PART
+            slot = (slot * KV_HEADS + head) * turns.shape[0] + PART
             rows = count * GROUP - PART * ROWS
             _leave_sums(sums, slot, m * scale, total, rows)
             _leave(parts, slot, acc, total, rows, WIDTH, 0)
@@ -466,6 +488,7 @@ def _prefill_hopper(
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,
     TAIL: gl.constexpr,
+    SIDE: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -498,10 +521,10 @@ def _prefill_hopper(
         q_2 = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
         gl.warp_specialize(
             [
-                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
-                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
-                (_consume, (pipe, q_2, work, PART_2, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
-                (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
+                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
+                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
+                (_consume, (pipe, q_2, work, PART_2, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
+                (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW, SIDE)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -509,9 +532,9 @@ def _prefill_hopper(
     else:
         gl.warp_specialize(
             [
-                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
-                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW)),
-                (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW)),
+                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
+                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
+                (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW, SIDE)),
             ],
             [4, 1],
             [240, 24],
@@ -524,12 +547,14 @@ class HopperCut:
     K and of V are under way.
 
     `tail`: columns of a head beyond its 64th, multiplied apart; 0: all together, up to a power of two.
+    `side`: KV heads that are under way at once where there is much work; 0: all.
     """
 
     warpgroups: int
     tile: int
     stages: int
     tail: int = 0
+    side: int = 0
 
 
 def rows_of(head_dim: int) -> int:
@@ -549,7 +574,9 @@ def cut_of(head_dim: int, longest: int | None) -> HopperCut:
         return HopperCut(3, 64, 6)
     if head_dim < 128:
         return HopperCut(3, 64, 3, tail=head_dim - 64)
-    return HopperCut(2, 64, 3) if longest is not None and longest <= SHORT_KEYS else HopperCut(2, 128, 2)
+    return (
+        HopperCut(2, 64, 3) if longest is not None and longest <= SHORT_KEYS else HopperCut(2, 128, 2, side=2)
+    )
 
 
 def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
@@ -596,6 +623,7 @@ def constants_of(
         "STAGES": cut.stages,
         "PARTS": rows // 64,
         "TAIL": cut.tail,
+        "SIDE": math.gcd(cut.side, k_cache.shape[2]),
     }
 
 
