@@ -47,16 +47,16 @@ def _launch(kernel: Any, on: Tensor, key: Any, constants: dict[str, Any], warps:
 def _add_rms_norm(
     x, residual, weight, out, total, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    after_predecessor(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * WIDTH
     lanes = tl.arange(0, BLOCK)
     mask = lanes < WIDTH
+    factor = tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
+    after_predecessor(OVERLAP)
     wide = tl.load(x + row + lanes, mask=mask, other=0.0).to(tl.float32)
     if residual is not None:
         wide += tl.load(residual + row + lanes, mask=mask, other=0.0).to(tl.float32)
         tl.store(total + row + lanes, wide.to(total.dtype.element_ty), mask=mask)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide) / WIDTH + eps)
-    factor = tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row + lanes, (wide * scale * factor).to(out.dtype.element_ty), mask=mask)
 
 

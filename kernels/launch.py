@@ -24,7 +24,8 @@ ALIGNMENT_BYTES = 16
 def after_predecessor(OVERLAP: tl.constexpr):
     """Waits until the kernel queued before has ended, and lets the next be brought up meanwhile.
 
-    Everything but arguments must be read after it (programmatic dependent launch, CUDA programming guide).
+    Everything but arguments and a model's parameters must be read after it (programmatic dependent launch,
+    CUDA programming guide).
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()

@@ -3,7 +3,8 @@
 A step's work is one line of KV tiles: sequence after sequence, KV head after KV head. A fixed number of
 programs each take an equal stretch of that line, so lengths may differ as they like, and the grid does
 not depend on them (CUDA graphs). Where a stretch ends inside a head, partial sums go to a workspace, and
-the program that finishes a head last merges them, always in the same order: results don't vary.
+the program that finishes a head last merges them, always in the same order: results don't vary. A program
+begins with the head that it leaves to the next one, so that merging doesn't come last.
 """
 
 # Device code takes tensors of the kernel language, which has no types.
@@ -57,7 +58,8 @@ def _share_work(
     SHARE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """ends[1 + row]: work up to the end of a row; ends[0]: work a program; first_row[p]: where p starts."""
+    """ends[1 + row]: work up to the end of a row; ends[0]: work a program; first_row[p]: where p starts, the
+    one after the last included."""
     after_predecessor(OVERLAP)
     total = 0
     for start in range(0, batch, CHUNK):
@@ -75,7 +77,7 @@ def _share_work(
         rows_before += tl.sum(before.to(tl.int32), 1)
         if tl.program_id(0) == 0:
             tl.store(ends + 1 + row, end, mask=row < batch)
-    tl.store(first_row + program, rows_before, mask=program < PROGRAMS)
+    tl.store(first_row + program, rows_before, mask=program <= PROGRAMS)
     if tl.program_id(0) == 0:
         tl.store(ends, per_program)
 
@@ -274,110 +276,130 @@ def _paged_decode(
     STAGES: tl.constexpr,
     PAIRS: tl.constexpr,
     ON_GPU: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    after_predecessor(OVERLAP)
     program = tl.program_id(0)
     share = tl.load(ends)
-    begin = program * share
-    stop = tl.minimum(begin + share, tl.load(ends + batch) * KV_HEADS)
-    row = tl.load(first_row + program)
+    total_work = tl.load(ends + batch) * KV_HEADS
     rows = tl.arange(0, ROWS)[:, None]
     dims = tl.arange(0, DIM_POW2)[None, :]
-    while begin < stop:
-        row_end = tl.load(ends + 1 + row)
-        row_begin = tl.load(ends + row, mask=row > 0, other=0)
-        # A head's work is START_COST, then its tiles; `unit` is where the tiles begin on the line of work.
-        work = row_end - row_begin
-        tiles = work - START_COST
-        head = (begin - row_begin * KV_HEADS) // tl.maximum(work, 1)
-        unit = row_begin * KV_HEADS + head * work + START_COST
-        first = tl.maximum(begin - unit, 0)
-        last = tl.minimum(tiles, stop - unit)
-        if last > first:
-            length = tl.load(seq_lens + row)
-            skipped = tl.cdiv(length, TILE) - tiles
-            at = q + row.to(tl.int64) * Q[0] + (head * GROUP + rows) * Q[1]
-            k_factor = 1.0
-            v_factor = 1.0
-            if k_scale is not None:
-                k_factor = tl.load(k_scale + head * SCALE_STRIDE)
-                v_factor = tl.load(v_scale + head * SCALE_STRIDE)
-            keys = k_cache + head.to(tl.int64) * K[2]
-            values = v_cache + head.to(tl.int64) * V[2]
-            table_row = table + row.to(tl.int64) * table_stride
-            if PAIRS:
-                half = 2 * tl.arange(0, DIM_POW2 // 2)[None, :]
-                there = (rows < GROUP) & (half < DIM)
-                even = tl.load(at + half * Q[2], mask=there, other=0.0).to(tl.float16)
-                odd = tl.load(at + (half + 1) * Q[2], mask=there, other=0.0).to(tl.float16)
-                m, total, acc = _attend_fp8(
-                    (even, odd),
-                    keys,
-                    values,
-                    table_row,
-                    length,
-                    skipped + first,
-                    skipped + last,
-                    scale * k_factor,
-                    K,
-                    V,
-                    BLOCK_SIZE,
-                    TILE,
-                    DIM,
-                    DIM_POW2,
-                    WINDOW,
-                    STAGES,
-                    ON_GPU,
-                )
-            else:
-                there = (rows < GROUP) & (dims < DIM)
-                m, total, acc = _attend(
-                    tl.load(at + dims * Q[2], mask=there, other=0.0).to(DTYPE),
-                    keys,
-                    values,
-                    table_row,
-                    length,
-                    skipped + first,
-                    skipped + last,
-                    scale * k_factor,
-                    K,
-                    V,
-                    BLOCK_SIZE,
-                    TILE,
-                    DIM,
-                    DIM_POW2,
-                    WINDOW,
-                    STAGES,
-                )
-            target = out + row.to(tl.int64) * OUT[0] + head * GROUP * OUT[1]
-            if last - first == tiles:
-                if sinks is not None:
-                    lanes = tl.arange(0, ROWS)
-                    total = with_sink(total, m, sinks, head * GROUP + lanes, lanes < GROUP)
-                _store(target, total, acc, v_factor, OUT, GROUP, DIM)
-            else:
-                # The program that begins a head uses its second slot, those that continue it their first.
-                first_holder = unit // share
-                count = (unit + tiles - 1) // share - first_holder + 1
-                part = 2 * program + (first == 0)
-                arrival = arrivals + row * KV_HEADS + head
-                if _store_part(sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2, DIM_POW2):
-                    tl.store(arrival, 0)
-                    all_m, all_total, all_acc = _merge(
-                        sums, outputs, first_holder, count, GROUP_POW2, DIM_POW2, MERGE, AT_ONCE
+    start = program * share
+    end = tl.minimum(start + share, total_work)
+    # The head that the next program goes on with comes first: its parts are merged while others still run.
+    last_row = tl.load(first_row + program + 1)
+    split = end
+    if end < total_work:
+        before = tl.load(ends + last_row, mask=last_row > 0, other=0)
+        work = tl.load(ends + 1 + last_row) - before
+        split = before * KV_HEADS + (end - before * KV_HEADS) // work * work
+        split = tl.maximum(split, start)
+    for turn in range(2):
+        begin = tl.where(turn == 0, split, start)
+        stop = tl.where(turn == 0, end, split)
+        row = tl.where(turn == 0, last_row, tl.load(first_row + program))
+        while begin < stop:
+            row_end = tl.load(ends + 1 + row)
+            row_begin = tl.load(ends + row, mask=row > 0, other=0)
+            # A head's work is START_COST, then its tiles; `unit` is where these begin on the line of work.
+            work = row_end - row_begin
+            tiles = work - START_COST
+            head = (begin - row_begin * KV_HEADS) // tl.maximum(work, 1)
+            unit = row_begin * KV_HEADS + head * work + START_COST
+            first = tl.maximum(begin - unit, 0)
+            last = tl.minimum(tiles, stop - unit)
+            if last > first:
+                length = tl.load(seq_lens + row)
+                skipped = tl.cdiv(length, TILE) - tiles
+                at = q + row.to(tl.int64) * Q[0] + (head * GROUP + rows) * Q[1]
+                k_factor = 1.0
+                v_factor = 1.0
+                if k_scale is not None:
+                    k_factor = tl.load(k_scale + head * SCALE_STRIDE)
+                    v_factor = tl.load(v_scale + head * SCALE_STRIDE)
+                keys = k_cache + head.to(tl.int64) * K[2]
+                values = v_cache + head.to(tl.int64) * V[2]
+                table_row = table + row.to(tl.int64) * table_stride
+                if PAIRS:
+                    half = 2 * tl.arange(0, DIM_POW2 // 2)[None, :]
+                    there = (rows < GROUP) & (half < DIM)
+                    even = tl.load(at + half * Q[2], mask=there, other=0.0).to(tl.float16)
+                    odd = tl.load(at + (half + 1) * Q[2], mask=there, other=0.0).to(tl.float16)
+                    m, total, acc = _attend_fp8(
+                        (even, odd),
+                        keys,
+                        values,
+                        table_row,
+                        length,
+                        skipped + first,
+                        skipped + last,
+                        scale * k_factor,
+                        K,
+                        V,
+                        BLOCK_SIZE,
+                        TILE,
+                        DIM,
+                        DIM_POW2,
+                        WINDOW,
+                        STAGES,
+                        ON_GPU,
                     )
+                else:
+                    there = (rows < GROUP) & (dims < DIM)
+                    m, total, acc = _attend(
+                        tl.load(at + dims * Q[2], mask=there, other=0.0).to(DTYPE),
+                        keys,
+                        values,
+                        table_row,
+                        length,
+                        skipped + first,
+                        skipped + last,
+                        scale * k_factor,
+                        K,
+                        V,
+                        BLOCK_SIZE,
+                        TILE,
+                        DIM,
+                        DIM_POW2,
+                        WINDOW,
+                        STAGES,
+                    )
+                target = out + row.to(tl.int64) * OUT[0] + head * GROUP * OUT[1]
+                if last - first == tiles:
                     if sinks is not None:
-                        lanes = tl.arange(0, GROUP_POW2)
-                        all_total = with_sink(all_total, all_m, sinks, head * GROUP + lanes, lanes < GROUP)
-                    _store(target, all_total, all_acc, v_factor, OUT, GROUP, DIM)
-        begin = tl.minimum(unit + tiles, stop)
-        if begin == row_end * KV_HEADS:
-            row += 1
+                        lanes = tl.arange(0, ROWS)
+                        total = with_sink(total, m, sinks, head * GROUP + lanes, lanes < GROUP)
+                    _store(target, total, acc, v_factor, OUT, GROUP, DIM)
+                else:
+                    # The program that begins a head uses its second slot, those that continue it their first.
+                    first_holder = unit // share
+                    count = (unit + tiles - 1) // share - first_holder + 1
+                    part = 2 * program + (first == 0)
+                    arrival = arrivals + row * KV_HEADS + head
+                    if _store_part(sums, outputs, arrival, part, count, m, total, acc, GROUP_POW2, DIM_POW2):
+                        tl.store(arrival, 0)
+                        all_m, all_total, all_acc = _merge(
+                            sums, outputs, first_holder, count, GROUP_POW2, DIM_POW2, MERGE, AT_ONCE
+                        )
+                        if sinks is not None:
+                            lanes = tl.arange(0, GROUP_POW2)
+                            all_total = with_sink(
+                                all_total, all_m, sinks, head * GROUP + lanes, lanes < GROUP
+                            )
+                        _store(target, all_total, all_acc, v_factor, OUT, GROUP, DIM)
+            begin = tl.minimum(unit + tiles, stop)
+            if begin == row_end * KV_HEADS:
+                row += 1
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCut:
     """How decode attention uses a multiprocessor: `programs_per_sm` programs of `warps` warps, each with
-    pipelines of `stages` steps, which take `tile_bytes` of K. `registers` of a thread at most; 0: any."""
+    pipelines of `stages` steps, which take `tile_bytes` of K. `registers` of a thread at most; 0: any.
+
+    Programs are brought up while the kernel before them ends. Therefore no more of them must fit on a
+    multiprocessor than are meant to, or they fill the GPU unevenly: registers see to that.
+    """
 
     tile_bytes: int
     programs_per_sm: int
@@ -434,7 +456,7 @@ class DecodeSchedule:
         slots = 2 * self.programs * group_rows
         dim = next_power_of_2(shape.head_dim)
         self.ends = torch.zeros(max_batch + 1, dtype=torch.int32, device=device)
-        self.first_row = torch.zeros(self.programs, dtype=torch.int32, device=device)
+        self.first_row = torch.zeros(self.programs + 1, dtype=torch.int32, device=device)
         self.arrivals = torch.zeros(max_batch * shape.kv_heads, dtype=torch.int32, device=device)
         self.sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
         self.outputs = torch.empty(slots * dim, dtype=torch.float32, device=device)
@@ -451,7 +473,7 @@ class DecodeSchedule:
 
     def update(self, seq_lens: Tensor) -> None:
         """Shares out the work of a step with these lengths (int32 [batch], on the device; 0 for padding)."""
-        self._share_work(-(-self.programs // SHARE), (seq_lens, self.ends, self.first_row), seq_lens.shape[0])
+        self._share_work(self.programs // SHARE + 1, (seq_lens, self.ends, self.first_row), seq_lens.shape[0])
 
 
 def _programs(shape: DecodeShape, device: torch.device) -> int:
@@ -581,8 +603,7 @@ def _configure(
         "ON_GPU": q.is_cuda,
     }
     options = {"maxnreg": shape.cut.registers} if shape.cut.registers else {}
-    # Not brought up early: a step with prompts and decodes then gave another token on an H200.
-    return Launch(_paged_decode, constants, num_warps=shape.cut.warps, **options)
+    return Launch(_paged_decode, constants, q.device, num_warps=shape.cut.warps, **options)
 
 
 def _has_pairs(cache: Tensor) -> bool:

@@ -16,12 +16,16 @@ from torch import Tensor
 
 
 @triton.jit
-def _normed(
-    first, second, q_norm, k_norm, heads, lanes, mask, eps, Q_HEADS: tl.constexpr, HALF: tl.constexpr
-):
+def _normed(first, second, w1, w2, eps, HALF: tl.constexpr):
     """Each head over its root mean square, times the weight of its kind."""
     squares = tl.sum(first * first + second * second, 1)
     scale = (1.0 / tl.sqrt(squares / (2 * HALF) + eps))[:, None]
+    return first * scale * w1, second * scale * w2
+
+
+@triton.jit
+def _weights(q_norm, k_norm, heads, lanes, mask, Q_HEADS: tl.constexpr, HALF: tl.constexpr):
+    """The weights of both halves of each head."""
     is_q = mask & (heads < Q_HEADS)
     is_k = mask & (heads >= Q_HEADS)
     at = lanes + heads * 0
@@ -29,7 +33,7 @@ def _normed(
     w1 += tl.load(k_norm + at, mask=is_k, other=0.0).to(tl.float32)
     w2 = tl.load(q_norm + HALF + at, mask=is_q, other=0.0).to(tl.float32)
     w2 += tl.load(k_norm + HALF + at, mask=is_k, other=0.0).to(tl.float32)
-    return first * scale * w1, second * scale * w2
+    return w1, w2
 
 
 @triton.jit
@@ -65,14 +69,18 @@ def _rotate_store(
     FP8: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    after_predecessor(OVERLAP)
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
-    block = slot // BLOCK_SIZE
-    offset = slot % BLOCK_SIZE
     heads = tl.arange(0, HEADS_POW2)[:, None]
     lanes = tl.arange(0, HALF_POW2)[None, :]
     mask = (heads < Q_HEADS + KV_HEADS) & (lanes < HALF)
+    token = tl.program_id(0).to(tl.int64)
+    if q_norm is not None:
+        w1, w2 = _weights(q_norm, k_norm, heads, lanes, mask, Q_HEADS, HALF)
+    after_predecessor(OVERLAP)
+    slot = tl.load(slots + token).to(tl.int64)
+    cos = tl.load(angles + token * 2 * HALF + lanes, mask=lanes < HALF, other=0.0)
+    sin = tl.load(angles + token * 2 * HALF + HALF + lanes, mask=lanes < HALF, other=0.0)
+    block = slot // BLOCK_SIZE
+    offset = slot % BLOCK_SIZE
     at = qkv + token * TOKEN + heads * HEAD + lanes
     first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
@@ -82,9 +90,7 @@ def _rotate_store(
     v_at = qkv + token * TOKEN + (Q_HEADS + KV_HEADS + kv_heads) * HEAD + dims
     new_v = tl.load(v_at, mask=live, other=0.0)
     if q_norm is not None:
-        first, second = _normed(first, second, q_norm, k_norm, heads, lanes, mask, eps, Q_HEADS, HALF)
-    cos = tl.load(angles + token * 2 * HALF + lanes, mask=lanes < HALF, other=0.0)
-    sin = tl.load(angles + token * 2 * HALF + HALF + lanes, mask=lanes < HALF, other=0.0)
+        first, second = _normed(first, second, w1, w2, eps, HALF)
     turned = first * cos - second * sin
     turned2 = second * cos + first * sin
     is_q = mask & (heads < Q_HEADS)
