@@ -14,7 +14,7 @@ a client takes before it sends is small beside what it measures. --engine: the e
 the model that is named, on a GPU; or without a name a model of 100 million parameters on one core of the CPU,
 which leaves the other cores to server and client. Ends with 1 where a mean differs by more than 3%.
 
-Both sides' means are of the same requests. guidellm 0.8.1 may leave the last one out of its report: it ends
+Both sides' means are of the same requests. guidellm 0.8.1 may leave the last ones out of its report: it ends
 where a wait for news runs out after it has marked the run as complete, and before it has queued the last
 result. Such a report is not compared; the client runs again.
 """
@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -301,9 +301,17 @@ def made_up_words() -> list[str]:
 
 
 class Server:
-    """A server of what the command line asks for, which records what it serves."""
+    """A server of what the command line asks for, which records what it serves.
 
-    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+    `program`: Python's arguments that stand for `pagecast`.
+    """
+
+    def __init__(
+        self,
+        given: argparse.Namespace,
+        folder: Path,
+        program: Sequence[str] = ("-m", "pagecast.planner_app"),
+    ) -> None:
         tokenizer = folder / "tokenizer"
         environment = None
         if given.engine is None:
@@ -323,7 +331,7 @@ class Server:
         self.model = model
         self.tokenizer = tokenizer
         self._run = folder / "run"
-        command = [sys.executable, "-m", "pagecast.planner_app", "serve", "--port", "0", "--model", model]
+        command = [sys.executable, *program, "serve", "--port", "0", "--model", model]
         command += ["--tokenizer", str(tokenizer), "--record", str(self._run), *options]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
