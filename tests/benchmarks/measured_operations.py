@@ -208,7 +208,9 @@ def print_host_factor(run: RecordedRun) -> None:
 
     rows = sweep_rows(run)
     _, request = host_of_decodes(rows[rows[:, 2] == 0])
-    write(f"{run.name}: request {request:.1f} us, host_time_factor {request * 1e-6 / HOST.request:.2f}")
+    gpus = int(run.meta["config"].get("tensor_parallel_size", 1))
+    factor = request * 1e-6 / HOST.request_s(gpus)
+    write(f"{run.name}: request {request:.1f} us, host_time_factor {factor:.2f}")
 
 
 def print_prompts(run: RecordedRun, factor: float | None) -> None:
@@ -273,7 +275,7 @@ def sweep_rows(run: RecordedRun) -> Any:
     from pagecast.sim.costs.measured.host import HostTimes
 
     scenario = scenario_of(run, "measured")
-    bare = HostTimes(step=0, request=0, prompt_step=0, ungraphed_layer=0, hot=0)
+    bare = HostTimes(step=0, request=0, worker_request=0, prompt_step=0, ungraphed_layer=0, hot=0)
     costs = MeasuredCosts(scenario.target().measured().operations, host=bare)
     steps, found = run.steps, []
     for at in consecutive(run):

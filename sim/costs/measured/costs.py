@@ -71,7 +71,7 @@ class MeasuredCosts:
         self._hot = host.hot
         self._busy = 1.0 + (host.busy if pipeline_depth else 0.0)
         self._host_step_ns = round(host.step_s(gpus) * 1e9)
-        self._host_request_ns = round(host.request * 1e9)
+        self._host_request_ns = round(host.request_s(gpus) * 1e9)
         self._row_times, self._head_times = operations.row_seconds(), operations.head_seconds()
         every = np.arange(_TABLE + 1)
         self._rows: list[int] = self._femtoseconds(self._padded(every), self._row_times)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 class HostTimes:
     """Seconds of host time.
 
-    `step`, `request`: of a synchronous step, and of each request in it; `workers` is more of a step where
-    each GPU has a process of its own. `prompt_step`: more of a step with prompt chunks; `ungraphed_layer`:
-    more of each layer where no CUDA graph has so many tokens. Launching such a layer kernel by kernel takes
-    `launch_layer`, with routed experts `launch_experts` and with tensor parallelism `launch_sharded` more.
+    `step`, `request`: of a synchronous step, and of each request in it; `workers` and `worker_request` are
+    more of a step, and of a request in it, where each GPU has a process of its own. `prompt_step`: more of a
+    step with prompt chunks; `ungraphed_layer`: more of each layer where no CUDA graph has so many tokens.
+    Launching such a layer kernel by kernel takes `launch_layer`, with routed experts `launch_experts` and
+    with tensor parallelism `launch_sharded` more.
     `arrival`, `arriving_token`: of an arriving request. No host time, but in no table either, are two shares:
     `hot`, by which the rows of a step with prompts take longer right after another such step, for as many
     tokens as that had (a GPU at its power limit); `busy`, by which all of a step with prompts takes longer
@@ -25,7 +26,8 @@ class HostTimes:
     Sources, all of vLLM 0.24 on H200s: `step`, `request`, `prompt_step`, `ungraphed_layer` and `hot` are a
     robust fit to what the steps of one sweep of steady shapes took longer than their operations (Qwen3-8B,
     synchronous; `tests/benchmarks/measured_operations.py --host` repeats it). `workers` and `launch_sharded`
-    follow from a sweep of Qwen3-32B on two GPUs, `launch_experts` from the warm-up run of Qwen3-30B-A3B,
+    follow from a sweep of Qwen3-32B on two GPUs, `worker_request` from two of them on machines of their own,
+    where a request takes 17.8 and 17.7 us, `launch_experts` from the warm-up run of Qwen3-30B-A3B,
     `launch_layer` and `busy` from `azure_conv_async`, arrivals from `azure_conv`. Hosts differ: that of the
     warm-up run took about 1.1 ms for a synchronous step and 24 us for each request.
     """
@@ -33,6 +35,7 @@ class HostTimes:
     step: float = 0.65e-3
     request: float = 13.9e-6
     workers: float = 1.4e-3
+    worker_request: float = 3.85e-6
     prompt_step: float = 1.03e-3
     ungraphed_layer: float = 33e-6
     launch_layer: float = 0.42e-3
@@ -47,12 +50,17 @@ class HostTimes:
         """Of a synchronous step on so many GPUs."""
         return self.step + (self.workers if gpus > 1 else 0.0)
 
+    def request_s(self, gpus: int) -> float:
+        """Of a request in a synchronous step on so many GPUs."""
+        return self.request + (self.worker_request if gpus > 1 else 0.0)
+
     def slower(self, factor: float) -> HostTimes:
         """The same where a synchronous step takes the host `factor` times as long."""
         return replace(
             self,
             step=self.step * factor,
             request=self.request * factor,
+            worker_request=self.worker_request * factor,
             prompt_step=self.prompt_step * factor,
         )
 

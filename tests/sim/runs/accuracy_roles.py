@@ -54,7 +54,7 @@ JUDGE = (
     OWN / "h200c-qwen3-0.6b-mooncake",
 )
 # Of the hosts that runs of measured operations are from: `measured_operations.py --host-factor SWEEP`.
-HOST_TIME_FACTORS = {"qwen3-30b-a3b": 1.73, "qwen3-32b-tp2": 1.28}
+HOST_TIME_FACTORS = {"qwen3-30b-a3b": 1.73}
 # Of measured operations: the host's constants come from sweeps, warm-up runs, `azure_conv` and
 # `azure_conv_async`, the spread from public runs of other set-ups. No run below gave either.
 JUDGE_MEASURED = (

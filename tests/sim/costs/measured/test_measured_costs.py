@@ -258,3 +258,13 @@ def test_steps_with_prompts_are_less_certain_than_pure_decode_steps(costs):
 
     assert width(prompts) > 2 * width(decode)
     assert width(load) < 1.1 * width(decode)
+
+
+def test_a_process_per_gpu_takes_longer_for_each_request_of_a_synchronous_step():
+    """Two machines took 17.8 and 17.7 us for a request of Qwen3-32B on two GPUs."""
+    costs = measured(model="Qwen/Qwen3-32B", tensor_parallel_size=2, async_scheduling=False)
+    assert costs.host_ns(101) - costs.host_ns(1) == pytest.approx(1.775e6, rel=0.01)
+    slow = measured(
+        model="Qwen/Qwen3-32B", tensor_parallel_size=2, async_scheduling=False, host_time_factor=2.0
+    )
+    assert slow.host_ns(101) - slow.host_ns(1) == pytest.approx(3.55e6, rel=0.01)
