@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from itertools import chain
 
 from pagecast.sim.core.request import Request
 
@@ -23,7 +24,8 @@ class Decoders:
         self.requests: dict[Request, None] = {}
         self.count = 0
         self.explicit = 0  # how many have one key per block (token ids)
-        self._buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._buckets = buckets + buckets  # twice in a row: a slice goes round
         self._lag_sum = 0
         self._least_lag: int | None = None
         self._ends: dict[int, list[Request]] = {}
@@ -155,7 +157,7 @@ class Decoders:
         """For each tick, modulo the block size, whether a request computes one of these places then."""
         size = self.block_size
         busy = [False] * size
-        for lag, bucket in enumerate(self._buckets):
+        for lag, bucket in enumerate(self._buckets[:size]):
             if bucket:
                 for place in places:
                     busy[(lag + place) % size] = True
@@ -168,7 +170,7 @@ class Decoders:
         ticks = rounds * size
         at = tick % size
         for offset in range(size):
-            remaining -= len(self._buckets[(at + offset) % size])
+            remaining -= len(self._buckets[at + offset])
             if remaining < 0:
                 return ticks + offset
         return ticks + size
@@ -180,22 +182,12 @@ class Decoders:
         """
         size = self.block_size
         at = tick % size
-        last = at + ticks
-        order: list[Request] = []
-        for bucket in self._buckets[at:last]:
-            if bucket:
-                order += bucket
-        if last > size:
-            for bucket in self._buckets[: min(last - size, at)]:
-                if bucket:
-                    order += bucket
         if ticks <= size:
+            order = list(chain.from_iterable(self._buckets[at : at + ticks]))
             return order, len(order)
+        order = list(chain.from_iterable(self._buckets[at : at + size]))
         rounds, rest = divmod(ticks, size)
-        blocks = rounds * len(order)
-        for offset in range(rest):
-            blocks += len(self._buckets[(at + offset) % size])
-        return order, blocks
+        return order, rounds * len(order) + sum(map(len, self._buckets[at : at + rest]))
 
 
 def admission_order(request: Request) -> int:

@@ -11,7 +11,7 @@ from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
-from pagecast.sim.core.plan import Chunk, Outcome, StepPlan, Transfer
+from pagecast.sim.core.plan import DONE, Chunk, Outcome, StepPlan, Transfer
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import NEVER, Request, State
 from pagecast.sim.core.running import Running
@@ -63,16 +63,19 @@ class Lifecycle:
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
         self._admissions = 0
+        self._surely_fits = self._never_refused()
 
     # ---- coming
 
     def submit(self, request: Request) -> bool:
         """Queues a request; False: it was rejected, and `request.reason` says why. Errors: ValueError."""
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
+        prompt = request.prompt_tokens
+        output = request.output_tokens
+        if prompt < 1 or output < 1:
             raise ValueError(f"request {request.id}: prompt and output must have at least one token")
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
-        reason = self._never_fits(request)
+        reason = "" if prompt + output <= self._surely_fits else self._never_fits(request)
         if not reason and self.intake is not None:
             reason = self.intake.refusal(request, self.running, self.queue)
         if reason:
@@ -85,6 +88,11 @@ class Lifecycle:
         self.requests[request.id] = request
         self.queue.add(request)
         return True
+
+    def _never_refused(self) -> int:
+        """The tokens of a request, prompt and output, up to which `_never_fits` has nothing to say."""
+        lookahead = 0 if self.drafter is None else self.drafter.lookahead
+        return self.limits.surely_fits(self.memory.crossing_blocks, lookahead)
 
     def _never_fits(self, request: Request) -> str:
         """Why a request can never be served; empty where it can."""
@@ -177,20 +185,23 @@ class Lifecycle:
 
         `beyond`: what it has beyond its prefix hit, where this is its first chunk.
         """
+        running = self.running
         start = request.computed_tokens
         copied = self._begin(request, start, beyond) if beyond.tokens else None
-        if request.swapped_tokens and self.swap is not None:
+        if self.swap is not None and request.swapped_tokens:
             self.swap.drop(request)  # all of it was still cached
         request.computed_tokens = end = start + tokens
-        if not self.running.at_commit:
-            self.memory.publish(request, min(end, request.known_tokens))
-        last = end >= request.known_tokens
+        known_tokens = request.known_tokens
+        last = end >= known_tokens
+        if not running.at_commit:
+            self.memory.publish(request, known_tokens if last else end)
         if request.state is State.PREFILL:
             if last:
-                self.running.chunked.pop(request, None)
-                self.running.joining[request] = None
+                if running.chunked:
+                    running.chunked.pop(request, None)
+                running.joining[request] = None
             else:
-                self.running.chunked[request] = None
+                running.chunked[request] = None
         return Chunk(request, start, tokens, last, copied, drafts)
 
     def _begin(self, request: Request, start: int, beyond: HeadStart) -> int | None:
@@ -374,7 +385,7 @@ class Lifecycle:
         if plan.chunks:
             self._commit_chunks(plan.chunks, now)
         finished = running.draining.pop(plan.step + plan.steps - 1, [])
-        if outcome.stopped:
+        if outcome is not DONE and outcome.stopped:
             early = [request for request in self._live(outcome.stopped) if request not in finished]
             for request in early:
                 request.output_tokens = running.emitted(request)
@@ -388,10 +399,15 @@ class Lifecycle:
         running = self.running
         for chunk in chunks:
             request = chunk.request
-            publishes = running.at_commit and (chunk.last or not running.whole_prompts)
-            if publishes and request.alive and self.memory.holds(request):
+            last = chunk.last
+            if (
+                running.at_commit
+                and (last or not running.whole_prompts)
+                and request.alive
+                and self.memory.holds(request)
+            ):
                 self.memory.publish(request, chunk.start + chunk.tokens)
-            if chunk.last and request.first_token_ns == NEVER:
+            if last and request.first_token_ns == NEVER:
                 request.first_token_ns = now
 
     def _commit_drafts(
@@ -482,7 +498,7 @@ class Lifecycle:
 
     def _end(self, request: Request, state: State, kind: EventKind, now: int) -> None:
         request.finished_ns = now
-        if request.swapped_tokens and self.swap is not None:
+        if self.swap is not None and request.swapped_tokens:
             self.swap.drop(request)
         if self.offloading is None:
             self.memory.release(request)

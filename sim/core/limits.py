@@ -83,6 +83,18 @@ class Limits:
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
 
+    @property
+    def gated(self) -> bool:
+        """Whether requests may be passed over: for their adapter, or their tenant's ceiling."""
+        return self.max_loras is not None or (self.tenants is not None and self.tenants.limited)
+
+    def surely_fits(self, groups: int = 1, lookahead: int = 0) -> int:
+        """How many tokens, prompt and output together, are never refused: what `refusal` need not look at."""
+        if self.groups or self.tenants is not None:
+            return 0
+        tokens = self.num_blocks // groups * self.block_size + 1 - lookahead
+        return tokens if self.max_model_len is None else min(tokens, self.max_model_len)
+
     def refusal(
         self,
         prompt_tokens: int,

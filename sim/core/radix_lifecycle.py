@@ -27,6 +27,10 @@ class RadixLifecycle(Lifecycle):
         assert isinstance(self.memory, RadixMemory)
         return self.memory
 
+    def _never_refused(self) -> int:
+        """None: SGLang has rules of its own."""
+        return 0
+
     def _never_fits(self, request: Request) -> str:
         """Why a request can never be served; SGLang admits none that leaves no token of the pool."""
         longest = self.limits.max_model_len

@@ -60,6 +60,8 @@ class Scheduler:
         self.stride = parts.stride
         self._step = parts.step
         self._mix = parts.mix
+        self._in_flight = parts.running.in_flight
+        self._timed = parts.memory.timed is not None
 
     # ---- requests come and go
 
@@ -147,24 +149,35 @@ class Scheduler:
     def commit(self, plan: StepPlan, outcome: Outcome = DONE, now: int = 0) -> list[Request]:
         """Takes note that a plan was executed. Returns the requests that ended with it, in order.
         Plans are committed in the order they were made. Errors: ValueError for any other order."""
-        in_flight = self.running.in_flight
+        in_flight = self._in_flight
         if not in_flight or in_flight[0] is not plan:
             raise ValueError(f"step {plan.step} is not the oldest plan in flight")
         # The newest plan may be an open stretch. It is settled where it is the plan committed here, or where
         # the outcome may change something. Otherwise it stays open: `Stride.quiet` made sure that this
         # commit changes nothing it could see.
-        done = outcome is DONE
-        changes = not done and bool(outcome.stopped or outcome.failed or outcome.accepted)
-        if changes or self.stride.open is plan:
+        if self.stride.open is plan:
             self.stride.settle()
-        failed = self.lifecycle.fail(outcome, now) if changes and outcome.failed else []
+        if outcome is not DONE:
+            return self._commit_outcome(plan, outcome, now)
         in_flight.popleft()
-        if self.memory.timed is not None:
+        if self._timed:
             self.memory.at(now)
         if self.offloading is not None:
             self.lifecycle.give_back_deferred(plan)
-        if done and not plan.chunks and plan.step + plan.steps - 1 not in self.running.draining:
+        if not plan.chunks and plan.step + plan.steps - 1 not in self.running.draining:
             return []
+        return self.lifecycle.commit(plan, outcome, now)
+
+    def _commit_outcome(self, plan: StepPlan, outcome: Outcome, now: int) -> list[Request]:
+        """Commits a plan with results that could not be known when it was made."""
+        if outcome.stopped or outcome.failed or outcome.accepted:
+            self.stride.settle()
+        failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
+        self._in_flight.popleft()
+        if self._timed:
+            self.memory.at(now)
+        if self.offloading is not None:
+            self.lifecycle.give_back_deferred(plan)
         endings = self.lifecycle.commit(plan, outcome, now)
         if outcome.transferred:
             endings = [*endings, *self.transferred(outcome.transferred, outcome.lost, now)]

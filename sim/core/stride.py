@@ -13,6 +13,7 @@ wants to read the scheduler, submit or cancel at some instant within a stretch c
 
 from __future__ import annotations
 
+from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.plan import StepPlan
@@ -38,6 +39,7 @@ class Stride:
         self._memory = memory
         self._queue: Queue = lifecycle.queue
         self._running: Running = lifecycle.running
+        self._log: EventLog = lifecycle.log
         self._step = step
         self._order: list[Request] = []  # who begins a block within the open stretch
         self._crossings = 0
@@ -67,7 +69,7 @@ class Stride:
             steps = min(steps, offloading.quiet_steps)
         if steps <= 1:
             return steps
-        if running.knows_ahead():
+        if running.commit_lag and running.knows_ahead():
             return 1  # this step publishes blocks that a later one would not
         if running.in_flight and not self._silent(running.in_flight[-1]):
             return 1
@@ -96,7 +98,8 @@ class Stride:
         if steps == 1:
             # A step that has begun can't be cut.
             self.settle()
-        running.left_out = frozenset()
+        if running.left_out:
+            running.left_out = frozenset()
         running.in_flight.append(plan)
         return plan
 
@@ -107,22 +110,24 @@ class Stride:
             return
         self.open = None
         running = self._running
-        lifecycle = self._lifecycle
-        if running.decoders.explicit or lifecycle.log.events is not None:
-            for _ in range(plan.steps):
+        decoders = running.decoders
+        log = self._log
+        steps = plan.steps
+        if decoders.explicit or log.events is not None:
+            for _ in range(steps):
                 self._step.decode_all()
                 running.tick += 1
-                lifecycle.log.step += 1
+                log.step += 1
         else:
             if self._crossings:
                 self._memory.grow_many(self._order, self._crossings)
-            if plan.steps == 1 and running.knows_ahead():
+            if steps == 1 and running.knows_ahead():
                 self._step.publish_known()
-            running.tick += plan.steps
-            lifecycle.log.step += plan.steps
-        at_end = running.decoders.pop_ended(running.tick - 1)
+            running.tick += steps
+            log.step += steps
+        at_end = decoders.pop_ended(running.tick - 1)
         if at_end:
-            lifecycle.drain(at_end, plan.last)
+            self._lifecycle.drain(at_end, log.step - 1)
 
     def cut(self, plan: StepPlan, steps: int) -> StepPlan:
         """Shortens the open stretch to its first `steps` steps and settles it. Returns the plan as it is now.

@@ -77,7 +77,7 @@ class DecodeLine(NamedTuple):
         last = most - 1
         if begun + n * last * (square * last + linear) < (within_ns - extra_ns * last) * unit:
             return most
-        # Solve it for a first guess, then settle it exactly.
+        # Solve it for a first guess of the steps before, then settle it exactly.
         first = linear - square + 2 * extra_ns * FEMTO
         target = within_ns * FEMTO
         if square > 0:
@@ -85,18 +85,17 @@ class DecodeLine(NamedTuple):
             guess = (isqrt(b * b + 8 * square * target) - b) // (2 * square)
         else:
             guess = 2 * target // max(first, 1)
-        # A window of one step on either side almost always holds the answer; otherwise bisect.
+        # It is nearly always the answer, and hardly ever more than one step off; otherwise bisect.
         # Invariant: step `low` begins in time, step `high` does not (steps counted from 1).
         low = 1
         high = most
-        for probe in (guess, guess + 1, guess + 2):
-            if low < probe <= high:
+        for probe in (guess + 1, guess + 2, guess):
+            if low < probe < high:
                 k = probe - 1
                 if begun + n * k * (square * k + linear) < (within_ns - extra_ns * k) * unit:
                     low = probe
                 else:
                     high = probe
-                    break
         while high - low > 1:
             middle = (low + high) // 2
             k = middle - 1

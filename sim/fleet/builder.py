@@ -95,5 +95,5 @@ class Builder:
                     "a radix tree; use --index approximate"
                 )
             watcher = events.feed(number, partial(getattr, member.replica, "clock"))
-            member.scheduler.memory.pool.watcher = watcher
+            member.scheduler.memory.pool.watch(watcher)
         return member, member.view(self._parts.metrics_period_ns)

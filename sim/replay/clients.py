@@ -82,11 +82,14 @@ class Arrivals:
         """Takes the next arrival that has come by `now`, as `(row, arrival_ns)`."""
         later = self._later
         at = self._next
-        if at < len(self._times) and self._times[at] <= now and (not later or self._times[at] <= later[0][0]):
-            self._next = at + 1
-            row, time = self._rows[at], self._times[at]
-        elif later and later[0][0] <= now:
+        time = self._times[at] if at < len(self._times) else NEVER_NS
+        if later and later[0][0] < time:
+            if later[0][0] > now:
+                return None
             time, row = heapq.heappop(later)
+        elif time <= now:
+            row = self._rows[at]
+            self._next = at + 1
         else:
             return None
         if self._patience is not None and self._patience[row] >= 0:

@@ -51,6 +51,10 @@ class Feed:
         self._rollout_ns = None if rollout is None else round(rollout * NS)
         self.new_keys: set[bytes] = set()  # of requests of the new revision, where there is a rollout
         self._retention = _retention(trace, None if scenario is None else scenario.retention)
+        wishes = (self._priority, self._adapters, self._tenants, self._retention)
+        self._has_wishes = any(column is not None for column in wishes)
+        details = (self._ids, self._items, self._public)
+        self._has_details = any(column is not None for column in details)
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """The request of a row, arriving at `arrival_ns`. Its id is the row number."""
@@ -66,6 +70,12 @@ class Feed:
             arrival_ns=arrival_ns,
             index=row,
         )
+        if self._has_wishes:
+            self._add_wishes(request, row)
+        return request
+
+    def _add_wishes(self, request: Request, row: int) -> None:
+        """Gives a request what its row asks for beside tokens."""
         if self._priority is not None:
             request.priority = self._priority[row]
         if self._adapters is not None:
@@ -74,7 +84,6 @@ class Feed:
             request.tenant = self._tenants[row]
         if self._retention is not None:
             request.retention = self._retention[row]
-        return request
 
     def keys(self, row: int) -> BlockKeys:
         """The keys of a row's blocks."""
@@ -88,32 +97,41 @@ class Feed:
         return keys
 
     def _keys_in(self, row: int, scope: Scope) -> BlockKeys:
-        prompt, output = self.input_tokens[row], self.output_tokens[row]
-        generated = (own_output(row), 0)
-        if self._output_content is not None and self._output_content[row] >= 0:
-            offset = self._output_offset[row] if self._output_offset is not None else 0
-            generated = (self._output_content[row], offset)
+        output = (own_output(row), 0) if self._output_content is None else self._output(row)
+        if self._has_details:
+            return self._detailed_keys(row, scope, output)
+        spans = self._spans_of(row)
+        # A single span is in its one form.
+        return BlockKeys.of_spans(self.block_size, spans, output, scope, merged=len(spans) == 1)
+
+    def _output(self, row: int) -> tuple[int, int]:
+        """The text that a row generates, and where in it: its own where the trace names none."""
+        if self._output_content is None or self._output_content[row] < 0:
+            return own_output(row), 0
+        return self._output_content[row], 0 if self._output_offset is None else self._output_offset[row]
+
+    def _spans_of(self, row: int) -> list[tuple[int, int, int]]:
+        """The spans of a row's prompt: one of its own where the trace has none."""
+        spans = None if self._spans is None else self._spans.of(row)
+        return spans or [(own_prompt(row), 0, self.input_tokens[row])]
+
+    def _detailed_keys(self, row: int, scope: Scope, output: tuple[int, int]) -> BlockKeys:
+        """The keys of a row that may have token ids, multimodal items or public tokens."""
+        prompt = self.input_tokens[row]
         public = None if self._public is None else self._public[row]
         items = items_of(self._items[row], prompt, row) if self._items is not None else []
         if self._ids is not None:
             ids = _ids_with(self._ids[row], items) if items else self._ids[row]
             keys = BlockKeys.of_ids(self.block_size, ids, scope, public=public)
-            keys.extend(tokens(generated[0], generated[1], output).view(np.int64))
+            keys.extend(tokens(output[0], output[1], self.output_tokens[row]).view(np.int64))
             return keys
-        if self._spans is not None:
-            spans = self._spans.of(row)
-            if spans:
-                if items:
-                    spans = with_items(spans, items)
-                whole = len(spans) == 1  # and so in its one form
-                return BlockKeys.of_spans(
-                    self.block_size, spans, generated, scope, merged=whole, public=public
-                )
+        if self._spans is None or not self._spans.of(row):
+            public = None
+        spans = self._spans_of(row)
         if items:
-            spans = with_items([(own_prompt(row), 0, prompt)], items)
-            return BlockKeys.of_spans(self.block_size, spans, generated, scope)
+            spans = with_items(spans, items)
         return BlockKeys.of_spans(
-            self.block_size, ((own_prompt(row), 0, prompt),), generated, scope, merged=True
+            self.block_size, spans, output, scope, merged=len(spans) == 1, public=public
         )
 
 

@@ -84,12 +84,14 @@ class Replica:
         self.arrivals = arrivals
         self.feed = feed
         self.recorder = recorder
-        self.fast_forward = fast_forward
         self.after_step = after_step
         self.speculation = speculation
         self._step_ns = 0 if links is None else links.step_ns
         # Host time of a step of so many requests; KV offloading may take some in every step.
         self._host_ns: Callable[[int], int] = self._offloading_host_ns if self._step_ns else costs.host_ns
+        # A step that overwrites evicted blocks is no part of a stretch.
+        self._strides = fast_forward and not scrub_ns_per_block
+        self._timed = scheduler.memory.timed is not None
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
         self.disk = _disk_of(scheduler, links)
         self._idle_turns = 0
@@ -186,6 +188,9 @@ class Replica:
         flights = pipeline.flights
         depth = pipeline.depth
         arrivals = self.arrivals
+        transfers = self.transfers
+        speculation = self.speculation
+        note_step = self.recorder.step
         now = int(env.now)  # the host's clock: ahead of the environment's while nobody else is due
         unseen = 0  # commits since the environment's clock was moved
         while not self._stopped:
@@ -196,13 +201,8 @@ class Replica:
                 if others and self._others_first(goal) and (yield from self._cut_short(goal)):
                     continue
                 now = goal
-                if (
-                    flights
-                    and self.transfers is not None
-                    and (self._transfer_ends or self._launches is not None)
-                ):
-                    newest = flights[-1][0]
-                    self._report(self.transfers, newest, newest.last - 1, now)
+                if transfers is not None and flights:
+                    self._report_before(transfers, flights[-1][0], now)
                 if arrivals.next_ns <= now:
                     now = self._take_in(now)
                     if others and others[0][0] <= now:
@@ -212,10 +212,10 @@ class Replica:
                     now = launched
                     if len(flights) <= depth:
                         continue
-                elif not flights and self.transfers is not None and self._transferring(self.transfers):
-                    now = yield from self._wait_for_transfer(self.transfers, now)
-                    continue
                 elif not flights:
+                    if transfers is not None and self._transferring(transfers):
+                        now = yield from self._wait_for_transfer(transfers, now)
+                        continue
                     goal = arrivals.next_ns
                     if goal == NEVER_NS:
                         if not arrivals.open:
@@ -238,13 +238,13 @@ class Replica:
             if now >= self.look_ns and self.look is not None:
                 self.look(now)
             self.clock = now
-            outcome = DONE if self.speculation is None else self.speculation.outcome(plan, now)
-            if self.transfers is not None and (self._transfer_ends or self._launches is not None):
-                self._report(self.transfers, plan, plan.last - 1, now)
+            outcome = DONE if speculation is None else speculation.outcome(plan, now)
+            if transfers is not None:
+                self._report_before(transfers, plan, now)
             endings = pipeline.commit(outcome, now)
-            self.recorder.step(plan, start_ns, end_ns)
-            if self.transfers is not None and (self._transfer_ends or self._launches is not None):
-                self._report(self.transfers, plan, plan.last, now)
+            note_step(plan, start_ns, end_ns)
+            if transfers is not None:
+                self._report_ended(plan, now)
             for request in endings:
                 self._ended(request, now)
             if self.after_step is not None:
@@ -276,20 +276,26 @@ class Replica:
         """Whether transfers are under way, or the disk has answered, so that planning again may help."""
         return transfers.busy or (self.disk is not None and self.disk.disk.busy)
 
-    def _report(self, transfers: Transfers, newest: StepPlan, last: int, now: int) -> None:
-        """Tells the scheduler of the transfers whose ends the steps up to number `last` report.
+    def _report_before(self, transfers: Transfers, plan: StepPlan, now: int) -> None:
+        """Tells the scheduler of the transfers whose ends are reported before the last step of `plan`.
 
-        `newest` is the plan made last, or one before it. If it is a stretch it is not cut any more.
+        `plan` is the one made last, or one before it. If it is a stretch it is not cut any more.
         """
         launches = self._launches
         ends = self._transfer_ends
-        if launches is not None and launches.step == newest.step:
+        if launches is not None and launches.step == plan.step:
             self._launches = None
-            for number, launched in launches.after_ends(transfers, newest.steps):
+            for number, launched in launches.after_ends(transfers, plan.steps):
                 done = transfers.ended(launched)
                 assert done is not None
                 ends.append((number, done))
-        while ends and ends[0][0] <= last:
+        while ends and ends[0][0] < plan.last:
+            self._tell(ends.popleft()[1], now)
+
+    def _report_ended(self, plan: StepPlan, now: int) -> None:
+        """Tells the scheduler of the transfers whose ends the last step of `plan` reports."""
+        ends = self._transfer_ends
+        while ends and ends[0][0] <= plan.last:
             self._tell(ends.popleft()[1], now)
 
     def _tell(self, ended: Ended, now: int) -> None:
@@ -367,12 +373,12 @@ class Replica:
         self.clock = now
         if self.disk is not None:
             self._advance_disk(self.disk, now)
-        stride = self.scheduler.stride
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
-        if self.scheduler.memory.timed is not None:
+        if self._timed:
             self.scheduler.refresh(now)
-        if self.fast_forward and not warm and not self.scrub_ns_per_block:
+        if self._strides and not warm:
+            stride = self.scheduler.stride
             quiet = stride.quiet()
             if quiet:
                 return self._plan_stretch(stride, now, quiet)
@@ -391,22 +397,25 @@ class Replica:
         """Times one step. It ends no sooner than its last kernel is launched."""
         costs = self.costs
         n = plan.decode_n
-        self._idle_turns = 0
+        prefill = plan.prefill
         launched = host = now + self._host_ns(len(plan.decodes) + len(plan.chunks))
-        if self.transfers is not None and (self.transfers.busy or plan.loads or plan.stores):
-            launched = host = self._transfer(self.transfers, plan, host)
+        transfers = self.transfers
+        if transfers is not None:
+            self._idle_turns = 0
+            if transfers.busy or plan.loads or plan.stores:
+                launched = host = self._transfer(transfers, plan, host)
         saved = self._saved(n)
         if self.speculation is not None:
             return self._launch_drafts(self.speculation, plan, now, host, warm - saved)
-        if plan.prefill:
-            batch = Batch(n, plan.decode_ctx, plan.decode_max, plan.prefill, self._prompt_tokens)
+        if prefill:
+            batch = Batch(n, plan.decode_ctx, plan.decode_max, prefill, self._prompt_tokens)
             if saved:
                 # Prompts share blocks too, but do not read them together.
                 saved = min(saved, costs.shared_ns(plan.decode_ctx, n))
             duration = costs.device_ns(batch) - saved
             launched += costs.launch_ns(batch)
             tokens = n
-            for chunk in plan.prefill:
+            for chunk in prefill:
                 tokens += chunk[0]
             self._prompt_tokens = tokens
         else:
@@ -428,9 +437,13 @@ class Replica:
         if plan.swaps:
             # The step waits for them: its blocks are those that are moved out.
             duration += round(sum([swap.tokens for swap in plan.swaps]) * self.swap_ns_per_token)
-        free = self._device_free
-        end = (free if free > host else host) + duration
-        self._device_free = end = end if end > launched else launched
+        begin = self._device_free
+        if begin < host:
+            begin = host
+        end = begin + duration
+        if end < launched:
+            end = launched
+        self._device_free = end
         self._pipeline.add(plan, (now, launched, end))
         return launched
 
@@ -456,34 +469,34 @@ class Replica:
         host = self._host_ns(n)
         gap = -self._saved(n)
         due = self.arrivals.next_ns
-        if self.scheduler.memory.timed is not None:
+        if self._timed:
             due = min(due, self.scheduler.memory.due_ns)
         self._prompt_tokens = 0
         launched = now + host
-        if self.transfers is not None:
-            if self.transfers.unsubmitted:
-                launched = self.transfers.begin(None, launched, self._device_free)
+        transfers = self.transfers
+        if transfers is not None:
+            if transfers.unsubmitted:
+                launched = transfers.begin(None, launched, self._device_free)
             self._submitting_ns = launched - now - host
-        if not self._pipeline.depth:
-            self._base = launched - host
+        pipeline = self._pipeline
+        if not pipeline.depth:
+            self._base = base = launched - host
             gap += host
-            plan = stride.plan(line.steps_begun(context, longest, due - self._base, quiet, gap))
+            plan = stride.plan(line.steps_begun(context, longest, due - base, quiet, gap))
         else:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
             self._base = busy = self._device_free
             steps = 1
-            if quiet > 1 and self._pipeline.flights and busy >= launched and busy < due:
+            if quiet > 1 and pipeline.flights and busy >= launched and busy < due:
                 if line.ns(context, longest) + gap >= host:
                     steps += line.steps_begun(context, longest, due - busy, quiet - 1, gap)
             elif busy < launched:
                 self._base = launched
             plan = stride.plan(steps)
-        if self.transfers is not None and self.transfers.busy:
-            depth = self._pipeline.depth
+        if transfers is not None and transfers.busy:
             times = (launched, self._base + host, gap)
-            self._launches = StretchLaunches(plan.step, depth, line, context, longest, times)
-        flight = self._times(plan, line, now, launched, gap)
-        self._pipeline.add(plan, flight)
+            self._launches = StretchLaunches(plan.step, pipeline.depth, line, context, longest, times)
+        pipeline.add(plan, self._times(plan, line, now, launched, gap))
         return launched
 
     def _times(
@@ -498,10 +511,11 @@ class Replica:
         steps = plan.steps
         context = plan.decode_ctx
         longest = plan.decode_max
-        self._device_free = end = self._base + line.ns(context, longest, steps) + gap * steps
+        base = self._base
+        self._device_free = end = base + line.ns(context, longest, steps) + gap * steps
         free = launched
         if steps > 1 and self._pipeline.depth:
-            free = self._base + line.ns(context, longest, steps - 1) + gap * (steps - 1)
+            free = base + line.ns(context, longest, steps - 1) + gap * (steps - 1)
         return start, free, end
 
     def _offloading_host_ns(self, requests: int) -> int:

@@ -67,7 +67,7 @@ def watch_revision(
     if type(scheduler.memory) is not KvMemory:
         raise BadInput("rollout_at_s is for models whose layers all keep every token, and not for sglang")
     watch = RevisionWatch(round(scenario.rollout_at_s * NS), new_keys, clock)
-    scheduler.memory.pool.watcher = watch
+    scheduler.memory.pool.watch(watch)
     return watch
 
 

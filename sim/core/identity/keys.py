@@ -28,7 +28,6 @@ from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 _SPAN = Struct("<qqq").pack
 _digest = xxhash.xxh3_128_digest
 OPEN = 1 << 62  # a segment that grows with the output ends here
-_Origin = tuple[Sequence[tuple[int, int, int]], tuple[int, int]]
 
 
 class Public(NamedTuple):
@@ -43,12 +42,14 @@ class BlockKeys:
 
     `digests[i]` is the key of segment i, which covers blocks `ends[i - 1]` to `ends[i]`. Where the output
     is a span, the last segment is open: it covers every block the request may ever fill.
+
+    `_ids` and `_tail` are there for token ids only: all of them, and those of the last part of a block, eight
+    bytes each.
     """
 
     __slots__ = (
         "_chain",
         "_ids",
-        "_origin",
         "_tail",
         "block_size",
         "digests",
@@ -60,6 +61,9 @@ class BlockKeys:
         "spans",
     )
 
+    _ids: bytearray
+    _tail: bytes
+
     def __init__(self, block_size: int, chain: bytes) -> None:
         self.block_size = block_size
         self.digests: list[bytes] = []
@@ -70,9 +74,6 @@ class BlockKeys:
         self.output = (0, 0)  # the text generated, and where in it
         self.public_blocks = 0  # its first blocks that lie in a namespace shared by all
         self._chain = chain
-        self._tail = b""
-        self._ids = bytearray()  # token ids, eight bytes each
-        self._origin: _Origin | None = None
 
     @classmethod
     def of_spans(
@@ -92,7 +93,6 @@ class BlockKeys:
         if public is not None:
             return cls._of_public_spans(block_size, spans, output, scope, public)
         keys = cls(block_size, scope.digest)
-        keys._origin = spans, output
         chain = keys._chain
         digests, ends = keys.digests, keys.ends
         position = done = 0
@@ -137,7 +137,6 @@ class BlockKeys:
         keys.spans, keys.output = whole, output
         # The last segment is the open one, of an output that does not follow here.
         del keys.digests[-1], keys.ends[-1]
-        keys._origin = None
         keys.public_blocks = keys.ends[-1] if keys.ends else 0
         chain = _digest((keys.digests[-1] if keys.digests else public.scope.digest) + scope.digest)
         position = 0
@@ -168,6 +167,8 @@ class BlockKeys:
         """
         keys = cls(block_size, scope.digest if public is None else public.scope.digest)
         keys.explicit = True
+        keys._tail = b""
+        keys._ids = bytearray()
         if public is not None:
             keys.public_blocks = public.tokens // block_size
             head = keys.public_blocks * block_size
@@ -194,15 +195,14 @@ class BlockKeys:
         self._tail = data[full:]
 
     def head(self, tokens: int) -> tuple[object, ...] | None:
-        """Equal where the first tokens are, blocks or not; None for a prompt given as token ids.
+        """Equal where the first tokens are, blocks or not; None for token ids, and where a part is public.
 
         The sequence has at least so many tokens.
         """
-        if self._origin is None:
+        if self.explicit or self._chain != self.scope:
             return None
-        spans, output = self._origin
         head_spans = []
-        for content, offset, length in merge([*spans, (*output, OPEN)]):
+        for content, offset, length in merge([*self.spans, (*self.output, OPEN)]):
             head_spans.append(Span(content, offset, min(length, tokens)))
             tokens -= length
             if tokens <= 0:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.holding import Holding, split_parts
 from pagecast.sim.core.memory.pool import BlockPool
@@ -215,10 +216,7 @@ class FullGroup:
         blocks = self.pool.take(missing)
         if self.log.events is not None:
             self.log.add(EventKind.ALLOCATED, request.id, blocks)
-        if holding.retention is None:
-            self._place_alike(holding, held, blocks, None)
-        else:
-            self._place(holding, held, blocks)
+        self._place(holding, held, blocks)
         return blocks
 
     def take_over(self, request: Request, run: Run) -> None:
@@ -281,34 +279,41 @@ class FullGroup:
 
     def _place_alike(self, holding: Holding, position: int, blocks: list[int], keep: Keep | None) -> None:
         keys = holding.keys
-        mark = self._mark
+        if keys.explicit:
+            self._place_singly(holding, position, blocks, keep)
+            return
         last = position + len(blocks)
+        segment = holding.segment
         used = 0
         while position < last:
-            # With token ids each block is a segment, and may be placed before its key is known.
-            segment = position if keys.explicit else holding.segment
-            has_key = segment < len(keys.ends)
-            end = position + 1 if keys.explicit else min(keys.ends[segment], last)
-            key = keys.digests[segment] + mark if has_key else None
+            end = keys.ends[segment]
+            key = keys.digests[segment] + self._mark
+            if end > last:
+                end = last
+            else:
+                holding.segment = segment = segment + 1
             part = blocks[used : used + end - position]
             used += end - position
             tail = holding.tail
-            if (
-                key is not None
-                and tail is not None
-                and tail.key == key
-                and tail.end == position
-                and tail.keep == keep
-            ):
+            if tail is not None and tail.key == key and tail.end == position and tail.keep == keep:
                 tail.blocks += part
             else:
                 tail = self._run(key, position, part, holding)
                 tail.keep = keep
-                holding.own.append(tail)
-                holding.tail = tail
+                holding.append_run(tail)
             position = end
-            if has_key and end == keys.ends[segment]:
-                holding.segment = segment + 1
+
+    def _place_singly(self, holding: Holding, position: int, blocks: list[int], keep: Keep | None) -> None:
+        """As `_place_alike`, for token ids: a block is a segment, and its key may not be known yet."""
+        digests = holding.keys.digests
+        for block in blocks:
+            key = digests[position] + self._mark if position < len(digests) else None
+            run = self._run(key, position, [block], holding)
+            run.keep = keep
+            holding.append_run(run)
+            position += 1
+            if key is not None:
+                holding.segment = position
 
     def grow_one(self, request: Request, block: int) -> None:
         """Puts one taken block at the end of a generating request."""
@@ -337,7 +342,7 @@ class FullGroup:
             return
         tail = holding.tail
         key = keys.digests[-1] + self._mark
-        keep = holding.retention[-1].keep if holding.retention is not None else None
+        keep = None if holding.retention is None else holding.retention[-1].keep
         if tail is None or tail.key != key or tail.keep != keep:
             tail = self._run(key, holding.end, [], holding)
             tail.keep = keep
@@ -368,31 +373,46 @@ class FullGroup:
             elif run.published:
                 break
         index = self.pool.index
-        kv = self.log.kv
-        place = -1
-        new_blocks: list[int] = []
+        heard = self.pool.heard
+        stored: list[tuple[int, list[int]]] = []  # blocks that somebody hears of, with the first one's number
         for run in own[first:]:
-            if full <= run.start:
+            start = run.start
+            if full <= start:
                 break
-            if run.key is None:
-                run.key = holding.keys.digests[run.start] + self._mark
+            key = run.key
+            if key is None:
+                key = run.key = holding.keys.digests[start] + self._mark
             before = run.published
-            run.published = min(full - run.start, len(run.blocks))
+            run.published = min(full - start, len(run.blocks))
             if not run.indexed:
                 index.add(run)
-            if run.next is not None or index.first[run.key] is not run:
+            if run.next is not None or index.first[key] is not run:
                 self._overtake(run)
-            if self.pool.watcher is not None and run.published > before:
-                self.pool.watcher.stored(run.key, run.start + before, run.start + run.published)
-            if self.log.events is not None:
-                blocks = run.blocks[before : run.published]
-                self.log.add(EventKind.STORED, request.id, blocks, group=self.index)
-                if kv is not None and blocks:
-                    place = run.start + before if place < 0 else place
-                    new_blocks += blocks
-        if kv is not None and new_blocks:
-            last = place + len(new_blocks)
-            kv.stored(request, place, last, list(range(place, last)), new_blocks, self.index, self._spec)
+            if heard:
+                stored.append((start + before, self._tell_stored(request, run, before)))
+        if stored and self.log.kv is not None:
+            self._tell_all_stored(self.log.kv, request, stored)
+
+    def _tell_stored(self, request: Request, run: Run, before: int) -> list[int]:
+        """Tells watcher and log of blocks just published: those of a run after the first `before`."""
+        watcher = self.pool.watcher
+        if watcher is not None and run.key is not None and run.published > before:
+            watcher.stored(run.key, run.start + before, run.start + run.published)
+        blocks = run.blocks[before : run.published]
+        if self.log.events is not None:
+            self.log.add(EventKind.STORED, request.id, blocks, group=self.index)
+        return blocks
+
+    def _tell_all_stored(
+        self, kv: KvEventStream, request: Request, stored: list[tuple[int, list[int]]]
+    ) -> None:
+        """Tells the stream of KV events of all blocks of a request that were published together."""
+        numbers = [number for number, blocks in stored if blocks]
+        if numbers:
+            blocks = [block for _, part in stored for block in part]
+            first = numbers[0]
+            last = first + len(blocks)
+            kv.stored(request, first, last, list(range(first, last)), blocks, self.index, self._spec)
 
     def _overtake(self, run: Run) -> None:
         """Moves what others still have to fill under this key behind what `run` has just published.

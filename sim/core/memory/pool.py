@@ -58,11 +58,17 @@ class BlockPool:
         self.index = PrefixIndex()
         self.log = log
         self.watcher: Watcher | None = None
+        self.heard = ledger is not None or log.events is not None  # whether anybody hears of contents
         self.births = 0  # runs made so far, where they are counted (`Run.born`)
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
         # Free blocks without content that are taken before all others, the next one last.
         self.blanks: list[int] = list(_numbers(num_blocks))
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tells a watcher from now on which content can be found."""
+        self.watcher = watcher
+        self.heard = True
 
     # ---- taking
 
@@ -102,7 +108,13 @@ class BlockPool:
                 eviction.remove(piece)
                 assert run.free is not None
                 run.free.remove(piece)
-            blocks += self._cut_off(run, length)
+            # These are the run's end: of its free pieces the deepest goes first.
+            taken = run.blocks[length:]
+            del run.blocks[length:]
+            taken.reverse()
+            blocks += taken
+            if run.published:
+                self._evict(run, taken)
 
     def take_in_turn(self, n: int, takers: list[str]) -> list[int]:
         """As `take`, one block at a time, for several tenants: the k-th for tenant k modulo their number."""
@@ -141,16 +153,7 @@ class BlockPool:
         if piece.high == piece.low:
             self.eviction.remove(piece)
             run.free.remove(piece)
-        return self._cut_off(run, len(run.blocks) - 1)
-
-    def _cut_off(self, run: Run, length: int) -> list[int]:
-        """Takes a run's blocks after the first `length`, the last first, and evicts their content.
-
-        They are its end: of its free pieces the deepest goes first.
-        """
-        blocks = run.blocks[length:]
-        del run.blocks[length:]
-        blocks.reverse()
+        blocks = [run.blocks.pop()]
         if run.published:
             self._evict(run, blocks)
         return blocks
@@ -159,15 +162,21 @@ class BlockPool:
         length = len(run.blocks)
         published = run.published
         self.evicted_blocks += published - length
-        if self.ledger is not None:
-            self.ledger.evict(run.tenant, published - length)
-        if self.watcher is not None and run.key is not None:
-            self.watcher.removed(run.key, run.start + length, run.start + published)
+        if self.heard:
+            self._tell_evicted(run, length, blocks)
         run.published = length
         if not length:
             self.index.remove(run)
             if run.parent is not None or run.children:
                 run.leave_tree()
+
+    def _tell_evicted(self, run: Run, length: int, blocks: list[int]) -> None:
+        """Tells ledger, watcher and log what content a run loses: all but its first `length` blocks."""
+        published = run.published
+        if self.ledger is not None:
+            self.ledger.evict(run.tenant, published - length)
+        if self.watcher is not None and run.key is not None:
+            self.watcher.removed(run.key, run.start + length, run.start + published)
         if self.log.events is not None:
             detail = "" if run.keep is None else f"priority={run.keep.priority}"
             if run.tenant:

@@ -114,10 +114,14 @@ class VllmMix:
         Admission looks at the whole known sequence; only the first chunk's blocks are taken.
         """
         queue.blocked = False
+        if not queue.size:
+            return
         budget = step.budget()
-        choice = candidates(step, queue)
+        running = step.running.requests
+        drafting = step.drafting
+        choice = candidates(step, queue) if step.gated else None
         while budget > 0 and queue.size:
-            if len(step.running.requests) >= step.limits.max_num_seqs:
+            if len(running) >= step.limits.max_num_seqs:
                 queue.blocked = True
                 return
             request = queue.first() if choice is None else choice.first()
@@ -131,7 +135,7 @@ class VllmMix:
                 return
             start = step.head_start(request, hit)
             tokens = min(request.known_tokens - hit.tokens - start.tokens, budget)
-            if step.drafting and not memory.fits(
+            if drafting and not memory.fits(
                 request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)
             ):
                 step.refuse(request, hit)
