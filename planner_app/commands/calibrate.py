@@ -71,6 +71,14 @@ def calibrate_command(
     scenario: Annotated[
         Path | None, Opt(help="YAML file of the scenario that --from-bench results were measured in")
     ] = None,
+    client_ms: Annotated[
+        float | None,
+        Opt(
+            min=0,
+            help="with --from-bench, milliseconds that the client's TTFT and E2E hold beside the "
+            "engine's [6.2, and 1.9 per 1,000 prompt tokens]",
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         Opt(help="record a sweep of this model here: transformers folder; with --random-weights also a name"),
@@ -102,8 +110,10 @@ def calibrate_command(
         raise BadInput("give --out FILE.json")
     console.check_place("--out", out)
     if from_bench:
-        _from_bench(from_bench, scenario, out, name or out.stem, json)
+        _from_bench(from_bench, client_ms, scenario, out, name or out.stem, json)
         return
+    if client_ms is not None:
+        raise BadInput("--client-ms needs --from-bench: recorded runs have the engine's own latencies")
     if scenario is not None:
         raise BadInput("--scenario needs --from-bench: recorded runs say themselves what they are of")
     if plot is not None:
@@ -132,11 +142,13 @@ def calibrate_command(
         show(calibration, out)
 
 
-def _from_bench(files: list[Path], scenario: Path | None, out: Path, name: str, json: bool) -> None:
+def _from_bench(
+    files: list[Path], client_ms: float | None, scenario: Path | None, out: Path, name: str, json: bool
+) -> None:
     """Fits corrections to request-level results and writes them."""
     if scenario is None:
         raise BadInput("give --scenario FILE.yaml with model, gpu and the engine's options of the results")
-    results = [read_results(path) for path in files]
+    results = [read_results(path, client_ms) for path in files]
     from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
 
     with console.progress("replays", REPLAYS * len(results)) as update:

@@ -15,7 +15,7 @@ from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, b
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.replay.replicates import STEP_TIMES
-from pagecast.sim.runs.bench_results import is_results, read_results
+from pagecast.sim.runs.bench_results import BenchResults, is_results, read_results
 from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast, forecast_results
 from pagecast.sim.runs.recorded import RecordedRun
@@ -61,6 +61,14 @@ def validate_command(
             help="with measured operations, host time of synchronous steps against the recorded host's",
         ),
     ] = None,
+    client_ms: Annotated[
+        float | None,
+        Opt(
+            min=0,
+            help="with results of a benchmark, milliseconds that the client's TTFT and E2E hold beside the "
+            "engine's [6.2, and 1.9 per 1,000 prompt tokens]",
+        ),
+    ] = None,
     max_error: Annotated[
         float | None, Opt(min=0, help="exit with 1 where any figure is off by more percent")
     ] = None,
@@ -81,10 +89,13 @@ def validate_command(
                 "benchmark, give the scenario that they were measured in: --scenario FILE.yaml"
             )
         fields = {} if costs == "recorded" else {"costs": costs}
-        _results(run, Scenario.load(scenario, **fields), replicates, seed or 0, max_error, json)
+        results = read_results(run, client_ms)
+        _results(results, Scenario.load(scenario, **fields), replicates, seed or 0, max_error, json)
         return
     if scenario is not None:
         raise BadInput("--scenario is for results of a benchmark: a recorded run says what it is of")
+    if client_ms is not None:
+        raise BadInput("--client-ms is for results of a benchmark: a recorded run has the engine's latencies")
     if costs == "recorded":
         _refuse_options(
             {
@@ -126,12 +137,17 @@ def validate_command(
 
 
 def _results(
-    file: Path, scenario: Scenario, replicates: int | None, seed: int, max_error: float | None, json: bool
+    results: BenchResults,
+    scenario: Scenario,
+    replicates: int | None,
+    seed: int,
+    max_error: float | None,
+    json: bool,
 ) -> None:
     """Forecast against the latencies of a benchmark's requests."""
     count = REPLICATES if replicates is None else replicates
     with console.progress("replicates", count + len(STEP_TIMES)) as update:
-        outcome = forecast_results(read_results(file), scenario, replicates=count, seed=seed, progress=update)
+        outcome = forecast_results(results, scenario, replicates=count, seed=seed, progress=update)
     if json:
         console.print_json(outcome.rows_as_dict() | {"expected_error": expected_error(outcome)})
     else:

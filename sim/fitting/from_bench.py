@@ -20,7 +20,6 @@ from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults
-from pagecast.sim.runs.client_share import CLIENT_SHARE
 from pagecast.sim.scenario import Scenario
 
 Floats = npt.NDArray[np.float64]
@@ -95,7 +94,8 @@ class _Counter:
 
     def __call__(self, target: _Target, scenario: Scenario, costs: MeasuredCosts) -> Floats:
         result = replay(target.results.trace, scenario, costs=costs, keep_steps=False)
-        requests = (CLIENT_SHARE.seen(result) if target.results.by_client else result).requests
+        client = target.results.client
+        requests = (client.seen(result) if client else result).requests
         figures = _figures(*(requests[key].to_numpy(np.float64) for key in ("tpot_s", "e2e_s", "ttft_s")))
         self._done += 1
         if self._progress is not None:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import read_text
+from pagecast.sim.runs.client_share import CLIENT_SHARE, ClientShare, known_share
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Trace, table
 
@@ -39,14 +40,14 @@ _FORMS = (
 class BenchResults:
     """Requests in order of arrival, each with its measured latencies in seconds.
 
-    `by_client`: they are a client's, with HTTP and all; else the engine's own.
+    `client`: what a client's latencies hold beside the engine's; None where they are the engine's own.
     """
 
     name: str
     trace: Trace
     ttft_s: Floats
     e2e_s: Floats
-    by_client: bool = False
+    client: ClientShare | None = None
 
     @property
     def tpot_s(self) -> Floats:
@@ -61,16 +62,22 @@ def is_results(path: str | Path) -> bool:
     return Path(path).is_file()
 
 
-def read_results(path: str | Path) -> BenchResults:
-    """Reads one file or folder. Errors: BadInput with the file and what is missing."""
+def read_results(path: str | Path, client_ms: float | None = None) -> BenchResults:
+    """Reads one file or folder. Errors: BadInput with the file and what is missing.
+
+    `client_ms`: what the latencies of a file hold beside the engine's, where that is known.
+    """
     where = Path(path)
     if where.is_dir():
+        if client_ms is not None:
+            raise BadInput(f"{where}: a recorded run has the engine's own latencies; leave out --client-ms")
         return _of_run(RecordedRun.load(where))
     text = read_text(where, _MOST_BYTES, _FORMS)
     rows = list(_reader(where, text)(str(where), text))
     if not rows:
         raise BadInput(f"{where}: no request in it has latencies; {_FORMS}")
-    return _results(where.stem, rows)
+    client = CLIENT_SHARE if client_ms is None else known_share(client_ms)
+    return _results(where.stem, rows, client)
 
 
 def _reader(path: Path, text: str) -> Callable[[str, str], Iterator[Row]]:
@@ -83,12 +90,12 @@ def _reader(path: Path, text: str) -> Callable[[str, str], Iterator[Row]]:
     return _json_rows
 
 
-def _results(name: str, rows: list[Row]) -> BenchResults:
+def _results(name: str, rows: list[Row], client: ClientShare) -> BenchResults:
     rows = sorted(rows, key=lambda row: row[0])
     arrival, inputs, outputs, ttft, e2e = (np.array(column) for column in zip(*rows, strict=True))
     columns = {"arrival_s": arrival - arrival[0], "input_tokens": inputs, "output_tokens": outputs}
     trace = Trace(name, table(columns))
-    return BenchResults(name, trace, ttft.astype(float), e2e.astype(float), by_client=True)
+    return BenchResults(name, trace, ttft.astype(float), e2e.astype(float), client)
 
 
 def _of_run(run: RecordedRun) -> BenchResults:

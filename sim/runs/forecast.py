@@ -23,7 +23,6 @@ from pagecast.sim.replay.replicates import Progress, ReplayOf, Spread, Study, fe
 from pagecast.sim.replay.simulation import Result, replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.block_count import BlockCount, block_count
-from pagecast.sim.runs.client_share import CLIENT_SHARE, ClientShare
 from pagecast.sim.runs.in_sample import in_sample
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.run_figures import (
@@ -244,31 +243,32 @@ def forecast_results(
     seed: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
-    client: ClientShare = CLIENT_SHARE,
     replay_of: ReplayOf = replay_alone,
 ) -> Forecast:
     """Forecasts the latencies of a benchmark's requests in `scenario`; nothing else is known of them.
 
-    `client`: what latencies measured by a client hold beside the engine's. `replay_of`: see `Study`.
+    `replay_of`: see `Study`.
     """
     costs = scenario.step_costs()
     result = replay(results.trace, scenario, costs=costs)
-    if results.by_client:
+    client = results.client
+    if client is not None:
         result = client.seen(result)
     real = latency_figures(results.ttft_s, results.tpot_s, results.e2e_s)
     simulation = simulated(result)
-    observe = client.observed if results.by_client else None
+    observe = None if client is None else client.observed
     study = Study(results.trace, scenario, seed, figures=figures_of, replay=replay_of, observe=observe)
     figures = {name: value for name, value in simulation.figures().items() if name in real.figures()}
     spread = study.spread(replicates, point=simulation.figures(), workers=workers, progress=progress)
     rows = _rows(figures, real.figures(), spread.around(simulation.figures()))
-    candidates = (*_notes(result, results.trace), _by_client(results, client), few_draws(replicates))
+    candidates = (*_notes(result, results.trace), _by_client(results), few_draws(replicates))
     notes = tuple(note for note in candidates if note)
     return Forecast(results.name, costs.name, notes, False, rows, simulation, real)
 
 
-def _by_client(results: BenchResults, client: ClientShare) -> Note | None:
-    if not results.by_client:
+def _by_client(results: BenchResults) -> Note | None:
+    client = results.client
+    if client is None or client.fixed_s == client.token_s == 0:
         return None
     return Note("client_share", fixed_ms=1e3 * client.fixed_s, per_thousand_ms=1e6 * client.token_s)
 

@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -89,12 +90,12 @@ def forecast_public(
 ) -> Forecast:
     """A public run's forecast, with intervals by the other set-ups."""
     spread, client = leave_out(spreads, run.set_up)
+    results = run.results if run.results.client is None else replace(run.results, client=client)
     return forecast_results(
-        run.results,
+        results,
         run.scenario,
         replicates=replicates,
         workers=workers,
-        client=client,
         replay_of=partial(replay_with_spread, spread=spread),
     )
 

@@ -30,7 +30,6 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.models import model
 from pagecast.sim.replay import replay
-from pagecast.sim.runs.client_share import CLIENT_SHARE
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario
@@ -139,8 +138,8 @@ def compare_recorded(run: RecordedRun, costs: str, host_time_factor: float | Non
 def compare_public(run: PublicRun) -> dict[str, float]:
     """A public run against its forecast, with the client's share where a client measured."""
     made = replay(run.results.trace, run.scenario, keep_steps=False)
-    if run.results.by_client:
-        made = CLIENT_SHARE.seen(made)
+    if run.results.client is not None:
+        made = run.results.client.seen(made)
     return errors(latencies(made.requests), measured_latencies(run))
 
 

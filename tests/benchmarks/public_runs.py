@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.runs.bench_results import BenchResults
+from pagecast.sim.runs.client_share import CLIENT_SHARE
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Spans, Trace, starts, table
 
@@ -97,7 +98,7 @@ def training_run(path: Path, costs: str) -> PublicRun:
     )
     name = path.name.removesuffix("_ground_truth.json")[16:]
     ttft, e2e = (np.array([t[key] for t in done], np.float64) for key in ("ttft_s", "e2e_s"))
-    results = BenchResults(name, Trace(name, table(columns), spans), ttft, e2e, by_client=True)
+    results = BenchResults(name, Trace(name, table(columns), spans), ttft, e2e, CLIENT_SHARE)
     return PublicRun(name, known or "codellama-34b", results, scenario, len(truth) - rows)
 
 

@@ -97,7 +97,7 @@ def run_spread(run: PublicRun) -> RunSpread:
         before, tpot = at, here[0]
         at += (real - tpot) / slope
         here = _latencies(run, at)
-    if not run.results.by_client:
+    if run.results.client is None:
         return RunSpread(run.set_up, at, None)
     share = CLIENT_SHARE.fixed_s + CLIENT_SHARE.token_s * run.results.trace.integers("input_tokens").mean()
     left = float(np.median(run.results.ttft_s)) - here[1]

@@ -1,6 +1,7 @@
 """`pagecast calibrate` and `validate --costs`: files, exit codes and one-line errors."""
 
 import json
+from pathlib import Path
 
 import pytest
 from pagecast.planner_app.cli import run
@@ -76,6 +77,19 @@ def test_a_benchmarks_results_correct_measured_operations_and_are_validated(tmp_
     body = json.loads(capsys.readouterr().out)
     assert body["costs"] == "mine"
     assert abs(body["tpot_s.mean"]["error_percent"]) < 10
+    assert "6.2 ms" in body["expected_error"]
+    ttft = body["ttft_s.mean"]["predicted"]
+    assert run(["validate", *given, "--costs", out, "--client-ms", "2", "--replicates", "0", "--json"]) == 0
+    shorter = json.loads(capsys.readouterr().out)["ttft_s.mean"]["predicted"]
+    assert ttft - shorter == pytest.approx(0.0042 + 1.9e-6 * 214.5)
+
+
+@pytest.mark.parametrize("command", ["calibrate", "validate"])
+def test_a_clients_share_is_for_results_of_a_benchmark(tmp_path, capsys, command):
+    source = Path(__file__).parents[2] / "sim" / "runs" / "recorded" / "vllm-h200-qwen3-30b-a3b-sweep"
+    given = ["--from-run", str(source), "--out", str(tmp_path / "x.json")]
+    assert run([command, *(given if command == "calibrate" else [str(source)]), "--client-ms", "2"]) == 2
+    assert "--client-ms" in capsys.readouterr().err
 
 
 def test_replay_takes_what_fits_and_says_so(capsys):

@@ -21,9 +21,9 @@ def served():
     return replay(read("chat", limit=60), SET_UP, keep_steps=False)
 
 
-def results_of(served, *, by_client):
+def results_of(served, client=None):
     ttft, e2e = (served.requests[name].to_numpy(float) for name in ("ttft_s", "e2e_s"))
-    return BenchResults("served", read("chat", limit=60), ttft, e2e, by_client=by_client)
+    return BenchResults("served", read("chat", limit=60), ttft, e2e, client)
 
 
 def test_a_client_sees_each_request_later_and_its_tokens_as_far_apart(served):
@@ -36,20 +36,19 @@ def test_a_client_sees_each_request_later_and_its_tokens_as_far_apart(served):
 
 def test_results_of_a_client_are_forecast_as_it_measures_them(served):
     seen = CLIENT_SHARE.seen(served)
-    by_client = results_of(seen, by_client=True)
-    outcome = forecast_results(by_client, SET_UP, replicates=0, workers=1)
+    outcome = forecast_results(results_of(seen, CLIENT_SHARE), SET_UP, replicates=0, workers=1)
     assert outcome.worst_percent < 1e-6
     assert "6.2 ms, and 1.9 ms per 1,000 prompt tokens, are added" in expected_error(outcome)
-    outcome = forecast_results(results_of(served, by_client=False), SET_UP, replicates=0, workers=1)
+    outcome = forecast_results(results_of(served), SET_UP, replicates=0, workers=1)
     assert outcome.worst_percent < 1e-6
     assert "client" not in expected_error(outcome)
 
 
 def test_the_interval_of_a_clients_ttft_is_wider_by_the_spread_of_its_share(served):
-    results = results_of(CLIENT_SHARE.seen(served), by_client=True)
+    seen = CLIENT_SHARE.seen(served)
 
     def width(share):
-        outcome = forecast_results(results, SET_UP, replicates=20, workers=1, client=share)
+        outcome = forecast_results(results_of(seen, share), SET_UP, replicates=20, workers=1)
         row = next(row for row in outcome.rows if row.name == "ttft_s.p50")
         return row.high - row.low
 
