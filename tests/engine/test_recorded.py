@@ -2,8 +2,8 @@
 
 Recorded with `pagecast record TRACE --model M --random-weights`: 300 requests of the bundled chat sample
 (with their event logs), Mooncake conversations and agent sessions at two loads each, Mooncake conversations
-with Qwen3-0.6B. The letter behind "h200" tells seven GPUs apart,
-and "tp2" names two at once.
+with Qwen3-0.6B, and 120 requests of the rag sample with fp8 weights and fp8 KV. The letter behind "h200"
+tells eight GPUs apart, and "tp2" names two at once.
 
 Those of "h200f" have speculation or a host tier. "ngram-chat": 150 requests of the chat sample at four times
 their rate, with n-grams that find nothing. "verify": batches of 1 to 256 requests over contexts of 300 and
@@ -49,6 +49,7 @@ STEPS = {
     "h200f-qwen3-0.6b-host-ngram": (524, 150),
     "h200g-qwen3-8b-tp2-chat": (8549, 300),
     "h200g-qwen3-8b-tp2-mooncake": (5448, 120),
+    "h200j-qwen3-0.6b-fp8-rag": (12997, 120),
 }
 
 
@@ -114,3 +115,13 @@ def test_a_step_that_verifies_drafts_is_forecast_by_its_chunks() -> None:
     errors = {row.name: row.error_percent for row in result.rows}
     assert abs(errors["tpot_s.mean"]) < 10
     assert abs(errors["e2e_s.mean"]) < 5
+
+
+def test_a_run_with_fp8_weights_and_kv_is_forecast_within_five_percent() -> None:
+    """By costs that are fitted to a sweep on another GPU: `pagecast calibrate` with fp8 KV."""
+    run = RecordedRun.load(FOLDER / "h200j-qwen3-0.6b-fp8-rag")
+    costs = str(FOLDER.parent / "sweeps" / "qwen3-0.6b-fp8.json")
+    result = forecast(run, costs, replicates=0, workers=1)
+    errors = {row.name: row.error_percent for row in result.rows}
+    names = [f"{kind}.{part}" for kind in ("tpot_s", "e2e_s") for part in ("mean", "p50", "p90")]
+    assert max(abs(errors[name]) for name in names) < 5
