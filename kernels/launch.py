@@ -43,7 +43,7 @@ class Launch:
 
     `kernel` is a `triton.jit` function whose parameters are tensors first, then numbers marked
     `do_not_specialize`, then `constants` in order (all `tl.constexpr`). With `device`, its last constant is
-    OVERLAP, which it passes to `after_predecessor` before anything else.
+    OVERLAP, which it passes to `after_predecessor` before it reads anything but a model's parameters.
     """
 
     __slots__ = ("_compiled", "constants", "kernel", "options")
