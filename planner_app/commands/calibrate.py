@@ -43,6 +43,8 @@ _SHORT = {
 
 _OPTION_WORDS = {
     "lookup_ns": ("n-grams: a request in the step, microseconds", 1e3),
+    "lookup_prompt_ns": ("n-grams: more in a step with prompts, microseconds", 1e3),
+    "lookup_sd": ("n-grams: how far these may be off, percent", 0.01),
     "load_bytes_per_s": ("loads from host memory, GB/s", 1e9),
     "store_bytes_per_s": ("stores to host memory, GB/s", 1e9),
     "offloading_step_ns": ("host tier: a step, microseconds", 1e3),

@@ -37,6 +37,9 @@ def support_command(
     engine: Annotated[list[str] | None, Opt(help=f"{', '.join(_ENGINES)}; once for each [vllm]")] = None,
     tensor_parallel_size: Annotated[int, Opt(min=1, help="GPUs a replica is sharded over")] = 1,
     kv_cache_dtype: Annotated[str, Opt(help="dtype of the KV cache")] = "auto",
+    async_scheduling: Annotated[
+        bool, Opt("--async-scheduling/--no-async-scheduling", help="plan a step while the last one runs")
+    ] = True,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Lists which step costs `--costs auto` takes for each model, GPU and engine.
@@ -51,7 +54,9 @@ def support_command(
         for each in engine or _ENGINES[:1]:
             for facts in models:
                 for place in gpus:
-                    target = Target(facts, place, tensor_parallel_size, kv_cache_dtype, 1, each)
+                    target = Target(
+                        facts, place, tensor_parallel_size, kv_cache_dtype, int(async_scheduling), each
+                    )
                     rows.append(support(target, shipped))
                     update(len(rows))
     if json:

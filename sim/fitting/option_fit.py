@@ -1,8 +1,9 @@
 """Costs of n-grams and of a host tier, fitted to recorded runs that had them.
 
 Steps of such runs took longer than the calibration of plain runs says. What is left is explained by least
-squares: with n-grams by a time per request of a step, with a host tier by a time per step and one per block
-whose transfer was submitted in it. Rates of links are those of the recorded copies themselves.
+squares: with n-grams by a time per request of a step and one per step with prompts, with a host tier by a
+time per step and one per block whose transfer was submitted in it. Rates of links are those of the recorded
+copies themselves.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from pagecast.sim.runs.busy_steps import fitted_steps
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.transfers import LOAD, STORE
 from pagecast.sim.runs.validate import DecisionReplay
+from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
 SPECULATIVE, OFFLOADING = "speculative_config", "kv_offloading"
 _LEAST_STEPS = 20
+_STRETCH, _RESAMPLES = 100, 200
 
 
 def has_options(run: RecordedRun) -> bool:
@@ -50,8 +53,11 @@ def option_costs_of(calibration: Calibration, runs: Iterable[RecordedRun]) -> Op
         (speculating if config.get(SPECULATIVE) else offloading).append(run)
     plain = [run for run in offloading if not run.pipeline_depth]
     step_ns, block_ns = offloading_ns(plain, costs)
+    lookup_ns, prompt_ns, sd = lookup_ns_of(speculating, costs)
     return OptionCosts(
-        lookup_ns=lookup_ns_of(speculating, costs),
+        lookup_ns=lookup_ns,
+        lookup_prompt_ns=prompt_ns,
+        lookup_sd=sd,
         load_bytes_per_s=bytes_per_s(offloading, LOAD),
         store_bytes_per_s=bytes_per_s(offloading, STORE),
         offloading_step_ns=step_ns,
@@ -59,19 +65,55 @@ def option_costs_of(calibration: Calibration, runs: Iterable[RecordedRun]) -> Op
     )
 
 
-def lookup_ns_of(runs: Iterable[RecordedRun], costs: StepCosts, upto: float = 1.0) -> float | None:
-    """Nanoseconds per request of a step; None without steps enough. `upto`: a share of each run's steps."""
-    rows = []
-    for run in runs:
-        drafts = int(run.meta["config"][SPECULATIVE]["num_speculative_tokens"])
-        for number, took in _steps(run, upto):
-            batch = run.steps.batch(number)
-            requests = batch.decode_n + sum(tokens <= 1 + drafts for tokens, _ in batch.prefill)
-            rows.append((requests, excess_ns(run, costs, number, took)))
-    if len(rows) < _LEAST_STEPS:
-        return None
-    requests, more = np.array(rows, np.float64).T
-    return max(float(requests @ more / (requests @ requests)), 0.0)
+def lookup_ns_of(
+    runs: Iterable[RecordedRun], costs: StepCosts, upto: float = 1.0
+) -> tuple[float | None, float | None, float | None]:
+    """Nanoseconds per request of a step, more per step with prompts, and how certain they are.
+
+    The last is the standard deviation of the natural logarithm of all of that time together, over resampled
+    stretches of steps. None without steps enough. `upto`: a share of each run's steps.
+    """
+    parts = [np.array(rows, np.float64) for run in runs if (rows := _lookup_rows(run, costs, upto))]
+    if sum(map(len, parts)) < _LEAST_STEPS:
+        return None, None, None
+    every = np.concatenate(parts)
+    units, more = every[:, :2], every[:, 2]
+    fitted = _not_negative(units, more)
+    random = np.random.default_rng(0)
+    totals = []
+    for _ in range(_RESAMPLES):
+        some = np.concatenate([_stretches(part, random) for part in parts])
+        again = _not_negative(some[:, :2], some[:, 2])
+        totals.append(float((units @ again).sum()))
+    mean = max(float(np.mean(totals)), 1.0)
+    sd = min(float(np.std(totals)) / mean, 1.0)
+    return float(fitted[0]), float(fitted[1]), sd
+
+
+def _lookup_rows(run: RecordedRun, costs: StepCosts, upto: float) -> list[tuple[float, float, float]]:
+    """For each step: requests that may verify, whether it has prompts, nanoseconds beyond its costs."""
+    drafts = int(run.meta["config"][SPECULATIVE]["num_speculative_tokens"])
+    rows = list[tuple[float, float, float]]()
+    for number, took in _steps(run, upto):
+        batch = run.steps.batch(number)
+        verifying = sum(tokens <= 1 + drafts for tokens, _ in batch.prefill)
+        prompts = len(batch.prefill) > verifying
+        rows.append((batch.decode_n + verifying, float(prompts), excess_ns(run, costs, number, took)))
+    return rows
+
+
+def _not_negative(units: Floats, more: Floats) -> Floats:
+    """Least squares of two costs, neither below zero."""
+    used = units if units[:, 1].any() else units[:, :1]
+    values, _ = nnls(used, more)
+    return np.asarray([*values, 0.0][:2], np.float64)
+
+
+def _stretches(rows: Floats, random: np.random.Generator) -> Floats:
+    """As many rows as before, in stretches of neighbours drawn with replacement."""
+    long = min(_STRETCH, len(rows))
+    starts = random.integers(0, len(rows) - long + 1, size=-(-len(rows) // long))
+    return np.asarray(rows[(starts[:, None] + np.arange(long)).ravel()[: len(rows)]], np.float64)
 
 
 def offloading_ns(

@@ -2,6 +2,9 @@
 
 A term stays where the fit without it is worse on steps left out. Left out in turn are each recording, each
 load of a sweep, and each fifth of all recordings: the last, because a term may occur in one recording alone.
+Where there is one recording, a load that has nearly all units of a term is not judged by its steps with that
+term: without them the fit knows nothing of it.
+
 Errors of windows of steps count by the time that they took, for a replay's clock is their sum. That is done
 twice: over all steps, and over each kind of step alike, for which kinds are many depends on the load. A term
 goes if neither error needs it; what resampled fits find uncertain goes afterwards (`build.py`). Rows keep the
@@ -19,8 +22,10 @@ from pagecast.sim.fitting.monotone import increments, solved
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _PARTS = 5  # of each recording
+_NEARLY_ALL = 0.8  # of a term's units: without them its cost can't be told
 _WINDOW = 16  # steps of one kind whose time is forecast together
 
 
@@ -78,8 +83,8 @@ def _parts(full: Design, rows: Weighted) -> list[_Part]:
     measured = rows.target / rows.each
     left_out = []
     for parts in _partitions(full):
-        for subset in parts:
-            others, mine = matrix[~subset], np.flatnonzero(subset)
+        for subset, judged in parts:
+            others, mine = matrix[~subset], np.flatnonzero(judged)
             order = mine[np.argsort(full.kind[mine], kind="stable")]
             starts = np.arange(0, len(order), _WINDOW)
             taken = np.add.reduceat(measured[order], starts)
@@ -103,17 +108,31 @@ def _shares(kinds: Ints, taken: Floats) -> Floats:
     return np.asarray(taken / of_kind[numbers] / len(of_kind), np.float64)
 
 
-def _partitions(full: Design) -> list[list[npt.NDArray[np.bool_]]]:
-    """Partitions of the rows: by recording, by load, and by time within each recording."""
+def _partitions(full: Design) -> list[list[tuple[Mask, Mask]]]:
+    """Partitions of the rows: by recording, by load, and by time within each recording.
+
+    Of each part its rows, and those of them that are judged.
+    """
     partitions = []
     for numbers in (full.run, full.load):
         unique = np.unique(numbers)
         if len(unique) > 1:
-            partitions.append([numbers == number for number in unique])
+            parts = [numbers == number for number in unique]
+            alone = numbers is full.load and len(np.unique(full.run)) == 1
+            judged = [_judged(full, part) if alone else part for part in parts]
+            partitions.append([pair for pair in zip(parts, judged, strict=True) if pair[1].any()])
     block = np.zeros(len(full.ns), np.int64)
     for rows in full.blocks():
         block[rows] = np.arange(len(rows)) * _PARTS // len(rows)
-    return [*partitions, [block == number for number in range(_PARTS)]]
+    fifths = [block == number for number in range(_PARTS)]
+    return [*partitions, list(zip(fifths, fifths, strict=True))]
+
+
+def _judged(full: Design, part: Mask) -> Mask:
+    """The rows of a part without terms of which it has nearly all units."""
+    units = np.abs(full.matrix[:, len(full.knots) : len(full.knots) + len(full.names)])
+    own = units[part].sum(axis=0) > _NEARLY_ALL * units.sum(axis=0)
+    return np.asarray(part & ~(units[:, own] > 0).any(axis=1), bool)
 
 
 def _errors(full: Design, parts: list[_Part], names: list[str]) -> Floats:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
-from pagecast.sim.speculation.costs import SpeculationCosts, drafting_share
-from pagecast.sim.speculation.lookup import lookup_ns
+from pagecast.sim.speculation.costs import NO_LOOKUP, SpeculationCosts, drafting_share
+from pagecast.sim.speculation.lookup import lookup_of
 from pagecast.sim.speculation.recorded import RecordedDrafts
 from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import Trace
@@ -27,5 +27,7 @@ def speculate(trace: Trace | None, scenario: Scenario, costs: StepCosts) -> Spec
         seed=scenario.seed,
         ahead=scenario.pipelined,
         recorded=None if trace is None else RecordedDrafts.of(trace),
-        costs=SpeculationCosts(costs, config, share, lookup_ns(costs) if config.method == "ngram" else 0),
+        costs=SpeculationCosts(
+            costs, config, share, lookup_of(costs) if config.method == "ngram" else NO_LOOKUP
+        ),
     )

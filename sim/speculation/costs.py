@@ -67,25 +67,37 @@ def shape_of(plan: StepPlan) -> DraftShape:
     return DraftShape(requests, rows, context, longest, tuple(prompts), yielding, tuple(verifying))
 
 
+class Lookup(NamedTuple):
+    """Host time of n-grams: per request of a step, and more for a step with prompts."""
+
+    request_ns: int = 0
+    prompt_ns: int = 0
+
+
+NO_LOOKUP = Lookup()
+
+
 class SpeculationCosts:
     """Times by a model's `costs`.
 
-    `share`: of a drafting pass, of what the model takes. `request_ns`: what the host takes for each request
-    to look up draft tokens, while the device rests.
+    `share`: of a drafting pass, of what the model takes. `lookup`: what the host takes to look up draft
+    tokens, while the device rests.
     """
 
     def __init__(
-        self, costs: StepCosts, config: SpeculativeConfig, share: float, request_ns: int = 0
+        self, costs: StepCosts, config: SpeculativeConfig, share: float, lookup: Lookup = NO_LOOKUP
     ) -> None:
         self.share = share
-        self.request_ns = request_ns
+        self.lookup = lookup
         self._costs = costs
         self._config = config
         self._as_prompts = config.method == "ngram"
 
     def device_ns(self, shape: DraftShape, after: int = 0) -> int:
         """Time of a step: verifying, its prompts, and drafting. `after`: see `Batch`."""
-        time = self.computing_ns(shape, after) + self.request_ns * shape.requests
+        time = self.computing_ns(shape, after) + self.lookup.request_ns * shape.requests
+        if shape.prompts:
+            time += self.lookup.prompt_ns
         if self.share and shape.yielding:
             time += self.drafting_ns(shape, time)
         return time

@@ -67,16 +67,15 @@ def main() -> None:
         if not run.steps.batch(number).prefill:
             rows.append((run.steps.batch(number).decode_n, excess_ns(run, costs, number, took), took))
     show("this engine with n-grams", "request", rows, relative=True)
-    print(f"vLLM with n-grams: {vllm_lookup_ns() / 1e3:.1f} us per request")
-
-
-def vllm_lookup_ns() -> float:
-    """What vLLM's host takes for n-grams for each request of a step: least squares of the time, as above."""
-    run = RecordedRun.load(TESTS / "sim/runs/recorded/vllm-h200-qwen3-8b-ngram-azure")
-    costs = CalibratedCosts(load("vllm-0.24-h200-qwen3-8b"))
-    lookup_ns = lookup_ns_of([run], costs, 0.5)
-    assert lookup_ns is not None
-    return lookup_ns
+    vllm = CalibratedCosts(load("vllm-0.24-h200-qwen3-8b"))
+    for name in ("azure", "azure-later", "azure-14", "azure-11"):
+        run = RecordedRun.load(TESTS / f"sim/runs/recorded/vllm-h200-qwen3-8b-ngram-{name}")
+        each, prompt, sd = lookup_ns_of([run], vllm)
+        assert each is not None and prompt is not None and sd is not None
+        print(
+            f"vLLM with n-grams, {name}: {each / 1e3:.1f} us per request, {prompt / 1e6:.2f} ms more in a step "
+            f"with prompts (within {100 * sd:.0f}%)"
+        )
 
 
 if __name__ == "__main__":

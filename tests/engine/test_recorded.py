@@ -1,4 +1,4 @@
-"""Runs that this engine recorded on H200s replay in the simulator: every step, hit and event.
+"""Runs that this engine recorded on H200s and an H100 replay in the simulator: every step, hit and event.
 
 Recorded with `pagecast record TRACE --model M --random-weights`: 300 requests of the bundled chat sample
 (with their event logs), Mooncake conversations and agent sessions at two loads each, Mooncake conversations
@@ -9,6 +9,9 @@ Those of "h200f" have speculation or a host tier. "ngram-chat": 150 requests of 
 their rate, with n-grams that find nothing. "verify": batches of 1 to 256 requests over contexts of 300 and
 2,500 tokens that verify 1, 3 or 5 draft tokens each, or any number up to 5, all random tokens. "host":
 questions about documents that take more blocks than the pool has; with n-grams in float32.
+
+Those of "h100j" are an H100's: requests of the Azure trace (13 per second synchronously, 15 per second
+asynchronously) and the first 919 requests of the chat sample at three times their rate.
 """
 
 from pathlib import Path
@@ -23,7 +26,7 @@ from pagecast.sim.runs.forecast import forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.transfers import LOAD
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
-from pagecast.sim.speculation.lookup import lookup_ns
+from pagecast.sim.speculation.lookup import lookup_of
 
 FOLDER = Path(__file__).parent / "recorded"
 STEPS = {
@@ -47,6 +50,9 @@ STEPS = {
     "h200f-qwen3-8b-verify-mixed": (295, 1390),
     "h200f-qwen3-8b-host-async": (1437, 160),
     "h200f-qwen3-0.6b-host-ngram": (524, 150),
+    "h100j-qwen3-8b-azure-sync": (2151, 357),
+    "h100j-qwen3-8b-azure-async": (1593, 143),
+    "h100j-qwen3-8b-chat-async": (5259, 919),
     "h200g-qwen3-8b-tp2-chat": (8549, 300),
     "h200g-qwen3-8b-tp2-mooncake": (5448, 120),
     "h200j-qwen3-0.6b-fp8-rag": (12997, 120),
@@ -66,7 +72,7 @@ def test_a_run_recorded_on_the_gpu_is_decided_alike_by_the_simulator(name: str) 
     assert report.cached_tokens_matched == report.requests == requests
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if "-chat-" in name])
+@pytest.mark.parametrize("name", [name for name in STEPS if name.startswith("h200") and "-chat-" in name])
 def test_its_event_log_is_the_same_line_for_line(name: str) -> None:
     run = RecordedRun.load(FOLDER / name)
     replay = DecisionReplay(run, log=True)
@@ -104,7 +110,7 @@ def test_n_grams_that_find_nothing_take_the_host_the_time_that_costs_charge() ->
     table = np.array(rows)
     step_ns, request_ns = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]
     assert abs(step_ns) < 50_000
-    assert request_ns == pytest.approx(lookup_ns(costs), rel=0.1)
+    assert request_ns == pytest.approx(lookup_of(costs).request_ns, rel=0.1)
 
 
 def test_a_step_that_verifies_drafts_is_forecast_by_its_chunks() -> None:

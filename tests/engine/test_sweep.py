@@ -170,7 +170,7 @@ def test_n_grams_and_a_host_tier_are_recorded_beside_the_sweep(
     assert made.curve_ns == plain.curve_ns  # these runs are no part of plain costs
     known = made.options.as_dict()
     assert set(known) == {
-        *("lookup_ns", "load_bytes_per_s", "store_bytes_per_s"),
+        *("lookup_ns", "lookup_prompt_ns", "lookup_sd", "load_bytes_per_s", "store_bytes_per_s"),
         *("offloading_step_ns", "offloading_block_ns"),
     }
     assert [row["run"] for row in made.provenance["runs_with_options"]] == ["host-sync", "ngram-sync"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import log
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.file import MEASURED as HOST_MEASURED
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.calibration.target import Target
@@ -89,9 +90,11 @@ def _uncalibrated(target: Target, near: tuple[tuple[str, str], ...], *, transfer
 def misfits(calibrations: list[Calibration], target: Target) -> tuple[tuple[str, str], ...]:
     """Names of calibrations and why each does not fit: two at most, of the same engine and model first."""
 
-    def near(calibration: Calibration) -> tuple[bool, bool]:
+    def near(calibration: Calibration) -> tuple[object, ...]:
         made_for = calibration.made_for
-        return made_for.get("engine") != target.engine, made_for.get("model_shape") != identity(target.model)
+        other_sharding = made_for.get("tensor_parallel_size", 1) != target.tensor_parallel_size
+        unlike, other_gpu, weight, _ = _distance(calibration, target)
+        return made_for.get("engine") != target.engine, unlike, other_gpu, other_sharding, weight
 
     nearest = sorted(calibrations, key=near)[:2]
     return tuple((calibration.name, str(misfit(calibration, target))) for calibration in nearest)
@@ -116,11 +119,18 @@ def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, flo
 
 
 def misfit(calibration: Calibration, target: Target) -> str | None:
-    """Why a calibration is not for `target`; None where it is."""
+    """Why a calibration is not for `target`; None where it is.
+
+    One made from synchronous runs alone does not know what planning ahead hides.
+    """
     engine = calibration.made_for.get("engine")
-    return difference(calibration, target) or (
-        None if engine == target.engine else f"for engine {engine}, not {target.engine}"
-    )
+    if (differs := difference(calibration, target)) is not None:
+        return differs
+    if engine != target.engine:
+        return f"for engine {engine}, not {target.engine}"
+    if target.pipeline_depth and calibration.host.source == HOST_MEASURED:
+        return "for synchronous scheduling alone (--no-async-scheduling)"
+    return None
 
 
 def _version(calibration: Calibration) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
+from pagecast.sim.costs.calibration.option_costs import OptionCosts
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.spread import PROMPT_SHARE
@@ -52,6 +53,7 @@ class Drawn(CalibratedCosts):
         hosts = calibration.hosts or (calibration.host,)
         drawn = replace(calibration, host=hosts[index % len(hosts)])
         super().__init__(_host_scaled(drawn, level), values, pipeline_depth=pipeline_depth)
+        self.lookup_level = _heavy(_levels(index, seed, _FOUR_STEPS)[3], math.inf)
         self._random = random
         self._apart = math.exp(apart)
         self._noise: list[float] = []
@@ -78,6 +80,11 @@ class Drawn(CalibratedCosts):
     def launch_ns(self, batch: Batch) -> int:
         """Time to launch a step with prompt chunks, scaled by the level of such steps in this draw."""
         return round(super().launch_ns(batch) * self._apart)
+
+
+def with_lookup_drawn(costs: CalibratedCosts, options: OptionCosts) -> OptionCosts:
+    """The host's time for n-grams in this draw, where the costs are one."""
+    return options.with_lookup_level(costs.lookup_level) if isinstance(costs, Drawn) else options
 
 
 class ScaledCosts:

@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-_MOST = {"load_bytes_per_s": 1e15, "store_bytes_per_s": 1e15}
+_MOST = {"load_bytes_per_s": 1e15, "store_bytes_per_s": 1e15, "lookup_sd": 10.0}
 _MOST_NS = 1e12
 
 
@@ -17,12 +17,15 @@ _MOST_NS = 1e12
 class OptionCosts:
     """Host times in nanoseconds and rates in bytes per second; None where no run shows them.
 
-    `lookup_ns`: per request of a step, to look up n-grams and lay out a step that verifies them.
+    `lookup_ns`: per request of a step, to look up n-grams and lay out a step that verifies them;
+    `lookup_prompt_ns`: more in a step with prompts; `lookup_sd`: of the natural logarithm of both.
     `load_bytes_per_s`, `store_bytes_per_s`: of copies from and to host memory. `offloading_step_ns` is added
     to every step with a host tier, `offloading_block_ns` for each block of a transfer that is submitted.
     """
 
     lookup_ns: float | None = None
+    lookup_prompt_ns: float | None = None
+    lookup_sd: float | None = None
     load_bytes_per_s: float | None = None
     store_bytes_per_s: float | None = None
     offloading_step_ns: float | None = None
@@ -31,6 +34,15 @@ class OptionCosts:
     def as_dict(self) -> dict[str, float]:
         """Those that are known, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def with_lookup_level(self, deviations: float) -> OptionCosts:
+        """Look-ups that many standard deviations longer."""
+        if self.lookup_ns is None or not self.lookup_sd:
+            return self
+        level = math.exp(deviations * self.lookup_sd)
+        return replace(
+            self, lookup_ns=self.lookup_ns * level, lookup_prompt_ns=(self.lookup_prompt_ns or 0.0) * level
+        )
 
     @property
     def without_link(self) -> OptionCosts:
@@ -43,7 +55,7 @@ class OptionCosts:
         values = {str(name): float(value) for name, value in fields.items()}
         for name, value in values.items():
             most = _MOST.get(name, _MOST_NS)
-            least = 1.0 if name in _MOST else 0.0
+            least = 1.0 if name.endswith("_per_s") else 0.0
             if not math.isfinite(value) or not least <= value <= most:
                 raise ValueError(f"options: {name} is {value:g}, must be from {least:g} to {most:g}")
         return cls(**values)

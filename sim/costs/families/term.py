@@ -110,7 +110,9 @@ class KernelFamily:
     many shared context tokens of so many requests save. `single_tokens_decode`: a prompt chunk of one token
     runs as a decode even beside longer chunks. `records_ends`: recordings with asynchronous scheduling have
     the end of each step on the device, and so its own time. `lookup_ns`: host time that n-gram speculation
-    takes for each request of a step, to look up draft tokens and lay out a step that verifies them.
+    takes for each request of a step, to look up draft tokens and lay out a step that verifies them;
+    `lookup_prompt_ns`: more in a step with prompts; `lookup_sd`: how far hosts differ in both (of the natural
+    logarithm).
     """
 
     name: str
@@ -121,6 +123,8 @@ class KernelFamily:
     single_tokens_decode: bool = False
     records_ends: bool = False
     lookup_ns: int = 0
+    lookup_prompt_ns: int = 0
+    lookup_sd: float = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,14 +14,14 @@ from pagecast.sim.fitting.option_fit import option_costs_of
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario
-from pagecast.sim.speculation.lookup import lookup_ns
+from pagecast.sim.speculation.lookup import lookup_of
 from pagecast.traces.operations import select
 from pagecast.traces.read import read
 
 TESTS = Path(__file__).parents[2]
 VLLM = TESTS / "sim" / "runs" / "recorded"
 OWN = TESTS / "engine" / "recorded"
-KNOWN = OptionCosts(30_000.0, 40e9, 20e9, 500_000.0, 8_000.0)
+KNOWN = OptionCosts(30_000.0, 500_000.0, 0.1, 40e9, 20e9, 500_000.0, 8_000.0)
 
 
 @pytest.fixture
@@ -37,7 +37,9 @@ def test_vllms_runs_tell_its_host_time() -> None:
         RecordedRun.load(VLLM / f"vllm-h200-qwen3-8b-{name}") for name in ("ngram-azure", "offload-mooncake")
     ]
     costs = option_costs_of(load("vllm-0.24-h200-qwen3-8b"), runs)
-    assert costs.lookup_ns == pytest.approx(56_000, rel=0.1)
+    assert costs.lookup_ns == pytest.approx(46_000, rel=0.1)
+    assert costs.lookup_prompt_ns == pytest.approx(996_000, rel=0.1)
+    assert costs.lookup_sd is not None and 0.05 < costs.lookup_sd < 0.3
     assert costs.offloading_step_ns == pytest.approx(992_000, rel=0.3)
     assert costs.offloading_block_ns == pytest.approx(17_100, rel=0.3)
     assert costs.load_bytes_per_s is None  # it did not record when copies began
@@ -72,7 +74,7 @@ def test_a_file_keeps_them_and_old_files_have_none(costly: Path, tmp_path: Path)
 
 
 def test_a_replay_charges_them(costly: Path) -> None:
-    assert lookup_ns(CalibratedCosts(Calibration.load(costly))) == 30_000
+    assert lookup_of(CalibratedCosts(Calibration.load(costly))) == (30_000, 500_000)
     scenario = Scenario(
         model="Qwen/Qwen3-8B",
         gpu="H200",

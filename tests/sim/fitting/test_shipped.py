@@ -13,7 +13,11 @@ SWEEPS = Path(__file__).parents[2] / "engine" / "sweeps"
 spec = importlib.util.spec_from_file_location("unpack_sweeps", SWEEPS / "unpack.py")
 unpack_sweeps = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(unpack_sweeps)
-OWN = ("qwen3-8b", "qwen3-0.6b")
+OWN = {
+    "pagecast-h200-qwen3-8b": ("h200h-qwen3-8b", "h200i-qwen3-8b"),
+    "pagecast-h200-qwen3-0.6b": ("h200h-qwen3-0.6b", "h200i-qwen3-0.6b"),
+    "pagecast-h100-qwen3-8b": ("h100j-qwen3-8b",),
+}
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -25,11 +29,11 @@ def test_every_coefficient_is_certain_and_no_curve_falls(name):
     assert np.all(np.diff(calibration.curve_ns) >= 0)
 
 
-@pytest.mark.parametrize("model", OWN)
-def test_the_sweeps_in_the_repository_are_those_that_were_fitted(model, tmp_path):
-    runs = load(f"pagecast-h200-{model}").provenance["runs"]
-    for name in ("h200h", "h200i"):
-        folder = unpack_sweeps.unpack(f"{name}-{model}", tmp_path)
+@pytest.mark.parametrize("shipped", OWN)
+def test_the_sweeps_in_the_repository_are_those_that_were_fitted(shipped, tmp_path):
+    runs, model = load(shipped).provenance["runs"], shipped.split("-", 2)[2]
+    for name in OWN[shipped]:
+        folder = unpack_sweeps.unpack(name, tmp_path)
         first = RecordedRun.load(sorted(folder.iterdir())[0])
         mine = [run for run in runs if run["gpu_id"] == first.meta["gpu_id"]]
         assert [run["asynchronous"] for run in mine] == [False, True]
@@ -37,10 +41,10 @@ def test_the_sweeps_in_the_repository_are_those_that_were_fitted(model, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", OWN)
-def test_the_same_sweeps_give_the_shipped_coefficients_again(model, tmp_path):
-    folders = [unpack_sweeps.unpack(f"{name}-{model}", tmp_path) for name in ("h200h", "h200i")]
+@pytest.mark.parametrize("shipped", OWN)
+def test_the_same_sweeps_give_the_shipped_coefficients_again(shipped, tmp_path):
+    folders = [unpack_sweeps.unpack(name, tmp_path) for name in OWN[shipped]]
     sources = [source for folder in folders for source in CalibrationRun.all(str(folder))]
-    made, kept = calibrate(sources, "again"), load(f"pagecast-h200-{model}")
+    made, kept = calibrate(sources, "again"), load(shipped)
     assert made.terms_ns == pytest.approx(kept.terms_ns, rel=1e-3)
     assert made.curve_ns == pytest.approx(kept.curve_ns, rel=1e-3)

@@ -26,6 +26,10 @@ FIT = (
     MODELS / "vllm-h200-qwen3-30b-a3b-sweep",
     MODELS / "vllm-h200-qwen3-30b-a3b-azure",
     MODELS / "vllm-h200-qwen3-30b-a3b-azure-async",
+    MODELS / "vllm-h200-qwen3-32b-tp2-sweep",
+    MODELS / "vllm-h200-qwen3-32b-tp2-sweep-second",
+    MODELS / "vllm-h200-qwen3-32b-tp2-azure-second",
+    SWEEPS / "h100j-qwen3-8b.tar.xz",
 )
 # How far a load repeated strays (`azure_conv`), and how far one GPU strays from another (B, C and those of a
 # fleet of two engines).
@@ -45,6 +49,10 @@ JUDGE = (
     PUBLIC / "mooncake_conv",
     PUBLIC / "azure_priority_tight",
     MODELS / "vllm-h200-qwen3-30b-a3b-mooncake",
+    MODELS / "vllm-h200-qwen3-32b-tp2-azure-third",
+    OWN / "h100j-qwen3-8b-azure-sync",
+    OWN / "h100j-qwen3-8b-azure-async",
+    OWN / "h100j-qwen3-8b-chat-async",
     OWN / "h200a-qwen3-8b-mooncake-load",
     OWN / "h200a-qwen3-8b-mooncake-overload",
     OWN / "h200a-qwen3-8b-agents-load",

@@ -12,7 +12,12 @@ from pagecast.sim.runs.recorded import RecordedRun
 RUNS = Path(__file__).parents[2] / "engine" / "recorded"
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 # GPU C set the spread between GPUs: only runs of others judge.
-HELD = tuple(run.name.removeprefix("h200") for run in JUDGE if run.parent == RUNS and "8b" in run.name)
+HELD = tuple(
+    run.name.removeprefix("h200")
+    for run in JUDGE
+    if run.parent == RUNS and "h200" in run.name and "8b" in run.name
+)
+H100 = ("azure-async", *(pytest.param(run, marks=pytest.mark.slow) for run in ("azure-sync", "chat-async")))
 FEW = ("a-qwen3-8b-mooncake-load",)  # in `make test`; the others are slow
 # Steps with prompts take GPU A 1.9% longer than the GPUs of the sweeps; see docs/accuracy.md.
 MISSED = ("a-qwen3-8b-mooncake-overload",)
@@ -71,3 +76,14 @@ def test_costs_carried_over_to_another_model_are_worse_than_its_own_and_say_so()
         return next(abs(row.error_percent) for row in result.rows if row.name == "tpot_s.mean")
 
     assert mean_tpot(own) < mean_tpot(carried) < 20
+
+
+@pytest.mark.parametrize("run", H100)
+def test_an_h100_is_forecast_by_its_own_sweep(run: str) -> None:
+    """One GPU, one sweep: means within 6%, at least 80% of all figures in their intervals."""
+    result = forecast(RecordedRun.load(RUNS / f"h100j-qwen3-8b-{run}"), "auto", replicates=20, workers=1)
+    assert result.costs == "pagecast-h100-qwen3-8b" and not result.in_sample
+    errors = {row.name: abs(row.error_percent) for row in result.rows}
+    assert max(errors[f"{name}.mean"] for name in LATENCIES) < 6
+    coverage = result.coverage()["covered"]
+    assert coverage is not None and coverage >= 0.8

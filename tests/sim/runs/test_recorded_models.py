@@ -8,11 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
+from pagecast.sim.costs.calibration.file import load
+from pagecast.sim.costs.calibration.option_costs import OptionCosts
+from pagecast.sim.fitting.option_fit import lookup_ns_of
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.forecast import forecast, scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
+from pagecast.sim.scenario import Scenario
 
 RUNS = Path(__file__).parent / "recorded"
 NAMES = (
@@ -24,6 +29,10 @@ NAMES = (
     "gemma-3-4b-mooncake",
     "qwen3-8b-ngram-azure",
     "qwen3-8b-ngram-azure-later",
+    "qwen3-8b-ngram-azure-14",
+    "qwen3-8b-ngram-azure-11",
+    "qwen3-32b-tp2-azure-second",
+    "qwen3-32b-tp2-azure-third",
 )
 
 
@@ -59,10 +68,19 @@ def test_a_forecast_speculates_as_the_recorded_run_did() -> None:
     assert result.costs == "vllm-0.24-h200-qwen3-8b"
 
 
-def test_n_grams_are_forecast_with_the_hosts_time_for_them() -> None:
-    """The host's time was fitted to the first half of the steps; requests that came later judge it."""
+def with_lookups(run: RecordedRun, folder: Path, upto: float = 1.0) -> str:
+    """The shipped calibration with the host's time for n-grams of a run's first part; its file."""
+    shipped = load("vllm-0.24-h200-qwen3-8b")
+    request, prompt, sd = lookup_ns_of([run], CalibratedCosts(shipped), upto)
+    options = OptionCosts(lookup_ns=request, lookup_prompt_ns=prompt, lookup_sd=sd)
+    return str(replace(shipped, options=options).save(folder / "with-lookups.json"))
+
+
+def test_n_grams_are_forecast_with_the_hosts_time_for_them(tmp_path: Path) -> None:
+    """The host's time is fitted to the first half of the steps; requests that came later judge it."""
     run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure")
-    real, ours = run.requests, replay(run.trace("arrival"), scenario_of(run)).requests
+    costs = with_lookups(run, tmp_path, 0.5)
+    real, ours = run.requests, replay(run.trace("arrival"), scenario_of(run, costs)).requests
     later = (real["arrival_s"] > run.steps.end_ns[len(run.steps) // 2] / 1e9).to_numpy()
     assert 300 < later.sum() < len(real)
     several = later & (real["tokens_out"] > 1).to_numpy()
@@ -71,6 +89,45 @@ def test_n_grams_are_forecast_with_the_hosts_time_for_them() -> None:
     e2e = (real["finish_s"] - real["arrival_s"])[later].mean()
     assert abs(ours["tpot_s"][several].mean() / tpot - 1) < 0.05
     assert abs(ours["e2e_s"][later].mean() / e2e - 1) < 0.05
+
+
+def test_n_grams_are_forecast_by_another_run_on_the_same_host(tmp_path: Path) -> None:
+    """Other requests at another rate judge; the run that was fitted came just before, in one process."""
+    costs = with_lookups(RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure-14"), tmp_path)
+    judge = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure-11")
+    rows = {row.name: row for row in forecast(judge, costs, replicates=12, workers=1).rows}
+    assert abs(rows["tpot_s.mean"].error_percent) < 5
+    assert abs(rows["e2e_s.mean"].error_percent) < 5
+    assert rows["ttft_s.mean"].covered
+
+
+@pytest.mark.slow
+def test_hosts_differ_in_n_grams_and_intervals_say_so() -> None:
+    """Nothing is known of the host: the mean of three runs on other hosts, or earlier, is charged."""
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure-11")
+    rows = {row.name: row for row in forecast(run, "auto", replicates=20, workers=1).rows}
+    for name in ("tpot_s.mean", "e2e_s.mean", "ttft_s.mean"):
+        assert rows[name].covered, rows[name]
+        assert abs(rows[name].error_percent) < 10
+
+
+def test_two_gpus_are_forecast_within_five_percent_on_a_run_that_fitted_nothing() -> None:
+    """The calibration was fitted to two sweeps and one Azure recording; later requests judge it."""
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-32b-tp2-azure-third")
+    result = forecast(run, "auto", replicates=20, workers=1)
+    assert result.costs == "vllm-0.24-h200-qwen3-32b-tp2" and not result.in_sample
+    errors = {row.name: abs(row.error_percent) for row in result.rows}
+    assert max(errors[f"{name}.mean"] for name in ("tpot_s", "e2e_s", "ttft_s")) < 5
+    coverage = result.coverage()["covered"]
+    assert coverage is not None and coverage >= 0.8
+
+
+def test_two_gpus_that_plan_ahead_are_not_forecast_by_synchronous_runs() -> None:
+    """What planning ahead hides at TP 2 was not recorded."""
+    scenario = Scenario(model="Qwen/Qwen3-32B", gpu="H200", tensor_parallel_size=2)
+    assert scenario.step_costs().name == "measured"
+    plain = scenario.model_copy(update={"async_scheduling": False})
+    assert plain.step_costs().name == "vllm-0.24-h200-qwen3-32b-tp2"
 
 
 def test_a_mixture_of_experts_is_forecast_within_three_percent_on_a_run_that_fitted_nothing() -> None:
