@@ -35,6 +35,13 @@ def test_tiers_are_those_that_auto_takes():
         assert (row["tier"] if row["tier"] != "calibrated" else row["detail"]) == name
 
 
+def test_a_calibration_of_synchronous_runs_is_for_synchronous_scheduling():
+    sharded = ["--model", "Qwen/Qwen3-32B", "--gpu", "H200", "--tensor-parallel-size", "2", "--json"]
+    for more, tier in (([], "measured"), (["--no-async-scheduling"], "calibrated")):
+        rows = json.loads(printed(*sharded, *more))["set_ups"]
+        assert {row["tier"] for row in rows if row["model"] == "Qwen/Qwen3-32B"} == {tier}
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_the_table_has_a_mark_for_each_gpu_and_a_reason_for_each_roofline(engine):
     text = printed("--engine", engine, "--tensor-parallel-size", "2")
