@@ -5,8 +5,9 @@
 Steps of a synchronous run took longer than their calibrated costs say. What is left is explained by least
 squares: with a host tier by a time per step and one per block submitted (the first half of the steps,
 vLLM 0.24), with n-grams that found nothing by a time per step and one per request (this project's
-engine), with n-grams by a time per request (the first half of the steps, vLLM 0.24). The intervals of 95%
-come from 1,000 resamples of stretches of 100 steps. The calibration's own error is not in them.
+engine), with n-grams by a time per request and one per step with prompts (four runs of vLLM 0.24). The
+intervals of 95% come from 1,000 resamples of stretches of 100 steps. The calibration's own error is not in
+them.
 """
 
 from __future__ import annotations
@@ -72,10 +73,8 @@ def main() -> None:
         run = RecordedRun.load(TESTS / f"sim/runs/recorded/vllm-h200-qwen3-8b-ngram-{name}")
         each, prompt, sd = lookup_ns_of([run], vllm)
         assert each is not None and prompt is not None and sd is not None
-        print(
-            f"vLLM with n-grams, {name}: {each / 1e3:.1f} us per request, {prompt / 1e6:.2f} ms more in a step "
-            f"with prompts (within {100 * sd:.0f}%)"
-        )
+        print(f"vLLM with n-grams, {name} (within {100 * sd:.0f}%)")
+        print(f"  per request {each / 1e3:6.1f} us, in a step with prompts {prompt / 1e6:.2f} ms more")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def test_the_same_sweeps_give_the_shipped_coefficients_again(shipped, tmp_path):
 
 
 def test_one_sweep_is_enough_for_terms_that_only_one_of_its_loads_shows():
-    """Of the sweep's loads one alone decodes behind shared prefixes; chat was 26% too slow without the term."""
+    """One load alone decodes behind shared prefixes; without the term chat was 26% too slow."""
     calibration = load("pagecast-h100-qwen3-8b")
     assert len({run["gpu_id"] for run in calibration.provenance["runs"]}) == 1
     assert calibration.terms_ns["shared_token"] > 0
