@@ -15,6 +15,7 @@ from pagecast.engine.sweep_traces import EngineCapacity, Segment
 from pagecast.sim.core.limits import Limits
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_MOST_LONG = 64  # requests that have long contexts: their prompts would take most of the time
 _MISSED_STEPS, _FOUND_STEPS = 24, 12
 _LEAST_MATCH = 8  # tokens of an output before it is sure to be found in the prompt
 _LENGTHS = (0.02, 0.05, 0.1, 0.2)  # of documents, as shares of the cache
@@ -42,7 +43,8 @@ def _ngrams(script: Script, space: EngineCapacity, drafts: int) -> None:
     longest = min(1024, space.max_len // 2, int(0.6 * space.cache_tokens / space.seqs))
     sizes = [n for n in _SIZES if n <= space.seqs]
     for n in sizes:
-        for length in sorted({max(2, longest // 4), max(2, longest)}):
+        lengths = {max(2, longest // 4), max(2, longest if n <= _MOST_LONG else longest // 4)}
+        for length in sorted(lengths):
             _batch(script, n, length, _MISSED_STEPS, quoting=False)
             _batch(script, n, max(length, right), right, quoting=True)
 
