@@ -132,26 +132,30 @@ def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
     entries = 0
     for request in memory.tables:
         _hold(request.alive, f"{request!r} has ended and holds blocks")
-        for group in memory.layers:
-            table = memory.tables_of(request)[group.index]
+        for group, table in zip(memory.layers, memory.tables_of(request), strict=True):
             extents = table.extents()
             holders.update(extents)
             tails += table.tail
-            blocks = table.blocks()
-            entries += len(blocks)
-            _hold(table.nulls + len(blocks) == table.places, f"{request!r} has places without a block")
-            _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
+            for column in range(group.width):
+                blocks = table.blocks(column)
+                entries += len(blocks)
+                _hold(table.nulls + len(blocks) == table.places, f"{request!r} has places without a block")
+                _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
             if request in s.running.requests:
                 _check_table(s, request, table, group.spec)
     _hold(all(extent.holders == count for extent, count in holders.items()), "holders are counted wrong")
-    held = [*tails, *(block for extent in holders for block in extent.blocks)]
-    free = [*pool.blanks, *(block for extent in pool.free_extents() for block in extent.blocks)]
-    _hold(not any(extent.holders for extent in pool.free_extents()), "a free extent has a holder")
+    held = [*tails]
+    for extent in holders:
+        held += extent.blocks[len(extent.free_rows) * extent.width :]
+    free = list(pool.free_order())
+    whole = {extent for extent in pool.free_extents() if not extent.holders}
+    given_back = {extent for extent in pool.free_extents() if extent.holders}
+    _hold(all(extent.free_rows for extent in given_back), "a free extent has a holder")
     _hold(len(free) == pool.free_blocks, f"{len(free)} free blocks, {pool.free_blocks} counted")
     _hold(sorted(held + free) == list(range(pool.num_blocks)), "a block is lost, or in two places")
     shared = sum(group.shared_blocks for group in memory.layers)
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
-    _check_extents(pool, [*holders, *pool.free_extents()])
+    _check_extents(pool, [*holders, *whole])
 
 
 def _check_table(s: Scheduler, request: Request, table: Table, spec: GroupSpec) -> None:

@@ -1,26 +1,51 @@
-"""Extents: neighbouring blocks of one group whose content is alike and that the same tables hold.
+"""Extents: neighbouring blocks of equal groups whose content is alike and that the same tables hold.
 
 They are the pieces of the memory of hybrid models. There a request may give back the first of its blocks and
-keep the others, so unlike a `Run` an extent is held as a whole or not at all: what concerns a part of it
-splits it first.
+keep the others, so unlike a `Run` an extent is held as a whole or not at all, but for its first rows: what
+concerns a part of it splits it first.
 """
 
 from __future__ import annotations
 
+from array import array
+
+
+def no_blocks() -> array[int]:
+    """An empty sequence of block numbers."""
+    return array("i")
+
+
+class Free:
+    """Blocks in the order of free ones, between `before` and `after`.
+
+    `by_row`: of each of `extents` its first row that is not free elsewhere. Otherwise all rows of all of
+    them, which were freed together: column by column, in each the last row first.
+    """
+
+    __slots__ = ("after", "before", "by_row", "extents")
+
+    def __init__(self, extents: list[Extent], *, by_row: bool = False) -> None:
+        self.extents = extents
+        self.by_row = by_row
+        self.before: Free = self
+        self.after: Free = self
+
 
 class Extent:
-    """`blocks[i]` ends with the key block `number + i * units` of the segment `key`.
+    """Rows of `width` blocks, one of each group: row i ends with key block `number + i * units` of a segment.
 
-    `key` None: the content can't be found. `holders`: how many tables hold it; 0: it is free. `is_spare`:
-    another extent of equal content is found in its place. `rest` is what was split off its end while tables
-    held both. `before` and `after` are its neighbours in the order of free extents. `uses` counts the tables
-    that reused it, and `rank` is its place among free ones, where that decides what is evicted.
+    `key` is that of the segment and the groups; None: the content can't be found. `holders`: how many tables
+    hold it; 0: it is free, and `free` has its place. Its only holder may have given back its first rows one
+    by one: `free_rows` has the place of each of them, and nobody holds them. `is_spare`: another extent of
+    equal content is found in its place. `rest` is what was split off its end while tables held both. `uses`
+    counts the tables that reused it, and `rank` is its place among free ones, where that decides what is
+    evicted.
     """
 
     __slots__ = (
-        "after",
-        "before",
         "blocks",
+        "free",
+        "free_rows",
         "holders",
         "is_spare",
         "key",
@@ -29,22 +54,40 @@ class Extent:
         "rest",
         "units",
         "uses",
+        "width",
     )
 
-    def __init__(self, blocks: list[int], key: bytes | None, number: int, units: int) -> None:
+    def __init__(
+        self, blocks: array[int], key: bytes | None, number: int, units: int, width: int = 1
+    ) -> None:
         self.blocks = blocks
         self.key = key
         self.number = number
         self.units = units
+        self.width = width
         self.holders = 1
         self.is_spare = False
         self.rest: Extent | None = None
+        self.free: Free | None = None
+        self.free_rows: list[Free] = []
         self.uses = 0
         self.rank = 0
-        self.before: Extent = self
-        self.after: Extent = self
+
+    @property
+    def rows(self) -> int:
+        """Rows, with those that were given back one by one."""
+        return len(self.blocks) // self.width
+
+    @property
+    def length(self) -> int:
+        """Rows without those that were given back one by one."""
+        return len(self.blocks) // self.width - len(self.free_rows)
 
     @property
     def end(self) -> int:
-        """The number that a further block would have."""
-        return self.number + len(self.blocks) * self.units
+        """The number that a further row would have."""
+        return self.number + len(self.blocks) // self.width * self.units
+
+    def column(self, group: int) -> array[int]:
+        """The blocks of one group, without those that were given back one by one."""
+        return self.blocks[len(self.free_rows) * self.width + group :: self.width]

@@ -9,21 +9,25 @@ Source: vllm/v1/core/block_pool.py (0.24).
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections.abc import Iterator
 from itertools import groupby
 
+import numpy as np
 from pagecast.sim.core.events import EventKind, EventLog
-from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.extent import Extent, Free, no_blocks
+from pagecast.sim.core.memory.table import Table
 
 
 class ExtentPool:
     """`num_blocks` blocks, numbered from 0, for all groups. Block number `num_blocks` is the null block.
 
     The null block stands in tables for content that is not kept; it is never taken or freed. Free blocks
-    without content are taken first (`blanks`, the next one last), then those of free extents in the order of
-    `ring`, each from its end. `index` has the findable extents of each segment's key (with its group), in
-    order and without overlaps; `spares` have content that is found elsewhere, oldest first.
+    without content are taken first (`blanks`, the next one last), then `begun`, what remains of the wide rows
+    that were begun to be taken, then those of free extents in the order of `ring`. `index` has the findable
+    extents of each segment's key (with its groups), in order and without overlaps; `spares` have content that
+    is found elsewhere, oldest first.
     """
 
     def __init__(self, num_blocks: int, log: EventLog) -> None:
@@ -33,59 +37,165 @@ class ExtentPool:
         self.free_blocks = num_blocks
         self.evicted_blocks = 0
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
-        self.blanks: list[int] = list(range(num_blocks - 1, -1, -1))
-        self.ring = Extent([], None, 0, 1)
+        self.blanks: array[int] = array("i", range(num_blocks - 1, -1, -1))
+        self.begun = no_blocks()
+        self.unbroken: list[Extent] = []  # extents in `begun` whose rows are all there, the next one last
+        self.broken: list[Extent] = []  # rows in `begun` that lack a block: no hit finds them
+        self.ring = Free([])
         self.index: dict[bytes, list[Extent]] = {}
         self.spares: dict[bytes, list[Extent]] = {}
 
     # ---- taking
 
-    def take(self, n: int) -> list[int]:
+    def take(self, n: int) -> array[int]:
         """Takes the next `n` free blocks and evicts what they held; the caller checked that there are."""
         self.free_blocks -= n
         blanks = self.blanks
-        blocks: list[int] = []
         if blanks and n:
             blocks = blanks[-n:]
             del blanks[-n:]
             blocks.reverse()
-        missing = n - len(blocks)
-        if missing:
-            blocks += self._evict(missing)
+            missing = n - len(blocks)
+            if missing:
+                blocks += self._evict(missing)
+        else:
+            blocks = self._evict(n)
         if self.allocations is not None:
             self.allocations += blocks
         return blocks
 
-    def _evict(self, n: int) -> list[int]:
+    def _evict(self, n: int) -> array[int]:
         """Takes `n` blocks of free extents."""
-        evicted: list[int] = []
+        evicted = no_blocks()
         self.evicted_blocks += n
-        ring = self.ring
         while n:
-            extent = ring.after
+            free = self.ring.after
+            if self.begun:
+                taken = self._take_begun(n)
+            elif free.by_row:
+                taken = self._take_rows(free, n)
+            else:
+                taken = self._take_columns(free, n)
+            n -= len(taken)
+            evicted = evicted + taken if evicted else taken
+        if self.log.events is not None and evicted:
+            self.log.add(EventKind.EVICTED, "", evicted.tolist())
+            if self.log.kv is not None:
+                self.log.kv.removed(evicted.tolist())
+        return evicted
+
+    def _take_rows(self, free: Free, n: int) -> array[int]:
+        """Takes up to `n` blocks of the first rows of extents."""
+        taken = no_blocks()
+        count = 0
+        for extent in free.extents:
+            width = extent.width
+            if width > n:
+                break
             blocks = extent.blocks
-            count = len(blocks)
-            if count > n:
-                count = n
+            taken += blocks[:width]
+            del blocks[:width]
+            del extent.free_rows[0]
+            n -= width
+            count += 1
+            number = extent.number
+            extent.number += extent.units
+            if not blocks:
+                self._forget(extent)
+            if self.spares:
+                self._replace(extent, number, 1)
+        if not count:
+            self._begin_row(free)
+        elif count < len(free.extents):
+            del free.extents[:count]
+        else:
+            _unlink(free)
+        return taken
+
+    def _begin_row(self, free: Free) -> None:
+        """Begins the next one of a number of rows, of which not all blocks are taken at once."""
+        extent = free.extents.pop(0)
+        row = self.cut_front(extent, 1) if extent.rows > 1 else extent
+        row.holders = 0
+        row.free = None
+        row.free_rows = []
+        self.begun = row.blocks[:]
+        self.unbroken = [row]
+        if not free.extents:
+            _unlink(free)
+
+    def _take_columns(self, free: Free, n: int) -> array[int]:
+        """Takes up to `n` blocks of extents that were freed together."""
+        extents = free.extents
+        if extents[0].width == 1:
+            return self._take_column(free, n)
+        _unlink(free)
+        blocks = _in_order(extents)
+        if n < len(blocks):
+            self.begun = blocks
+            self.unbroken = extents
+            for extent in extents:
+                extent.free = None
+            return no_blocks()
+        for extent in extents:
+            self._forget(extent)
+            if self.spares:
+                self._replace(extent, extent.number, extent.rows)
+        return blocks
+
+    def _take_column(self, free: Free, n: int) -> array[int]:
+        """Takes up to `n` blocks of extents of one group that were freed together."""
+        extents = free.extents
+        taken = no_blocks()
+        while n and extents:
+            extent = extents[-1]
+            blocks = extent.blocks
+            if len(blocks) > n:
                 part = blocks[-n:]
                 del blocks[-n:]
-                kept = len(blocks)
+                number = extent.end
             else:
                 part = blocks
-                kept = 0
-                after = ring.after = extent.after
-                after.before = ring
+                number = extent.number
+                extents.pop()
                 self._forget(extent)
-            n -= count
-            if self.spares and not extent.is_spare:
-                self._replace(extent, extent.number + kept * extent.units, count)
+            n -= len(part)
+            if self.spares:
+                self._replace(extent, number, len(part))
             part.reverse()
-            evicted += part
-        if self.log.events is not None:
-            self.log.add(EventKind.EVICTED, "", evicted)
-            if self.log.kv is not None:
-                self.log.kv.removed(evicted)
-        return evicted
+            taken = taken + part if taken else part
+        if not extents:
+            _unlink(free)
+        return taken
+
+    def _take_begun(self, n: int) -> array[int]:
+        """Takes up to `n` blocks of what was begun. What is no longer whole can't be found any more."""
+        taken = self.begun[:n]
+        del self.begun[:n]
+        rows = len(taken)
+        while rows and self.unbroken:
+            extent = self.unbroken[-1]
+            count = min(rows, extent.rows)
+            if self.begun:
+                lost = extent.blocks[-count * extent.width :]
+                number = extent.end - count * extent.units
+                self.broken.append(Extent(lost, extent.key, number, extent.units, extent.width))
+                self.broken[-1].is_spare = extent.is_spare
+            self._lose_last(extent, count)
+            if not extent.blocks:
+                self.unbroken.pop()
+            rows -= count
+        if not self.begun:
+            self.broken = []
+        return taken
+
+    def _lose_last(self, extent: Extent, rows: int) -> None:
+        """Makes the last rows of an extent unfindable."""
+        del extent.blocks[-rows * extent.width :]
+        if not extent.blocks:
+            self._forget(extent)
+        if self.spares:
+            self._replace(extent, extent.end, rows)
 
     def evict(self, n: int) -> None:
         """Evicts what the next `n` free blocks hold; they stay free, ahead of all others."""
@@ -103,103 +213,157 @@ class ExtentPool:
             if extent.holders:
                 shared += len(extent.blocks)
             else:
-                self._unlink(extent)
+                self._wake(extent)
                 self.free_blocks -= len(extent.blocks)
             extent.holders += 1
         return shared
 
-    def drop(self, extents: list[Extent], tail: list[int]) -> int:
-        """Takes a holder from extents, and gives the blocks of `tail` back, which follow them.
+    def _wake(self, extent: Extent) -> None:
+        """Takes an extent out of the free ones."""
+        free = extent.free
+        if free is None:
+            self.unbroken.remove(extent)
+            blocks = set(extent.blocks)
+            self.begun = array("i", [block for block in self.begun if block not in blocks])
+            if not self.begun:
+                self.broken = []
+            return
+        extent.free = None
+        extent.free_rows = []
+        free.extents.remove(extent)
+        if not free.extents:
+            _unlink(free)
 
-        Returns how many blocks are now free. The last is freed first; blocks without content go ahead of all
-        others, the first of them foremost.
+    def drop(self, extents: list[Extent], tail: array[int], width: int = 1) -> int:
+        """Takes a holder from extents, and gives the rows of `tail` back, which follow them.
+
+        Returns how many blocks of the extents others hold. Group by group the last is freed first; blocks
+        without content go ahead of all others, the first of them foremost.
         """
         freed = len(tail)
+        shared = 0
         blanks = tail
-        ring = self.ring
+        kept: list[Extent] = []
         for extent in reversed(extents):
             extent.holders -= 1
             if extent.holders:
+                shared += len(extent.blocks)
                 continue
-            freed += len(extent.blocks)
+            freed += len(extent.blocks) - len(extent.free_rows) * width
             if extent.key is None:
                 blanks = extent.blocks + blanks
-                continue
-            extent.rest = None
-            last = ring.before
-            extent.before = last
-            extent.after = ring
-            last.after = extent
-            ring.before = extent
-        self.blanks += blanks
+            else:
+                extent.rest = None
+                kept.append(extent)
+        if kept:
+            kept.reverse()
+            self._free(kept)
+        if width == 1:
+            self.blanks += blanks
+        else:
+            for group in range(width):
+                self.blanks += blanks[group::width]
         self.free_blocks += freed
-        return freed
+        return shared
+
+    def _free(self, extents: list[Extent]) -> None:
+        """Puts extents at the end of the free ones. Those that continue each other are one from now on."""
+        last = extents[0]
+        joined = [last]
+        for extent in extents[1:]:
+            if extent.key == last.key and extent.is_spare == last.is_spare and extent.number == last.end:
+                last.blocks += extent.blocks
+                self._forget(extent)
+            else:
+                last = extent
+                joined.append(last)
+        free = Free(joined)
+        for extent in joined:
+            extent.free = free
+        self.link(free)
+
+    def link(self, free: Free) -> None:
+        """Puts blocks at the end of the free ones."""
+        ring = self.ring
+        last = ring.before
+        free.before = last
+        free.after = ring
+        last.after = free
+        ring.before = free
 
     @staticmethod
-    def to_be_freed(extents: list[Extent], tail: list[int]) -> list[int]:
-        """The blocks that `drop` would free, in the order in which they would be taken."""
+    def to_be_freed(extents: list[Extent], tail: array[int]) -> list[int]:
+        """The blocks that `drop` would free of one group, in the order in which they would be taken."""
         last = [extent for extent in reversed(extents) if extent.holders == 1]
         blanks = [block for extent in last if extent.key is None for block in reversed(extent.blocks)]
         cached = [block for extent in last if extent.key is not None for block in reversed(extent.blocks)]
         return [*reversed(tail), *blanks, *cached]
 
-    def drop_first(self, extent: Extent, length: int) -> bool:
-        """Frees the first block of an extent, of which a table holds `length` blocks, where that is simple.
+    def drop_first(self, table: Table) -> bool:
+        """Frees the first row of a table, which becomes null there, where that is simple.
 
-        It is where it has content, other blocks follow, and nobody else holds it. False: nothing was done.
+        It is where it has content, other rows of its extent follow, and nobody else holds it. False: nothing
+        was done.
         """
-        key = extent.key
-        blocks = extent.blocks
-        if extent.holders > 1 or extent.is_spare or key is None or length < 2 or length != len(blocks):
+        if not table.held:
             return False
-        front = Extent([blocks.pop(0)], key, extent.number, extent.units)
-        front.holders = 0
-        extent.number += extent.units
-        siblings = self.index[key]
-        siblings.insert(siblings.index(extent), front)
-        ring = self.ring
-        last = ring.before
-        front.before = last
-        front.after = ring
-        last.after = front
-        ring.before = front
-        self.free_blocks += 1
+        extent, length = table.held[0]
+        if length < 2 or extent.holders > 1 or extent.is_spare or extent.key is None:
+            return False
+        width = extent.width
+        if (length + len(extent.free_rows)) * width != len(extent.blocks):
+            return False
+        table.held[0] = (extent, length - 1)
+        table.nulls += 1
+        free = self.ring.before
+        if not free.by_row:
+            free = Free([], by_row=True)
+            self.link(free)
+        free.extents.append(extent)
+        extent.free_rows.append(free)
+        self.free_blocks += width
         return True
 
-    def _unlink(self, extent: Extent) -> None:
-        before = extent.before
-        after = extent.after
-        before.after = after
-        after.before = before
+    def single_out(self, extent: Extent) -> None:
+        """Makes extents of the rows that were given back one by one, so that they can be held again."""
+        while extent.free_rows:
+            free = extent.free_rows[0]
+            if len(extent.blocks) == extent.width:
+                return
+            row = self.cut_front(extent, 1)
+            row.holders = 0
+            row.free = free
+            row.free_rows = [free]
+            free.extents[free.extents.index(extent)] = row
 
     # ---- splitting
 
     def split(self, extent: Extent, at: int) -> Extent:
-        """Cuts an extent in two at block `at` and returns the second part. The first stays what it was."""
+        """Cuts an extent in two at row `at` and returns the second part. The first stays what it was."""
         number = extent.number + at * extent.units
-        rest = Extent(extent.blocks[at:], extent.key, number, extent.units)
-        del extent.blocks[at:]
+        rest = Extent(extent.blocks[at * extent.width :], extent.key, number, extent.units, extent.width)
+        del extent.blocks[at * extent.width :]
         rest.holders = extent.holders
         rest.is_spare = extent.is_spare
         rest.rest = extent.rest
         extent.rest = rest
         if not extent.holders:
-            before = extent.before
-            rest.before = before
-            rest.after = extent
-            before.after = rest
-            extent.before = rest
+            rest.free = extent.free
+            free = self.unbroken if extent.free is None else extent.free.extents
+            free.insert(free.index(extent) + 1, rest)
         if extent.key is not None:
             siblings = self._siblings(extent)
             siblings.insert(siblings.index(extent) + 1, rest)
         return rest
 
-    def cut_front(self, extent: Extent, blocks: int) -> Extent:
-        """Cuts the first blocks off an extent that one table holds, and returns them."""
-        front = Extent(extent.blocks[:blocks], extent.key, extent.number, extent.units)
+    def cut_front(self, extent: Extent, rows: int) -> Extent:
+        """Cuts the first rows off an extent that one table holds, and returns them."""
+        size = rows * extent.width
+        front = Extent(extent.blocks[:size], extent.key, extent.number, extent.units, extent.width)
         front.is_spare = extent.is_spare
-        del extent.blocks[:blocks]
-        extent.number += blocks * extent.units
+        del extent.blocks[:size]
+        del extent.free_rows[:rows]
+        extent.number += rows * extent.units
         if extent.key is not None:
             siblings = self._siblings(extent)
             siblings.insert(siblings.index(extent), front)
@@ -208,9 +372,9 @@ class ExtentPool:
     # ---- content
 
     def publish(
-        self, blocks: list[int], key: bytes, number: int, units: int, behind: Extent | None
+        self, rows: array[int], key: bytes, number: int, units: int, behind: Extent | None, width: int = 1
     ) -> list[Extent]:
-        """Makes blocks that one table holds findable, and returns their extents.
+        """Makes rows of blocks that one table holds findable, and returns their extents.
 
         The first ends with the key block `number` of the segment `key`, the others `units` further each.
         Of equal contents the one that was published first is found. `behind`: the extent before them in the
@@ -218,29 +382,31 @@ class ExtentPool:
         """
         siblings = self.index.get(key)
         if siblings is None:
-            extent = Extent(blocks, key, number, units)
+            extent = Extent(rows, key, number, units, width)
             self.index[key] = [extent]
             return [extent]
         last = siblings[-1]
         if number < last.end:
-            return self._publish_among(siblings, blocks, key, number, units)
+            return self._publish_among(siblings, Extent(rows, key, number, units, width))
         if last is behind and last.holders == 1 and number == last.end:
-            last.blocks += blocks
+            last.blocks += rows
             return []
-        extent = Extent(blocks, key, number, units)
+        extent = Extent(rows, key, number, units, width)
         siblings.append(extent)
         return [extent]
 
-    def _publish_among(
-        self, siblings: list[Extent], blocks: list[int], key: bytes, number: int, units: int
-    ) -> list[Extent]:
-        """Publishes blocks some of whose contents may be findable already."""
+    def _publish_among(self, siblings: list[Extent], new: Extent) -> list[Extent]:
+        """Publishes rows some of whose contents may be findable already."""
+        key, units, width = new.key, new.units, new.width
+        assert key is not None
         known = {each for extent in siblings for each in range(extent.number, extent.end, units)}
         extents = []
-        numbered = [(number + i * units, block) for i, block in enumerate(blocks)]
-        for is_spare, group in groupby(numbered, key=lambda pair: pair[0] in known):
-            part = list(group)
-            extent = Extent([block for _, block in part], key, part[0][0], units)
+        first = 0
+        for is_spare, group in groupby(range(new.number, new.end, units), key=known.__contains__):
+            numbers = list(group)
+            last = first + len(numbers) * width
+            extent = Extent(new.blocks[first:last], key, numbers[0], units, width)
+            first = last
             extent.is_spare = is_spare
             extents.append(extent)
             if is_spare:
@@ -264,22 +430,24 @@ class ExtentPool:
         else:
             del by_key[key]
 
-    def _replace(self, extent: Extent, number: int, blocks: int) -> None:
-        """Lets spares be found in the place of blocks just taken from an extent, from `number` on."""
+    def _replace(self, extent: Extent, number: int, rows: int) -> None:
+        """Lets spares be found in the place of rows just taken from an extent, from `number` on."""
         key = extent.key
         assert key is not None
-        for each in range(number, number + blocks * extent.units, extent.units):
+        if extent.is_spare:
+            return
+        for each in range(number, number + rows * extent.units, extent.units):
             for spare in self.spares.get(key, ()):
                 if spare.number <= each < spare.end:
                     self._bring_forward(spare, each)
                     break
 
     def _bring_forward(self, spare: Extent, number: int) -> None:
-        """Lets the block of a spare be found that has this number."""
+        """Lets the row of a spare be found that has this number."""
         at = (number - spare.number) // spare.units
         if at:
             spare = self.split(spare, at)
-        if len(spare.blocks) > 1:
+        if spare.rows > 1:
             self.split(spare, 1)
         self._forget(spare)
         spare.is_spare = False
@@ -289,11 +457,32 @@ class ExtentPool:
     # ---- figures
 
     def free_extents(self) -> Iterator[Extent]:
-        """The free extents with content, first the one that is taken first."""
-        extent = self.ring.after
-        while extent is not self.ring:
-            yield extent
-            extent = extent.after
+        """The free extents with content, and those whose first rows are free, once for each time they are."""
+        yield from self.unbroken
+        for ring in self._all_rings():
+            free = ring.after
+            while free is not ring:
+                yield from free.extents
+                free = free.after
+
+    def free_order(self) -> Iterator[int]:
+        """The free blocks, first the one that is taken first. Linear in the pool."""
+        yield from reversed(self.blanks)
+        yield from self.begun
+        for ring in self._all_rings():
+            rows: dict[Extent, int] = {}
+            free = ring.after
+            while free is not ring:
+                if not free.by_row:
+                    yield from _in_order(free.extents)
+                for extent in free.extents if free.by_row else ():
+                    row = rows.get(extent, 0)
+                    rows[extent] = row + 1
+                    yield from extent.blocks[row * extent.width : (row + 1) * extent.width]
+                free = free.after
+
+    def _all_rings(self) -> list[Free]:
+        return [self.ring]
 
     def findable_extents(self) -> Iterator[Extent]:
         """Every extent with content. Linear in what is cached."""
@@ -303,7 +492,26 @@ class ExtentPool:
 
     def findable(self) -> set[int]:
         """Every block whose content can be found. Linear in the pool."""
-        return {block for extent in self.findable_extents() for block in extent.blocks}
+        return {block for extent in self.findable_extents() for block in extent.blocks} | set(self.begun)
+
+
+def _unlink(free: Free) -> None:
+    before = free.before
+    after = free.after
+    before.after = after
+    after.before = before
+
+
+def _in_order(extents: list[Extent]) -> array[int]:
+    """The blocks of extents that were freed together, in the order in which they are taken."""
+    width = extents[0].width
+    rows = no_blocks()
+    for extent in extents:
+        rows += extent.blocks[len(extent.free_rows) * width :]
+    if width > 1:
+        return array("i", np.frombuffer(rows, np.intc).reshape(-1, width)[::-1].T.tobytes())
+    rows.reverse()
+    return rows
 
 
 def _number(extent: Extent) -> int:

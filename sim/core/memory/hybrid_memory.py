@@ -17,12 +17,13 @@ from itertools import groupby
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.dividing import Division
+from pagecast.sim.core.memory.extent import Extent, no_blocks
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.group import Progress
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
-from pagecast.sim.core.memory.layer_group import LayerGroup
+from pagecast.sim.core.memory.layer_group import LayerGroup, Part
 from pagecast.sim.core.memory.lookup import Lookup
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool, ReuseRanks
@@ -35,13 +36,16 @@ _LONG = 1 << 62
 
 
 class Tables:
-    """One request's block tables. `pending` are blocks taken for it in turn for each group that grows."""
+    """One request's block tables, in the order of the memory's `layers`.
+
+    `pending` are blocks taken for it in turn for each group that grows.
+    """
 
     __slots__ = ("by_group", "pending")
 
     def __init__(self, by_group: list[Table]) -> None:
         self.by_group = by_group
-        self.pending: list[int] = []
+        self.pending = no_blocks()
 
 
 class HybridMemory(KvMemory):
@@ -70,18 +74,15 @@ class HybridMemory(KvMemory):
             if ranks is None
             else RankedExtentPool(limits.num_blocks, log, ranks)
         )
-        self.layers = [
-            LayerGroup(self.extents, spec, limits, index, limits.block_size, self.aligned)
-            for index, spec in enumerate(specs)
-        ]
-        # Groups of equal specifications that follow one another: their tables differ in the blocks alone.
-        alike = groupby(self.layers, key=lambda group: group.spec)
-        self._alike = [(spec, tuple(groups)) for spec, groups in alike]
-        self._windowed = [(spec, groups) for spec, groups in self._alike if spec.window]
+        self._limits = limits
+        # What is logged, offloaded or ranked is so group by group; otherwise equal groups go together.
+        together = ranks is None and log.events is None and log.kv is None and limits.host is None
+        self.layers = self._make_layers(together=together)
+        self._set_up_layers()
         self.tables: dict[Request, Tables] = {}
         self.writers = OutputWriters()
         self._progress = progress
-        self.crossing_blocks = len(self.layers)
+        self.crossing_blocks = len(specs)
         self.places = _places(specs, limits.block_size)
         self.leave_place = _leave_place(specs, limits.block_size)
         self.least_window = min([spec.window for spec in specs if spec.window], default=0)
@@ -89,19 +90,49 @@ class HybridMemory(KvMemory):
         # Tokens of those that filled a block with their turn in the step being made, to be published later.
         self.filled: dict[Request, int] = {}
         self.refused_blocks = 0  # free blocks that the request last refused needs; 0: the batch was full
-        self._growing = [group.index for group in self.layers if group.spec.kind is not KvKind.STATE]
-        self.blocks_per_crossing = len(self._growing)
-        self._windows = sum([len(groups) for _, groups in self._windowed])
+        self.blocks_per_crossing = sum([spec.kind is not KvKind.STATE for spec in specs])
+        self._windows = sum([spec.window > 0 for spec in specs])
         self._at_once = sum([spec.blocks_of(spec.window) for spec in specs if spec.kind is KvKind.CHUNK])
-        self._lookups = self._make_lookups()
         # One kind beside full attention can't lengthen what full attention has: one pass is enough.
         self._simple = len(self._lookups) == 1 or (len(self._lookups) == 2 and self._lookups[0].keeps_all)
         # Whether each group takes one block per key block, and what leaves a window was published before.
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
-        ordered = ranks is None or not self._windowed  # what leaves a window may go ahead of what is free
+        ordered = ranks is None or not self._windows  # what leaves a window may go ahead of what is free
         self.regular = (
-            equal and ordered and (not self._windowed or (self.caching and self.leave_place is not None))
+            equal and ordered and (not self._windows or (self.caching and self.leave_place is not None))
         )
+
+    def _make_layers(self, *, together: bool) -> list[LayerGroup]:
+        """The groups; equal ones that follow one another are one `LayerGroup` where they go together."""
+        specs = self._limits.groups
+        alike = groupby(range(len(specs)), key=lambda index: specs[index] if together else index)
+        layers = []
+        for _, indices in alike:
+            first, *others = indices
+            layers.append(
+                LayerGroup(
+                    self.extents,
+                    specs[first],
+                    self._limits,
+                    first,
+                    self.block_size,
+                    self.aligned,
+                    1 + len(others),
+                )
+            )
+        return layers
+
+    def _set_up_layers(self) -> None:
+        """Prepares what follows from `layers`."""
+        self._windowed = [place for place, group in enumerate(self.layers) if group.spec.window]
+        growing = []
+        first = 0
+        for place, group in enumerate(self.layers):
+            if group.spec.kind is not KvKind.STATE:
+                growing.append((place, first, group.width))
+                first += group.width
+        self._growing = growing
+        self._lookups = self._make_lookups()
 
     def leave_out_last_blocks(self) -> None:
         """From now on every hit leaves out its last block, in every group (EAGLE)."""
@@ -120,13 +151,12 @@ class HybridMemory(KvMemory):
 
     def _make_lookups(self) -> list[Lookup]:
         """Groups of equal layers are looked up together, those that keep every token first."""
-        equal: dict[GroupSpec, list[int]] = {}
-        for group in self.layers:
+        equal: dict[GroupSpec, dict[int, bytes]] = {}
+        for place, group in enumerate(self.layers):
             if group.spec.kind is not KvKind.STATE:
-                equal.setdefault(group.spec, []).append(group.index)
+                equal.setdefault(group.spec, {})[place] = group.mark
         lookups = [
-            Lookup(self.extents, spec, groups, self.block_size, self.aligned)
-            for spec, groups in equal.items()
+            Lookup(self.extents, spec, marks, self.block_size, self.aligned) for spec, marks in equal.items()
         ]
         return sorted(lookups, key=lambda lookup: not lookup.keeps_all)
 
@@ -172,7 +202,42 @@ class HybridMemory(KvMemory):
             hit = length
             if self._simple:
                 break
-        return self._hit(hit, hits_by_lookup)
+        found = self._hit(hit, hits_by_lookup)
+        if self.extents.broken and self._finds_broken(found):
+            self.divide()
+            return self.find(request)
+        return found
+
+    def _finds_broken(self, hit: Hit) -> bool:
+        """Whether some block of a hit is also that of a row that lacks another."""
+        wide = [table for table in hit.tables if table.parts and table.parts[0][0].width > 1]
+        for broken in self.extents.broken if wide else ():
+            for table in wide:
+                for extent, low, high in table.parts:
+                    if extent.key != broken.key:
+                        continue
+                    first = extent.number + low * extent.units
+                    last = extent.number + high * extent.units
+                    if first < broken.end and broken.number < last:
+                        return True
+        return False
+
+    def divide(self) -> None:
+        """Lets every group go by itself from now on."""
+        division = Division(self.extents)
+        for tables in self.tables.values():
+            tables.by_group = [
+                each
+                for table in self._dealt(tables)
+                for each in (division.tables(table) if table.width > 1 else [table])
+            ]
+        shared = {layer.index: layer.shared_blocks for layer in self.layers}
+        self.layers = self._make_layers(together=False)
+        for layer in self.layers:
+            layer.shared_blocks = shared.get(layer.index, 0)
+            if self.recomputes_block:
+                layer.drop_last()
+        self._set_up_layers()
 
     def _hit(self, tokens: int, hits_by_lookup: dict[int, list[TableHit]]) -> Hit:
         """What was found, cut to the length that all groups have."""
@@ -184,7 +249,7 @@ class HybridMemory(KvMemory):
             for group, table in zip(lookup.groups, hits_by_lookup[number], strict=True):
                 table.cut(places)
                 tables[group] = table
-        return Hit(tokens, 0, 0, (), tuple([tables[group.index] for group in self.layers]))
+        return Hit(tokens, 0, 0, (), tuple([tables[place] for place in range(len(self.layers))]))
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
@@ -207,22 +272,15 @@ class HybridMemory(KvMemory):
 
     def _needed(self, hit: Hit, tokens: int, *, capped: bool) -> int:
         blocks = 0
-        for _, groups in self._alike:
-            if not hit.tokens:
-                blocks += len(groups) * groups[0].needed(None, 0, tokens, capped=capped)
-                continue
-            for group in groups:
-                table = hit.tables[group.index] if hit.tables else None
-                blocks += group.needed(table, hit.tokens, tokens, capped=capped)
+        for place, group in enumerate(self.layers):
+            table = hit.tables[place] if hit.tables else None
+            blocks += group.needed(table, hit.tokens, tokens, capped=capped)
         return blocks
 
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
         tables = self.tables_of(request)
-        missing = 0
-        for _, groups in self._alike:
-            missing += len(groups) * groups[0].missing(tables[groups[0].index], tokens)
-        return missing
+        return sum([group.missing(table, tokens) for group, table in zip(self.layers, tables, strict=True)])
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
@@ -262,16 +320,15 @@ class HybridMemory(KvMemory):
         """How many blocks these requests give back, decoding up to this tick, because they leave windows."""
         left = 0
         shared: dict[int, tuple[Extent, int]] = {}
-        for request in requests:
-            for spec, groups in self._windowed:
+        for place in self._windowed:
+            spec = self.layers[place].spec
+            for request in requests:
                 skippable = spec.skipped_tokens(tick - request.lag) // spec.block_size
-                if not skippable:
-                    continue
-                tables = self.tables_of(request)
-                for group in groups:
-                    left += _left(tables[group.index], skippable, shared)
+                table = self.tables[request].by_group[place]
+                if skippable > table.nulls:
+                    left += _left(table, skippable - table.nulls, shared)
         for extent, count in shared.values():
-            left += extent.holders == count
+            left += (extent.holders == count) * extent.width
         return left
 
     def fork_tokens(self, request: Request, hit: Hit) -> int:
@@ -285,10 +342,10 @@ class HybridMemory(KvMemory):
     # ---- claiming and growing
 
     def tables_of(self, request: Request) -> list[Table]:
-        """A request's table in each group; empty ones where it holds nothing."""
+        """A request's tables, in the order of `layers`; empty ones where it holds nothing."""
         tables = self.tables.get(request)
         if tables is None:
-            return [Table() for _ in self.layers]
+            return [Table(group.width) for group in self.layers]
         return self._dealt(tables)
 
     def _dealt(self, tables: Tables) -> list[Table]:
@@ -296,36 +353,41 @@ class HybridMemory(KvMemory):
         by_group = tables.by_group
         pending = tables.pending
         if pending:
-            tables.pending = []
-            step = len(self._growing)
+            tables.pending = no_blocks()
+            step = self.blocks_per_crossing
             each = len(pending) // step
-            for first, group in enumerate(self._growing):
-                table = by_group[group]
-                table.tail += pending[first::step]
+            for place, first, width in self._growing:
+                table = by_group[place]
                 table.places += each
+                if width == 1:
+                    table.tail += pending[first::step]
+                    continue
+                for begin in range(first, len(pending), step):
+                    table.tail += pending[begin : begin + width]
         return by_group
 
     def claim(self, request: Request, hit: Hit) -> None:
         """Gives a request, which holds nothing, the prefix found for it in the same step."""
         tables = []
-        for group in self.layers:
-            tables.append(group.claim(request, hit.tables[group.index] if hit.tables else None, hit.tokens))
+        for place, group in enumerate(self.layers):
+            tables.append(group.claim(request, hit.tables[place] if hit.tables else None, hit.tokens))
         self.tables[request] = Tables(tables)
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
-        for spec, groups in self._windowed:
+        for place in self._windowed:
+            spec = self.layers[place].spec
             skipped = spec.skipped_tokens(computed) // spec.block_size
             if skipped:
-                self._leave(request, groups, skipped)
+                self._leave(request, place, skipped)
 
-    def _leave(self, request: Request, groups: tuple[LayerGroup, ...], skipped: int) -> None:
-        tables = self.tables[request].by_group
-        if skipped > tables[groups[0].index].stored:
-            self._dealt(self.tables[request])
+    def _leave(self, request: Request, place: int, skipped: int) -> None:
+        tables = self.tables[request]
+        table = tables.by_group[place]
+        if skipped > table.stored:
+            self._dealt(tables)
             self._catch_up(request)
-        for group in groups:
-            group.leave(request, tables[group.index], skipped)
+        self.layers[place].leave(request, table, skipped)
 
     def leave_in_turn(self, requests: list[Request], turns: int, tick: int) -> None:
         """Lets requests that decode give back what leaves their windows, in this order, over and over.
@@ -337,42 +399,39 @@ class HybridMemory(KvMemory):
         assert place is not None
         count = len(requests)
         size = self.block_size
+        windows = [(number, self.layers[number].spec.window - 1) for number in self._windowed]
+        drop_first = self.extents.drop_first
+        tables = self.tables
         for turn in range(turns):
             request = requests[turn % count]
             computed = tick - request.lag
             computed += (place - computed) % size + turn // count * size
-            for spec, groups in self._windowed:
-                skipped = (computed + 1 - spec.window) // size
-                if skipped > 0:
-                    self._leave(request, groups, skipped)
+            for number, window in windows:
+                skipped = (computed - window) // size
+                if skipped <= 0:
+                    continue
+                table = tables[request].by_group[number]
+                alone = skipped == table.nulls + 1 and skipped <= table.stored
+                if not (alone and drop_first(table)):
+                    self._leave(request, number, skipped)
 
     def grow(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
         tables = self.tables.get(request)
         if tables is None:
-            tables = self.tables[request] = Tables([Table() for _ in self.layers])
+            tables = self.tables[request] = Tables([Table(group.width) for group in self.layers])
         by_group = self._dealt(tables)
-        missing: list[int] = []
-        for _, groups in self._alike:
-            missing += [groups[0].missing(by_group[groups[0].index], tokens)] * len(groups)
-        if self.log.events is not None:
-            for group, blocks in zip(self.layers, missing, strict=True):
-                if blocks:
-                    group.grow(request, by_group[group.index], self.extents.take(blocks))
-            return
-        taken = self.extents.take(sum(missing))
-        first = 0
-        for table, blocks in zip(by_group, missing, strict=True):
-            table.tail += taken[first : first + blocks]
-            table.places += blocks
-            first += blocks
+        for group, table in zip(self.layers, by_group, strict=True):
+            missing = group.missing(table, tokens)
+            if missing:
+                group.grow(request, table, self.extents.take(missing))
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
         """Takes blocks for decoding requests that begin one in this order, over and over.
 
         The k-th is that of request k modulo their number. For `regular` memory, where no log is kept.
         """
-        step = len(self._growing)
+        step = self.blocks_per_crossing
         taken = self.extents.take(crossings * step)
         tables = self.tables
         count = len(requests)
@@ -403,15 +462,16 @@ class HybridMemory(KvMemory):
             return
         by_group = self._dealt(tables)
         whole = tokens // self.aligned * self.aligned
-        for _, groups in self._alike:
-            group = groups[0]
-            table = by_group[group.index]
+        earlier = None
+        parts: list[Part] = []
+        for group, table in zip(self.layers, by_group, strict=True):
             full = group.full(table, whole, tokens)
-            if full <= table.stored:
-                continue
-            parts = group.parts(request.keys, table, full)
-            for group in groups:
-                group.publish(request, by_group[group.index], full, parts)
+            if full > table.stored:
+                wanted = group.wanted(table, full)
+                if wanted != earlier:
+                    parts = group.parts(request.keys, table, full)
+                    earlier = wanted
+                group.publish(request, table, full, parts)
 
     def publishes_later(self, request: Request) -> bool:
         """Whether what a decoding request fills is published when somebody may look for it.
@@ -471,9 +531,8 @@ class HybridMemory(KvMemory):
 
         def give_back() -> None:
             extents = detached.extents()
-            freed_blocks = self.extents.to_be_freed(extents, [])
-            blocks = sum([len(extent.blocks) for extent in extents])
-            self.layers[0].shared_blocks -= blocks - self.extents.drop(extents, [])
+            freed_blocks = self.extents.to_be_freed(extents, no_blocks())
+            self.layers[0].shared_blocks -= self.extents.drop(extents, no_blocks())
             if freed_blocks:
                 self.log.add(EventKind.FREED, request.id, freed_blocks)
 
@@ -492,7 +551,8 @@ class HybridMemory(KvMemory):
 
     def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
         """The first of a table's first `last` places that a load has to fill: its block has no content."""
-        return self.tables_of(request)[group].first_unknown(last)
+        table, _ = self._table(request, group)
+        return table.first_unknown(last)
 
     def watch_allocations(self, *, on: bool) -> None:
         """Takes note of every block taken from now on, or of none."""
@@ -549,15 +609,23 @@ class HybridMemory(KvMemory):
 
     def blocks(self, request: Request, group: int = 0) -> list[int]:
         """A request's block table in one group; `num_blocks` stands for the null block."""
-        table = self.tables_of(request)[group]
-        return [self.null] * table.nulls + table.blocks()
+        table, column = self._table(request, group)
+        return [self.null] * table.nulls + table.blocks(column)
 
     def last_block(self, request: Request, group: int = 0) -> int:
-        """The newest block of a generating request's table. O(1)."""
-        return self.tables_of(request)[group].last_block()
+        """The newest block of a generating request's table."""
+        table, column = self._table(request, group)
+        return table.last_block(column)
+
+    def _table(self, request: Request, group: int) -> tuple[Table, int]:
+        """The table that has a group, and the group's place in its rows."""
+        place = max(place for place, layer in enumerate(self.layers) if layer.index <= group)
+        return self.tables_of(request)[place], group - self.layers[place].index
 
     def findable_blocks(self) -> set[int]:
         """Every block whose content can be found. Linear in the pool; for displays."""
+        for request in self.tables:
+            self._catch_up(request)
         return self.extents.findable()
 
 
@@ -582,22 +650,22 @@ def _leave_place(specs: tuple[GroupSpec, ...], unit: int) -> int | None:
     return places.pop() if len(places) == 1 else None
 
 
-def _left(table: Table, skippable: int, shared: dict[int, tuple[Extent, int]]) -> int:
-    """How many of a table's blocks before place `skippable` are its own. Counts the others in `shared`."""
-    count = skippable - table.nulls
-    if count <= 0:
-        return 0
-    if table.held and table.held[0][0].holders == 1 and count <= len(table.held[0][0].blocks):
-        return count
+def _left(table: Table, count: int, shared: dict[int, tuple[Extent, int]]) -> int:
+    """How many blocks of a table's next `count` rows are its own. Counts the others in `shared`."""
+    width = table.width
+    if table.held:
+        extent, length = table.held[0]
+        if extent.holders == 1 and extent.rest is None and count <= length:
+            return count * width
     left = 0
     for extent in table.extents():
         if count <= 0:
             return left
-        blocks = min(count, len(extent.blocks))
-        count -= len(extent.blocks)
+        rows = min(count, extent.length)
+        count -= extent.length
         if extent.holders == 1:
-            left += blocks
+            left += rows * width
             continue
-        for block in extent.blocks[:blocks]:
+        for block in extent.blocks[: rows * width : width]:
             shared[block] = extent, shared.get(block, (extent, 0))[1] + 1
-    return left + max(count, 0)
+    return left + max(count, 0) * width

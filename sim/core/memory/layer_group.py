@@ -8,6 +8,8 @@ Source: vllm/v1/core/single_type_kv_cache_manager.py (0.24).
 
 from __future__ import annotations
 
+from array import array
+
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -27,22 +29,35 @@ No key: no hit can ever ask for them.
 """
 
 
+def mark_of(index: int, width: int) -> bytes:
+    """What tells the contents of `width` groups from number `index` on from those of others, behind a key."""
+    return bytes([index, width])
+
+
 class LayerGroup:
-    """One group's rules. `index` is its number in its memory.
+    """The rules of `width` equal groups that follow one another; `index` is the number of the first.
 
     `unit` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
     """
 
     def __init__(
-        self, pool: ExtentPool, spec: GroupSpec, limits: Limits, index: int, unit: int, aligned: int
+        self,
+        pool: ExtentPool,
+        spec: GroupSpec,
+        limits: Limits,
+        index: int,
+        unit: int,
+        aligned: int,
+        width: int = 1,
     ) -> None:
+        self.width = width
         self.pool = pool
         self.log = pool.log
         self.spec = spec
         self.index = index
         self.shared_blocks = 0
         self.most_blocks = spec.most_blocks(limits.max_num_batched_tokens, limits.max_model_len)
-        self.mark = bytes([index])
+        self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
         self._size = spec.block_size
         self._reachable = _reachable(spec, aligned)
@@ -54,12 +69,12 @@ class LayerGroup:
     def missing(self, table: Table | None, tokens: int) -> int:
         """Blocks to be taken so that the first `tokens` tokens have a place."""
         held = 0 if table is None else table.places
-        return max(self.spec.blocks_of(tokens) - held, 0)
+        return max(self.spec.blocks_of(tokens) - held, 0) * self.width
 
     def still_needed(self, table: Table | None, tokens: int) -> int:
         """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
         held = 0 if table is None else table.places
-        return max(min(self.spec.blocks_of(tokens), self.most_blocks) - held, 0)
+        return max(min(self.spec.blocks_of(tokens), self.most_blocks) - held, 0) * self.width
 
     def needed(self, hit: TableHit | None, hit_tokens: int, tokens: int, *, capped: bool) -> int:
         """Free blocks that a waiting request takes for its first `tokens` tokens, beside those of a hit.
@@ -71,12 +86,12 @@ class LayerGroup:
         if capped and self.most_blocks < required:
             required = self.most_blocks
         if not hit_tokens:
-            return required
+            return required * self.width
         skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
         if hit is None:
-            return max(required - skipped, 0)
+            return max(required - skipped, 0) * self.width
         idle = sum([high - low for extent, low, high in hit.after(skipped) if not extent.holders])
-        return max(required - max(skipped, hit.places), 0) + idle
+        return (max(required - max(skipped, hit.places), 0) + idle) * self.width
 
     # ---- claiming, growing, giving back
 
@@ -85,7 +100,7 @@ class LayerGroup:
 
         `hit_tokens` may be more than was found: what a load is to add.
         """
-        table = Table()
+        table = Table(self.width)
         skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
         if hit is not None:
             skipped = max(skipped, hit.nulls)  # a chunk may end within a block
@@ -102,36 +117,32 @@ class LayerGroup:
         return table
 
     def _isolate(self, extent: Extent, low: int, high: int) -> Extent:
-        """The blocks `low` to `high` of an extent as one of their own. What is before `low` stays in it."""
-        if high < len(extent.blocks):
+        """The rows `low` to `high` of an extent as one of their own. What is before `low` stays in it."""
+        if high < extent.rows:
             self.pool.split(extent, high)
         return self.pool.split(extent, low) if low else extent
 
-    def grow(self, request: Request, table: Table, blocks: list[int]) -> None:
-        """Adds blocks just taken to the end of a table."""
-        table.tail += blocks
-        table.places += len(blocks)
+    def grow(self, request: Request, table: Table, blocks: array[int]) -> None:
+        """Adds blocks just taken, group by group, to the end of a table."""
+        table.add_rows(blocks)
         if self.log.events is not None:
-            self.log.add(EventKind.ALLOCATED, request.id, blocks, group=self.index)
+            self.log.add(EventKind.ALLOCATED, request.id, blocks.tolist(), group=self.index)
 
     def leave(self, request: Request, table: Table, skipped: int) -> None:
-        """Gives back the first `skipped` blocks, which no layer reads any more, the last first."""
+        """Gives back the first `skipped` rows, which no layer reads any more, the last first."""
         last = min(skipped, table.places)
         count = last - table.nulls
         if count <= 0:
             return
+        if count == 1 and self.log.events is None and self.pool.drop_first(table):
+            return
         table.nulls = last
-        if count == 1 and table.held and self.log.events is None:
-            extent, length = table.held[0]
-            if self.pool.drop_first(extent, length):
-                table.held[0] = (extent, length - 1)
-                return
         extents = []
         while count and table.held:
             extent, length = table.held[0]
-            if length > len(extent.blocks):
+            if length > extent.length:
                 table.cut_to(table.extents())
-                length = len(extent.blocks)
+                length = extent.length
             if length <= count:
                 del table.held[0]
             else:
@@ -139,36 +150,33 @@ class LayerGroup:
                 length = count
             extents.append(extent)
             count -= length
-        tail = table.tail[:count]
-        del table.tail[:count]
+        tail = table.take_tail(count)
         if self.log.events is not None:
-            unread = [block for extent in extents for block in extent.blocks] + tail
+            unread = [block for extent in extents for block in extent.blocks] + tail.tolist()
             self.log.add(EventKind.LEFT, request.id, unread[::-1], group=self.index)
         self._drop(request, extents, tail)
 
     def _cut_front(self, table: Table, extent: Extent, count: int) -> Extent:
-        """Cuts the first blocks off a table's first extent and returns them."""
+        """Cuts the first rows off a table's first extent and returns them."""
+        self.pool.single_out(extent)
         if extent.holders == 1:
             front = self.pool.cut_front(extent, count)
-            table.held[0] = (extent, len(extent.blocks))
+            table.held[0] = (extent, extent.rows)
             return front
         rest = self.pool.split(extent, count)
-        table.held[0] = (rest, len(rest.blocks))
+        table.held[0] = (rest, rest.rows)
         return extent
 
     def release(self, request: Request, table: Table) -> None:
         """Gives back every block, the last first."""
         self._drop(request, table.extents(), table.tail)
 
-    def _drop(self, request: Request, extents: list[Extent], tail: list[int]) -> None:
+    def _drop(self, request: Request, extents: list[Extent], tail: array[int]) -> None:
         if self.log.events is not None:
             freed_blocks = self.pool.to_be_freed(extents, tail)
             if freed_blocks:
                 self.log.add(EventKind.FREED, request.id, freed_blocks, group=self.index)
-        blocks = len(tail)
-        for extent in extents:
-            blocks += len(extent.blocks)
-        self.shared_blocks -= blocks - self.pool.drop(extents, tail)
+        self.shared_blocks -= self.pool.drop(extents, tail, self.width)
 
     # ---- publishing
 
@@ -186,6 +194,11 @@ class LayerGroup:
         if self._dropping and tokens:
             tokens = min(computed, tokens + self._size)
         return min(tokens // self._size, table.places)
+
+    def wanted(self, table: Table, full: int) -> tuple[int, int, int, int]:
+        """What decides which `parts` there are: groups for which it is equal have equal ones."""
+        reach = min(self._reachable, self._segment_blocks)
+        return max(table.stored, table.nulls), full, self._units, reach
 
     def parts(self, keys: BlockKeys, table: Table, full: int) -> list[Part]:
         """What is published next of a table, up to its place `full`, segment by segment."""
@@ -210,12 +223,11 @@ class LayerGroup:
             self._tell(self.log.kv, request, table, table.stored, full)
         table.stored = full
         for digest, number, count in parts:
-            blocks = table.tail[:count]
-            del table.tail[:count]
+            rows = table.take_tail(count)
             if digest is None:
-                table.held.append((Extent(blocks, None, 0, 1), count))
+                table.held.append((Extent(rows, None, 0, 1, self.width), count))
             else:
-                self._publish(request, table, blocks, digest + self.mark, number)
+                self._publish(request, table, rows, digest + self.mark, number)
 
     def _tell(self, kv: KvEventStream, request: Request, table: Table, first: int, full: int) -> None:
         """Tells of the blocks from place `first` to `full` that become findable."""
@@ -224,20 +236,20 @@ class LayerGroup:
         blocks = [table.tail[place - base] for place in places]
         kv.stored(request, first, full, places, blocks, self.index, self.spec)
 
-    def _publish(self, request: Request, table: Table, blocks: list[int], key: bytes, number: int) -> None:
+    def _publish(self, request: Request, table: Table, rows: array[int], key: bytes, number: int) -> None:
         if self.log.events is not None:
-            self.log.add(EventKind.STORED, request.id, blocks, group=self.index)
+            self.log.add(EventKind.STORED, request.id, rows.tolist(), group=self.index)
         behind: Extent | None = None
         if table.held:
             behind, length = table.held[-1]
-            if length > len(behind.blocks):
+            if length > behind.length:
                 behind = None
-        extents = self.pool.publish(blocks, key, number, self._units, behind)
+        extents = self.pool.publish(rows, key, number, self._units, behind, self.width)
         if extents:
             table.add(extents)
         else:
             assert behind is not None
-            table.held[-1] = (behind, len(behind.blocks))
+            table.held[-1] = (behind, behind.length)
 
     def _is_reachable(self, place: int) -> bool:
         """Whether a hit can ever ask for the block at a place."""

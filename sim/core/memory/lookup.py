@@ -21,15 +21,17 @@ def segment_of(keys: BlockKeys, number: int) -> int:
 class Lookup:
     """Prefix hits of the groups that keep the same tokens in blocks of one size: all must have a block.
 
-    `groups` are their numbers. `unit` is the number of tokens per block key, `aligned` that of
-    which every hit is a multiple.
+    `marks` are those that distinguish their contents, by their place among the `LayerGroup`s of the memory.
+    `unit` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
     """
 
-    def __init__(self, pool: ExtentPool, spec: GroupSpec, groups: list[int], unit: int, aligned: int) -> None:
+    def __init__(
+        self, pool: ExtentPool, spec: GroupSpec, marks: dict[int, bytes], unit: int, aligned: int
+    ) -> None:
         self.spec = spec
-        self.groups = groups
+        self.groups = list(marks)
         self.keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
-        self._marks = [bytes([group]) for group in groups]
+        self._marks = list(marks.values())
         self._pool = pool
         self._units = spec.block_size // unit
         self._aligned_blocks = aligned // spec.block_size
@@ -87,6 +89,13 @@ class Lookup:
     def _add_row(self, hits: list[TableHit], cached: list[list[Extent]], place: int, end: int) -> int:
         """Adds the blocks that all groups have from a place on, up to `end`. Returns where they end."""
         row = [self._parts(extents, place, end) for extents in cached]
+        given_back = [
+            extent for parts in row for extent, _, _ in parts if 0 < len(extent.free_rows) < extent.rows
+        ]
+        if given_back:
+            for extent in given_back:
+                self._pool.single_out(extent)
+            row = [self._parts(extents, place, end) for extents in cached]
         for hit, parts in zip(hits, row, strict=True):
             hit.add(parts)
         reach = min([hit.places for hit in hits])
@@ -100,7 +109,7 @@ class Lookup:
         parts: list[Part] = []
         for extent in extents:
             begin = (extent.number + 1) // units - 1
-            last = min(begin + len(extent.blocks), end)
+            last = min(begin + extent.rows, end)
             if last <= place:
                 continue
             if begin > place:
@@ -153,7 +162,7 @@ class Lookup:
         for extent in reversed(extents):
             first = (extent.number + 1) // units - 1
             low = max(first, begin)
-            high = min(first + len(extent.blocks), end)
+            high = min(first + extent.rows, end)
             if low >= high:
                 continue
             if ranges and ranges[-1][0] == high:

@@ -8,12 +8,13 @@ what follows what across groups, which nothing here does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
 from dataclasses import dataclass
 
 from pagecast.sim.core.events import EventLog
-from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.extent import Extent, Free, no_blocks
 from pagecast.sim.core.memory.extent_pool import ExtentPool
+from pagecast.sim.core.memory.table import Table
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,14 @@ class RankedExtentPool(ExtentPool):
     def __init__(self, num_blocks: int, log: EventLog, ranks: ReuseRanks) -> None:
         super().__init__(num_blocks, log)
         self.ranks = ranks
-        self._rings: dict[int, Extent] = {0: self.ring}
+        self._rings: dict[int, Free] = {0: self.ring}
         self._blocks: dict[int, int] = {}  # free blocks with content, of each rank that has some
 
     # ---- taking
 
-    def _evict(self, n: int) -> list[int]:
+    def _evict(self, n: int) -> array[int]:
         """Takes `n` blocks of free extents, the lowest rank first."""
-        evicted: list[int] = []
+        evicted = no_blocks()
         while len(evicted) < n:
             rank = min(self._blocks)
             count = min(n - len(evicted), self._blocks[rank])
@@ -70,42 +71,38 @@ class RankedExtentPool(ExtentPool):
             extent.uses += 1
         return super().hold(extents)
 
-    def drop(self, extents: list[Extent], tail: list[int]) -> int:
+    def drop(self, extents: list[Extent], tail: array[int], width: int = 1) -> int:
         """Takes a holder from extents, and gives the blocks of `tail` back (see `ExtentPool.drop`)."""
-        blank = [extent for extent in extents if extent.key is None]
-        freed = super().drop(blank, tail)
-        for extent in reversed(extents):
-            if extent.key is None:
-                continue
-            rank = extent.rank = self.ranks.rank(extent.uses)
-            self.ring = self._ring(rank)
-            if super().drop([extent], []):
-                freed += len(extent.blocks)
-                self._count(rank, len(extent.blocks))
+        shared = super().drop(extents, tail, width)
         if self.ranks.most_blocks is not None:
             self._give_way(self.ranks.most_blocks)
-        return freed
+        return shared
 
-    def _ring(self, rank: int) -> Extent:
-        ring = self._rings.get(rank)
+    def _free(self, extents: list[Extent]) -> None:
+        for extent in reversed(extents):
+            extent.rank = self.ranks.rank(extent.uses)
+            self._put(extent)
+
+    def _put(self, extent: Extent) -> None:
+        """Puts an extent at the end of the free ones of its rank."""
+        ring = self._rings.get(extent.rank)
         if ring is None:
-            ring = self._rings[rank] = Extent([], None, 0, 1)
-        return ring
+            ring = self._rings[extent.rank] = Free([])
+        self._count(extent.rank, len(extent.blocks))
+        self.ring = ring
+        extent.free = Free([extent])
+        self.link(extent.free)
 
     def _give_way(self, most: int) -> None:
         """Takes the rank from the least recently freed of ranked extents, until few enough have one."""
         while (rank := max(self._blocks, default=0)) and self._blocks[rank] > most:
-            extent = self._rings[rank].after
-            self._unlink(extent)
+            extent = self._rings[rank].after.extents[-1]
+            self._wake(extent)
             self._count(rank, -len(extent.blocks))
             extent.rank = 0
-            self._count(0, len(extent.blocks))
-            ring = self._rings[0]
-            extent.before, extent.after = ring.before, ring
-            ring.before.after = extent
-            ring.before = extent
+            self._put(extent)
 
-    def drop_first(self, extent: Extent, length: int) -> bool:
+    def drop_first(self, table: Table) -> bool:
         """Nothing: a block that leaves a window is cut off and freed as any other."""
         return False
 
@@ -117,27 +114,21 @@ class RankedExtentPool(ExtentPool):
         rest.uses, rest.rank = extent.uses, extent.rank
         return rest
 
-    def cut_front(self, extent: Extent, blocks: int) -> Extent:
-        """Cuts the first blocks off an extent that one table holds, and returns them."""
-        front = super().cut_front(extent, blocks)
+    def cut_front(self, extent: Extent, rows: int) -> Extent:
+        """Cuts the first rows off an extent that one table holds, and returns them."""
+        front = super().cut_front(extent, rows)
         front.uses = extent.uses
         return front
 
     def publish(
-        self, blocks: list[int], key: bytes, number: int, units: int, behind: Extent | None
+        self, rows: array[int], key: bytes, number: int, units: int, behind: Extent | None, width: int = 1
     ) -> list[Extent]:
         """Makes blocks findable (see `ExtentPool.publish`), apart from what was reused before."""
         if behind is not None and behind.uses:
             behind = None
-        return super().publish(blocks, key, number, units, behind)
+        return super().publish(rows, key, number, units, behind, width)
 
     # ---- figures
 
-    def free_extents(self) -> Iterator[Extent]:
-        """The free extents with content, first the one that is taken first."""
-        for rank in sorted(self._rings):
-            ring = self._rings[rank]
-            extent = ring.after
-            while extent is not ring:
-                yield extent
-                extent = extent.after
+    def _all_rings(self) -> list[Free]:
+        return [self._rings[rank] for rank in sorted(self._rings)]

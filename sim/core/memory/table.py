@@ -1,23 +1,28 @@
-"""Block table of one request in one group of layers."""
+"""Block table of one request in groups of layers that keep the same tokens."""
 
 from __future__ import annotations
 
-from pagecast.sim.core.memory.extent import Extent
+from array import array
+
+import numpy as np
+from pagecast.sim.core.memory.extent import Extent, no_blocks
 
 
 class Table:
-    """The null block in the first `nulls` of `places` places, then the blocks of `held`, then `tail`.
+    """The null block in the first `nulls` of `places` places, then the rows of `held`, then those of `tail`.
 
-    `held` are extents, each with the number of blocks held of it and of what was split off it since. The
-    blocks of `tail` are the request's own, and nobody can find them yet. The first `stored` places need no
-    publishing any more: they are published, null, or of no use to any hit.
+    A row has `width` blocks, one of each group. `held` are extents, each with the number of rows held of it
+    and of what was split off it since. The blocks of `tail` are the request's own, and nobody can find them
+    yet. The first `stored` places need no publishing any more: they are published, null, or of no use to any
+    hit.
     """
 
-    __slots__ = ("held", "nulls", "places", "stored", "tail")
+    __slots__ = ("held", "nulls", "places", "stored", "tail", "width")
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 1) -> None:
+        self.width = width
         self.held: list[tuple[Extent, int]] = []
-        self.tail: list[int] = []
+        self.tail = no_blocks()
         self.nulls = 0
         self.places = 0
         self.stored = 0
@@ -30,20 +35,20 @@ class Table:
             while length:
                 assert extent is not None
                 extents.append(extent)
-                length -= len(extent.blocks)
+                length -= extent.length
                 extent = extent.rest
         return extents
 
-    def blocks(self) -> list[int]:
-        """The blocks after the null ones, in order."""
-        blocks: list[int] = []
+    def blocks(self, group: int = 0) -> list[int]:
+        """The blocks of one of its groups after the null ones, in order."""
+        blocks = no_blocks()
         for extent in self.extents():
-            blocks += extent.blocks
-        return blocks + self.tail
+            blocks += extent.column(group)
+        return (blocks + self.tail[group :: self.width]).tolist()
 
-    def last_block(self) -> int:
-        """The newest block."""
-        return self.tail[-1] if self.tail else self.extents()[-1].blocks[-1]
+    def last_block(self, group: int = 0) -> int:
+        """The newest block of one of its groups."""
+        return self.tail[group - self.width] if self.tail else self.extents()[-1].blocks[group - self.width]
 
     def first_unknown(self, last: int) -> int:
         """The first of its first `last` places whose block can't be found."""
@@ -51,13 +56,31 @@ class Table:
         for extent in self.extents():
             if extent.key is None:
                 break
-            place += len(extent.blocks)
+            place += extent.length
         return min(place, last)
+
+    def add_rows(self, blocks: array[int]) -> None:
+        """Adds rows to the end of `tail`; the blocks come group by group."""
+        width = self.width
+        if width > 1 and len(blocks) > width:
+            blocks = array("i", np.frombuffer(blocks, np.intc).reshape(width, -1).T.tobytes())
+        self.places += len(blocks) // width
+        self.tail = self.tail + blocks if self.tail else blocks
+
+    def take_tail(self, rows: int) -> array[int]:
+        """Takes the first rows off `tail`."""
+        taken = self.tail
+        size = rows * self.width
+        if size >= len(taken):
+            self.tail = no_blocks()
+            return taken
+        self.tail = taken[size:]
+        return taken[:size]
 
     def add(self, extents: list[Extent]) -> None:
         """Adds extents that it holds from now on."""
         for extent in extents:
-            self.held.append((extent, len(extent.blocks)))
+            self.held.append((extent, len(extent.blocks) // self.width - len(extent.free_rows)))
 
     def cut_to(self, extents: list[Extent]) -> None:
         """Leaves these of its extents, which are its last."""

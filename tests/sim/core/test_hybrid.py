@@ -13,6 +13,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, unit_tokens
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.cache_policy import CachePolicy
@@ -249,6 +250,62 @@ def test_no_block_is_ever_lost(
         check(s)
         steps += 1
     assert s.memory.used_blocks == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lives=LIVES,
+    window=st.sampled_from([5, 8, 16]),
+    equal=st.integers(2, 4),
+    room=st.integers(0, 60),
+    depth=st.integers(0, 1),
+    divided=st.integers(0, 60),
+)
+def test_equal_groups_take_the_same_blocks_together_as_each_by_itself(
+    lives: list[tuple[int, int, int]], window: int, equal: int, room: int, depth: int, divided: int
+) -> None:
+    groups = (*[GroupSpec(KvKind.WINDOW, SIZE, window)] * equal, FULL)
+    together = decisions(lives, groups, room, depth)
+    assert decisions(lives, groups, room, depth, divided=0) == together
+    assert decisions(lives, groups, room, depth, divided=divided) == together
+
+
+def decisions(
+    lives: list[tuple[int, int, int]],
+    groups: tuple[GroupSpec, ...],
+    room: int,
+    depth: int,
+    divided: int | None = None,
+) -> list[object]:
+    """What is decided step by step, all block tables and the order of free blocks.
+
+    `divided`: the step before which equal groups part.
+    """
+    s = scheduler(*groups, blocks=1, depth=depth)
+    most = max(s.limits.most_held(prompt + output) for _, prompt, output in lives)
+    s = scheduler(*groups, blocks=most + room, depth=depth)
+    memory = s.memory
+    assert isinstance(memory, HybridMemory)
+    flying: list[StepPlan] = []
+    seen: list[object] = []
+    waiting = [request(str(id), *life) for id, life in enumerate(lives)]
+    for step in range(10_000):
+        if step % 3 == 0 and waiting:
+            s.submit(waiting.pop(0))
+        if not s.requests and not waiting:
+            break
+        if step == divided:
+            memory.divide()
+        plan = s.plan(0)
+        if plan is not None:
+            flying.append(plan)
+            seen.append((plan.used_blocks, plan.decode_n, plan.prefill))
+        if flying and (plan is None or len(flying) > depth):
+            s.commit(flying.pop(0))
+        check(s)
+        seen += [memory.blocks(each, group) for each in memory.tables for group in range(len(groups))]
+        seen.append(list(memory.extents.free_order()))
+    return seen
 
 
 @settings(max_examples=30, deadline=None)
