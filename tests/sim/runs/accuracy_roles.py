@@ -63,8 +63,15 @@ JUDGE = (
 )
 # Of the hosts that runs of measured operations are from: `measured_operations.py --host-factor SWEEP`.
 HOST_TIME_FACTORS = {"qwen3-30b-a3b": 1.73}
-# Of measured operations: the host's constants come from sweeps, warm-up runs, `azure_conv` and
-# `azure_conv_async`, the spread from public runs of other set-ups. No run below gave either.
+# Of measured operations: what the host's constants and the spread of steps with prompts come from, beside a
+# warm-up run and a second sweep on two GPUs. The spread of step time comes from public runs.
+FIT_MEASURED = (
+    PUBLIC / "sweep",
+    PUBLIC / "azure_conv",
+    PUBLIC / "azure_conv_async",
+    MODELS / "vllm-h200-qwen3-30b-a3b-sweep",
+    MODELS / "vllm-h200-qwen3-32b-tp2-sweep",
+)
 JUDGE_MEASURED = (
     PUBLIC / "azure_conv_repeat2",
     PUBLIC / "azure_conv_repeat3",
