@@ -64,13 +64,14 @@ JUDGE = (
 # Of the hosts that runs of measured operations are from: `measured_operations.py --host-factor SWEEP`.
 HOST_TIME_FACTORS = {"qwen3-30b-a3b": 1.73}
 # Of measured operations: what the host's constants and the spread of steps with prompts come from, beside a
-# warm-up run and a second sweep on two GPUs. The spread of step time comes from public runs.
+# warm-up run. The spread of step time comes from public runs.
 FIT_MEASURED = (
     PUBLIC / "sweep",
     PUBLIC / "azure_conv",
     PUBLIC / "azure_conv_async",
     MODELS / "vllm-h200-qwen3-30b-a3b-sweep",
     MODELS / "vllm-h200-qwen3-32b-tp2-sweep",
+    MODELS / "vllm-h200-qwen3-32b-tp2-sweep-second",
 )
 JUDGE_MEASURED = (
     PUBLIC / "azure_conv_repeat2",
@@ -81,6 +82,8 @@ JUDGE_MEASURED = (
     MODELS / "vllm-h200-qwen3-30b-a3b-azure-async",
     MODELS / "vllm-h200-qwen3-30b-a3b-mooncake",
     MODELS / "vllm-h200-qwen3-32b-tp2-azure",
+    MODELS / "vllm-h200-qwen3-32b-tp2-azure-second",
+    MODELS / "vllm-h200-qwen3-32b-tp2-azure-third",
 )
 
 
