@@ -56,6 +56,7 @@ STEPS = {
     "h200g-qwen3-8b-tp2-chat": (8549, 300),
     "h200g-qwen3-8b-tp2-mooncake": (5448, 120),
     "h200j-qwen3-0.6b-fp8-rag": (12997, 120),
+    "h200k-qwen3-8b-mooncake-overload": (1903, 200),
 }
 
 

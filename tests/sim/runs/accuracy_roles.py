@@ -60,6 +60,7 @@ JUDGE = (
     OWN / "h200d-qwen3-8b-agents-load",
     OWN / "h200e-qwen3-8b-agents-load",
     OWN / "h200c-qwen3-0.6b-mooncake",
+    OWN / "h200k-qwen3-8b-mooncake-overload",
 )
 # Of the hosts that runs of measured operations are from: `measured_operations.py --host-factor SWEEP`.
 HOST_TIME_FACTORS = {"qwen3-30b-a3b": 1.73}

@@ -19,8 +19,11 @@ HELD = tuple(
 )
 H100 = ("azure-async", *(pytest.param(run, marks=pytest.mark.slow) for run in ("azure-sync", "chat-async")))
 FEW = ("a-qwen3-8b-mooncake-load",)  # in `make test`; the others are slow
-# Steps with prompts take GPU A 1.9% longer than the GPUs of the sweeps; see docs/accuracy.md.
-MISSED = ("a-qwen3-8b-mooncake-overload",)
+# Runs that miss the bounds, each recorded with other kernels than the sweeps; see docs/accuracy.md.
+MISSED = {
+    "a-qwen3-8b-mooncake-overload": "TTFT -10%: steps with prompts take 1.9% longer than those of the sweeps",
+    "k-qwen3-8b-mooncake-overload": "TPOT p50 +5%: decode steps are 4% shorter than those of the sweeps",
+}
 # Of a run's figures, those that may miss the bounds below: turns of agent sessions meet by chance.
 MOST_BEYOND = 0.05
 
@@ -41,7 +44,7 @@ def allowed(row: ForecastRow) -> float:
 
 def marks(run: str) -> list[pytest.MarkDecorator]:
     """Slow, but for a few; a run that misses the bounds is known by name."""
-    known = [pytest.mark.xfail(strict=True, reason="TTFT -10% at 140% load")] if run in MISSED else []
+    known = [pytest.mark.xfail(strict=True, reason=MISSED[run])] if run in MISSED else []
     return known if run in FEW else [pytest.mark.slow, *known]
 
 
