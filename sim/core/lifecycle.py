@@ -124,9 +124,10 @@ class Lifecycle:
             request.hit_tokens = tokens
         if request.cached_tokens == NEVER:
             request.cached_tokens = tokens
-            request.external_tokens = external
-            request.disk_tokens = min(request.last_disk, external)
             request.admitted_ns = now
+            if external:
+                request.external_tokens = external
+                request.disk_tokens = min(request.last_disk, external)
         elif tokens < request.lost_tokens:
             request.recomputed_tokens += request.lost_tokens - tokens
         if self.intake is not None:

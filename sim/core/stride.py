@@ -56,7 +56,8 @@ class Stride:
         running = self._running
         decoders = running.decoders
         count = decoders.count
-        if not count or running.chunked or not self._queue.is_quiet():
+        queue = self._queue
+        if not count or running.chunked or (queue.size and not queue.is_quiet()):
             return 0
         if running.parked and count < self._lifecycle.limits.max_num_seqs:
             return 0
@@ -69,17 +70,15 @@ class Stride:
             steps = min(steps, offloading.quiet_steps)
         if steps <= 1:
             return steps
-        if running.commit_lag and running.knows_ahead():
+        in_flight = running.in_flight
+        if running.commit_lag and (running.left_out or not in_flight) and running.knows_ahead():
             return 1  # this step publishes blocks that a later one would not
-        if running.in_flight and not self._silent(running.in_flight[-1]):
-            return 1
+        if in_flight:
+            # The commit of a plan in flight may change something that a later plan could see.
+            newest = in_flight[-1]
+            if newest.step + newest.steps - 1 in running.draining or (running.at_commit and newest.chunks):
+                return 1
         return steps
-
-    def _silent(self, plan: StepPlan) -> bool:
-        """Whether the commit of a plan in flight changes nothing that a later plan could see."""
-        running = self._running
-        last = plan.step + plan.steps - 1
-        return last not in running.draining and not (running.at_commit and plan.chunks)
 
     def _blocks_added(self, steps: int) -> int:
         """Blocks that a stretch of `steps` steps from now on takes; notes who takes them."""

@@ -81,20 +81,24 @@ class Arrivals:
     def due(self, now: int) -> tuple[int, int] | None:
         """Takes the next arrival that has come by `now`, as `(row, arrival_ns)`."""
         later = self._later
+        times = self._times
         at = self._next
-        time = self._times[at] if at < len(self._times) else NEVER_NS
+        time = times[at] if at < len(times) else NEVER_NS
         if later and later[0][0] < time:
             if later[0][0] > now:
                 return None
             time, row = heapq.heappop(later)
         elif time <= now:
             row = self._rows[at]
-            self._next = at + 1
+            self._next = at = at + 1
         else:
             return None
         if self._patience is not None and self._patience[row] >= 0:
             heapq.heappush(self._cancels, (time + round(self._patience[row] * NS), row))
-        self._look_ahead()
+        if later or self._cancels:
+            self._look_ahead()
+        else:
+            self.next_ns = times[at] if at < len(times) else NEVER_NS
         return row, time
 
     def due_cancel(self, now: int) -> int | None:

@@ -75,6 +75,7 @@ class Recorder:
         self._keep = keep_steps
         self._step_file = _Rows(out / "steps.parquet", STEP_COLUMNS) if out else None
         self._event_file = _Events(out / "events.parquet") if out else None
+        self._notes_steps = keep_steps or out is not None
         self.events: list[Event] | None = None  # the scheduler's log, emptied here
         self.kv_events: KvEventFile | None = None
 
@@ -91,7 +92,7 @@ class Recorder:
             self.most_tokens = tokens
         if n > self.most_requests:
             self.most_requests = n
-        if self._keep or self._step_file is not None:
+        if self._notes_steps:
             self._steps.extend(
                 (
                     plan.step,
@@ -108,10 +109,14 @@ class Recorder:
                     used,
                 )
             )
-            waiting = len(self._steps) - self._written
-            if self._step_file is not None and waiting >= _FLUSH_ROWS * len(STEP_COLUMNS):
-                self._flush_steps()
-        if self._event_file is not None and self.events is not None and len(self.events) >= _FLUSH_ROWS:
+            if self._step_file is not None:
+                self._write_away()
+
+    def _write_away(self) -> None:
+        """Writes steps and events to their files where there are many, and KV events."""
+        if len(self._steps) - self._written >= _FLUSH_ROWS * len(STEP_COLUMNS):
+            self._flush_steps()
+        if self.events is not None and len(self.events) >= _FLUSH_ROWS:
             self._flush_events()
         if self.kv_events is not None:
             self.kv_events.flush()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import simpy
@@ -86,9 +87,11 @@ class Replica:
         self.recorder = recorder
         self.after_step = after_step
         self.speculation = speculation
-        self._step_ns = 0 if links is None else links.step_ns
         # Host time of a step of so many requests; KV offloading may take some in every step.
-        self._host_ns: Callable[[int], int] = self._offloading_host_ns if self._step_ns else costs.host_ns
+        self._host_ns: Callable[[int], int] = costs.host_ns
+        if links is not None and links.step_ns:
+            self._host_ns = partial(_offloading_host_ns, costs, links.step_ns)
+        self._memory = scheduler.memory
         # A step that overwrites evicted blocks is no part of a stretch.
         self._strides = fast_forward and not scrub_ns_per_block
         self._timed = scheduler.memory.timed is not None
@@ -146,7 +149,7 @@ class Replica:
     def used_blocks(self, now: int) -> int:
         """Blocks that requests hold at `now`, not before the latest change. It changes nothing."""
         scheduler = self.scheduler
-        used = scheduler.memory.used_blocks
+        used = self._memory.used_blocks
         plan = scheduler.stride.open
         if plan is None:
             return used
@@ -155,7 +158,7 @@ class Replica:
             gap += self._host_ns(plan.decode_n)
         steps = self._begun(plan, self.costs.decode_line(plan.decode_n), gap, now)
         running = scheduler.running
-        return used + running.decoders.crossings(running.tick, steps)[1] * scheduler.memory.crossing_blocks
+        return used + running.decoders.crossings(running.tick, steps)[1] * self._memory.crossing_blocks
 
     @property
     def device_free_ns(self) -> int:
@@ -350,7 +353,7 @@ class Replica:
         scheduler = self.scheduler
         if now >= self.look_ns and self.look is not None:
             self.look(now)
-        while (due := arrivals.take(now)) is not None:
+        while arrivals.next_ns <= now and (due := arrivals.take(now)) is not None:
             row, arrival_ns = due
             if arrival_ns is None:
                 request = scheduler.requests.get(str(row))
@@ -432,7 +435,7 @@ class Replica:
         return begin
 
     def _fly(self, plan: StepPlan, now: int, host: int, launched: int, duration: int) -> int:
-        if self.scrub_ns_per_block and (ledger := self.scheduler.memory.ledger) is not None:
+        if self.scrub_ns_per_block and (ledger := self._memory.ledger) is not None:
             duration += round(ledger.to_scrub() * self.scrub_ns_per_block)
         if plan.swaps:
             # The step waits for them: its blocks are those that are moved out.
@@ -470,7 +473,7 @@ class Replica:
         gap = -self._saved(n)
         due = self.arrivals.next_ns
         if self._timed:
-            due = min(due, self.scheduler.memory.due_ns)
+            due = min(due, self._memory.due_ns)
         self._prompt_tokens = 0
         launched = now + host
         transfers = self.transfers
@@ -518,17 +521,12 @@ class Replica:
             free = base + line.ns(context, longest, steps - 1) + gap * (steps - 1)
         return start, free, end
 
-    def _offloading_host_ns(self, requests: int) -> int:
-        """Host time of a step of so many requests, with what KV offloading takes."""
-        host: int = self.costs.host_ns(requests)
-        return host + self._step_ns
-
     def _saved(self, requests: int) -> int:
         """Device time that decoding requests of a step save one another by sharing blocks.
 
         What they share changes only when one of them comes or goes.
         """
-        shared = self.scheduler.memory.shared_tokens()
+        shared = self._memory.shared_tokens()
         return self.costs.shared_ns(shared, requests) if shared else 0
 
     def _ended(self, request: Request, now: int) -> None:
@@ -538,6 +536,11 @@ class Replica:
             self.arrivals.failed(request.index)
         self.arrivals.ended(request.index, now)
         self.recorder.request(request)
+
+
+def _offloading_host_ns(costs: StepCosts, step_ns: int, requests: int) -> int:
+    """Host time of a step of so many requests, with what KV offloading takes."""
+    return costs.host_ns(requests) + step_ns
 
 
 def _disk_of(scheduler: Scheduler, links: HostLinks | None) -> DiskTransfers | None:

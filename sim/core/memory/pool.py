@@ -289,10 +289,15 @@ class BlockPool:
             run.free = [piece]
         else:
             run.free.append(piece)
-        if self.ledger is not None and run.published:
-            self.ledger.cached[run.tenant] += high - low
+        if self.heard:
+            self._tell_freed(run, low, high)
         self.eviction.add(piece)
         self.free_blocks += high - low
+
+    def _tell_freed(self, run: Run, low: int, high: int) -> None:
+        """Tells ledger and log of blocks of a run that become free."""
+        if self.ledger is not None and run.published:
+            self.ledger.cached[run.tenant] += high - low
         if self.log.events is not None:
             self.freed += run.blocks[low:high][::-1]
 
