@@ -128,10 +128,13 @@ class FullGroup:
         first_of = self.pool.index.first
         mark = self._mark
         keys = request.keys
+        digests = keys.digests
+        if not digests or digests[0] + mark not in first_of:
+            return NOTHING
         pieces: list[tuple[Run, int, int]] = []
         position = 0
         idle = 0
-        for segment, digest in enumerate(keys.digests):
+        for segment, digest in enumerate(digests):
             end = min(keys.ends[segment], most_blocks)
             if position >= most_blocks:
                 break

@@ -117,10 +117,12 @@ class KvMemory:
         most = (request.known_tokens - 1) // size
         if self._single:
             group_hit = self._first.find(request, most)
-            if self.recomputes_block and group_hit.blocks:
-                group_hit = self._first.find(request, group_hit.blocks - 1)
             if not group_hit.blocks:
                 return self._no_hit
+            if self.recomputes_block:
+                group_hit = self._first.find(request, group_hit.blocks - 1)
+                if not group_hit.blocks:
+                    return self._no_hit
             return Hit(group_hit.blocks * size, group_hit.blocks, group_hit.idle, (group_hit,))
         return self._find_in_all(request, most)
 
