@@ -65,7 +65,13 @@ class HybridStride(Stride):
         if memory.leave_place is None or self.longest + steps <= memory.least_window:
             return
         if not memory.fresh:
-            self._leaving, self._turns = decoders.crossings(tick - memory.leave_place, steps)
+            if memory.leave_place == memory.block_size - 1 and steps < memory.block_size:
+                # They leave a block in the step before they begin one.
+                begun = len(decoders.crossing(tick))
+                self._leaving = self._order[begun:] + list(decoders.crossing(tick + steps))
+                self._turns = len(self._leaving)
+            else:
+                self._leaving, self._turns = decoders.crossings(tick - memory.leave_place, steps)
             return
         first = {*decoders.at_places(tick, (memory.leave_place,)), *memory.fresh}
         self._leaving_at_once = sorted(first, key=admission_order)

@@ -19,6 +19,8 @@ from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.extent import Extent, Free, no_blocks
 from pagecast.sim.core.memory.table import Table
 
+_NOTHING = no_blocks()  # never changed
+
 
 class ExtentPool:
     """`num_blocks` blocks, numbered from 0, for all groups. Block number `num_blocks` is the null block.
@@ -49,9 +51,11 @@ class ExtentPool:
 
     def take(self, n: int) -> array[int]:
         """Takes the next `n` free blocks and evicts what they held; the caller checked that there are."""
+        if not n:
+            return no_blocks()
         self.free_blocks -= n
         blanks = self.blanks
-        if blanks and n:
+        if blanks:
             blocks = blanks[-n:]
             del blanks[-n:]
             blocks.reverse()
@@ -66,7 +70,7 @@ class ExtentPool:
 
     def _evict(self, n: int) -> array[int]:
         """Takes `n` blocks of free extents."""
-        evicted = no_blocks()
+        evicted = _NOTHING
         self.evicted_blocks += n
         while n:
             free = self.ring.after
@@ -93,8 +97,11 @@ class ExtentPool:
             if width > n:
                 break
             blocks = extent.blocks
-            taken += blocks[:width]
-            del blocks[:width]
+            if width == 1:
+                taken.append(blocks.pop(0))
+            else:
+                taken += blocks[:width]
+                del blocks[:width]
             del extent.free_rows[0]
             n -= width
             count += 1
@@ -146,14 +153,14 @@ class ExtentPool:
     def _take_column(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents of one group that were freed together."""
         extents = free.extents
-        taken = no_blocks()
+        taken = _NOTHING
         while n and extents:
             extent = extents[-1]
             blocks = extent.blocks
             if len(blocks) > n:
                 part = blocks[-n:]
                 del blocks[-n:]
-                number = extent.end
+                number = extent.number + len(blocks) * extent.units
             else:
                 part = blocks
                 number = extent.number
@@ -386,9 +393,10 @@ class ExtentPool:
             self.index[key] = [extent]
             return [extent]
         last = siblings[-1]
-        if number < last.end:
+        end = last.number + len(last.blocks) // last.width * units
+        if number < end:
             return self._publish_among(siblings, Extent(rows, key, number, units, width))
-        if last is behind and last.holders == 1 and number == last.end:
+        if last is behind and last.holders == 1 and number == end:
             last.blocks += rows
             return []
         extent = Extent(rows, key, number, units, width)

@@ -41,10 +41,11 @@ class Tables:
     `pending` are blocks taken for it in turn for each group that grows.
     """
 
-    __slots__ = ("by_group", "pending")
+    __slots__ = ("by_group", "pending", "published")
 
     def __init__(self, by_group: list[Table]) -> None:
         self.by_group = by_group
+        self.published = 0  # of so many tokens every full block is published
         self.pending = no_blocks()
 
 
@@ -125,6 +126,8 @@ class HybridMemory(KvMemory):
     def _set_up_layers(self) -> None:
         """Prepares what follows from `layers`."""
         self._windowed = [place for place, group in enumerate(self.layers) if group.spec.window]
+        # Where windows slide: the place of their layers, and what a window keeps beside the newest token.
+        self._window_places = [(place, self.layers[place].spec.window - 1) for place in self._windowed]
         growing = []
         first = 0
         for place, group in enumerate(self.layers):
@@ -320,11 +323,15 @@ class HybridMemory(KvMemory):
         """How many blocks these requests give back, decoding up to this tick, because they leave windows."""
         left = 0
         shared: dict[int, tuple[Extent, int]] = {}
+        tables = self.tables
         for place in self._windowed:
             spec = self.layers[place].spec
+            size = spec.block_size
+            chunk = spec.window if spec.kind is KvKind.CHUNK else 0
             for request in requests:
-                skippable = spec.skipped_tokens(tick - request.lag) // spec.block_size
-                table = self.tables[request].by_group[place]
+                computed = tick - request.lag
+                skippable = (computed // chunk * chunk if chunk else computed + 1 - spec.window) // size
+                table = tables[request].by_group[place]
                 if skippable > table.nulls:
                     left += _left(table, skippable - table.nulls, shared)
         for extent, count in shared.values():
@@ -399,7 +406,7 @@ class HybridMemory(KvMemory):
         assert place is not None
         count = len(requests)
         size = self.block_size
-        windows = [(number, self.layers[number].spec.window - 1) for number in self._windowed]
+        windows = self._window_places
         drop_first = self.extents.drop_first
         tables = self.tables
         for turn in range(turns):
@@ -421,10 +428,17 @@ class HybridMemory(KvMemory):
         if tables is None:
             tables = self.tables[request] = Tables([Table(group.width) for group in self.layers])
         by_group = self._dealt(tables)
-        for group, table in zip(self.layers, by_group, strict=True):
-            missing = group.missing(table, tokens)
-            if missing:
-                group.grow(request, table, self.extents.take(missing))
+        missing = [group.missing(table, tokens) for group, table in zip(self.layers, by_group, strict=True)]
+        taken = self.extents.take(sum(missing)) if self.log.events is None else None
+        first = 0
+        for group, table, blocks in zip(self.layers, by_group, missing, strict=True):
+            if not blocks:
+                continue
+            if taken is None:
+                group.grow(request, table, self.extents.take(blocks))
+            else:
+                table.add_rows(taken[first : first + blocks])
+                first += blocks
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
         """Takes blocks for decoding requests that begin one in this order, over and over.
@@ -460,12 +474,17 @@ class HybridMemory(KvMemory):
         tables = self.tables.get(request)
         if tables is None:
             return
+        if tokens <= tables.published:
+            return
         by_group = self._dealt(tables)
+        tables.published = tokens
         whole = tokens // self.aligned * self.aligned
         earlier = None
         parts: list[Part] = []
         for group, table in zip(self.layers, by_group, strict=True):
             full = group.full(table, whole, tokens)
+            if full == table.places:
+                tables.published = 0  # perhaps for lack of places
             if full > table.stored:
                 wanted = group.wanted(table, full)
                 if wanted != earlier:

@@ -242,14 +242,14 @@ class LayerGroup:
         behind: Extent | None = None
         if table.held:
             behind, length = table.held[-1]
-            if length > behind.length:
+            if behind.rest is not None and length > behind.length:
                 behind = None
         extents = self.pool.publish(rows, key, number, self._units, behind, self.width)
         if extents:
             table.add(extents)
         else:
             assert behind is not None
-            table.held[-1] = (behind, behind.length)
+            table.held[-1] = (behind, length + len(rows) // self.width)
 
     def _is_reachable(self, place: int) -> bool:
         """Whether a hit can ever ask for the block at a place."""
