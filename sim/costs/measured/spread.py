@@ -8,10 +8,10 @@ where its PCIe link is not given, whose all-reduces the tables have too fast. Th
 median size over every fourth row of AIConfigurator's silicon_sample.csv that is simulated (252 of
 TensorRT-LLM, 100 of SGLang).
 
-Steps with prompts are off by more than decode steps are: by 8.0% in the sweep of Qwen3-30B-A3B and by 3.0% in
-that of Qwen3-32B on two GPUs, each on its own host (`measured_operations.py --prompts SWEEP`; root mean
-square). TTFT follows them, mean TPOT is known from the public set-ups whatever they take: the level makes up
-for them.
+Steps with prompts are off by more than decode steps are: by 8.1% in the sweep of Qwen3-30B-A3B, and by 1.9
+and 4.7% in two of Qwen3-32B on two GPUs (`measured_operations.py --prompts SWEEP`; root mean square of two
+set-ups, about 6%). TTFT follows them, mean TPOT is known from the public set-ups whatever they take: the
+level makes up for them.
 
 Synchronous scheduling adds the host's time to every step. Four hosts are known by their sweeps, one at 1.73
 times the others' time for a request. A host that a sweep has measured is known as well as two
