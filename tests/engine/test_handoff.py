@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ from pagecast.traces.write import write
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "handoff_engines.py"
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture
+def cpu_engine_of(engine_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Engines on the CPU: CUDA opens shared memory only in a process other than its owner's."""
+    return partial(engine_of, device="cpu")
 
 
 def prompts() -> list[list[int]]:
@@ -60,18 +67,20 @@ def hand_over(source: Any, target: Any, listed: list[list[int]]) -> list[list[in
     return texts
 
 
-def test_texts_are_those_of_one_engine(model_of: Callable[..., Any], engine_of: Callable[..., Any]) -> None:
+def test_texts_are_those_of_one_engine(
+    model_of: Callable[..., Any], cpu_engine_of: Callable[..., Any]
+) -> None:
     folder = model_of("qwen3").folder
     listed = prompts()
-    alone = [one.outputs[0].token_ids for one in engine_of(folder).generate(listed, PARAMS)]
-    assert hand_over(engine_of(folder), engine_of(folder), listed) == alone
+    alone = [one.outputs[0].token_ids for one in cpu_engine_of(folder).generate(listed, PARAMS)]
+    assert hand_over(cpu_engine_of(folder), cpu_engine_of(folder), listed) == alone
 
 
 def test_only_what_the_other_engine_lacks_is_moved(
-    model_of: Callable[..., Any], engine_of: Callable[..., Any]
+    model_of: Callable[..., Any], cpu_engine_of: Callable[..., Any]
 ) -> None:
     folder = model_of("qwen3").folder
-    source, target = engine_of(folder), engine_of(folder)
+    source, target = cpu_engine_of(folder), cpu_engine_of(folder)
     exporter = Exporter(source)
     importer = Importer(target, exporter.shared())
     source.on_end = lambda sequence: parcels.append(exporter.hold(sequence.request))
@@ -91,10 +100,10 @@ def test_only_what_the_other_engine_lacks_is_moved(
 
 
 def test_a_prompt_waits_until_there_is_room(
-    model_of: Callable[..., Any], engine_of: Callable[..., Any]
+    model_of: Callable[..., Any], cpu_engine_of: Callable[..., Any]
 ) -> None:
     folder = model_of("qwen3").folder
-    source, target = engine_of(folder), engine_of(folder, num_blocks=12)
+    source, target = cpu_engine_of(folder), cpu_engine_of(folder, num_blocks=12)
     exporter = Exporter(source)
     importer = Importer(target, exporter.shared())
     parcels: list[Any] = []
@@ -114,13 +123,13 @@ def test_a_prompt_waits_until_there_is_room(
 
 
 def test_engines_of_other_shapes_are_refused(
-    model_of: Callable[..., Any], engine_of: Callable[..., Any]
+    model_of: Callable[..., Any], cpu_engine_of: Callable[..., Any]
 ) -> None:
     folder = model_of("qwen3").folder
     with pytest.raises(BadInput, match="block_size"):
-        Importer(engine_of(folder, block_size=32), Exporter(engine_of(folder)).shared())
+        Importer(cpu_engine_of(folder, block_size=32), Exporter(cpu_engine_of(folder)).shared())
     with pytest.raises(BadInput, match="prefix caching"):
-        Exporter(engine_of(folder, enable_prefix_caching=False))
+        Exporter(cpu_engine_of(folder, enable_prefix_caching=False))
 
 
 RECORDED = Path(__file__).parent / "recorded_fleet"

@@ -26,6 +26,7 @@ PROMPT_GRAPHS = [16, 64, 160]
 @pytest.fixture(scope="module")
 def swept(model_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with c.json, c.html and c.sweep, made by the command from a tiny model on the CPU."""
+    pytest.importorskip("plotly", reason="--plot needs the extra `app`")
     folder = tmp_path_factory.mktemp("swept")
     arguments = ["calibrate", "--model", str(model_of("qwen3").folder), "--out", str(folder / "c.json")]
     assert run([*arguments, "--plot", str(folder / "c.html"), "--replicates", "2", "--json", *SMALL]) == 0
