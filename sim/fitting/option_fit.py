@@ -132,9 +132,28 @@ def offloading_ns(
 def offloading_rows(
     run: RecordedRun, costs: StepCosts, upto: float = 1.0
 ) -> list[tuple[float, float, float]]:
-    """For each step: the blocks submitted with it, nanoseconds beyond its costs, and those that it took."""
+    """For each step: the blocks submitted with it, nanoseconds beyond its costs, and those that it took.
+
+    Left out are steps that submitted nothing while a copy of an earlier step went on: what they lost is the
+    copy's.
+    """
     blocks = submitted_blocks(run)
-    return [(blocks[number], excess_ns(run, costs, number, took), took) for number, took in _steps(run, upto)]
+    beside = _beside_copies(run)
+    return [
+        (blocks[number], excess_ns(run, costs, number, took), took)
+        for number, took in _steps(run, upto)
+        if blocks[number] or not beside[number]
+    ]
+
+
+def _beside_copies(run: RecordedRun) -> npt.NDArray[np.bool_]:
+    """For each step whether a recorded copy went on during it."""
+    steps = run.steps
+    beside = np.zeros(len(steps), bool)
+    for transfer in run.transfers:
+        if transfer.kind in (LOAD, STORE):
+            beside |= (steps.start_ns < transfer.end_ns) & (steps.end_ns > transfer.start_ns)
+    return beside
 
 
 def submitted_blocks(run: RecordedRun) -> list[int]:
@@ -142,11 +161,15 @@ def submitted_blocks(run: RecordedRun) -> list[int]:
 
     Where the run does not say when transfers were queued, this follows from its decisions.
     """
-    if any(transfer.kind in (LOAD, STORE) for transfer in run.transfers):
-        at = [transfer.queued_ns for transfer in run.transfers]
-        blocks = [transfer.blocks for transfer in run.transfers]
-        steps = np.searchsorted(run.steps.start_ns, at, side="right") - 1
-        counts = np.bincount(np.maximum(steps, 0), weights=blocks, minlength=len(run.steps))
+    last = len(run.steps) - 1
+    moved = [transfer for transfer in run.transfers if transfer.kind in (LOAD, STORE)]
+    if moved:
+        at = [transfer.queued_ns for transfer in moved]
+        steps = np.maximum(np.searchsorted(run.steps.start_ns, at, side="right") - 1, 0)
+        # A store is queued with the step that computes its blocks, and copied beside the next one.
+        steps += [transfer.kind == STORE for transfer in moved]
+        blocks = [transfer.blocks for transfer in moved]
+        counts = np.bincount(np.minimum(steps, last), weights=blocks, minlength=len(run.steps))
         return [int(count) for count in counts]
     replay = DecisionReplay(run)
     submitted = []

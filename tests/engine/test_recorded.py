@@ -3,12 +3,15 @@
 Recorded with `pagecast record TRACE --model M --random-weights`: 300 requests of the bundled chat sample
 (with their event logs), Mooncake conversations and agent sessions at two loads each, Mooncake conversations
 with Qwen3-0.6B, and 120 requests of the rag sample with fp8 weights and fp8 KV. The letter behind "h200"
-tells eight GPUs apart, and "tp2" names two at once.
+tells nine GPUs apart, and "tp2" names two at once.
 
 Those of "h200f" have speculation or a host tier. "ngram-chat": 150 requests of the chat sample at four times
 their rate, with n-grams that find nothing. "verify": batches of 1 to 256 requests over contexts of 300 and
 2,500 tokens that verify 1, 3 or 5 draft tokens each, or any number up to 5, all random tokens. "host":
 questions about documents that take more blocks than the pool has; with n-grams in float32.
+
+Those of "h200m" judge what sweeps with options tell (`sweeps/h200m-qwen3-8b-options`): requests of the Azure
+trace with n-grams, and of the chat sample with a host tier behind 4,000 blocks.
 
 Those of "h100j" are an H100's: requests of the Azure trace (13 per second synchronously, 15 per second
 asynchronously) and the first 919 requests of the chat sample at three times their rate.
@@ -57,6 +60,8 @@ STEPS = {
     "h200g-qwen3-8b-tp2-mooncake": (5448, 120),
     "h200j-qwen3-0.6b-fp8-rag": (12997, 120),
     "h200k-qwen3-8b-mooncake-overload": (1903, 200),
+    "h200m-qwen3-8b-ngram-azure": (2056, 227),
+    "h200m-qwen3-8b-host-chat": (4440, 406),
 }
 
 

@@ -12,6 +12,7 @@ from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.option_fit import option_costs_of
 from pagecast.sim.replay import replay
+from pagecast.sim.runs.forecast import forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.speculation.lookup import lookup_of
@@ -21,6 +22,7 @@ from pagecast.traces.read import read
 TESTS = Path(__file__).parents[2]
 VLLM = TESTS / "sim" / "runs" / "recorded"
 OWN = TESTS / "engine" / "recorded"
+OPTION_SWEEPS = "h200m-qwen3-8b-options"
 KNOWN = OptionCosts(30_000.0, 500_000.0, 0.1, 40e9, 20e9, 500_000.0, 8_000.0)
 
 
@@ -51,6 +53,24 @@ def test_the_engines_runs_tell_the_rate_of_its_link() -> None:
     assert costs.load_bytes_per_s == pytest.approx(46.6e9, rel=0.01)
     assert costs.store_bytes_per_s is not None
     assert costs.offloading_step_ns is None  # steps planned ahead hide the host's time
+
+
+def test_sweeps_with_options_forecast_runs_with_them(tmp_path: Path) -> None:
+    """Sweeps and runs of one H200; the plain costs are of two others."""
+    sweeps = [RecordedRun.load(path) for path in sorted((OWN.parent / "sweeps" / OPTION_SWEEPS).iterdir())]
+    plain = load("pagecast-h200-qwen3-8b")
+    options = option_costs_of(plain, sweeps)
+    assert options.offloading_step_ns == pytest.approx(185_000, rel=0.1)
+    assert options.offloading_block_ns == pytest.approx(32_000, rel=0.1)
+    path = tmp_path / "c.json"
+    replace(plain, options=options).save(path)
+    bounds = {"ngram-azure": 3, "host-chat": 6}
+    for name, bound in bounds.items():
+        run = RecordedRun.load(OWN / f"h200m-qwen3-8b-{name}")
+        result = forecast(run, str(path), replicates=0, workers=1)
+        errors = {row.name: row.error_percent for row in result.rows}
+        assert abs(errors["tpot_s.mean"]) < bound
+        assert abs(errors["e2e_s.mean"]) < bound
 
 
 def test_a_run_with_both_options_tells_neither() -> None:
