@@ -248,7 +248,7 @@ def _row(index: int, request: dict[str, Any], served: Served) -> tuple[float | s
     return (
         index,
         request["arrival_us"] / US,
-        served.submitted_us / US,
+        (served.submitted_us + 0.5) / US,  # a plan of the same microsecond came before
         request["input_tokens"],
         request["output_tokens"],
         served.first_token_us / US if served.first_token_us >= 0 else "",
