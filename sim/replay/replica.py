@@ -192,6 +192,7 @@ class Replica:
         depth = pipeline.depth
         arrivals = self.arrivals
         transfers = self.transfers
+        ends = self._transfer_ends
         speculation = self.speculation
         note_step = self.recorder.step
         now = int(env.now)  # the host's clock: ahead of the environment's while nobody else is due
@@ -204,7 +205,7 @@ class Replica:
                 if others and self._others_first(goal) and (yield from self._cut_short(goal)):
                     continue
                 now = goal
-                if transfers is not None and flights:
+                if flights and transfers is not None and (ends or self._launches is not None):
                     self._report_before(transfers, flights[-1][0], now)
                 if arrivals.next_ns <= now:
                     now = self._take_in(now)
@@ -242,11 +243,11 @@ class Replica:
                 self.look(now)
             self.clock = now
             outcome = DONE if speculation is None else speculation.outcome(plan, now)
-            if transfers is not None:
+            if transfers is not None and (ends or self._launches is not None):
                 self._report_before(transfers, plan, now)
             endings = pipeline.commit(outcome, now)
             note_step(plan, start_ns, end_ns)
-            if transfers is not None:
+            if ends:
                 self._report_ended(plan, now)
             for request in endings:
                 self._ended(request, now)
@@ -288,10 +289,7 @@ class Replica:
         ends = self._transfer_ends
         if launches is not None and launches.step == plan.step:
             self._launches = None
-            for number, launched in launches.after_ends(transfers, plan.steps):
-                done = transfers.ended(launched)
-                assert done is not None
-                ends.append((number, done))
+            ends += launches.ends(transfers, plan.steps)
         while ends and ends[0][0] < plan.last:
             self._tell(ends.popleft()[1], now)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 
 from pagecast.sim.costs.step_costs import DecodeLine
-from pagecast.sim.replay.transfers import Transfers
+from pagecast.sim.replay.clients import NEVER_NS
+from pagecast.sim.replay.transfers import Ended, Transfers
 
 _TRIED_FIRST = 3  # places: a transfer seldom takes longer
 
@@ -42,22 +42,32 @@ class StretchLaunches:
         before = place - self._depth
         return self._base + self._line.ns(self._context, self._longest, before) + self._gap * before
 
-    def after_ends(self, transfers: Transfers, steps: int) -> Iterator[tuple[int, int]]:
-        """The steps, of the first `steps`, that are the first to be launched after the end of a transfer.
+    def ends(self, transfers: Transfers, steps: int) -> list[tuple[int, Ended]]:
+        """Takes the ends that the first `steps` steps report, each with the number of the step.
 
-        Each is given by its number and its launch. The caller takes these ends from `transfers` before it
-        asks for the next step.
+        A step reports what has ended by its launch.
         """
+        taken: list[tuple[int, Ended]] = []
         while (end := transfers.next_ns) is not None:
-            place = self._first_after(end, steps)
+            place, launched = self._first_after(end, steps)
             if place == steps:
-                return
-            yield self.step + place, self.launch_ns(place)
+                break
+            done = transfers.ended(launched)
+            assert done is not None
+            taken.append((self.step + place, done))
+        return taken
 
-    def _first_after(self, end_ns: int, steps: int) -> int:
-        """The first place, of `steps`, whose step is launched at `end_ns` or later; `steps` where none is."""
+    def _first_after(self, end_ns: int, steps: int) -> tuple[int, int]:
+        """The first place, of `steps`, whose step is launched at `end_ns` or later, and when it is launched.
+
+        The place is `steps` where none is.
+        """
         few = min(steps, _TRIED_FIRST)
         for place in range(few):
-            if self.launch_ns(place) >= end_ns:
-                return place
-        return bisect_left(range(steps), end_ns, few, key=self.launch_ns)
+            launched = self.launch_ns(place)
+            if launched >= end_ns:
+                return place, launched
+        if few == steps:
+            return steps, NEVER_NS
+        place = bisect_left(range(steps), end_ns, few, key=self.launch_ns)
+        return place, self.launch_ns(place) if place < steps else NEVER_NS

@@ -47,9 +47,12 @@ class Transfers:
     @property
     def next_ns(self) -> int | None:
         """When the next transfer ends; None where none is under way."""
-        if not self._under_way:
+        under_way = self._under_way
+        if not under_way:
             return None
-        return min([self._under_way[jobs[0]][0] for jobs in (self._loads, self._stores) if jobs])
+        if not self._loads:
+            return under_way[self._stores[0]][0]
+        return min([under_way[jobs[0]][0] for jobs in (self._loads, self._stores) if jobs])
 
     def begin(self, plan: StepPlan | None, now: int, device_free: int) -> int:
         """Submits what a plan brings, at its launch. Returns when the step may begin.
