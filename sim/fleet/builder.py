@@ -7,6 +7,8 @@ from functools import partial
 import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.handoff import HandoffFeed
@@ -89,11 +91,22 @@ class Builder:
             if self._block_size not in (0, scenario.block_size):
                 raise BadInput("an index fed by events needs one block size; use --index approximate")
             self._block_size = scenario.block_size
-            if isinstance(member.scheduler.memory, RadixMemory):
-                raise BadInput(
-                    f"an index fed by events needs blocks, and the profile {scenario.profile} has "
-                    "a radix tree; use --index approximate"
-                )
             watcher = events.feed(number, partial(getattr, member.replica, "clock"))
-            member.scheduler.memory.pool.watch(watcher)
+            _watched_memory(member).pool.watch(watcher)
         return member, member.view(self._parts.metrics_period_ns)
+
+
+def _watched_memory(member: Member) -> KvMemory:
+    """The memory of a replica, whose contents an index follows. Errors: BadInput where it can't."""
+    memory = member.scheduler.memory
+    if isinstance(memory, RadixMemory):
+        raise BadInput(
+            f"an index fed by events needs blocks, and the profile {member.scenario.profile} has "
+            "a radix tree; use --index approximate"
+        )
+    if isinstance(memory, HybridMemory):
+        raise BadInput(
+            "an index fed by events is for models whose layers all keep every token, and those of "
+            f"{member.scenario.model} do not; use --index approximate or --disable-hybrid-kv-cache-manager"
+        )
+    return memory
