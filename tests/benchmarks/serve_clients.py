@@ -16,7 +16,8 @@ which leaves the other cores to server and client. Ends with 1 where a mean diff
 
 Both sides' means are of the same requests. guidellm 0.8.1 may leave the last ones out of its report: it ends
 where a wait for news runs out after it has marked the run as complete, and before it has queued the last
-result. Such a report is not compared; the client runs again.
+result. Such a report is compared with the recording of the requests that it is of, told by their times: the
+script sends a request of its own before each client, whose time it knows on both clocks.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.runs.recorded import RecordedRun
@@ -47,7 +50,6 @@ MODEL = "Qwen/Qwen3-32B"
 TOLERANCE = 0.03
 _START_S = 120.0
 _FLUSHED_S = 0.5  # after so long a request that has ended is in the journal
-_ATTEMPTS = 3
 _DRIVE_VLLM = """
 import argparse
 from vllm.benchmarks import serve
@@ -75,15 +77,13 @@ class Work(NamedTuple):
 class Reported(NamedTuple):
     """A client's report: how many requests it is of, and their means in seconds of the wall clock.
 
-    `means`: those of "ttft", "tpot" and "e2e" that the client reports.
+    `means`: those of "ttft", "tpot" and "e2e" that the client reports. `starts`: when it sent each request,
+    in seconds since 1970, where it reports that.
     """
 
     requests: int
     means: dict[str, float]
-
-
-class Incomplete(RuntimeError):
-    """A client's report leaves requests out."""
+    starts: tuple[float, ...] = ()
 
 
 def needed(variable: str) -> str:
@@ -217,12 +217,14 @@ def guidellm(work: Work, *, stream: bool) -> Reported:
     options += ["--data", f"kind=synthetic_text,prompt_tokens={work.prompt},output_tokens={work.output}"]
     options += ["--seed", f"kind=static,value={work.seed}"]
     run([needed("PAGECAST_GUIDELLM"), "run", *options], work.timeout_s)
-    told = json.loads(out.read_text())["benchmarks"][0]["metrics"]
+    benchmark = json.loads(out.read_text())["benchmarks"][0]
+    told = benchmark["metrics"]
     means = {"e2e": told["request_latency"]["successful"]["mean"]}
     if stream:
         means["ttft"] = told["time_to_first_token_ms"]["successful"]["mean"] / 1e3
         means["tpot"] = told["inter_token_latency_ms"]["successful"]["mean"] / 1e3
-    return Reported(told["request_totals"]["successful"], means)
+    starts = tuple(request["request_start_time"] for request in benchmark["requests"]["successful"])
+    return Reported(told["request_totals"]["successful"], means, starts)
 
 
 CLIENTS: dict[str, Callable[[Work], Reported]] = {
@@ -344,6 +346,17 @@ class Server:
             sys.exit("the server did not start; see above")
         self.url = line.split()[-1]
 
+    def ask(self) -> float:
+        """Has one token generated; when that was sent, in seconds since 1970."""
+        body = json.dumps({"model": self.model, "prompt": "a", "max_tokens": 1}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        sent_at = time.time()
+        with urllib.request.urlopen(request) as answer:
+            answer.read()
+        return sent_at
+
     def recorded(self) -> RecordedRun:
         """The recording so far, from the journal where the server lives."""
         time.sleep(_FLUSHED_S)
@@ -359,30 +372,37 @@ class Server:
 
 
 def measure(client: str, given: argparse.Namespace, server: Server) -> Reported:
-    """Runs a client, again where its report leaves requests out.
+    """Runs a client.
 
-    Errors: LookupError for one that is not here, RuntimeError for one that fails.
+    Errors: LookupError for one that is not here, RuntimeError for one that fails or leaves requests out of
+    its report without telling which.
     """
-    for attempt in range(_ATTEMPTS):
-        try:
-            return _measure(client, given, server, zlib.crc32(f"{client}{attempt or ''}".encode()) % 10_000)
-        except Incomplete as error:
-            print(f"{client}: {error}", file=sys.stderr, flush=True)
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError
-
-
-def _measure(client: str, given: argparse.Namespace, server: Server, seed: int) -> Reported:
-    """Runs a client once. Errors: those of `measure`, and Incomplete."""
     rate = given.rate * server.scale
     with tempfile.TemporaryDirectory() as made:
         sizes = (given.requests, given.prompt, given.output)
+        seed = zlib.crc32(client.encode()) % 10_000
         work = Work(server.url, server.model, server.tokenizer, Path(made), *sizes, rate, seed, given.timeout)
         reported = CLIENTS[client](work)
-    if reported.requests != given.requests:
-        raise Incomplete(f"the report is of {reported.requests} of {given.requests} requests")
+    if reported.requests != given.requests and not reported.starts:
+        raise RuntimeError(f"the report is of {reported.requests} of {given.requests} requests")
     return reported
+
+
+def reported_ones(reported: Reported, requests: pd.DataFrame, sent_at: float, scale: float) -> pd.DataFrame:
+    """The requests of the recording that a report is of.
+
+    `requests`: the script's own, sent at `sent_at` (seconds since 1970), and those of the client.
+    """
+    own = requests.iloc[1:]
+    if reported.requests == len(own):
+        return own
+    arrivals = sent_at + (own["arrival_s"] - requests["arrival_s"].iloc[0]).to_numpy() / scale
+    nearest = {int(np.abs(arrivals - start).argmin()) for start in reported.starts}
+    if len(nearest) != reported.requests:
+        raise RuntimeError(
+            f"the report is of {reported.requests} of {len(own)} requests, which can't be told"
+        )
+    return own.iloc[sorted(nearest)]
 
 
 def cells(reported: Reported, requests: pd.DataFrame, scale: float) -> tuple[str, bool]:
@@ -409,7 +429,10 @@ def cells(reported: Reported, requests: pd.DataFrame, scale: float) -> tuple[str
 def compare(client: str, given: argparse.Namespace, server: Server) -> bool:
     """Prints a client's row of the table; whether its means agree, as those of one that is not here do."""
     try:
+        sent_at = server.ask()
         reported = measure(client, given, server)
+        requests = server.recorded().requests.iloc[-given.requests - 1 :]
+        own = reported_ones(reported, requests, sent_at, server.scale)
     except LookupError as error:
         print(f"| {client} | left out: {error} | | |", flush=True)
         return True
@@ -417,9 +440,9 @@ def compare(client: str, given: argparse.Namespace, server: Server) -> bool:
         print(f"| {client} | failed | | |", flush=True)
         print(f"{client}: {error}", file=sys.stderr, flush=True)
         return False
-    own = server.recorded().requests.iloc[-given.requests :]
     texts, agrees = cells(reported, own, server.scale)
-    print(f"| {client} | {texts} |", flush=True)
+    part = "" if len(own) == given.requests else f" ({len(own)} of {given.requests})"
+    print(f"| {client}{part} | {texts} |", flush=True)
     return agrees
 
 
