@@ -19,7 +19,7 @@ from pagecast.sim.costs.calibration.option_costs import OptionCosts
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.runs.busy_steps import fitted_steps
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.sim.runs.transfers import LOAD, STORE
+from pagecast.sim.runs.transfers import LOAD, STORE, RecordedTransfer
 from pagecast.sim.runs.validate import DecisionReplay
 from scipy.optimize import nnls
 
@@ -150,10 +150,14 @@ def _beside_copies(run: RecordedRun) -> npt.NDArray[np.bool_]:
     """For each step whether a recorded copy went on during it."""
     steps = run.steps
     beside = np.zeros(len(steps), bool)
-    for transfer in run.transfers:
-        if transfer.kind in (LOAD, STORE):
-            beside |= (steps.start_ns < transfer.end_ns) & (steps.end_ns > transfer.start_ns)
+    for copy in _copies(run):
+        beside |= (steps.start_ns < copy.end_ns) & (steps.end_ns > copy.start_ns)
     return beside
+
+
+def _copies(run: RecordedRun) -> list[RecordedTransfer]:
+    """The recorded copies between device and host; those to a disk are none of them."""
+    return [transfer for transfer in run.transfers if transfer.kind in (LOAD, STORE)]
 
 
 def submitted_blocks(run: RecordedRun) -> list[int]:
@@ -162,13 +166,13 @@ def submitted_blocks(run: RecordedRun) -> list[int]:
     Where the run does not say when transfers were queued, this follows from its decisions.
     """
     last = len(run.steps) - 1
-    moved = [transfer for transfer in run.transfers if transfer.kind in (LOAD, STORE)]
-    if moved:
-        at = [transfer.queued_ns for transfer in moved]
+    copies = _copies(run)
+    if copies:
+        at = [copy.queued_ns for copy in copies]
         steps = np.maximum(np.searchsorted(run.steps.start_ns, at, side="right") - 1, 0)
         # A store is queued with the step that computes its blocks, and copied beside the next one.
-        steps += [transfer.kind == STORE for transfer in moved]
-        blocks = [transfer.blocks for transfer in moved]
+        steps += [copy.kind == STORE for copy in copies]
+        blocks = [copy.blocks for copy in copies]
         counts = np.bincount(np.minimum(steps, last), weights=blocks, minlength=len(run.steps))
         return [int(count) for count in counts]
     replay = DecisionReplay(run)

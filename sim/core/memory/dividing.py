@@ -7,6 +7,7 @@ former and what is left of it for the latter. Then every group has to go by itse
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 
 from pagecast.sim.core.memory.extent import Extent, Free, no_blocks
@@ -101,8 +102,7 @@ class Division:
         for group in range((pool.unbroken or pool.broken)[0].width):
             for extent in pool.broken:
                 column = _column(extent, group)
-                column.blocks = no_blocks()
-                column.blocks.extend(block for block in _column(extent, group).blocks if block in remaining)
+                column.blocks = array("i", [block for block in column.blocks if block in remaining])
                 column.holders = 0
                 if column.blocks:
                     self._put([column])

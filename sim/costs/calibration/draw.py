@@ -217,7 +217,7 @@ def _host_scaled(calibration: Calibration, factor: float) -> Calibration:
 
 
 def _levels(index: int, seed: int, steps: tuple[float, ...] = _STEPS) -> tuple[float, ...]:
-    """Numbers between 0 and 1, the `index`-th of a sequence that fills their square or cube evenly."""
+    """Point number `index` of a sequence that fills a unit cube evenly; `steps` are those of its sides."""
     shifts = np.random.default_rng(seed).random(len(steps)).tolist()
     return tuple((shift + index * step) % 1.0 for shift, step in zip(shifts, steps, strict=True))
 
