@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pagecast.engine.ngram import lookup_lengths
 from pagecast.engine.spec import ModelSpec
+from pagecast.kernels.code_digest import code_digest
 from pagecast.sim.core.errors import CannotRunHere
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def described(engine: Engine) -> dict[str, Any]:
         "driver": driver() if on_gpu else None,
         "torch": torch.__version__,
         "triton": _installed("triton"),
+        "kernels": code_digest() if on_gpu else None,
         "model": model_config(loaded.spec),
         "model_name": loaded.spec.facts.name,
         "weights": "random" if loaded.options.random_weights else "as published",

@@ -26,4 +26,5 @@ p % block_size`. Modules:
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)
     tile.py            fetching a tile through the block table and the online softmax, for both attentions
     launch.py          cheap repeated launches
+    code_digest.py     which state of these kernels a recorded run was made with
 """

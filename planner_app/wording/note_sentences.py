@@ -158,6 +158,13 @@ def _other_engine(f: Mapping[str, Any]) -> str:
     return f"The step costs were fitted to {f['fitted']}, but this run is from {f['recorded']}."
 
 
+def _other_kernels(f: Mapping[str, Any]) -> str:
+    return (
+        f"The step costs were fitted to other kernels ({f['fitted']}) than this run was made with "
+        f"({f['recorded']}): the comparison holds what these differ by."
+    )
+
+
 def _client_share(f: Mapping[str, Any]) -> str:
     return (
         f"The results are a client's: {f['fixed_ms']:.1f} ms, and {f['per_thousand_ms']:.1f} ms per 1,000 "
@@ -254,6 +261,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "outside_fit": _outside_fit,
     "in_sample": _in_sample,
     "other_engine": _other_engine,
+    "other_kernels": _other_kernels,
     "client_share": _client_share,
     "few_draws": _few_draws,
     "workload_redrawn": _workload_redrawn,

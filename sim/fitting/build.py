@@ -151,7 +151,7 @@ def _check_same_set_up(first: RecordedRun, others: list[RecordedRun]) -> None:
     """Errors: BadInput naming the run of another engine, GPU or model, and what differs."""
     model = identity(model_of(first.meta, f"{first.folder}/meta.json"))
     for run in others:
-        for key in ("engine", "gpu"):
+        for key in ("engine", "gpu", "kernels"):
             if run.meta.get(key) != first.meta.get(key):
                 raise BadInput(
                     f"{run.folder}/meta.json: {key} is {run.meta.get(key)!r}, {first.folder} has "
@@ -214,6 +214,7 @@ def _provenance(sources: list[CalibrationRun], tables: list[StepTable], best_fit
                 "gpu_id": meta.get("gpu_id"),
                 "torch": meta.get("torch"),
                 "triton": meta.get("triton"),
+                "kernels": meta.get("kernels"),
             }
         )
     return {

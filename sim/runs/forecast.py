@@ -24,6 +24,7 @@ from pagecast.sim.replay.simulation import Result, replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.block_count import BlockCount, block_count
 from pagecast.sim.runs.in_sample import in_sample
+from pagecast.sim.runs.other_kernels import other_kernels
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.run_figures import (
     LATENCIES,
@@ -95,8 +96,8 @@ class Forecast:
     """A recorded run beside its forecast: one row per figure, and the latencies behind both.
 
     `notes` have the error to expect of the costs, and whether they were fitted to this run (`in_sample`), to
-    another engine, or to a narrower range than the run's. `blocks`: the KV blocks that were to be expected,
-    None where unknown.
+    another engine, to other kernels, or to a narrower range than the run's. `blocks`: the KV blocks that
+    were to be expected, None where unknown.
     """
 
     run: str
@@ -229,8 +230,8 @@ def forecast(
     spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
     spread = spread.around(figures)
     rows = _rows(figures, actual, spread)
-    own = in_sample(model.calibration, run) if isinstance(model, CalibratedCosts) else None
-    remarks = (own, _other_engine(run, model), *_notes(result, trace), few_draws(replicates))
+    own, other = _made_alike(run, model)
+    remarks = (own, other, *_notes(result, trace), few_draws(replicates))
     notes = tuple(note for note in remarks if note)
     return Forecast(run.name, model.name, notes, own is not None, rows, simulation, real, block_count(run))
 
@@ -297,11 +298,15 @@ def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
     return scenario.model_copy(update={"costs": costs.name}), costs
 
 
-def _other_engine(run: RecordedRun, costs: StepCosts) -> Note | None:
+def _made_alike(run: RecordedRun, costs: StepCosts) -> tuple[Note | None, Note | None]:
+    """Notes: whether the run was fitted, and whether another engine or other kernels were."""
     if not isinstance(costs, CalibratedCosts):
-        return None
+        return None, None
     fitted, recorded = costs.calibration.made_for.get("engine"), run.meta.get("engine", "unknown")
-    return None if fitted == recorded else Note("other_engine", fitted=fitted, recorded=recorded)
+    own = in_sample(costs.calibration, run)
+    if fitted != recorded:
+        return own, Note("other_engine", fitted=fitted, recorded=recorded)
+    return own, other_kernels(costs.calibration, run.meta)
 
 
 def _notes(result: Result, trace: Trace) -> tuple[str, ...]:

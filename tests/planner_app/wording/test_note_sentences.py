@@ -15,6 +15,7 @@ from pagecast.traces.read import read
 FIGURES = {
     "in_sample": {"calibration": "a", "run": "r", "part": 0.5},
     "other_engine": {"fitted": "vllm", "recorded": "pagecast"},
+    "other_kernels": {"fitted": "e3e7d863", "recorded": "0.1.0"},
     "few_draws": {"draws": 3, "enough": 20},
     "beyond_model_length": {"model": "m", "longest_tokens": 50_000, "model_tokens": 40_960},
     "sliding_windows": {"model": "m", "blocks_per_block": 1.5},

@@ -2,11 +2,20 @@
 
 No run has two roles. Only runs that judge are counted in the coverage of intervals:
 `tests/benchmarks/coverage.py` prints the table, `test_coverage.py` asserts it.
+
+Times are judged on the kernels that were fitted (`of_fitted_kernels`). Runs of earlier kernels replay the
+engine's decisions (`tests/engine/test_recorded.py`), and judge no times.
 """
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
+
+from pagecast.sim.costs.calibration.file import Calibration, load, shipped
+from pagecast.sim.costs.calibration.shape import identity, model_of
+from pagecast.sim.runs.other_kernels import other_kernels
 
 TESTS = Path(__file__).resolve().parents[2]
 OWN, MODELS = TESTS / "engine" / "recorded", TESTS / "sim" / "runs" / "recorded"
@@ -45,7 +54,7 @@ SPREAD = (
     OWN / "h200c-qwen3-8b-mooncake-overload",
     OWN / "h200c-qwen3-8b-agents-overload",
 )
-JUDGE = (
+_JUDGE = (
     PUBLIC / "mooncake_conv",
     PUBLIC / "azure_priority_tight",
     MODELS / "vllm-h200-qwen3-30b-a3b-mooncake",
@@ -88,6 +97,26 @@ JUDGE_MEASURED = (
 )
 
 
+@cache
+def calibrations() -> tuple[Calibration, ...]:
+    """Those that are shipped."""
+    return tuple(map(load, shipped()))
+
+
+def of_fitted_kernels(run: Path) -> bool:
+    """Whether a calibration of the run's engine, GPU and model was fitted to the kernels that the run has."""
+    folder = folder_of(run)
+    if folder is None:
+        return True
+    meta = json.loads((folder / "meta.json").read_text())
+    set_up = meta["engine"], meta["gpu"], identity(model_of(meta, str(folder)))
+    return any(
+        tuple(calibration.made_for[key] for key in ("engine", "gpu", "model_shape")) == set_up
+        and other_kernels(calibration, meta) is None
+        for calibration in calibrations()
+    )
+
+
 def host_time_factor(run: Path) -> float:
     """The host's factor of a run of vLLM, from another run on that host."""
     return next((factor for name, factor in HOST_TIME_FACTORS.items() if name in run.name), 1.0)
@@ -104,3 +133,6 @@ def folder_of(run: Path) -> Path | None:
         return run
     shared = shared_folder()
     return shared / run if shared and (shared / run).is_dir() else None
+
+
+JUDGE = tuple(filter(of_fitted_kernels, _JUDGE))
