@@ -1,17 +1,15 @@
 """Stride of models whose layers keep different tokens.
 
 A stretch is planned as `Stride` plans it. In each of its steps blocks may leave a window before others are
-taken. Where memory is `regular` what leaves goes to the end of the free blocks, and enough are free from the
-start; so all takes of a stretch may come before all that leaves. Otherwise, and where a log is kept, a
-stretch is settled step by step.
+taken. Where that is possible all takes of a stretch come before all that leaves (`CommonTurns`). Otherwise, and
+where a log is kept, a stretch is settled step by step.
 """
 
 from __future__ import annotations
 
-from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.common_turns import CommonTurns, are_common
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
-from pagecast.sim.core.request import Request
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stride import Stride
 from pagecast.sim.core.turns import due, publish_known, take_turn
@@ -23,10 +21,7 @@ class HybridStride(Stride):
     def __init__(self, lifecycle: Lifecycle, memory: HybridMemory, step: Step) -> None:
         super().__init__(lifecycle, memory, step)
         self._hybrid = memory
-        # Whose blocks leave windows within the open stretch: in its first step, and later, in turns.
-        self._leaving_at_once: list[Request] = []
-        self._leaving: list[Request] = []
-        self._turns = 0
+        self._turns = CommonTurns(lifecycle.running, memory)  # of the open stretch
 
     def quiet(self) -> int:
         """How many steps from now on are decode steps in which nothing has to be decided.
@@ -44,38 +39,9 @@ class HybridStride(Stride):
         memory = self._hybrid
         if not memory.regular:
             return memory.blocks_added(running.decoders.requests, running.tick, steps)
-        blocks = super()._blocks_added(steps) * memory.blocks_per_crossing
-        self._note_leaving(steps)
-        if not self._leaving and not self._leaving_at_once:
-            return blocks
-        leaving = dict.fromkeys([*self._leaving_at_once, *self._leaving])
-        return blocks - memory.blocks_left(leaving, running.tick + steps - 1)
-
-    def _note_leaving(self, steps: int) -> None:
-        """Notes whose blocks may leave windows within a stretch, in order.
-
-        A request that decodes for the first time may have blocks of its prompt to give back.
-        """
-        memory = self._hybrid
-        decoders = self._running.decoders
-        tick = self._running.tick
-        self._leaving_at_once = []
-        self._leaving = []
-        self._turns = 0
-        if memory.leave_place is None or self.longest + steps <= memory.least_window:
-            return
-        if not memory.fresh:
-            if memory.leave_place == memory.block_size - 1 and steps < memory.block_size:
-                # They leave a block in the step before they begin one.
-                begun = len(decoders.crossing(tick))
-                self._leaving = self._order[begun:] + list(decoders.crossing(tick + steps))
-                self._turns = len(self._leaving)
-            else:
-                self._leaving, self._turns = decoders.crossings(tick - memory.leave_place, steps)
-            return
-        first = {*decoders.at_places(tick, (memory.leave_place,)), *memory.fresh}
-        self._leaving_at_once = sorted(first, key=admission_order)
-        self._leaving, self._turns = decoders.crossings(tick + 1 - memory.leave_place, steps - 1)
+        turns = self._turns
+        turns.note(steps, self.longest)
+        return turns.taken - turns.left(steps)
 
     def settle(self) -> None:
         """Does what the open stretch planned."""
@@ -86,41 +52,16 @@ class HybridStride(Stride):
         running = self._running
         lifecycle = self._lifecycle
         step = lifecycle.log.step + plan.steps
-        if self._in_turn():
-            self._settle_in_turn(plan.steps)
+        if are_common(running, self._hybrid):
+            # What leaves may have to be published before, as far as it is filled after all steps.
+            running.tick += plan.steps
+            self._turns.take(running.tick - plan.steps)
         else:
-            self._settle_at_once(plan.steps)
+            self._settle_in_turn(plan.steps)
         lifecycle.log.step = step
         at_end = running.decoders.pop_ended(running.tick - 1)
         if at_end:
             lifecycle.drain(at_end, plan.last)
-
-    def _in_turn(self) -> bool:
-        """Whether the order within a step matters, or somebody wants to know it."""
-        running = self._running
-        memory = self._hybrid
-        if not memory.regular or memory.writers.rivals:
-            return True
-        return (
-            running.decoders.explicit > 0 or running.knows_ahead() or self._lifecycle.log.events is not None
-        )
-
-    def _settle_at_once(self, steps: int) -> None:
-        """Does what a stretch planned: all takes, and then all that leaves windows.
-
-        What the requests fill is published when somebody may look for it.
-        """
-        memory = self._hybrid
-        running = self._running
-        first = running.tick
-        if self._crossings:
-            memory.grow_many(self._order, self._crossings)
-        running.tick = first + steps
-        for request in self._leaving_at_once:
-            memory.leave(request, first - request.lag)
-        if self._turns:
-            memory.leave_in_turn(self._leaving, self._turns, first + bool(self._leaving_at_once))
-        memory.fresh.clear()
 
     def _settle_in_turn(self, steps: int) -> None:
         """Does what a stretch planned, each request in its turn."""

@@ -43,7 +43,7 @@ class VllmMix:
         running = step.running
         if step.drafting:
             wanting = sorted(running.chunked, key=admission_order)
-        elif _enough_for_all(step, memory):
+        elif enough_for_all(step, memory):
             step.decode_all()
             wanting = list(running.chunked)
         else:
@@ -162,10 +162,12 @@ def gates_of(step: Step) -> list[Gate]:
     return gates
 
 
-def _enough_for_all(step: Step, memory: KvMemory) -> bool:
+def enough_for_all(step: Step, memory: KvMemory) -> bool:
     """Whether nobody will be preempted and every chunk comes after all decodes: nearly always."""
     running = step.running
     blocks = len(step.crossing()) * memory.crossing_blocks
     for request in running.chunked:
         blocks += memory.missing(request, request.computed_tokens + step.next_chunk(request))
-    return blocks <= memory.free_blocks and next(reversed(running.requests)) in running.chunked
+    if blocks > memory.free_blocks:
+        return False
+    return not running.chunked or next(reversed(running.requests)) in running.chunked

@@ -9,12 +9,13 @@ Source: vllm/v1/core/kv_cache_manager.py, `KVCacheManager.allocate_slots` (0.24)
 
 from __future__ import annotations
 
+from pagecast.sim.core.common_turns import CommonTurns, are_common
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.vllm import VllmMix, candidates
+from pagecast.sim.core.rules.vllm import VllmMix, candidates, enough_for_all
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.turns import due, publish_known, take_turn
 
@@ -37,9 +38,12 @@ class VllmHybridMix(VllmMix):
         running = step.running
         memory.filled.clear()
         publish_known(running, memory)
-        wanting = due(running, memory)
-        if running.chunked:
-            wanting = sorted({**dict.fromkeys(wanting), **running.chunked}, key=admission_order)
+        if _take_together(step, memory):
+            wanting = list(running.chunked)
+        else:
+            wanting = due(running, memory)
+            if running.chunked:
+                wanting = sorted({**dict.fromkeys(wanting), **running.chunked}, key=admission_order)
         for request in wanting:
             if request.state is State.WAITING or request in step.left_out:
                 continue
@@ -101,3 +105,20 @@ class VllmHybridMix(VllmMix):
             step.admit(request, hit)
             step.run(request)
             step.compute(request, tokens)
+
+
+def _take_together(step: Step, memory: HybridMemory) -> bool:
+    """Lets all decoding requests have their turns together, ahead of all chunks. False: that is not possible.
+
+    It is nearly always: nobody will be preempted, and no chunk publishes what they write.
+    """
+    running = step.running
+    if step.drafting or not are_common(running, memory) or not enough_for_all(step, memory):
+        return False
+    if any(memory.writers.may_write(request.keys) for request in running.chunked):
+        return False
+    if running.decoders.count:
+        turns = CommonTurns(running, memory)
+        turns.note(1, running.decoders.contexts(running.tick)[1])
+        turns.take(running.tick)
+    return True

@@ -1,0 +1,88 @@
+"""Turns of all decoding requests together, in models whose layers keep different tokens.
+
+In its turn a request gives back the blocks that left its windows before it takes others (`turns.py`). What it
+gives back goes to the end of the free blocks. So where enough blocks are free from the start, all requests of
+a number of steps may take theirs before all of them give back.
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.running import Running
+
+
+class CommonTurns:
+    """The turns of some decode steps; `memory` is regular. First `note` them, then `take` them.
+
+    What the requests fill is published when somebody may look for it.
+    """
+
+    def __init__(self, running: Running, memory: HybridMemory) -> None:
+        self._running = running
+        self._memory = memory
+        self._order: list[Request] = []  # who begins a block
+        self._crossings = 0
+        # Whose blocks leave windows: in the first step, and later, in turns.
+        self._leaving_at_once: list[Request] = []
+        self._leaving: list[Request] = []
+        self._turns = 0
+
+    @property
+    def taken(self) -> int:
+        """The blocks that are taken."""
+        return self._crossings * self._memory.blocks_per_crossing
+
+    def left(self, steps: int) -> int:
+        """The blocks that become free within the steps noted."""
+        if not self._turns and not self._leaving_at_once:
+            return 0
+        leaving = dict.fromkeys([*self._leaving_at_once, *self._leaving])
+        return self._memory.blocks_left(leaving, self._running.tick + steps - 1)
+
+    def note(self, steps: int, longest: int) -> None:
+        """Notes, for so many steps from now on, who takes blocks and whose blocks may leave windows, in order.
+
+        `longest` is the longest context. A request that decodes for the first time may have blocks of its
+        prompt to give back.
+        """
+        memory = self._memory
+        decoders = self._running.decoders
+        tick = self._running.tick
+        self._order, self._crossings = decoders.crossings(tick, steps)
+        self._leaving_at_once = []
+        self._leaving = []
+        self._turns = 0
+        place = memory.leave_place
+        if place is None or longest + steps <= memory.least_window:
+            return
+        if memory.fresh:
+            first = {*decoders.at_places(tick, (place,)), *memory.fresh}
+            self._leaving_at_once = sorted(first, key=admission_order)
+            self._leaving, self._turns = decoders.crossings(tick + 1 - place, steps - 1)
+        elif place == memory.block_size - 1 and steps < memory.block_size:
+            # They leave a block in the step before they begin one.
+            begun = len(decoders.crossing(tick))
+            self._leaving = self._order[begun:] + list(decoders.crossing(tick + steps))
+            self._turns = len(self._leaving)
+        else:
+            self._leaving, self._turns = decoders.crossings(tick - place, steps)
+
+    def take(self, first: int) -> None:
+        """Does what was noted from tick `first` on. The clock is left to the caller."""
+        memory = self._memory
+        if self._crossings:
+            memory.grow_many(self._order, self._crossings)
+        for request in self._leaving_at_once:
+            memory.leave(request, first - request.lag)
+        if self._turns:
+            memory.leave_in_turn(self._leaving, self._turns, first + bool(self._leaving_at_once))
+        memory.fresh.clear()
+
+
+def are_common(running: Running, memory: HybridMemory) -> bool:
+    """Whether turns may be taken together: their order within a step does not matter to anybody."""
+    if not memory.regular or memory.writers.rivals or running.decoders.explicit:
+        return False
+    return not running.knows_ahead() and memory.log.events is None
