@@ -42,7 +42,7 @@ class CommonTurns:
         return self._memory.blocks_left(leaving, self._running.tick + steps - 1)
 
     def note(self, steps: int, longest: int) -> None:
-        """Notes, for so many steps from now on, who takes blocks and whose blocks may leave windows, in order.
+        """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.
 
         `longest` is the longest context. A request that decodes for the first time may have blocks of its
         prompt to give back.

@@ -1,8 +1,8 @@
 """Stride of models whose layers keep different tokens.
 
 A stretch is planned as `Stride` plans it. In each of its steps blocks may leave a window before others are
-taken. Where that is possible all takes of a stretch come before all that leaves (`CommonTurns`). Otherwise, and
-where a log is kept, a stretch is settled step by step.
+taken. Where possible all takes of a stretch come before all that leaves (`CommonTurns`). Otherwise, and where
+a log is kept, a stretch is settled step by step.
 """
 
 from __future__ import annotations

@@ -33,7 +33,15 @@ class Parts:
     Errors: BadInput where the profile and the limits do not go together.
     """
 
-    def __init__(self, limits: Limits, profile: Profile, log: EventLog, drafter: Drafter | None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        profile: Profile,
+        log: EventLog,
+        drafter: Drafter | None,
+        *,
+        numbered: bool = True,
+    ) -> None:
         limits.check()
         if drafter is not None:
             _check_drafter(limits, profile, drafter)
@@ -44,7 +52,7 @@ class Parts:
             at_commit=profile.publish_at_commit,
             whole_prompts=profile.publish_whole_prompts,
         )
-        self.memory = _memory(limits, profile, log, self.running)
+        self.memory = _memory(limits, profile, log, self.running, numbered=numbered)
         self.queue = Queue(profile.order(limits), self.memory)
         if drafter is not None and drafter.recomputes_block:
             self.memory.leave_out_last_blocks()
@@ -81,9 +89,10 @@ class Parts:
         return Stride(self.lifecycle, self.memory, self.step)
 
 
-def _memory(limits: Limits, profile: Profile, log: EventLog, running: Running) -> KvMemory:
+def _memory(limits: Limits, profile: Profile, log: EventLog, running: Running, *, numbered: bool) -> KvMemory:
     if limits.groups:
-        return HybridMemory(limits, log, running.findable, profile.hybrid_ranks(limits))
+        ranks = profile.hybrid_ranks(limits)
+        return HybridMemory(limits, log, running.findable, ranks, numbered=numbered)
     if profile.memory is not None:
         return profile.memory(limits, log)
     eviction = profile.eviction(limits)

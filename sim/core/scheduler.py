@@ -33,7 +33,8 @@ class Scheduler:
     """One replica's decisions. Requests are submitted at any time; plans are made and committed in order.
 
     `log`: keep events in `events` (whoever reads them empties the list). `kv_events`: who is told, in vLLM's
-    vocabulary, which contents can be found. `drafter`: the requests speculate.
+    vocabulary, which contents can be found. `drafter`: the requests speculate. Not `numbered`: nobody will
+    ask `memory` for the numbers of blocks, which saves time in models with several kinds of layers.
     `stride` plans many decode steps as one; `cut` such a stretch before anything else is done within it.
     `memory` may be read at any time, and is changed by the scheduler alone.
     """
@@ -46,8 +47,9 @@ class Scheduler:
         log: bool = False,
         drafter: Drafter | None = None,
         kv_events: KvEventStream | None = None,
+        numbered: bool = True,
     ) -> None:
-        parts = Parts(limits, profile, EventLog(enabled=log, kv=kv_events), drafter)
+        parts = Parts(limits, profile, EventLog(enabled=log, kv=kv_events), drafter, numbered=numbered)
         self.limits = limits
         self.profile = profile
         self.log = parts.log

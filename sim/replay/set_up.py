@@ -44,5 +44,5 @@ def set_up(
     limits = with_accounts(scenario.limits(share), trace)
     speculation = speculate(trace, scenario, costs)
     rules = scenario.rules(costs, trace.integers("output_tokens").tolist())
-    scheduler = Scheduler(limits, rules, log=log, kv_events=kv_events, drafter=speculation)
+    scheduler = Scheduler(limits, rules, log=log, kv_events=kv_events, drafter=speculation, numbered=False)
     return SetUp(scheduler, Feed(trace, limits.block_size, scenario), speculation, share)

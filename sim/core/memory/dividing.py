@@ -7,10 +7,9 @@ former and what is left of it for the latter. Then every group has to go by itse
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 
-from pagecast.sim.core.memory.extent import Extent, Free, no_blocks
+from pagecast.sim.core.memory.extent import Extent, Free
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.layer_group import mark_of
 from pagecast.sim.core.memory.table import Table
@@ -44,9 +43,8 @@ class Division:
         """The tables of the single groups in the place of a wide one."""
         tables = []
         for group in range(table.width):
-            one = Table()
+            one = Table(table.tail[group :: table.width])
             one.held = [(self.columns(extent)[group], length) for extent, length in table.held]
-            one.tail = table.tail[group :: table.width]
             one.nulls, one.places, one.stored = table.nulls, table.places, table.stored
             tables.append(one)
         return tables
@@ -98,18 +96,23 @@ class Division:
             return
         first = pool.ring.after
         pool.ring.after = pool.ring.before = pool.ring
-        remaining = set(pool.begun)
-        for group in range((pool.unbroken or pool.broken)[0].width):
+        width = (pool.unbroken or pool.broken)[0].width
+        rows = sum([extent.rows for extent in [*pool.broken, *pool.unbroken]])
+        taken = rows * width - len(pool.begun)
+        for group in range(width):
+            gone = min(max(taken - group * rows, 0), rows)  # rows that lack their block of this group
             for extent in pool.broken:
                 column = _column(extent, group)
-                column.blocks = array("i", [block for block in column.blocks if block in remaining])
+                kept = max(extent.rows - gone, 0)
+                gone -= extent.rows - kept
+                del column.blocks[kept:]
                 column.holders = 0
                 if column.blocks:
                     self._put([column])
                     self._index_broken(column)
             for extent in reversed(pool.unbroken):
                 self._put([self.columns(extent)[group]])
-        pool.begun = no_blocks()
+        pool.begun = pool.no_blocks()
         pool.unbroken = []
         pool.broken = []
         while first is not pool.ring:

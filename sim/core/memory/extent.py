@@ -10,11 +10,6 @@ from __future__ import annotations
 from array import array
 
 
-def no_blocks() -> array[int]:
-    """An empty sequence of block numbers."""
-    return array("i")
-
-
 class Free:
     """Blocks in the order of free ones, between `before` and `after`.
 

@@ -14,16 +14,16 @@ from bisect import insort
 from collections.abc import Iterator
 from itertools import groupby
 
-import numpy as np
 from pagecast.sim.core.events import EventKind, EventLog
-from pagecast.sim.core.memory.extent import Extent, Free, no_blocks
+from pagecast.sim.core.memory.blocks import last_first, numbered_blocks, unnumbered_blocks, without
+from pagecast.sim.core.memory.extent import Extent, Free
 from pagecast.sim.core.memory.table import Table
-
-_NOTHING = no_blocks()  # never changed
 
 
 class ExtentPool:
     """`num_blocks` blocks, numbered from 0, for all groups. Block number `num_blocks` is the null block.
+
+    Not `numbered`: blocks have no numbers, which saves time where nobody asks for them.
 
     The null block stands in tables for content that is not kept; it is never taken or freed. Free blocks
     without content are taken first (`blanks`, the next one last), then `begun`, what remains of the wide rows
@@ -32,27 +32,32 @@ class ExtentPool:
     is found elsewhere, oldest first.
     """
 
-    def __init__(self, num_blocks: int, log: EventLog) -> None:
+    def __init__(self, num_blocks: int, log: EventLog, *, numbered: bool = True) -> None:
         self.num_blocks = num_blocks
         self.null = num_blocks
         self.log = log
         self.free_blocks = num_blocks
         self.evicted_blocks = 0
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
-        self.blanks: array[int] = array("i", range(num_blocks - 1, -1, -1))
-        self.begun = no_blocks()
+        self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
+        self._nothing = self.blanks[:0]  # never changed
+        self.begun = self.no_blocks()
         self.unbroken: list[Extent] = []  # extents in `begun` whose rows are all there, the next one last
         self.broken: list[Extent] = []  # rows in `begun` that lack a block: no hit finds them
         self.ring = Free([])
         self.index: dict[bytes, list[Extent]] = {}
         self.spares: dict[bytes, list[Extent]] = {}
 
+    def no_blocks(self) -> array[int]:
+        """An empty sequence of blocks."""
+        return self._nothing[:]
+
     # ---- taking
 
     def take(self, n: int) -> array[int]:
         """Takes the next `n` free blocks and evicts what they held; the caller checked that there are."""
         if not n:
-            return no_blocks()
+            return self.no_blocks()
         self.free_blocks -= n
         blanks = self.blanks
         if blanks:
@@ -70,7 +75,7 @@ class ExtentPool:
 
     def _evict(self, n: int) -> array[int]:
         """Takes `n` blocks of free extents."""
-        evicted = _NOTHING
+        evicted = self._nothing
         self.evicted_blocks += n
         while n:
             free = self.ring.after
@@ -90,7 +95,7 @@ class ExtentPool:
 
     def _take_rows(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of the first rows of extents."""
-        taken = no_blocks()
+        taken = self.no_blocks()
         count = 0
         for extent in free.extents:
             width = extent.width
@@ -143,7 +148,7 @@ class ExtentPool:
             self.unbroken = extents
             for extent in extents:
                 extent.free = None
-            return no_blocks()
+            return self.no_blocks()
         for extent in extents:
             self._forget(extent)
             if self.spares:
@@ -153,7 +158,7 @@ class ExtentPool:
     def _take_column(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents of one group that were freed together."""
         extents = free.extents
-        taken = _NOTHING
+        taken = self._nothing
         while n and extents:
             extent = extents[-1]
             blocks = extent.blocks
@@ -230,8 +235,7 @@ class ExtentPool:
         free = extent.free
         if free is None:
             self.unbroken.remove(extent)
-            blocks = set(extent.blocks)
-            self.begun = array("i", [block for block in self.begun if block not in blocks])
+            self.begun = without(self.begun, extent.blocks)
             if not self.begun:
                 self.broken = []
             return
@@ -512,14 +516,12 @@ def _unlink(free: Free) -> None:
 
 def _in_order(extents: list[Extent]) -> array[int]:
     """The blocks of extents that were freed together, in the order in which they are taken."""
-    width = extents[0].width
-    rows = no_blocks()
-    for extent in extents:
+    first, *others = extents
+    width = first.width
+    rows = first.blocks[len(first.free_rows) * width :]
+    for extent in others:
         rows += extent.blocks[len(extent.free_rows) * width :]
-    if width > 1:
-        return array("i", np.frombuffer(rows, np.intc).reshape(-1, width)[::-1].T.tobytes())
-    rows.reverse()
-    return rows
+    return last_first(rows, width)
 
 
 def _number(extent: Extent) -> int:

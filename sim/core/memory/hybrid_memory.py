@@ -11,14 +11,16 @@ Source: vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py (0.24).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.blocks import columns_of
 from pagecast.sim.core.memory.dividing import Division
-from pagecast.sim.core.memory.extent import Extent, no_blocks
+from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.group import Progress
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
@@ -43,10 +45,10 @@ class Tables:
 
     __slots__ = ("by_group", "pending", "published")
 
-    def __init__(self, by_group: list[Table]) -> None:
+    def __init__(self, by_group: list[Table], pending: array[int]) -> None:
         self.by_group = by_group
         self.published = 0  # of so many tokens every full block is published
-        self.pending = no_blocks()
+        self.pending = pending
 
 
 class HybridMemory(KvMemory):
@@ -56,11 +58,17 @@ class HybridMemory(KvMemory):
     a decoding request may take, publish or give back blocks. `leave_place`: the only one of them at which
     blocks leave windows; None: there are several. `progress(request)` says how many tokens of a generating
     request may be published by now. `ranks`: blocks are evicted by how often they were reused; None: in
-    vLLM's order.
+    vLLM's order. `numbered`: somebody asks for the numbers of blocks.
     """
 
     def __init__(
-        self, limits: Limits, log: EventLog, progress: Progress, ranks: ReuseRanks | None = None
+        self,
+        limits: Limits,
+        log: EventLog,
+        progress: Progress,
+        ranks: ReuseRanks | None = None,
+        *,
+        numbered: bool = True,
     ) -> None:
         self.num_blocks = limits.num_blocks
         self.recomputes_block = False
@@ -70,14 +78,14 @@ class HybridMemory(KvMemory):
         self.log = log
         specs = limits.groups
         self.aligned = aligned_tokens(specs)
+        # What is logged, offloaded or ranked is so group by group; otherwise equal groups go together.
+        together = ranks is None and log.events is None and log.kv is None and limits.host is None
         self.extents = (
-            ExtentPool(limits.num_blocks, log)
+            ExtentPool(limits.num_blocks, log, numbered=numbered or not together)
             if ranks is None
             else RankedExtentPool(limits.num_blocks, log, ranks)
         )
         self._limits = limits
-        # What is logged, offloaded or ranked is so group by group; otherwise equal groups go together.
-        together = ranks is None and log.events is None and log.kv is None and limits.host is None
         self.layers = self._make_layers(together=together)
         self._set_up_layers()
         self.tables: dict[Request, Tables] = {}
@@ -322,7 +330,7 @@ class HybridMemory(KvMemory):
     def blocks_left(self, requests: Iterable[Request], tick: int) -> int:
         """How many blocks these requests give back, decoding up to this tick, because they leave windows."""
         left = 0
-        shared: dict[int, tuple[Extent, int]] = {}
+        shared: dict[tuple[Extent, int], int] = {}
         tables = self.tables
         for place in self._windowed:
             spec = self.layers[place].spec
@@ -334,7 +342,7 @@ class HybridMemory(KvMemory):
                 table = tables[request].by_group[place]
                 if skippable > table.nulls:
                     left += _left(table, skippable - table.nulls, shared)
-        for extent, count in shared.values():
+        for (extent, _), count in shared.items():
             left += (extent.holders == count) * extent.width
         return left
 
@@ -352,25 +360,24 @@ class HybridMemory(KvMemory):
         """A request's tables, in the order of `layers`; empty ones where it holds nothing."""
         tables = self.tables.get(request)
         if tables is None:
-            return [Table(group.width) for group in self.layers]
+            return self._empty_tables()
         return self._dealt(tables)
+
+    def _empty_tables(self) -> list[Table]:
+        return [Table(self.extents.no_blocks(), group.width) for group in self.layers]
 
     def _dealt(self, tables: Tables) -> list[Table]:
         """Deals the pending blocks out to their groups. Returns the tables."""
         by_group = tables.by_group
         pending = tables.pending
         if pending:
-            tables.pending = no_blocks()
+            tables.pending = pending[:0]
             step = self.blocks_per_crossing
             each = len(pending) // step
             for place, first, width in self._growing:
                 table = by_group[place]
                 table.places += each
-                if width == 1:
-                    table.tail += pending[first::step]
-                    continue
-                for begin in range(first, len(pending), step):
-                    table.tail += pending[begin : begin + width]
+                table.tail += columns_of(pending, step, first, width)
         return by_group
 
     def claim(self, request: Request, hit: Hit) -> None:
@@ -378,7 +385,7 @@ class HybridMemory(KvMemory):
         tables = []
         for place, group in enumerate(self.layers):
             tables.append(group.claim(request, hit.tables[place] if hit.tables else None, hit.tokens))
-        self.tables[request] = Tables(tables)
+        self.tables[request] = Tables(tables, self.extents.no_blocks())
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
@@ -426,7 +433,7 @@ class HybridMemory(KvMemory):
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
         tables = self.tables.get(request)
         if tables is None:
-            tables = self.tables[request] = Tables([Table(group.width) for group in self.layers])
+            tables = self.tables[request] = Tables(self._empty_tables(), self.extents.no_blocks())
         by_group = self._dealt(tables)
         missing = [group.missing(table, tokens) for group, table in zip(self.layers, by_group, strict=True)]
         taken = self.extents.take(sum(missing)) if self.log.events is None else None
@@ -542,7 +549,7 @@ class HybridMemory(KvMemory):
         last group first, all at once (as vLLM's deferred frees).
         """
         tables = self._take_tables(request)
-        detached = Table()
+        detached = Table(self.extents.no_blocks())
         for table in tables:
             detached.held += table.held
             if table.tail:
@@ -550,8 +557,8 @@ class HybridMemory(KvMemory):
 
         def give_back() -> None:
             extents = detached.extents()
-            freed_blocks = self.extents.to_be_freed(extents, no_blocks())
-            self.layers[0].shared_blocks -= self.extents.drop(extents, no_blocks())
+            freed_blocks = self.extents.to_be_freed(extents, detached.tail)
+            self.layers[0].shared_blocks -= self.extents.drop(extents, detached.tail)
             if freed_blocks:
                 self.log.add(EventKind.FREED, request.id, freed_blocks)
 
@@ -627,7 +634,7 @@ class HybridMemory(KvMemory):
         return request in self.tables
 
     def blocks(self, request: Request, group: int = 0) -> list[int]:
-        """A request's block table in one group; `num_blocks` stands for the null block."""
+        """A request's block table in one group; `num_blocks` stands for the null block. `numbered` only."""
         table, column = self._table(request, group)
         return [self.null] * table.nulls + table.blocks(column)
 
@@ -669,7 +676,7 @@ def _leave_place(specs: tuple[GroupSpec, ...], unit: int) -> int | None:
     return places.pop() if len(places) == 1 else None
 
 
-def _left(table: Table, count: int, shared: dict[int, tuple[Extent, int]]) -> int:
+def _left(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:
     """How many blocks of a table's next `count` rows are its own. Counts the others in `shared`."""
     width = table.width
     if table.held:
@@ -685,6 +692,6 @@ def _left(table: Table, count: int, shared: dict[int, tuple[Extent, int]]) -> in
         if extent.holders == 1:
             left += rows * width
             continue
-        for block in extent.blocks[: rows * width : width]:
-            shared[block] = extent, shared.get(block, (extent, 0))[1] + 1
+        for row in range(rows):
+            shared[extent, row] = shared.get((extent, row), 0) + 1
     return left + max(count, 0) * width

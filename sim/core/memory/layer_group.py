@@ -100,7 +100,7 @@ class LayerGroup:
 
         `hit_tokens` may be more than was found: what a load is to add.
         """
-        table = Table(self.width)
+        table = Table(self.pool.no_blocks(), self.width)
         skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
         if hit is not None:
             skipped = max(skipped, hit.nulls)  # a chunk may end within a block

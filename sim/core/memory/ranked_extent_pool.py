@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass
 
 from pagecast.sim.core.events import EventLog
-from pagecast.sim.core.memory.extent import Extent, Free, no_blocks
+from pagecast.sim.core.memory.extent import Extent, Free
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.table import Table
 
@@ -45,7 +45,7 @@ class RankedExtentPool(ExtentPool):
 
     def _evict(self, n: int) -> array[int]:
         """Takes `n` blocks of free extents, the lowest rank first."""
-        evicted = no_blocks()
+        evicted = self.no_blocks()
         while len(evicted) < n:
             rank = min(self._blocks)
             count = min(n - len(evicted), self._blocks[rank])

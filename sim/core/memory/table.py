@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-import numpy as np
-from pagecast.sim.core.memory.extent import Extent, no_blocks
+from pagecast.sim.core.memory.blocks import by_row
+from pagecast.sim.core.memory.extent import Extent
 
 
 class Table:
@@ -19,10 +19,10 @@ class Table:
 
     __slots__ = ("held", "nulls", "places", "stored", "tail", "width")
 
-    def __init__(self, width: int = 1) -> None:
+    def __init__(self, tail: array[int], width: int = 1) -> None:
         self.width = width
         self.held: list[tuple[Extent, int]] = []
-        self.tail = no_blocks()
+        self.tail = tail
         self.nulls = 0
         self.places = 0
         self.stored = 0
@@ -41,10 +41,10 @@ class Table:
 
     def blocks(self, group: int = 0) -> list[int]:
         """The blocks of one of its groups after the null ones, in order."""
-        blocks = no_blocks()
+        blocks: list[int] = []
         for extent in self.extents():
             blocks += extent.column(group)
-        return (blocks + self.tail[group :: self.width]).tolist()
+        return blocks + self.tail[group :: self.width].tolist()
 
     def last_block(self, group: int = 0) -> int:
         """The newest block of one of its groups."""
@@ -61,10 +61,8 @@ class Table:
 
     def add_rows(self, blocks: array[int]) -> None:
         """Adds rows to the end of `tail`; the blocks come group by group."""
-        width = self.width
-        if width > 1 and len(blocks) > width:
-            blocks = array("i", np.frombuffer(blocks, np.intc).reshape(width, -1).T.tobytes())
-        self.places += len(blocks) // width
+        blocks = by_row(blocks, self.width)
+        self.places += len(blocks) // self.width
         self.tail = self.tail + blocks if self.tail else blocks
 
     def take_tail(self, rows: int) -> array[int]:
@@ -72,7 +70,7 @@ class Table:
         taken = self.tail
         size = rows * self.width
         if size >= len(taken):
-            self.tail = no_blocks()
+            self.tail = taken[:0]
             return taken
         self.tail = taken[size:]
         return taken[:size]

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.events import EventLog
-from pagecast.sim.core.memory.extent import no_blocks
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
 
@@ -19,7 +18,7 @@ def test_of_equal_contents_the_next_is_found_once_the_first_is_evicted() -> None
     first = pool.publish(pool.take(3), b"text", 0, 1, None)
     second = pool.publish(pool.take(3), b"text", 0, 1, None)
     assert [extent.is_spare for extent in (*first, *second)] == [False, True]
-    pool.drop(first, no_blocks())
+    pool.drop(first, pool.no_blocks())
     assert list(pool.take(3)) == [6, 7, 2]  # blocks without content, then the last of what is free
     assert [(extent.number, list(extent.blocks)) for extent in pool.index[b"text"]] == [
         (0, [0, 1]),

@@ -43,10 +43,16 @@ def request(id: str, text: int, prompt: int, output: int, size: int = SIZE) -> R
 
 
 def scheduler(
-    *groups: GroupSpec, blocks: int = 60, depth: int = 0, caching: bool = True, eviction: str = "lru"
+    *groups: GroupSpec,
+    blocks: int = 60,
+    depth: int = 0,
+    caching: bool = True,
+    eviction: str = "lru",
+    numbered: bool = True,
 ) -> Scheduler:
     limits = Limits(blocks, unit_tokens(groups), 8, 32, pipeline_depth=depth, caching=caching, groups=groups)
-    return Scheduler(limits, CachePolicy(eviction, protected_share=0.5).applied(VLLM))
+    profile = CachePolicy(eviction, protected_share=0.5).applied(VLLM)
+    return Scheduler(limits, profile, numbered=numbered)
 
 
 def serve(s: Scheduler, *requests: Request) -> int:
@@ -270,24 +276,45 @@ def test_equal_groups_take_the_same_blocks_together_as_each_by_itself(
     assert decisions(lives, groups, room, depth, divided=divided) == together
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    lives=LIVES,
+    window=st.sampled_from([5, 8, 16]),
+    equal=st.integers(1, 4),
+    room=st.integers(0, 60),
+    depth=st.integers(0, 1),
+    divided=st.integers(0, 60),
+)
+def test_decisions_do_not_need_the_numbers_of_blocks(
+    lives: list[tuple[int, int, int]], window: int, equal: int, room: int, depth: int, divided: int
+) -> None:
+    groups = (*[GroupSpec(KvKind.WINDOW, SIZE, window)] * equal, FULL)
+    numbered = [each[:4] for each in decisions(lives, groups, room, depth)]
+    for step in (None, divided):
+        unnumbered = decisions(lives, groups, room, depth, divided=step, numbered=False)
+        assert [each[:4] for each in unnumbered] == numbered
+
+
 def decisions(
     lives: list[tuple[int, int, int]],
     groups: tuple[GroupSpec, ...],
     room: int,
     depth: int,
     divided: int | None = None,
-) -> list[object]:
-    """What is decided step by step, all block tables and the order of free blocks.
+    *,
+    numbered: bool = True,
+) -> list[tuple[object, ...]]:
+    """What is decided step by step, blocks free and evicted, all block tables and the order of free blocks.
 
     `divided`: the step before which equal groups part.
     """
     s = scheduler(*groups, blocks=1, depth=depth)
     most = max(s.limits.most_held(prompt + output) for _, prompt, output in lives)
-    s = scheduler(*groups, blocks=most + room, depth=depth)
+    s = scheduler(*groups, blocks=most + room, depth=depth, numbered=numbered)
     memory = s.memory
     assert isinstance(memory, HybridMemory)
     flying: list[StepPlan] = []
-    seen: list[object] = []
+    seen: list[tuple[object, ...]] = []
     waiting = [request(str(id), *life) for id, life in enumerate(lives)]
     for step in range(10_000):
         if step % 3 == 0 and waiting:
@@ -297,14 +324,17 @@ def decisions(
         if step == divided:
             memory.divide()
         plan = s.plan(0)
+        decided = None
         if plan is not None:
             flying.append(plan)
-            seen.append((plan.used_blocks, plan.decode_n, plan.prefill))
+            decided = plan.used_blocks, plan.decode_n, plan.prefill
         if flying and (plan is None or len(flying) > depth):
             s.commit(flying.pop(0))
-        check(s)
-        seen += [memory.blocks(each, group) for each in memory.tables for group in range(len(groups))]
-        seen.append(list(memory.extents.free_order()))
+        if numbered:
+            check(s)
+        tables = [memory.blocks(each, group) for each in memory.tables for group in range(len(groups))]
+        order = list(memory.extents.free_order())
+        seen.append((decided, memory.free_blocks, memory.evicted_blocks, len(order), tables, order))
     return seen
 
 
