@@ -64,6 +64,7 @@ class Lifecycle:
         self.offloading = offloading
         self._admissions = 0
         self._surely_fits = self._never_refused()
+        self._leaves = bool(limits.groups)  # blocks may leave a window
 
     # ---- coming
 
@@ -352,14 +353,15 @@ class Lifecycle:
         With a host tier nobody may get them while a plan in flight still writes to them, for a load is not
         ordered behind it: they are kept until the newest plan is committed (as vLLM's deferred frees).
         """
-        if self.offloading is not None and self._is_computed(request):
-            self.offloading.keep(self.running.in_flight[-1].step, self.memory.detach(request))
+        in_flight = self.running.in_flight
+        if in_flight and self.offloading is not None and self._is_computed(request):
+            self.offloading.keep(in_flight[-1].step, self.memory.detach(request))
         else:
             self.memory.release(request)
 
     def _end_offloaded(self, offloading: Offloading, request: Request) -> None:
         """Gives the blocks of a request that has ended back, those that left a window first (as vLLM)."""
-        if self.memory.holds(request):
+        if self._leaves and self.memory.holds(request):
             self.memory.leave(request, request.computed_tokens)
         if offloading.ended(request):
             self._give_back(request)
@@ -367,8 +369,11 @@ class Lifecycle:
     def _is_computed(self, request: Request) -> bool:
         """Whether a plan in flight computes tokens of the request."""
         for plan in self.running.in_flight:
-            if request in plan.decodes or any(chunk.request is request for chunk in plan.chunks):
+            if request in plan.decodes:
                 return True
+            for chunk in plan.chunks:
+                if chunk.request is request:
+                    return True
         return False
 
     def give_back_deferred(self, plan: StepPlan) -> None:

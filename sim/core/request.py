@@ -142,4 +142,5 @@ class Request:
         return self.prompt_tokens + self.output_tokens
 
 
-_ALIVE = frozenset((State.WAITING, State.LOADING, State.PREFILL, State.DECODE, State.DRAINING))
+# A tuple is searched by identity; the hash of an enumeration's member is slow.
+_ALIVE = (State.WAITING, State.LOADING, State.PREFILL, State.DECODE, State.DRAINING)

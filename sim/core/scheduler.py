@@ -63,7 +63,9 @@ class Scheduler:
         self._step = parts.step
         self._mix = parts.mix
         self._in_flight = parts.running.in_flight
-        self._timed = parts.memory.timed is not None
+        self._timed = parts.memory.timed
+        # Blocks that the host tier keeps for plans in flight.
+        self._deferred = None if parts.offloading is None else parts.offloading.deferred_frees
 
     # ---- requests come and go
 
@@ -77,8 +79,8 @@ class Scheduler:
     def cancel(self, id: str, now: int) -> bool:
         """Ends a request in any state and gives its blocks back. False: no such live request."""
         self.stride.settle()
-        if self.memory.timed is not None:
-            self.memory.at(now)
+        if self._timed is not None:
+            self._timed.now = now
         return self.lifecycle.cancel(id, now)
 
     def preempt(self, request: Request) -> None:
@@ -111,7 +113,7 @@ class Scheduler:
 
         `once`: do not decide again where all that could run was preempted, as an engine that plans in a loop.
         """
-        if self.memory.timed is not None:
+        if self._timed is not None:
             self.refresh(now)
         if self.stride.quiet():
             return self.stride.plan(1)
@@ -120,13 +122,16 @@ class Scheduler:
     def refresh(self, now: int) -> None:
         """Ends retention that is over by `now`, where `memory.timed` is set. `plan` calls it.
 
-        A caller of `stride.plan` calls it first, and plans no step of a stretch at or after `memory.due_ns`.
+        A caller of `stride.plan` calls it first, and plans no step of a stretch at or after the time
+        `memory.timed.due_ns`.
         """
-        if now >= self.memory.due_ns:
+        timed = self._timed
+        assert timed is not None
+        if now >= timed.due_ns:
             self.stride.settle()
             self.queue.blocked = False
             self.memory.revert(now)
-        self.memory.at(now)
+        timed.now = now
 
     def decide(self, now: int, *, once: bool = False) -> StepPlan | None:
         """Decides the next step by the profile's full rule, which `plan` skips in a quiet stretch."""
@@ -162,9 +167,9 @@ class Scheduler:
         if outcome is not DONE:
             return self._commit_outcome(plan, outcome, now)
         in_flight.popleft()
-        if self._timed:
-            self.memory.at(now)
-        if self.offloading is not None:
+        if self._timed is not None:
+            self._timed.now = now
+        if self._deferred:
             self.lifecycle.give_back_deferred(plan)
         if not plan.chunks and plan.step + plan.steps - 1 not in self.running.draining:
             return []
@@ -176,9 +181,9 @@ class Scheduler:
             self.stride.settle()
         failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
         self._in_flight.popleft()
-        if self._timed:
-            self.memory.at(now)
-        if self.offloading is not None:
+        if self._timed is not None:
+            self._timed.now = now
+        if self._deferred:
             self.lifecycle.give_back_deferred(plan)
         endings = self.lifecycle.commit(plan, outcome, now)
         if outcome.transferred:
@@ -189,9 +194,11 @@ class Scheduler:
         """Takes note, between commits, that transfers to or from the host tier have ended, in this order.
         `lost`: those of them that failed. Returns the requests that end because their load failed."""
         assert self.offloading is not None
-        failed = self.offloading.fail_loads(lost)
-        for request in failed:
-            self.cancel(request.id, now)
+        failed: list[Request] = []
+        if lost:
+            failed = self.offloading.fail_loads(lost)
+            for request in failed:
+                self.cancel(request.id, now)
         self.offloading.transferred(jobs, lost)
         return failed
 

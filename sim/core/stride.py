@@ -67,7 +67,9 @@ class Stride:
         steps = self._memory.quiet(decoders, tick, count, decoders.quiet(tick))
         offloading = self._lifecycle.offloading
         if offloading is not None:
-            steps = min(steps, offloading.quiet_steps)
+            quiet = offloading.quiet_steps
+            if quiet < steps:
+                steps = quiet
         if steps <= 1:
             return steps
         in_flight = running.in_flight

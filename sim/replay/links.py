@@ -30,7 +30,9 @@ class Link:
     def submit(self, now: int, size: int, number: int) -> tuple[int, bool]:
         """Queues a transfer of `size` bytes. Returns when it ends, and whether it fails then."""
         spec = self.spec
-        begin = max(now, self.free_ns)
+        begin = self.free_ns
+        if begin < now:
+            begin = now
         took = spec.latency_ns + round(size / spec.bytes_per_s * 1e9)
         if spec.slow and self._draw(number, "slow") < spec.slow:
             took = round(took * spec.slowness)

@@ -94,7 +94,7 @@ class Replica:
         self._memory = scheduler.memory
         # A step that overwrites evicted blocks is no part of a stretch.
         self._strides = fast_forward and not scrub_ns_per_block
-        self._timed = scheduler.memory.timed is not None
+        self._timed = scheduler.memory.timed
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
         self.disk = _disk_of(scheduler, links)
         self._idle_turns = 0
@@ -376,7 +376,7 @@ class Replica:
             self._advance_disk(self.disk, now)
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
-        if self._timed:
+        if self._timed is not None:
             self.scheduler.refresh(now)
         if self._strides and not warm:
             stride = self.scheduler.stride
@@ -470,8 +470,8 @@ class Replica:
         host = self._host_ns(n)
         gap = -self._saved(n)
         due = self.arrivals.next_ns
-        if self._timed:
-            due = min(due, self._memory.due_ns)
+        if self._timed is not None:
+            due = min(due, self._timed.due_ns)
         self._prompt_tokens = 0
         launched = now + host
         transfers = self.transfers
@@ -494,7 +494,7 @@ class Replica:
             elif busy < launched:
                 self._base = launched
             plan = stride.plan(steps)
-        if transfers is not None and transfers.busy:
+        if transfers is not None and transfers.under_way:
             times = (launched, self._base + host, gap)
             self._launches = StretchLaunches(plan.step, pipeline.depth, line, context, longest, times)
         pipeline.add(plan, self._times(plan, line, now, launched, gap))

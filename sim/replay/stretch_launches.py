@@ -62,8 +62,10 @@ class StretchLaunches:
 
         The place is `steps` where none is.
         """
-        few = min(steps, _TRIED_FIRST)
-        for place in range(few):
+        if self._first >= end_ns:
+            return 0, self._first
+        few = steps if steps < _TRIED_FIRST else _TRIED_FIRST
+        for place in range(1, few):
             launched = self.launch_ns(place)
             if launched >= end_ns:
                 return place, launched

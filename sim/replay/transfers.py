@@ -25,7 +25,8 @@ class Ended(NamedTuple):
 class Transfers:
     """The transfers under way of one replica. `flush_wait_ns`: for how long steps waited for stores.
 
-    `unsubmitted` are the stores of the newest step: they go out with the next one.
+    `unsubmitted` are the stores of the newest step: they go out with the next one. `under_way` has the end of
+    each transfer by the number of its job, and whether it fails.
     """
 
     def __init__(self, links: HostLinks) -> None:
@@ -35,19 +36,19 @@ class Transfers:
         self._block_bytes = links.block_bytes
         self._submit_ns = links.submit_ns
         self.unsubmitted: tuple[Transfer, ...] = ()
-        self._under_way: dict[int, tuple[int, bool]] = {}  # by job: its end, and whether it fails
+        self.under_way: dict[int, tuple[int, bool]] = {}
         self._loads: deque[int] = deque()
         self._stores: deque[int] = deque()
 
     @property
     def busy(self) -> bool:
         """Whether a transfer is under way or waits to be submitted."""
-        return bool(self._under_way or self.unsubmitted)
+        return bool(self.under_way or self.unsubmitted)
 
     @property
     def next_ns(self) -> int | None:
         """When the next transfer ends; None where none is under way."""
-        under_way = self._under_way
+        under_way = self.under_way
         if not under_way:
             return None
         if not self._loads:
@@ -61,34 +62,39 @@ class Transfers:
         """
         for job in self.unsubmitted:
             now += self._submit_ns * len(job.blocks)
-            self._submit(self.store, self._stores, job, max(now, device_free))
-        self.unsubmitted = ()
+            self._submit(self.store, self._stores, job, device_free if device_free > now else now)
         if plan is None:
+            self.unsubmitted = ()
             return now
+        self.unsubmitted = plan.stores
         for job in plan.loads:
             now += self._submit_ns * len(job.blocks)
             self._submit(self.load, self._loads, job, now)
-        self.unsubmitted = plan.stores
+        if not plan.flushed:
+            return now
         start = now
         for number in plan.flushed:
-            if number in self._under_way:
-                start = max(start, self._under_way[number][0])
+            if number in self.under_way:
+                start = max(start, self.under_way[number][0])
         self.flush_wait_ns += start - now
         return start
 
     def _submit(self, link: Link, jobs: deque[int], job: Transfer, now: int) -> None:
-        self._under_way[job.job] = link.submit(now, len(job.blocks) * self._block_bytes, job.job)
+        self.under_way[job.job] = link.submit(now, len(job.blocks) * self._block_bytes, job.job)
         jobs.append(job.job)
 
     def ended(self, now: int) -> Ended | None:
         """Transfers that have ended and were not reported yet, stores first; None where there are none."""
+        under_way = self.under_way
+        if not under_way:
+            return None
         done: list[int] = []
         lost: list[int] = []
         for jobs in (self._stores, self._loads):
-            while jobs and self._under_way[jobs[0]][0] <= now:
+            while jobs and under_way[jobs[0]][0] <= now:
                 number = jobs.popleft()
                 done.append(number)
-                if self._under_way.pop(number)[1]:
+                if under_way.pop(number)[1]:
                     lost.append(number)
         return Ended(tuple(done), tuple(lost)) if done else None
 

@@ -40,7 +40,7 @@ class FairEviction:
         self._place: dict[FreePiece, RankedEviction] = {}
         self._weights: dict[str, float] = {}
         self._timed: list[LowestPriority] = []  # the orders in which retention ends with time
-        self._now = 0
+        self.now = 0  # the time that blocks are freed at
         self._ends = False  # whether some retention had a duration
 
     def add(self, piece: FreePiece) -> None:
@@ -50,7 +50,7 @@ class FairEviction:
             return
         order = self._order_of(piece.run.tenant)
         if isinstance(order, LowestPriority):
-            order.now = self._now
+            order.now = self.now
             keep = piece.run.keep
             self._ends = self._ends or (keep is not None and keep.duration_ns is not None)
         self._place[piece] = order
@@ -87,19 +87,37 @@ class FairEviction:
 
     def next(self) -> FreePiece:
         """The next piece of the tenant that is furthest above its share."""
-        blank = self._blank.ring.after
-        if blank.high > blank.low:
-            return blank
+        return next(self.in_turn())
+
+    def in_turn(self) -> Iterator[FreePiece]:
+        """`next` over and over, while nothing happens but that the last blocks of each piece are taken."""
         cached = self.ledger.cached
-        weights = self._weights
-        furthest, most = "", -1.0
-        for tenant, weight in weights.items():
-            share = cached[tenant] / weight
-            if share > most:
-                furthest, most = tenant, share
-        piece = self.orders[furthest].first()
-        if piece is not None:
-            return piece
+        # Nobody gains content meanwhile.
+        weights = [(tenant, weight) for tenant, weight in self._weights.items() if cached.get(tenant)]
+        blanks = self._blank.ring
+        firsts: dict[str, FreePiece] = {}  # the first piece of each tenant, where that is sure not to change
+        while True:
+            furthest, most = "", -1.0
+            for tenant, weight in weights:
+                share = cached[tenant] / weight
+                if share > most:
+                    furthest, most = tenant, share
+            piece = firsts.get(furthest)
+            if piece is None:
+                piece = blanks.after
+                if piece.high == piece.low:
+                    order = self._order_of(furthest)
+                    first = order.first()
+                    piece = self._first_of_others() if first is None else first
+                    if first is not None and not (order.gains or piece.run.children):
+                        firsts[furthest] = piece
+            yield piece
+            if piece.high == piece.low:
+                # It is gone, and others may be evicted now.
+                firsts.clear()
+
+    def _first_of_others(self) -> FreePiece:
+        """The next piece where the tenant furthest above its share has none to be evicted."""
         piece = self._next_of_others()
         if piece is None:
             # What followed the parked pieces was taken over or withdrawn.
@@ -135,14 +153,10 @@ class FairEviction:
         """When the next priority ends."""
         return min([order.due_ns for order in self._timed]) if self._ends else FOREVER
 
-    def at(self, now: int) -> None:
-        """Sets the time that blocks are freed at from now on."""
-        self._now = now
-
     def expired(self) -> FreePiece | None:
         """A piece whose priority has ended by now; None: there is none."""
         for order in self._timed:
-            order.now = self._now
+            order.now = self.now
             piece = order.expired()
             if piece is not None:
                 return piece

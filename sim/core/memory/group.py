@@ -376,7 +376,7 @@ class FullGroup:
             elif run.published:
                 break
         index = self.pool.index
-        heard = self.pool.heard
+        heard = self.pool.tells_stored
         stored: list[tuple[int, list[int]]] = []  # blocks that somebody hears of, with the first one's number
         for run in own[first:]:
             start = run.start

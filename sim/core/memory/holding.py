@@ -72,8 +72,11 @@ class Holding(Writer):
     def blocks(self) -> list[int]:
         """Block numbers in sequence order: its block table."""
         numbers: list[int] = []
-        for run, count in self.parts():
-            numbers += run.blocks[:count]
+        if self.prefix:
+            for run, count in self.prefix_parts():
+                numbers += run.blocks[:count]
+        for run in self.own:
+            numbers += run.blocks
         return numbers
 
     def append_run(self, run: Run) -> None:

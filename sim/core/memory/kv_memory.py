@@ -24,7 +24,6 @@ from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.retention import FOREVER
 
 
 class Hit(NamedTuple):
@@ -303,16 +302,6 @@ class KvMemory:
         return blocks
 
     # ---- time
-
-    @property
-    def due_ns(self) -> int:
-        """When the retention of some free block ends next; far in the future where none does."""
-        return self.timed.due_ns if self.timed is not None else FOREVER
-
-    def at(self, now: int) -> None:
-        """Sets the time that blocks are freed at from now on (`timed` only)."""
-        assert self.timed is not None
-        self.timed.at(now)
 
     def revert(self, now: int) -> None:
         """Ends the retention of free blocks whose time is over (`timed` only)."""

@@ -7,6 +7,7 @@ order that `Eviction` says. Only KV groups call the pool.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import cycle, islice
 from typing import Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
@@ -58,7 +59,9 @@ class BlockPool:
         self.index = PrefixIndex()
         self.log = log
         self.watcher: Watcher | None = None
-        self.heard = ledger is not None or log.events is not None  # whether anybody hears of contents
+        self._fair = eviction if isinstance(eviction, FairEviction) else None
+        self.heard = ledger is not None or log.events is not None  # whether anybody hears of contents that go
+        self.tells_stored = log.events is not None  # whether anybody hears of contents that can be found
         self.births = 0  # runs made so far, where they are counted (`Run.born`)
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.freed: list[int] = []  # while a log is kept: blocks just freed, in the order they will be taken
@@ -68,7 +71,7 @@ class BlockPool:
     def watch(self, watcher: Watcher) -> None:
         """Tells a watcher from now on which content can be found."""
         self.watcher = watcher
-        self.heard = True
+        self.heard = self.tells_stored = True
 
     # ---- taking
 
@@ -94,7 +97,7 @@ class BlockPool:
     def _take_pieces(self, n: int, blocks: list[int]) -> None:
         """Takes `n` blocks with content in eviction order, and appends them to `blocks`."""
         eviction = self.eviction
-        next_piece = eviction.next
+        next_piece = eviction.next if self._fair is None else self._fair.in_turn().__next__
         leaves_first = eviction.leaves_first
         while n:
             piece = next_piece()
@@ -127,18 +130,31 @@ class BlockPool:
             return self.take(n)
         blocks = self.take(blank)
         self.free_blocks -= n - blank
-        next_piece = self.eviction.next
-        for number in range(blank, n):
-            piece = next_piece()
+        eviction = self.eviction
+        pieces = iter(eviction.next, None) if self._fair is None else self._fair.in_turn()
+        only_ledger = self.watcher is None and self.log.events is None
+        cached, evicted_for = ledger.cached, ledger.evicted_for
+        for taker, piece in zip(islice(cycle(takers), blank, n), pieces, strict=False):
             run = piece.run
             high = piece.high = piece.high - 1
             if high == piece.low:
-                self.eviction.remove(piece)
+                eviction.remove(piece)
                 run.free.remove(piece)  # type: ignore[union-attr]
             block = run.blocks.pop()
             blocks.append(block)
-            if run.published:
-                ledger.taker = takers[number % count]
+            published = run.published
+            if not published:
+                continue
+            ledger.taker = taker
+            length = len(run.blocks)
+            if length and only_ledger:
+                # As `_evict`, of a run that keeps other blocks: nearly always.
+                lost = published - length
+                run.published = length
+                self.evicted_blocks += lost
+                cached[run.tenant] -= lost
+                evicted_for[taker, run.tenant] += lost
+            else:
                 self._evict(run, [block])
         if self.allocations is not None:
             self.allocations += blocks[blank:]
@@ -189,7 +205,7 @@ class BlockPool:
         """Ends the retention of free blocks whose time is over at `now`."""
         eviction = self.eviction
         assert isinstance(eviction, LowestPriority | FairEviction)
-        eviction.at(now)
+        eviction.now = now
         while (piece := eviction.expired()) is not None:
             # Blocks of the run that are held, or were freed later, keep theirs.
             run = self.split(piece.run, piece.low) if piece.low else piece.run

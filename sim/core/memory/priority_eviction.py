@@ -19,7 +19,7 @@ class LowestPriority(RankedEviction):
 
     def __init__(self, *, blanks_first: bool = True) -> None:
         super().__init__(blanks_first=blanks_first)
-        self.now = 0
+        self.now = 0  # the time that blocks are freed at
         self.evicted: Counter[int] = Counter()  # blocks by priority
         self.reverted_blocks = 0
         self._expiring: list[tuple[int, int, FreePiece]] = []
@@ -60,10 +60,6 @@ class LowestPriority(RankedEviction):
             self.evicted[priority] += evictions
 
     # ---- durations
-
-    def at(self, now: int) -> None:
-        """Sets the time that blocks are freed at from now on."""
-        self.now = now
 
     @property
     def due_ns(self) -> int:

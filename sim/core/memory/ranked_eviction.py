@@ -21,7 +21,7 @@ class RankedEviction:
 
     Only leaves are evicted: a piece that free blocks follow in the tree is parked, and put back when one of
     them is gone. Blocks without content are taken before all others. Every operation is O(log pieces),
-    amortised.
+    amortised. `gains`: whether a piece may gain while it waits.
     """
 
     leaves_first: bool = False
@@ -34,7 +34,7 @@ class RankedEviction:
         self._entries: dict[FreePiece, int] = {}  # the number of each piece's entry, or _PARKED
         self._ranks: dict[FreePiece, Rank] = {}
         self._count = 0
-        self._gains = type(self).rank_now is not RankedEviction.rank_now
+        self.gains = type(self).rank_now is not RankedEviction.rank_now
 
     # ---- what an order says
 
@@ -106,7 +106,7 @@ class RankedEviction:
                 heapq.heappop(heap)
                 entries[piece] = _PARKED
                 continue
-            if not self._gains:
+            if not self.gains:
                 return piece
             now = self.rank_now(piece, rank)
             if now == rank:

@@ -32,7 +32,7 @@ class WeightedFair:
     def _queue_of(self, tenant: str) -> deque[Request]:
         queue = self._waiting.get(tenant)
         if queue is None:
-            least = min((self._service[name] for name in self._waiting), default=0.0)
+            least = min([self._service[name] for name in self._waiting], default=0.0)
             self._service[tenant] = max(self._service.get(tenant, 0.0), least)
             queue = self._waiting[tenant] = deque()
         return queue
@@ -52,9 +52,12 @@ class WeightedFair:
 
     def first(self, memory: KvMemory) -> Request | None:
         """The first request of the tenant that was served least for its weight."""
-        if not self._waiting:
+        waiting = self._waiting
+        if not waiting:
             return None
-        return self._waiting[min(self._waiting, key=self._service.__getitem__)][0]
+        if len(waiting) == 1:
+            return next(iter(waiting.values()))[0]
+        return waiting[min(waiting, key=self._service.__getitem__)][0]
 
     def pass_over(self, request: Request) -> None:
         """Nothing: its tenant's turn keeps its place."""

@@ -14,7 +14,7 @@ from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.candidates import TenantCeilings
+from pagecast.sim.core.rules.candidates import Gate, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission
 from pagecast.sim.core.rules.vllm import VllmMix, gates_of
 from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
@@ -48,15 +48,22 @@ class WaitingPass:
         self.offloading = step.offloading
         self.budget = step.budget()
         self.aside: list[Request] = []
-        self._gates = gates_of(step)
-        ceilings = [gate for gate in self._gates if isinstance(gate, TenantCeilings)]
-        self._ceilings = ceilings[0] if ceilings else None
+        # Whether an admission that the rule allows may still lack room now.
+        self._checks_room = step.drafting or bool(step.limits.groups)
+        self._gates: list[Gate] = []
+        self._ceilings: TenantCeilings | None = None
+        if step.gated:
+            self._gates = gates_of(step)
+            ceilings = [gate for gate in self._gates if isinstance(gate, TenantCeilings)]
+            self._ceilings = ceilings[0] if ceilings else None
         self._lasting = True  # whoever was passed over is, until a request comes or goes
 
     def run(self) -> None:
         """Goes through the queue until the batch, the budget or the blocks are used up."""
         queue = self.queue
         queue.blocked = queue.passed_over = queue.gated = False
+        if not queue.size:
+            return
         running = self.step.running.requests
         while self.budget > 0:
             request = queue.first()
@@ -81,10 +88,11 @@ class WaitingPass:
                 self._pass_over(request)
                 return True
             self.step.lifecycle.receive(request)
-        for gate in self._gates:
-            if not gate.opens(request):
-                self._pass_over(request, lasting=gate.lasting)
-                return True
+        if self._gates:
+            for gate in self._gates:
+                if not gate.opens(request):
+                    self._pass_over(request, lasting=gate.lasting)
+                    return True
         if request.state is State.LOADING:
             return self._go_on(request)
         hit = self.memory.find(request)
@@ -127,7 +135,9 @@ class WaitingPass:
             return self._refuse(request, hit)
         start = step.head_start(request, hit)
         tokens = min(request.known_tokens - hit.tokens - start.tokens, self.budget)
-        if not self.memory.fits_now(request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)):
+        if self._checks_room and not self.memory.fits_now(
+            request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)
+        ):
             return self._refuse(request, hit)
         step.admit(request, hit, start.tokens)
         self._run(request, tokens, start)

@@ -23,45 +23,58 @@ class ContentNames:
     """The names of content. Equal content has one name for as long as somebody keeps it (see `sweep`)."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
+        self._first_names: dict[bytes, int] = {}  # of each segment in each group
         # By number: digest, group, whether of one block.
         self._digests: dict[int, tuple[bytes, int, bool]] = {}
         self._count = 0
         self._size_after_sweep = 0  # segments that were named after the last sweep
 
-    def extend(self, names: list[int], keys: BlockKeys, group: int, units: int, blocks: int) -> None:
-        """Appends the names of a sequence's blocks until there are `blocks`; each has `units` key blocks."""
+    def extend(self, names: list[int], keys: BlockKeys, group: int, units: int, blocks: int) -> bool:
+        """Appends the names of a sequence's blocks until there are `blocks`; each has `units` key blocks.
+
+        Returns whether all of the sequence's names are new: nobody has asked for one of them before.
+        """
         done = len(names)
+        new = not done
+        single = keys.explicit
+        ends = keys.ends
+        first_names = self._first_names
+        mark = bytes((group,))
         while done < blocks:
             number = (done + 1) * units - 1
-            segment = number if keys.explicit else bisect_right(keys.ends, number)
-            end = min(keys.ends[segment] // units, blocks)
-            base = self._base(keys.digests[segment], group, single=keys.explicit)
-            names.extend(range(base + number, base + end * units, units))
+            segment = number if single else bisect_right(ends, number)
+            end = ends[segment] // units
+            if end > blocks:
+                end = blocks
+            digest = keys.digests[segment]
+            first = first_names.get(digest + mark)
+            if first is None:
+                first = first_names[digest + mark] = _first_name(self._count)
+                self._digests[self._count] = digest, group, single
+                self._count += 1
+            else:
+                new = False
+            names += range(first + number, first + end * units, units)
             done = end
-
-    def _base(self, digest: bytes, group: int, *, single: bool) -> int:
-        key = digest + bytes([group])
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = self._count
-            self._digests[number] = digest, group, single
-            self._count += 1
-        return _first_name(number)
+        return new
 
     @property
     def many(self) -> bool:
         """Whether there are twice as many segments as after the last sweep: it is time for another."""
-        return len(self._numbers) > 2 * self._size_after_sweep + _LEAST_SWEPT
+        return len(self._first_names) > 2 * self._size_after_sweep + _LEAST_SWEPT
 
-    def sweep(self, names: Iterable[int]) -> None:
-        """Forgets all segments but those of `names`: every name that a tier or a request still keeps.
+    def sweep(self, kept: Iterable[Iterable[int]]) -> None:
+        """Forgets all segments but those of `kept`: every name that a tier or a request still keeps.
 
         A segment that comes again gets new names, so no old name ever means other content.
         """
-        numbers = {name >> _APART for name in names}
+        numbers: set[int] = set()
+        for names in kept:
+            numbers.update([name >> _APART for name in names])
         self._digests = {number: self._digests[number] for number in numbers}
-        self._numbers = {key: number for key, number in self._numbers.items() if number in numbers}
+        self._first_names = {
+            key: name for key, name in self._first_names.items() if name >> _APART in numbers
+        }
         self._size_after_sweep = len(numbers)
 
     def block_key(self, name: int) -> tuple[bytes, int]:

@@ -28,6 +28,7 @@ class HostBlocks:
     `pins` says how many transfers read a block, where any do; `writing` are those that one writes.
 
     `changes`, where it is a list, gets a `HostChange` for blocks that can be loaded from now on or give way.
+    `new_slots` are those of the blocks that `reserve` returned last, in their order.
     """
 
     def __init__(self, room: int, eviction_policy: str = "lru", store_threshold: int = 0) -> None:
@@ -40,11 +41,16 @@ class HostBlocks:
         self.skipped_stores = 0
         self.refused_stores = 0
         self.changes: list[HostChange] | None = None
+        self.new_slots: list[int] = []
         self.eviction: HostEviction = (
             AdaptiveReplacement(room, use) if eviction_policy == "arc" else HostLeastRecentlyUsed(use)
         )
         self._threshold = store_threshold
         self._looks: OrderedDict[int, int] | None = OrderedDict() if store_threshold > 1 else None
+        # Whether to look for blocks that are not there leaves no trace.
+        self._forgets_misses = self._looks is None and eviction_policy != "arc"
+        # Blocks looked for last, their number and `_state` then, where none of them was stored.
+        self._missed: tuple[Sequence[int], int, int] = ((), 0, -1)
         self._state = 0  # changes whenever a slot gets or loses its content
         self._refused: dict[tuple[int, int, int], tuple[int, int]] = {}  # see `_is_refused_again`
         self._fresh = 0  # slots used so far, counted from 0
@@ -59,11 +65,11 @@ class HostBlocks:
         """The slots that have no content and are not about to."""
         return [*self._free, *range(self._fresh, self.room)]
 
-    def names(self) -> Iterator[int]:
+    def names(self) -> Iterator[Iterable[int]]:
         """Every name that is kept here: of content, and of content that was looked for or gave way."""
-        yield from self.slots
-        yield from self.eviction.names()
-        yield from self._looks or ()
+        yield self.slots
+        yield self.eviction.names()
+        yield self._looks or ()
 
     @property
     def settles(self) -> bool:
@@ -79,6 +85,18 @@ class HostBlocks:
         if name not in self.slots:
             return False
         return None if name in self.writing else True
+
+    def misses(self, names: Sequence[int], first: int, *, new: bool) -> bool:
+        """Whether none of the blocks is stored and a look for them, from a place on, would leave no trace.
+
+        `new`: nobody has asked for one of them before.
+        """
+        if not self._forgets_misses or names[first] in self.slots:
+            return False
+        if not new and not self.slots.keys().isdisjoint(names):
+            return False
+        self._missed = names, len(names), self._state
+        return True
 
     def _count(self, looks: OrderedDict[int, int], name: int) -> None:
         if name in looks:
@@ -160,15 +178,14 @@ class HostBlocks:
 
     # ---- storing
 
-    def reserve(self, names: Sequence[int]) -> list[int] | None:
+    def reserve(self, names: Sequence[int], sequence: Sequence[int] = ()) -> list[int] | None:
         """Makes room for those of the blocks that are not stored yet, and returns them.
 
         Their slots are in `slots`; they can be loaded from `written` on. None: there is no room now, since
-        too many blocks are pinned.
+        too many blocks are pinned. `sequence`: the blocks that they are of, if somebody has looked for those.
         """
-        query = names[0], names[-1], len(names)
         looks = self._looks
-        if self._refused and looks is None and self._is_refused_again(query):
+        if self._refused and looks is None and self._is_refused_again(names):
             return None
         if looks is not None:
             often = [name for name in names if looks.get(name, 0) >= self._threshold]
@@ -177,39 +194,49 @@ class HostBlocks:
         slots = self.slots
         stored: AbstractSet[int] = frozenset()
         missing_names = list(names)
-        if not slots.keys().isdisjoint(names):
+        if not self._just_missed(sequence) and not slots.keys().isdisjoint(names):
             stored = slots.keys() & names
             missing_names = [name for name in names if name not in stored]
-        missing = len(missing_names) - (self.room - len(slots))
+        count = len(missing_names)
+        missing = count - (self.room - len(slots))
         if missing > 0 and not self._give_way(missing, stored):
             self.refused_stores += 1
-            self._refused[query] = (self._state, missing)
+            self._refused[_query(names)] = (self._state, missing)
             return None
-        if not missing_names:
+        if not count:
             return missing_names
         self._state += 1
-        self._refused.clear()
-        slots.update(zip(missing_names, self._take_slots(len(missing_names)), strict=True))
+        if self._refused:
+            self._refused.clear()
+        self.new_slots = new_slots = self._take_slots(count)
+        slots.update(zip(missing_names, new_slots, strict=True))
         self.writing.update(missing_names)
         self.eviction.add(missing_names)
         return missing_names
 
+    def _just_missed(self, sequence: Sequence[int]) -> bool:
+        """Whether no block of a sequence was stored when it was looked for, and nothing has changed since."""
+        missed, length, state = self._missed
+        return missed is sequence and state == self._state and length == len(sequence)
+
     def _take_slots(self, count: int) -> list[int]:
         """So many slots without content, those never used first."""
-        fresh = range(self._fresh, min(self._fresh + count, self.room))
-        self._fresh += len(fresh)
-        slots = list(fresh)
-        given_up = count - len(fresh)
-        if given_up:
-            slots += self._free[: -given_up - 1 : -1]
-            del self._free[-given_up:]
+        slots: list[int] = []
+        if self._fresh < self.room:
+            slots += range(self._fresh, min(self._fresh + count, self.room))
+            self._fresh += len(slots)
+            count -= len(slots)
+        if count:
+            slots += self._free[: -count - 1 : -1]
+            del self._free[-count:]
         return slots
 
-    def _is_refused_again(self, query: tuple[int, int, int]) -> bool:
-        """Whether blocks that found no room (by the first, the last, how many) still find none.
+    def _is_refused_again(self, names: Sequence[int]) -> bool:
+        """Whether blocks that found no room still find none.
 
         That is told without looking at each: nothing has been stored since, and too few are unpinned.
         """
+        query = _query(names)
         if query not in self._refused:
             return False
         state, missing = self._refused[query]
@@ -238,31 +265,18 @@ class HostBlocks:
 
     def written(self, names: Sequence[int], *, failed: bool = False) -> None:
         """Takes note that reserved blocks have their content; `failed`: that they never will."""
-        writing = self.writing
-        awaited = names
-        if not writing.issuperset(names):
-            awaited = [name for name in names if name in writing]
-        writing.difference_update(awaited)
+        self.writing.difference_update(names)
         if failed:
-            for name in awaited:
+            for name in names:
                 self.eviction.remove(name)
                 self._state += 1
                 self._free.append(self.slots.pop(name))
             return
-        self.eviction.free(awaited)
+        self.eviction.free(names)
         if self.changes is not None:
-            self.changes += [((name,), True) for name in awaited]
+            self.changes += [((name,), True) for name in names]
 
-    def clear(self) -> None:
-        """Gives up every block, those of transfers under way too."""
-        if self.changes is not None:
-            there = tuple(name for name in self.slots if name not in self.writing)
-            self.changes.append((there, False))
-        self.slots.clear()
-        self.pins.clear()
-        self.writing.clear()
-        self.eviction.clear()
-        self._free.clear()
-        self._refused.clear()
-        self._state += 1
-        self._fresh = 0
+
+def _query(names: Sequence[int]) -> tuple[int, int, int]:
+    """What blocks were asked for: the first, the last, how many."""
+    return names[0], names[-1], len(names)

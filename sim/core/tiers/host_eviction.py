@@ -26,18 +26,28 @@ class HostUse:
         self.pins: dict[int, int] = {}
         self.writing: set[int] = set()
 
-    def is_idle(self, name: int) -> bool:
-        """Whether a block is there and no transfer uses it."""
-        return name in self.slots and name not in self.pins and name not in self.writing
+    def idle(self, names: Sequence[int]) -> list[int]:
+        """Those of the blocks that are there and that no transfer uses."""
+        slots, pins, writing = self.slots, self.pins, self.writing
+        if slots.keys().isdisjoint(names):
+            return []
+        stored = list(filter(slots.__contains__, names))
+        if pins and not pins.keys().isdisjoint(stored):
+            stored = [name for name in stored if name not in pins]
+        if writing and not writing.isdisjoint(stored):
+            stored = [name for name in stored if name not in writing]
+        return stored
 
 
 class HostEviction(Protocol):
     """Order in which blocks give way. A block is named by a whole number (see `content.py`).
 
-    `settles`: looking at the same blocks twice changes nothing that looking once did not.
+    `settles`: looking at the same blocks twice changes nothing that looking once did not. `ignores_writing`:
+    nor does looking at blocks that are being written.
     """
 
     settles: bool
+    ignores_writing: bool
 
     def add(self, names: Sequence[int]) -> None:
         """Blocks are about to be written."""
@@ -62,9 +72,6 @@ class HostEviction(Protocol):
         """The names of blocks that gave way and are remembered."""
         ...
 
-    def clear(self) -> None:
-        """Forgets all blocks."""
-
 
 class HostLeastRecentlyUsed:
     """The block first whose last store, load or look is longest ago; of one look, a sequence's tail first.
@@ -75,6 +82,7 @@ class HostLeastRecentlyUsed:
 
     def __init__(self, use: HostUse) -> None:
         self.settles = True
+        self.ignores_writing = True
         self._use = use
         self._order: list[int] = []
         self._first = 0
@@ -102,12 +110,13 @@ class HostLeastRecentlyUsed:
         if self._last is not None and self._last[0] is names and self._last[1] == len(names):
             return  # all of them are already
         self._last = names, len(names)
-        use = self._use
-        if use.slots.keys().isdisjoint(names) or use.writing.issuperset(names):
+        idle = self._use.idle(names)
+        if not idle:
             return
-        idle = [name for name in reversed(names) if use.is_idle(name)]
+        idle.reverse()
+        moved = self._moved
         for name in idle:
-            self.pin(name)
+            moved[name] = moved.get(name, 0) + 1
         self._order += idle
         self._tidy()
 
@@ -175,12 +184,6 @@ class HostLeastRecentlyUsed:
         """None."""
         return iter(())
 
-    def clear(self) -> None:
-        """Forgets all blocks."""
-        self._order.clear()
-        self._moved.clear()
-        self._first = 0
-
 
 class AdaptiveReplacement:
     """ARC: blocks looked for once (`recent`) and those looked for again (`frequent`) share the room.
@@ -191,6 +194,7 @@ class AdaptiveReplacement:
 
     def __init__(self, blocks: int, use: HostUse) -> None:
         self.settles = False
+        self.ignores_writing = False
         self.target = 0.0
         self.recent: OrderedDict[int, None] = OrderedDict()
         self.frequent: OrderedDict[int, None] = OrderedDict()
@@ -266,9 +270,3 @@ class AdaptiveReplacement:
         """The traces."""
         yield from self.recent_gone
         yield from self.frequent_gone
-
-    def clear(self) -> None:
-        """Forgets all blocks and traces."""
-        for names in (self.recent, self.frequent, self.recent_gone, self.frequent_gone):
-            names.clear()
-        self.target = 0.0

@@ -66,9 +66,10 @@ class Offloading:
         self._arrived: set[Request] = set()  # their loads have ended; nobody took note of it yet
         self._failed: set[Request] = set()  # and failed
         self._watched: dict[int, set[int]] = {}  # device blocks that others may get before a store is done
+        self._watching = False  # the memory notes what it gives to others, until nothing is watched any more
         self._flushed: dict[int, None] = {}
         # Blocks to be given back after a step, by its number.
-        self._deferred_frees: deque[tuple[int, Callable[[], None]]] = deque()
+        self.deferred_frees: deque[tuple[int, Callable[[], None]]] = deque()
         self._refused: set[Request] = set()  # there was no room when they last stored something
         self._room_made = False  # a transfer has ended since somebody tried
         self._windows = [group for group in self.groups if group.window]
@@ -94,7 +95,7 @@ class Offloading:
     @property
     def keeps_blocks(self) -> bool:
         """Whether blocks of requests that have gone are still kept for a load or a step."""
-        return bool(self._abandoned or self._deferred_frees)
+        return bool(self._abandoned or self.deferred_frees)
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
         return HostBlocks(spec.blocks, spec.eviction_policy, spec.store_threshold)
@@ -108,11 +109,13 @@ class Offloading:
         0 where blocks are watched or stores tried again. 1 where blocks may be given back meanwhile, or a log
         says in which step a transfer ended. Else the end of a transfer changes nothing that they could see.
         """
-        retried = self._refused and (self.jobs or self._room_made)
-        if self._watched or retried or not self.spec.prompt_only:
+        if self._watched or not self.spec.prompt_only:
             return 0
-        logged = self.jobs and self._log.events is not None
-        return 1 if self._deferred_frees or self.loading or logged else 1 << 62
+        if self._refused and (self.jobs or self._room_made):
+            return 0
+        if self.deferred_frees or self.loading or (self.jobs and self._log.events is not None):
+            return 1
+        return 1 << 62
 
     @property
     def settled(self) -> bool:
@@ -126,29 +129,33 @@ class Offloading:
         progress = self._progress.get(request)
         if progress is None:
             progress = self._progress[request] = Progress(len(self.groups))
-        for table in progress.tables:
-            table.clear()
-        if progress.jobs:
-            return None
-        self._extend(progress, request, request.known_tokens)
+        else:
+            for table in progress.tables:
+                table.clear()
+            if progress.jobs:
+                return None
+        new = self._extend(progress, request, request.known_tokens)
         progress.local = local
         if self._plain:
-            tokens = self._look_up_plain(progress, request)
-            self.host.touch(progress.names[0])
-            return tokens
+            return self._look_up_plain(progress, request, new=new)
         tokens = self._look_up_groups(progress, request)
         hit = local + (tokens or 0)
         progress.hits = [hit // group.size for group in self.groups]
         self._touch(progress)
         return tokens
 
-    def _extend(self, progress: Progress, request: Request, known_tokens: int) -> None:
+    def _extend(self, progress: Progress, request: Request, known_tokens: int) -> bool:
+        """Names the blocks of the first tokens. Returns whether nobody has asked for one of them before."""
+        new = True
         keys = request.keys
-        for group in self.groups:
-            names = progress.names[group.number]
-            blocks = known_tokens // keys.block_size // group.units
+        key_blocks = known_tokens // keys.block_size
+        for group, names in zip(self.groups, progress.names, strict=True):
+            blocks = key_blocks // group.units
             if len(names) < blocks:
-                self._names.extend(names, keys, group.number, group.units, blocks)
+                new &= self._names.extend(names, keys, group.number, group.units, blocks)
+            else:
+                new = False
+        return new
 
     def _touch(self, progress: Progress) -> None:
         if self._plain:
@@ -157,14 +164,24 @@ class Offloading:
         for group, names, hits in zip(self.groups, progress.names, progress.hits, strict=True):
             self.host.touch(names[max(0, hits - group.window) :] if group.window else names)
 
-    def _look_up_plain(self, progress: Progress, request: Request) -> int | None:
+    def _look_up_plain(self, progress: Progress, request: Request, *, new: bool) -> int | None:
         """The blocks that follow the prefix hit and are stored, as far as they are in a row."""
-        size = self.groups[0].size
         names = progress.names[0]
+        size = self.groups[0].size
         local = progress.local
-        if min(request.known_tokens, len(names) * size) - local < size:
+        if request.known_tokens < local + size or len(names) * size < local + size:
+            self.host.touch(names)
             return 0
         first = local // size
+        if self.host.misses(names, first, new=new):
+            return 0
+        tokens = self._stored_tokens(names, first, local)
+        self.host.touch(names)
+        return tokens
+
+    def _stored_tokens(self, names: list[int], first: int, local: int) -> int | None:
+        """The tokens beyond `local` of the blocks from number `first` on that are stored in a row."""
+        size = self.groups[0].size
         candidates = names[first:]
         count = self.host.leading(candidates)
         if count is None:
@@ -280,11 +297,12 @@ class Offloading:
         return Transfer(job.number, request, tuple(blocks), tuple(places))
 
     def _begin(
-        self, request: Request, progress: Progress, names: list[int], blocks: list[int], *, is_store: bool
+        self, request: Request, progress: Progress, names: list[int], blocks: Sequence[int], *, is_store: bool
     ) -> TransferJob:
-        job = self.jobs[self._numbers] = TransferJob(self._numbers, request, names, blocks, is_store=is_store)
-        self._numbers += 1
-        progress.jobs.append(job.number)
+        number = self._numbers
+        job = self.jobs[number] = TransferJob(number, request, names, blocks, is_store=is_store)
+        self._numbers = number + 1
+        progress.jobs.append(number)
         return job
 
     def take_arrived(self, request: Request) -> bool:
@@ -354,8 +372,12 @@ class Offloading:
         storing = []
         for chunk in chunks:
             request = chunk.request
-            tokens = min(chunk.start + chunk.tokens, request.known_tokens)
-            storing.append((request, min(tokens, request.prompt_tokens) if prompt_only else tokens))
+            tokens = chunk.start + chunk.tokens
+            # A prompt is never more than what is known.
+            most = request.prompt_tokens if prompt_only else request.known_tokens
+            storing.append((request, tokens if tokens < most else most))
+        if prompt_only and not self._refused:
+            return storing
         late = False
         for request in decodes:
             if prompt_only:
@@ -374,8 +396,11 @@ class Offloading:
         progress = self._progress.get(request)
         if progress is None:
             progress = self._progress[request] = Progress(len(self.groups))
+        if self._refused:
+            self._refused.discard(request)
+        if self._plain:
+            return self._store_plain(request, progress, tokens)
         self._extend(progress, request, tokens)
-        self._refused.discard(request)
         names: list[int] = []
         for group in self.groups:
             number = group.number
@@ -404,10 +429,35 @@ class Offloading:
         self._touch(progress)
         return self._copy(request, progress, new_names, tokens)
 
+    def _store_plain(self, request: Request, progress: Progress, tokens: int) -> Transfer | None:
+        """`_store` where there is one group that keeps all tokens."""
+        host = self.host
+        first = progress.stored[0]
+        last = tokens // self.groups[0].size
+        sequence = progress.names[0]
+        if len(sequence) < last:
+            self._extend(progress, request, tokens)
+        new_names = host.reserve(sequence[first:last], sequence) if first < last else []
+        if new_names is None:
+            self._refused.add(request)
+            return None
+        count = len(new_names)
+        if not count:
+            progress.stored[0] = last
+            return None
+        if count < len(sequence) or not host.eviction.ignores_writing:
+            host.touch(sequence)
+        if count < last - first or self.spec.factor > 1:
+            return self._copy(request, progress, new_names, tokens)
+        # Nothing of its next blocks was stored, as nearly always.
+        progress.stored[0] = last
+        blocks = self._memory.blocks(request)
+        if first or last < len(blocks):
+            blocks = blocks[first:last]
+        job = self._begin(request, progress, new_names, tuple(blocks), is_store=True)
+        return self._transfer(job, host.new_slots)
+
     def _copy(self, request: Request, progress: Progress, new_names: list[int], tokens: int) -> Transfer:
-        whole = self._plain and self.spec.factor == 1
-        if whole and len(new_names) == tokens // self.groups[0].size - progress.stored[0]:
-            return self._copy_all(request, progress, new_names)
         in_copy = set(new_names)
         blocks: list[int] = []
         places: list[int] = []
@@ -430,20 +480,12 @@ class Offloading:
             self._watched.setdefault(block, set()).add(job.number)
         return self._transfer(job, places)
 
-    def _copy_all(self, request: Request, progress: Progress, names: list[int]) -> Transfer:
-        """`_copy` where nothing of a plain model's next blocks was stored, as nearly always."""
-        first = progress.stored[0]
-        last = progress.stored[0] = first + len(names)
-        blocks = self._memory.blocks(request)[first:last]
-        job = self._begin(request, progress, names, blocks, is_store=True)
-        return self._transfer(job, map(self.host.slots.__getitem__, names))
-
     def _transfer(self, job: TransferJob, places: Iterable[int]) -> Transfer:
-        request, blocks = job.request, job.blocks
+        blocks = tuple(job.blocks)
         self.stored_blocks += len(blocks)
         if self._log.events is not None:
-            self._log.add(EventKind.STORING, request.id, blocks, detail=f"job={job.number}")
-        return Transfer(job.number, request, tuple(blocks), tuple(places))
+            self._log.add(EventKind.STORING, job.request.id, list(blocks), detail=f"job={job.number}")
+        return Transfer(job.number, job.request, blocks, tuple(places))
 
     def _places(
         self, names: list[int], table: list[int], first: int, in_copy: set[int]
@@ -545,10 +587,14 @@ class Offloading:
         progress = self._progress.get(request)
         if progress is None:
             return True
-        self._arrived.discard(request)
-        self._failed.discard(request)
-        self._refused.discard(request)
-        self.holders.pop(request, None)
+        if self._arrived:
+            self._arrived.discard(request)
+        if self._failed:
+            self._failed.discard(request)
+        if self._refused:
+            self._refused.discard(request)
+        if self.holders:
+            self.holders.pop(request, None)
         if not progress.jobs:
             del self._progress[request]
             return True
@@ -558,6 +604,7 @@ class Offloading:
                 for block in job.blocks:
                     self._watched.setdefault(block, set()).add(number)
         if self._watched:
+            self._watching = not self._windows
             self._memory.watch_allocations(on=True)
         if request in self.loading:
             self._abandoned.add(request)
@@ -566,11 +613,11 @@ class Offloading:
 
     def keep(self, step: int, give_back: Callable[[], None]) -> None:
         """Keeps blocks until a step has been executed, the newest in flight."""
-        self._deferred_frees.append((step, give_back))
+        self.deferred_frees.append((step, give_back))
 
     def give_back_kept(self, step: int) -> bool:
         """Gives back what was kept until this step. False: there was nothing."""
-        deferred = self._deferred_frees
+        deferred = self.deferred_frees
         if not deferred or deferred[0][0] > step:
             return False
         while deferred and deferred[0][0] <= step:
@@ -606,19 +653,19 @@ class Offloading:
             job = self.jobs.pop(number, None)
             if job is not None:
                 self._finish(job, failed=number in lost)
-        if not self._watched and not self._windows:
+        if self._watching and not self._watched:
+            self._watching = False
             self._memory.watch_allocations(on=False)
         if self._log.kv is not None and self.host.changes:
             self._tell(self._log.kv)
         if self._names.many:
             self._names.sweep(self._names_in_use())
 
-    def _names_in_use(self) -> Iterator[int]:
+    def _names_in_use(self) -> Iterator[Iterable[int]]:
         """Every name that somebody keeps. Those of transfers are among these."""
         yield from self.host.names()
         for progress in self._progress.values():
-            for names in progress.names:
-                yield from names
+            yield from progress.names
 
     def _finish(self, job: TransferJob, *, failed: bool) -> None:
         request = job.request

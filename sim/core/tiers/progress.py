@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagecast.sim.core.request import Request
 
 
@@ -10,7 +12,9 @@ class TransferJob:
 
     __slots__ = ("blocks", "is_store", "names", "number", "request", "windowed")
 
-    def __init__(self, number: int, request: Request, names: list[int], blocks: list[int], *, is_store: bool):
+    def __init__(
+        self, number: int, request: Request, names: list[int], blocks: Sequence[int], *, is_store: bool
+    ) -> None:
         self.number = number
         self.request = request
         self.names = names
@@ -30,9 +34,12 @@ class Progress:
     __slots__ = ("hits", "jobs", "local", "names", "stored", "tables")
 
     def __init__(self, groups: int) -> None:
-        self.names: list[list[int]] = [[] for _ in range(groups)]
+        self.names: list[list[int]] = [[]]
+        self.tables: list[list[int]] = [[]]
+        if groups > 1:
+            self.names += [[] for _ in range(1, groups)]
+            self.tables += [[] for _ in range(1, groups)]
         self.stored = [0] * groups
         self.hits = [0] * groups
-        self.tables: list[list[int]] = [[] for _ in range(groups)]
         self.local = 0
         self.jobs: list[int] = []

@@ -9,7 +9,7 @@ Source: vllm/v1/kv_offload/tiering/manager.py (0.24).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.disk import Disk, DiskJob
@@ -26,6 +26,7 @@ class TieredBlocks(HostBlocks):
 
     def __init__(self, room: int, eviction_policy: str = "lru") -> None:
         super().__init__(room, eviction_policy)
+        self._forgets_misses = False  # the disk is asked
         self.disk = Disk()
         self.asking: Request | None = None
         self.promoted: set[int] = set()
@@ -68,11 +69,11 @@ class TieredBlocks(HostBlocks):
 
     # ---- storing
 
-    def reserve(self, names: Sequence[int]) -> list[int] | None:
+    def reserve(self, names: Sequence[int], sequence: Sequence[int] = ()) -> list[int] | None:
         """Makes room for blocks that come from the device (see `HostBlocks.reserve`)."""
         if not self._polled:
             self._poll()
-        names_to_store = super().reserve(names)
+        names_to_store = super().reserve(names, sequence)
         if names_to_store and self.promoted:
             self.promoted.difference_update(names_to_store)
         return names_to_store
@@ -81,10 +82,10 @@ class TieredBlocks(HostBlocks):
         """Begins to copy blocks to disk that have just come from the device."""
         return self.disk.begin(request, names, self.pin(names), promotion=False)
 
-    def names(self) -> Iterator[int]:
+    def names(self) -> Iterator[Iterable[int]]:
         """Every name that the host or the disk keeps."""
         yield from super().names()
-        yield from self.disk.names()
+        yield self.disk.names()
 
     # ---- steps
 
