@@ -35,8 +35,11 @@ def set_up(
     *,
     log: bool = False,
     kv_events: KvEventStream | None = None,
+    numbered: bool = False,
 ) -> SetUp:
     """The set-up of a replica of `scenario` for `trace`; `log`: keep the scheduler's events.
+
+    `numbered`: somebody asks for the numbers of blocks.
 
     Errors: BadInput for a scenario that can't serve the trace.
     """
@@ -44,5 +47,5 @@ def set_up(
     limits = with_accounts(scenario.limits(share), trace)
     speculation = speculate(trace, scenario, costs)
     rules = scenario.rules(costs, trace.integers("output_tokens").tolist())
-    scheduler = Scheduler(limits, rules, log=log, kv_events=kv_events, drafter=speculation, numbered=False)
+    scheduler = Scheduler(limits, rules, log=log, kv_events=kv_events, drafter=speculation, numbered=numbered)
     return SetUp(scheduler, Feed(trace, limits.block_size, scenario), speculation, share)

@@ -105,7 +105,7 @@ def replay(
         recorder = Recorder(keep_steps=keep_steps, out=folder)
         stream = KvEventStream() if kv_events and folder is not None else None
         scheduler, feed, speculation, share = set_up(
-            trace, scenario, costs, log=folder is not None, kv_events=stream
+            trace, scenario, costs, log=folder is not None, kv_events=stream, numbered=check_every > 0
         )
         limits = scheduler.limits
         recorder.events = scheduler.events
