@@ -57,4 +57,4 @@ def known_share(milliseconds: float) -> ClientShare:
     return ClientShare(milliseconds / 1e3, 0.0, 0.0, math.inf)
 
 
-CLIENT_SHARE = ClientShare(6.2e-3, 1.9e-6, 0.12, 4.0)
+CLIENT_SHARE = ClientShare(6.2e-3, 1.9e-6, 0.16, 4.0)

@@ -250,7 +250,9 @@ def print_busy() -> None:
     assert GROUND
     run = RecordedRun.load(GROUND / "vllm-0.24.0-h200-qwen3-8b/azure_conv_async")
     operations = scenario_of(run, "measured").target().measured().operations
-    costs = MeasuredCosts(operations, host=HostTimes(busy=0.0), pipeline_depth=1)
+    plain, busy = (
+        MeasuredCosts(operations, host=HostTimes(busy=share), pipeline_depth=1) for share in (0.0, 1.0)
+    )
     steps, time, parts = run.steps, 0.0, []
     for at in range(2, len(steps) - 1):
         if steps.start_ns[at] >= steps.end_ns[at - 1]:
@@ -258,12 +260,12 @@ def print_busy() -> None:
         batch = steps.batch(at)
         time += float(steps.end_ns[at] - steps.end_ns[at - 1])
         if batch.prefill:
-            parts.append((costs.device_ns(batch), costs.launch_ns(batch)))
+            parts.append((plain.device_ns(batch), busy.device_ns(batch), plain.launch_ns(batch)))
         else:
-            time -= costs.decode_line(batch.decode_n).ns(*batch[1:3])
-    device, launch = np.array(parts, np.float64).T
+            time -= plain.decode_line(batch.decode_n).ns(*batch[1:3])
+    device, longer, launch = np.array(parts, np.float64).T
     shares = np.linspace(0.0, 0.2, 201)
-    totals = np.array([np.maximum(device * (1 + share), launch).sum() for share in shares])
+    totals = np.array([np.maximum(device + share * (longer - device), launch).sum() for share in shares])
     write(f"busy {100 * np.interp(time, totals, shares):.1f}% ({len(parts)} steps with prompts)")
 
 

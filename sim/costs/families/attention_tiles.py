@@ -13,12 +13,14 @@ class Tiles:
 
     `rows`: query rows of a tile; `packed`: whether the query heads of a group fill rows of one tile.
     `exposed`: of decoding requests beside prompts, the share of the shorter of reading their contexts and
-    computing their tiles that the longer does not hide.
+    computing their tiles that the longer does not hide. In a step whose longest chunk has no more than
+    `narrow_rows` rows, tiles have that many; 0 where the kernel knows one size alone.
     """
 
     rows: int
     packed: bool
     exposed: float
+    narrow_rows: int = 0
 
     def tokens(self, group: int) -> int:
         """Query tokens that fill a tile."""

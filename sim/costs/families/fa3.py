@@ -39,7 +39,9 @@ ALONE = 2.0  # how much faster an SM reads when few others do
 SPLIT_BELOW = 0.8  # of the SMs that a prompt chunk's tiles may take for sequences to be split
 # Fitted to the synchronous steps of `azure_conv` on top of measured operations.
 EXPOSED = 0.43
-TILES = Tiles(rows=BLOCK, packed=True, exposed=EXPOSED)
+# Its `use_one_mma_wg`: where no query packs more rows, one warpgroup computes a tile of so many.
+NARROW_ROWS = 64
+TILES = Tiles(rows=BLOCK, packed=True, exposed=EXPOSED, narrow_rows=NARROW_ROWS)
 # vLLM's host time for n-grams beyond its calibrated costs, per request of a step and more in a step with
 # prompts: the mean of three runs on three hosts (46, 103 and 119 us; 1.0, 0.7 and 2.0 ms:
 # `vllm-h200-qwen3-8b-ngram-azure`, `-later` and `-14`), whose sums differ by 45%.

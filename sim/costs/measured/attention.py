@@ -19,6 +19,7 @@ from pagecast.sim.costs.families.attention_tiles import Tiles
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
+from pagecast.sim.costs.measured.products import BF16
 from pagecast.sim.costs.measured.tables import OperationTimes
 from pagecast.sim.machine.model_facts import attended_pairs
 
@@ -70,7 +71,10 @@ class PromptAttention:
         self._lengths: list[float] = lengths[long].tolist()
         self._rates: list[float] = rates[long].tolist()
         self._window = target.window
-        self.tile = tiles.tokens(target.heads // target.kv_heads) if tiles else 1
+        group = target.heads // target.kv_heads
+        self.tile = tiles.tokens(group) if tiles else 1
+        self.narrow = tiles.narrow_rows // group if tiles and _may_be_narrow(target) else 0
+        self.narrow_share = self.narrow / self.tile
         self.exposed = tiles.exposed if tiles else 0.0
         self._span_s = self._rates[-1] * self.tile * sms / target.kv_heads if tiles else 0.0
 
@@ -99,6 +103,11 @@ class PromptAttention:
     def span_seconds(self, longest: int) -> float:
         """The tile of the longest sequence, walked by one multiprocessor."""
         return longest * self._span_s
+
+
+def _may_be_narrow(target: AttentionHeads) -> bool:
+    """Whether the kernel has tiles of fewer rows for such heads."""
+    return target.kv_dtype == BF16 and target.head_dim in (64, 128) and not target.window
 
 
 _SHORTEST = 64  # of shorter prompts, what is above the smallest launch is no rate

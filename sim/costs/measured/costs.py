@@ -20,7 +20,7 @@ from pagecast.sim.note import Note
 MEASURED = "measured"
 # Of recorded and public runs below saturation that fitted nothing (docs/measured-operations.md), in percent:
 # the errors of mean TPOT, mean E2E and mean TTFT that vLLM's runs on NVLink GPUs stayed within.
-TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 25
+TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 20
 _FS = 1e15  # femtoseconds in a second
 _TABLE = 16384  # token counts whose time is looked up
 _MOST_CHUNKS = 1 << 16
@@ -69,7 +69,7 @@ class MeasuredCosts:
         # The host launches nothing while it prepares a step with prompts, and the head runs after all layers.
         self._launch_ns = round((host.launch_s(layers, sparse, gpus) + exposed * host.prompt_step) * 1e9)
         self._hot = host.hot
-        self._busy = 1.0 + (host.busy if pipeline_depth else 0.0)
+        self._busy = host.busy if pipeline_depth else 0.0
         self._host_step_ns = round(host.step_s(gpus) * 1e9)
         self._host_request_ns = round(host.request_s(gpus) * 1e9)
         self._row_times, self._head_times = operations.row_seconds(), operations.head_seconds()
@@ -92,6 +92,8 @@ class MeasuredCosts:
         self._window_tiles = [
             (window, round(layers * p.tile_seconds(1) * _FS)) for layers, window, p in prompt if window
         ]
+        self._narrow = min((p.narrow for _, _, p in prompt), default=0)
+        self._narrow_share = max((p.narrow_share for _, _, p in prompt), default=1.0)
 
     def corrected(self, corrections: Corrections | None) -> MeasuredCosts:
         """The same with other corrections."""
@@ -117,27 +119,33 @@ class MeasuredCosts:
     def device_ns(self, batch: Batch) -> int:
         """Device time of a step with prompt chunks: all rows in one pass, attention by kind."""
         n, ctx, longest, prefill, after = batch
-        tokens, attention, chunks = n, 0, self._chunks
+        tokens, attention, widest, read, chunks = n, 0, 0, 0, self._chunks
         for chunk in prefill:
             size, context = chunk
             tokens += size
             cost = chunks.get(chunk)
             attention += self._chunk_fs(size, context) if cost is None else cost
+            if size > widest:
+                widest = size
             if size + context > longest:
                 longest = size + context
+        span = self._span_fs * longest
         if n:
             read, tiles = self._decode_fs(n, ctx), self._tile_fs * ctx
             for window, tile in self._window_tiles:
                 tiles += tile * min(ctx, window * n)
+            if widest <= self._narrow:
+                tiles, span = round(tiles * self._narrow_share), round(span * self._narrow_share)
             attention += max(read, tiles) + round(self._exposed * min(read, tiles))
         else:
             attention += self._least_fs
-        total = max(attention, self._span_fs * longest)
+        total = max(attention, span)
         rows = self._rows_fs(tokens)
         if after:
             rows += round(rows * self._hot * min(after / tokens, 1.0))
         total += rows + self._heads_fs(n + len(prefill))
-        total = round(total * self._busy) + self._prompt_step_fs
+        # Lower clocks slow arithmetic down, but neither the reading of weights nor that of contexts.
+        total += round(max(total - read - self._rows[0], 0) * self._busy) + self._prompt_step_fs
         if tokens > self._sizes_end:
             total += self._ungraphed_fs
         if self.corrections is not None:

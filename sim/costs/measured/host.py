@@ -20,8 +20,8 @@ class HostTimes:
     with tensor parallelism `launch_sharded` more.
     `arrival`, `arriving_token`: of an arriving request. No host time, but in no table either, are two shares:
     `hot`, by which the rows of a step with prompts take longer right after another such step, for as many
-    tokens as that had (a GPU at its power limit); `busy`, by which all of a step with prompts takes longer
-    where steps are planned ahead and the GPU never rests.
+    tokens as that had (a GPU at its power limit); `busy`, by which the arithmetic of a step with prompts
+    takes longer where steps are planned ahead and the GPU never rests. Reading weights and contexts does not.
 
     Sources, all of vLLM 0.24 on H200s: `step`, `request`, `prompt_step`, `ungraphed_layer` and `hot` are a
     robust fit to what the steps of one sweep of steady shapes took longer than their operations (Qwen3-8B,
@@ -36,15 +36,15 @@ class HostTimes:
     request: float = 13.9e-6
     workers: float = 1.4e-3
     worker_request: float = 3.85e-6
-    prompt_step: float = 1.03e-3
-    ungraphed_layer: float = 33e-6
+    prompt_step: float = 1.13e-3
+    ungraphed_layer: float = 30e-6
     launch_layer: float = 0.42e-3
     launch_experts: float = 0.62e-3
     launch_sharded: float = 0.52e-3
     arrival: float = 0.20e-3
     arriving_token: float = 0.1e-6
     hot: float = 0.028
-    busy: float = 0.081
+    busy: float = 0.104
 
     def step_s(self, gpus: int) -> float:
         """Of a synchronous step on so many GPUs."""
