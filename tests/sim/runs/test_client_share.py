@@ -58,4 +58,5 @@ def test_the_interval_of_a_clients_ttft_is_wider_by_the_spread_of_its_share(serv
 def test_shares_of_draws_lie_around_the_stated_one():
     shares = [CLIENT_SHARE.drawn(index, 0).fixed_s for index in range(200)]
     assert np.median(shares) == pytest.approx(CLIENT_SHARE.fixed_s, rel=0.02)
-    assert math.log(np.percentile(shares, 84) / np.median(shares)) == pytest.approx(1.134 * CLIENT_SHARE.sd, abs=0.02)
+    wide = 1.134 * CLIENT_SHARE.sd  # Student's t of four degrees of freedom at 84%
+    assert math.log(np.percentile(shares, 84) / np.median(shares)) == pytest.approx(wide, rel=0.15)
