@@ -7,9 +7,6 @@ from functools import partial
 import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
-from pagecast.sim.core.memory.kv_memory import KvMemory
-from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.handoff import HandoffFeed
 from pagecast.sim.fleet.inbox import OnEnd, OnFail
@@ -92,21 +89,11 @@ class Builder:
                 raise BadInput("an index fed by events needs one block size; use --index approximate")
             self._block_size = scenario.block_size
             watcher = events.feed(number, partial(getattr, member.replica, "clock"))
-            _watched_memory(member).pool.watch(watcher)
+            try:
+                member.scheduler.memory.watch(watcher)
+            except BadInput as error:
+                raise BadInput(
+                    f"an index fed by events can't follow {scenario.model} under the profile "
+                    f"{scenario.profile}: {error}; use --index approximate"
+                ) from None
         return member, member.view(self._parts.metrics_period_ns)
-
-
-def _watched_memory(member: Member) -> KvMemory:
-    """The memory of a replica, whose contents an index follows. Errors: BadInput where it can't."""
-    memory = member.scheduler.memory
-    if isinstance(memory, RadixMemory):
-        raise BadInput(
-            f"an index fed by events needs blocks, and the profile {member.scenario.profile} has "
-            "a radix tree; use --index approximate"
-        )
-    if isinstance(memory, HybridMemory):
-        raise BadInput(
-            "an index fed by events is for models whose layers all keep every token, and those of "
-            f"{member.scenario.model} do not; use --index approximate or --disable-hybrid-kv-cache-manager"
-        )
-    return memory

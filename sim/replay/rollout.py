@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import Batch, StepCosts
 from pagecast.sim.replay.clients import NS
@@ -64,10 +63,12 @@ def watch_revision(
     """
     if scenario.rollout_at_s is None:
         return None
-    if type(scheduler.memory) is not KvMemory:
-        raise BadInput("rollout_at_s is for models whose layers all keep every token, and not for sglang")
+    if scheduler.memory.untold:
+        raise BadInput(
+            f"rollout_at_s needs to hear of all content that is evicted; {scheduler.memory.untold}"
+        )
     watch = RevisionWatch(round(scenario.rollout_at_s * NS), new_keys, clock)
-    scheduler.memory.pool.watch(watch)
+    scheduler.memory.watch(watch)
     return watch
 
 

@@ -89,8 +89,8 @@ class ExtentPool:
             evicted = evicted + taken if evicted else taken
         if self.log.events is not None and evicted:
             self.log.add(EventKind.EVICTED, "", evicted.tolist())
-            if self.log.kv is not None:
-                self.log.kv.removed(evicted.tolist())
+        if self.log.kv is not None and evicted:
+            self.log.kv.removed(evicted.tolist())
         return evicted
 
     def _take_rows(self, free: Free, n: int) -> array[int]:

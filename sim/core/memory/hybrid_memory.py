@@ -15,19 +15,22 @@ from array import array
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.blocks import columns_of
+from pagecast.sim.core.memory.blocks import columns_of, have_numbers
 from pagecast.sim.core.memory.dividing import Division
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.group import Progress
+from pagecast.sim.core.memory.group_watch import GroupWatch
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part
 from pagecast.sim.core.memory.lookup import Lookup
 from pagecast.sim.core.memory.output_writers import OutputWriters
+from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool, ReuseRanks
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.memory.table_hit import TableHit
@@ -60,6 +63,8 @@ class HybridMemory(KvMemory):
     request may be published by now. `ranks`: blocks are evicted by how often they were reused; None: in
     vLLM's order. `numbered`: somebody asks for the numbers of blocks.
     """
+
+    untold = "layers with windows tell nobody what they evict"
 
     def __init__(
         self,
@@ -110,6 +115,24 @@ class HybridMemory(KvMemory):
         self.regular = (
             equal and ordered and (not self._windows or (self.caching and self.leave_place is not None))
         )
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tells a watcher of the content of groups that keep every token (see `group_watch.py`).
+
+        Errors: BadInput where there are none, or their blocks are not those that have keys.
+        """
+        specs = self._limits.groups
+        main = [number for number, spec in enumerate(specs) if spec.kind in (KvKind.FULL, KvKind.LATENT)]
+        if not main:
+            raise BadInput("the model has no layers that keep every token")
+        sizes = {specs[number].block_size for number in main}
+        if sizes != {self.block_size}:
+            raise BadInput(
+                f"layers that keep every token have blocks of {max(sizes)} tokens, not of {self.block_size}"
+            )
+        assert have_numbers(self.extents.blanks), "blocks without numbers tell nobody what they hold"
+        self.log.kv = GroupWatch(watcher, main)
+        self.divide()
 
     def _make_layers(self, *, together: bool) -> list[LayerGroup]:
         """The groups; equal ones that follow one another are one `LayerGroup` where they go together."""

@@ -17,7 +17,7 @@ from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, GroupHit, 
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.holding import Holding
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
-from pagecast.sim.core.memory.pool import BlockPool
+from pagecast.sim.core.memory.pool import BlockPool, Watcher
 from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.run import Run
@@ -64,6 +64,8 @@ class KvMemory:
     """
 
     partial_reuse: PartialReuse | None = None
+    untold = ""
+    """Why a watcher does not hear of all content; empty where it does."""
 
     def __init__(
         self,
@@ -105,6 +107,13 @@ class KvMemory:
     def leave_out_last_blocks(self) -> None:
         """From now on every hit leaves out its last block (see `Drafter`)."""
         self.recomputes_block = True
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tells a watcher from now on which content can be found. To be called before the first request.
+
+        Errors: BadInput for a memory that can't, or not of all content that a prefix is found by.
+        """
+        self.pool.watch(watcher)
 
     # ---- finding
 

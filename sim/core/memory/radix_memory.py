@@ -10,9 +10,11 @@ Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py, common.py, allocati
 
 from __future__ import annotations
 
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
+from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.radix_tree import Match, Node, RadixTree, leaf_order
 from pagecast.sim.core.request import Request
 
@@ -40,6 +42,8 @@ class RadixMemory(KvMemory):
     `free` pages hold nothing that can be found; `evictable` ones are in the tree, and nobody uses them.
     """
 
+    untold = "content is in a radix tree, not in blocks"
+
     def __init__(self, limits: Limits, log: EventLog, order: str) -> None:
         self.num_blocks = limits.num_blocks
         self.block_size = limits.block_size
@@ -54,6 +58,10 @@ class RadixMemory(KvMemory):
         self.held: dict[Request, Held] = {}
         self._evicted = 0
         self._shared = 0  # locked pages, counted once for each request that has locked them
+
+    def watch(self, watcher: Watcher) -> None:
+        """Errors: BadInput, always."""
+        raise BadInput(self.untold)
 
     @property
     def ledger(self) -> None:

@@ -319,7 +319,9 @@ def test_a_fleet_of_sglang_replicas_is_routed_by_an_approximate_index():
 
     result = replay_fleet(trace, scenario, fleet("approximate"))
     assert (result.requests["state"] == "completed").all()
-    with pytest.raises(BadInput, match="the profile sglang has a radix tree; use --index approximate"):
+    with pytest.raises(
+        BadInput, match="profile sglang: content is in a radix tree, not in blocks; use --index"
+    ):
         replay_fleet(trace, scenario, fleet("events"))
 
 

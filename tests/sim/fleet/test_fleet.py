@@ -257,15 +257,6 @@ def test_a_fleet_that_cannot_be_is_refused(fleet, words):
         replay_fleet(read("chat", limit=5), Scenario(), fleet)
 
 
-def test_an_index_fed_by_events_is_refused_for_models_with_windows():
-    scenario = Scenario(model="openai/gpt-oss-20b", costs="roofline")
-    trace = read("chat", limit=20)
-    with pytest.raises(BadInput, match=r"gpt-oss-20b do not; use --index approximate or --disable-hybrid"):
-        replay_fleet(trace, scenario, fleet_of(2, "dynamo"))
-    result = replay_fleet(trace, scenario, fleet_of(2, "dynamo", index="approximate"))
-    assert result.summary["completed"] == 20
-
-
 def test_a_fleet_leaves_its_folder(tmp_path):
     fleet = fleet_of(2, "least-loaded")
     replay_fleet(read("chat", limit=50), Scenario(), fleet, out=tmp_path / "run")
