@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pagecast.engine import ops
 from pagecast.engine.backend import NO_PROMPTS, Backend, PromptChunks
 from pagecast.engine.rows import Rows
 from pagecast.engine.sequence import Sequence
@@ -77,7 +78,7 @@ class StepBuffer:
 
     def send(self) -> None:
         """Queues the transfer of everything since `begin`."""
-        self.device[: self._end].copy_(self._hosts[self._turn][: self._end], non_blocking=True)
+        ops.copy_numbers(self._hosts[self._turn][: self._end], self.device[: self._end])
 
     @property
     def sent(self) -> Ints:

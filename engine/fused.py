@@ -19,6 +19,7 @@ from torch import Tensor
 _SPLITS = 8
 _DRAW_BLOCK = 4096
 _MUL_BLOCK = 1024
+_COPY_BLOCK = 512
 _launches: dict[Any, Launch] = {}
 
 
@@ -102,6 +103,20 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     launch = _launch(_embed_share, weight, key, constants, 4)
     launch(tokens.shape[0] * -(-width // _MUL_BLOCK), (tokens, weight, out), first)
     return out
+
+
+@triton.jit(do_not_specialize=["n"])
+def _copy_numbers(source, target, n, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    after_predecessor(OVERLAP)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < n), mask=at < n)
+
+
+def copy_numbers(source: Tensor, target: Tensor) -> None:
+    """`ops.copy_numbers` of a few numbers, of which one side may be pinned host memory."""
+    on = target if target.is_cuda else source
+    launch = _launch(_copy_numbers, on, target.is_cuda, {"BLOCK": _COPY_BLOCK}, 4)
+    launch(-(-len(source) // _COPY_BLOCK), (source, target), len(source))
 
 
 @triton.jit

@@ -243,6 +243,6 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids: [tokens, hidden]."""
-        if self.shard.size == 1:
+        if self.shard.size == 1 and not tokens.is_cuda:
             return F.embedding(tokens, self.weight)
         return self.shard.sum(ops.embed_share(tokens, self.weight, self.first))

@@ -53,6 +53,20 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     return reference.rms_norm(total, weight, eps), total
 
 
+# So many numbers a kernel copies to or from pinned memory before a transfer of their size would have begun.
+_FEW_NUMBERS = 8192
+
+
+def copy_numbers(source: Tensor, target: Tensor) -> None:
+    """Queues a copy of int32 numbers between the device and pinned host memory."""
+    if (source.is_cuda or target.is_cuda) and 0 < len(source) <= _FEW_NUMBERS:
+        from pagecast.engine import fused
+
+        fused.copy_numbers(source, target)
+    else:
+        target.copy_(source, non_blocking=True)
+
+
 def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     """Embeddings of token ids [tokens] from a share `weight` [rows, hidden] that begins with token `first`;
     zeros for tokens outside it."""

@@ -313,7 +313,7 @@ class Runner:
         takers = batch.draws.takers
         self._turn ^= 1
         landing = self._landing[self._turn][: len(takers)]
-        landing.copy_(tokens[: len(takers)], non_blocking=True)
+        ops.copy_numbers(tokens[: len(takers)], landing)
         landed = None
         if self.device.type == "cuda":
             landed = torch.cuda.Event()

@@ -44,6 +44,16 @@ def test_place_looks_up_what_tokens_need() -> None:
         torch.testing.assert_close(ours.cpu(), plain)
 
 
+@pytest.mark.parametrize("count", [1, 511, 513, 2000])
+def test_copied_numbers_are_the_source_s(count: int) -> None:
+    source = torch.arange(count + 5, dtype=torch.int32, device=DEVICE)
+    target = torch.full((count + 5,), -7, dtype=torch.int32, pin_memory=DEVICE == "cuda")
+    fused.copy_numbers(source[:count], target[:count])
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    assert target.tolist() == [*range(count), *[-7] * 5]
+
+
 def test_sample_draws_the_same_tokens() -> None:
     vocab, rows = 5000, 6
     logits = some(rows, vocab) * 3
