@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
+from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
-from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
+from pagecast.kernels.paged_decode import paged_decode
 from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
 from pagecast.kernels.prefill_plan import COLUMNS, most_rows, plan_prefill
 from pagecast.kernels.widen_blocks import widen_blocks
@@ -162,7 +164,9 @@ class TritonBackend:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if n:
             table, lens, schedule = pages.decode_table, pages.decode_lens, self._schedules[window]
-            paged_decode(q[:n], keys, values, table, lens, schedule=schedule, out=out[:n], window=window)
+            # The layer's matrix products have run since the schedule was made.
+            options: dict[str, Any] = {"schedule": schedule, "window": window, "settled": True}
+            paged_decode(q[:n], keys, values, table, lens, out=out[:n], **options)
         if pages.extra is not None:
             plan, tables = pages.extra.view(-1, COLUMNS), pages.tables
             if self._wide is not None and self._wide.tables is not None:

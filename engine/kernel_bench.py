@@ -17,9 +17,10 @@ import torch
 import triton
 from pagecast.engine.ops import silu_mul
 from pagecast.kernels.copy_blocks import copy_blocks
+from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
 from pagecast.kernels.mixture import mixture
-from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
+from pagecast.kernels.paged_decode import paged_decode
 from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.kernels.reference import choose_experts

@@ -8,7 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.kernels import reference
-from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
+from pagecast.kernels.decode_schedule import DecodeCut, DecodeSchedule, DecodeShape, hopper_cut
+from pagecast.kernels.paged_decode import paged_decode
+from pagecast.kernels.rotate_store_kv import rotate_store_kv
 from pagecast.sim.core.errors import BadInput
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -16,11 +18,16 @@ SLOW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthChe
 
 
 def attend(
-    cache: Any, q: torch.Tensor, window: int | None = None, programs: int = 5, **more: Any
+    cache: Any,
+    q: torch.Tensor,
+    window: int | None = None,
+    programs: int = 5,
+    cut: DecodeCut | None = None,
+    **more: Any,
 ) -> torch.Tensor:
     """Runs decode twice over a schedule of few programs, so that work is split; results must be equal."""
     shape = DecodeShape(q.shape[1], cache.k.shape[2], q.shape[2], cache.k.dtype, window)
-    schedule = DecodeSchedule(shape, q.shape[0], q.device, programs)
+    schedule = DecodeSchedule(shape, q.shape[0], q.device, programs, cut)
     schedule.update(cache.seq_lens)
     runs = [
         paged_decode(
@@ -74,6 +81,29 @@ def test_equals_attention_in_float64(
     )
     if any(lens):
         assert error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("kv_heads", "programs", "lanes"), [(4, 12, 4), (4, 6, 2), (3, 8, 1), (2, 4, 2)])
+def test_lanes_share_the_heads(
+    paged: Callable[..., Any],
+    error: Callable[..., float],
+    device: str,
+    kv_heads: int,
+    programs: int,
+    lanes: int,
+) -> None:
+    """Every way to share heads among lanes, with heads that are cut and heads that are whole, windows too."""
+    lens = [130, 0, 17, 300]
+    cache = paged(lens, kv_heads, 64, 16, torch.float32)
+    q = torch.randn(len(lens), 2 * kv_heads, 64, device=device)
+    shape = DecodeShape(2 * kv_heads, kv_heads, 64, torch.float32)
+    assert DecodeSchedule(shape, len(lens), device, programs).lanes == lanes
+    for window in (None, 40):
+        out = attend(cache, q, window, programs)
+        expected = reference.paged_decode(
+            q, cache.k, cache.v, cache.table, lens, window=window, dtype=torch.float64
+        )
+        assert error(out, expected) < 2e-6
 
 
 def test_rows_of_length_0_are_left_alone(paged: Callable[..., Any], device: str) -> None:
@@ -140,25 +170,37 @@ def test_a_schedule_of_another_model_is_refused(paged: Callable[..., Any], devic
 
 
 @pytest.mark.gpu
-def test_a_captured_step_follows_the_lengths(paged: Callable[..., Any], error: Callable[..., float]) -> None:
-    """A CUDA graph captured at one set of lengths is right for others, rows of length 0 among them."""
+@pytest.mark.parametrize("hopper", [False, True])
+def test_a_captured_step_follows_the_lengths(
+    paged: Callable[..., Any], error: Callable[..., float], hopper: bool
+) -> None:
+    """A CUDA graph captured at one set of lengths is right for others, rows of length 0 among them; each
+    newest token is stored by the kernel before, while which attention begins."""
     cache = paged([3000, 1, 700, 64, 17, 5000], 2, 128, 16, torch.bfloat16)
-    q = torch.randn(6, 8, 128, device="cuda").bfloat16()
-    out, seq_lens = torch.zeros_like(q), cache.seq_lens.clone()
-    schedule = DecodeSchedule(DecodeShape(8, 2, 128, torch.bfloat16), 6, "cuda")
+    qkv, angles = torch.randn(6, 12, 128, device="cuda").bfloat16(), torch.ones(6, 128, device="cuda")
+    out, seq_lens = torch.zeros_like(qkv[:, :8]), cache.seq_lens.clone()
+    slots = torch.full((6,), -1, device="cuda")
+    shape = DecodeShape(8, 2, 128, torch.bfloat16)
+    schedule = DecodeSchedule(shape, 6, "cuda", cut=hopper_cut(shape, "cuda") if hopper else None)
+    options: dict[str, Any] = {"schedule": schedule, "out": out, "settled": True}
 
     def step() -> None:
         schedule.update(seq_lens)
-        paged_decode(q, cache.k, cache.v, cache.table, seq_lens, schedule=schedule, out=out)
+        q = rotate_store_kv(qkv, angles, None, None, 1e-6, cache.k, cache.v, slots)
+        paged_decode(q, cache.k, cache.v, cache.table, seq_lens, **options)
 
     step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    for lens in ([3000, 1, 700, 64, 17, 5000], [2, 0, 0, 64, 16, 4999], [0, 0, 650, 0, 0, 0]):
+    for lens in ([3000, 1, 700, 64, 17, 5000], [2, 0, 0, 64, 16, 4999], [0, 0, 650, 0, 0, 0]) * 5:
         seq_lens.copy_(torch.tensor(lens))
+        qkv.normal_()
+        newest = (seq_lens - 1).clamp(min=0).long()
+        blocks = cache.table.gather(1, newest[:, None] // 16)[:, 0]
+        slots.copy_(torch.where(seq_lens > 0, blocks * 16 + newest % 16, -1))
         graph.replay()
-        live = [i for i, n in enumerate(lens) if n]
+        live, q = [i for i, n in enumerate(lens) if n], qkv[:, :8]
         expected = reference.paged_decode(q, cache.k, cache.v, cache.table, lens, dtype=torch.float64)
         assert error(out[live], expected[live]) < 8e-3
 
@@ -182,8 +224,11 @@ def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[...
     scales = {"k_scale": torch.rand(kv_heads) + 0.5, "v_scale": torch.rand(kv_heads) + 0.5} if fp8 else {}
     scales = {name: scale.cuda() for name, scale in scales.items()}
     q = torch.randn(len(lens), kv_heads * group, dim, generator=generator).to(dtype).cuda()
-    out = attend(cache, q, window, pick(2, 100, 396, 792), **scales)
+    programs = pick(2, 100, 396, 792)
     expected = reference.paged_decode(
         q, cache.k, cache.v, cache.table, lens, window=window, dtype=torch.float64, **scales
     )
-    assert error(out, expected) < TOLERANCE[dtype]
+    shape = DecodeShape(q.shape[1], kv_heads, dim, cache.k.dtype, window)
+    for cut in {None, hopper_cut(shape, "cuda")}:
+        out = attend(cache, q, window, programs, cut, **scales)
+        assert error(out, expected) < TOLERANCE[dtype]

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from pagecast.kernels import reference
+from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.merge_pieces import tokens_per_tile
-from pagecast.kernels.paged_decode import DecodeSchedule, DecodeShape, paged_decode
+from pagecast.kernels.paged_decode import paged_decode
 from pagecast.kernels.paged_prefill import paged_prefill
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.core.errors import BadInput
