@@ -277,17 +277,28 @@ class ExtentPool:
         self.free_blocks += freed
         return shared
 
-    def _free(self, extents: list[Extent]) -> None:
-        """Puts extents at the end of the free ones. Those that continue each other are one from now on."""
+    def join(self, extents: list[Extent]) -> list[Extent]:
+        """Makes one of those of these extents that continue each other, as far as no other table holds them."""
         last = extents[0]
         joined = [last]
         for extent in extents[1:]:
-            if extent.key == last.key and extent.is_spare == last.is_spare and extent.number == last.end:
+            if (
+                extent.number == last.number + len(last.blocks) // last.width * last.units
+                and extent.key == last.key
+                and extent.is_spare == last.is_spare
+                and extent.holders == last.holders < 2
+            ):
                 last.blocks += extent.blocks
+                last.rest = extent.rest
                 self._forget(extent)
             else:
                 last = extent
                 joined.append(last)
+        return joined
+
+    def _free(self, extents: list[Extent]) -> None:
+        """Puts extents at the end of the free ones."""
+        joined = self.join(extents) if len(extents) > 1 else extents
         free = Free(joined)
         for extent in joined:
             extent.free = free
@@ -313,18 +324,22 @@ class ExtentPool:
     def drop_first(self, table: Table) -> bool:
         """Frees the first row of a table, which becomes null there, where that is simple.
 
-        It is where it has content, other rows of its extent follow, and nobody else holds it. False: nothing
-        was done.
+        It is where it has content and nobody else holds it. False: nothing was done.
         """
         if not table.held:
             return False
         extent, length = table.held[0]
-        if length < 2 or extent.holders > 1 or extent.is_spare or extent.key is None:
+        if extent.holders > 1 or extent.is_spare or extent.key is None:
             return False
         width = extent.width
         if (length + len(extent.free_rows)) * width != len(extent.blocks):
             return False
-        table.held[0] = (extent, length - 1)
+        if length > 1:
+            table.held[0] = (extent, length - 1)
+        else:
+            del table.held[0]
+            extent.holders = 0
+            extent.rest = None
         table.nulls += 1
         free = self.ring.before
         if not free.by_row:
@@ -340,6 +355,7 @@ class ExtentPool:
         while extent.free_rows:
             free = extent.free_rows[0]
             if len(extent.blocks) == extent.width:
+                extent.free = free
                 return
             row = self.cut_front(extent, 1)
             row.holders = 0
@@ -448,19 +464,25 @@ class ExtentPool:
         assert key is not None
         if extent.is_spare:
             return
-        for each in range(number, number + rows * extent.units, extent.units):
+        end = number + rows * extent.units
+        while number < end:
+            ends = end  # of the rows that the oldest spare with the first of them has
             for spare in self.spares.get(key, ()):
-                if spare.number <= each < spare.end:
-                    self._bring_forward(spare, each)
+                if spare.number <= number < spare.end:
+                    ends = min(ends, spare.end)
+                    self._bring_forward(spare, number, ends)
                     break
+                if number < spare.number < ends:
+                    ends = spare.number
+            number = ends
 
-    def _bring_forward(self, spare: Extent, number: int) -> None:
-        """Lets the row of a spare be found that has this number."""
+    def _bring_forward(self, spare: Extent, number: int, end: int) -> None:
+        """Lets the rows of a spare from `number` to `end` be found."""
         at = (number - spare.number) // spare.units
         if at:
             spare = self.split(spare, at)
-        if spare.rows > 1:
-            self.split(spare, 1)
+        if spare.end > end:
+            self.split(spare, (end - spare.number) // spare.units)
         self._forget(spare)
         spare.is_spare = False
         assert spare.key is not None

@@ -109,6 +109,8 @@ class LayerGroup:
             extents = [self._isolate(extent, low, high) for extent, low, high in reversed(parts)]
             extents.reverse()
             self.shared_blocks += self.pool.hold(extents)
+            if len(extents) > 1:
+                extents = self.pool.join(extents)
             table.add(extents)
             if extents and self.log.events is not None:
                 self.log.add(EventKind.REUSED, request.id, table.blocks(), group=self.index)

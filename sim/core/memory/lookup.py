@@ -90,7 +90,10 @@ class Lookup:
         """Adds the blocks that all groups have from a place on, up to `end`. Returns where they end."""
         row = [self._parts(extents, place, end) for extents in cached]
         given_back = [
-            extent for parts in row for extent, _, _ in parts if 0 < len(extent.free_rows) < extent.rows
+            extent
+            for parts in row
+            for extent, _, _ in parts
+            if extent.free_rows and (extent.free is None or extent.rows > 1)
         ]
         if given_back:
             for extent in given_back:

@@ -78,6 +78,10 @@ class RankedExtentPool(ExtentPool):
             self._give_way(self.ranks.most_blocks)
         return shared
 
+    def join(self, extents: list[Extent]) -> list[Extent]:
+        """Nothing: what was reused more often stays apart."""
+        return extents
+
     def _free(self, extents: list[Extent]) -> None:
         for extent in reversed(extents):
             extent.rank = self.ranks.rank(extent.uses)
