@@ -269,16 +269,13 @@ class ExtentPool:
         if kept:
             kept.reverse()
             self._free(kept)
-        if width == 1:
-            self.blanks += blanks
-        else:
-            for group in range(width):
-                self.blanks += blanks[group::width]
+        for group in range(width if blanks else 0):
+            self.blanks += blanks[group::width]
         self.free_blocks += freed
         return shared
 
     def join(self, extents: list[Extent]) -> list[Extent]:
-        """Makes one of those of these extents that continue each other, as far as no other table holds them."""
+        """Makes one of those of these extents that continue each other, unless another table holds them."""
         last = extents[0]
         joined = [last]
         for extent in extents[1:]:

@@ -111,6 +111,8 @@ class HybridMemory(KvMemory):
         self._simple = len(self._lookups) == 1 or (len(self._lookups) == 2 and self._lookups[0].keeps_all)
         # Whether each group takes one block per key block, and what leaves a window was published before.
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
+        # Then all tables of a request have as many places, unless a load is to fill some of them.
+        self._alike = equal and len(self._growing) == len(self.layers) and limits.host is None
         ordered = ranks is None or not self._windows  # what leaves a window may go ahead of what is free
         self.regular = (
             equal and ordered and (not self._windows or (self.caching and self.leave_place is not None))
@@ -313,8 +315,14 @@ class HybridMemory(KvMemory):
 
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
-        tables = self.tables_of(request)
-        return sum([group.missing(table, tokens) for group, table in zip(self.layers, tables, strict=True)])
+        return sum(self._missing(self.tables_of(request), tokens))
+
+    def _missing(self, by_group: list[Table], tokens: int) -> list[int]:
+        """Blocks that tables lack so that the first `tokens` tokens have a place."""
+        if self._alike:
+            rows = max(-(-tokens // self.block_size) - by_group[0].places, 0)
+            return [rows * table.width for table in by_group]
+        return [group.missing(table, tokens) for group, table in zip(self.layers, by_group, strict=True)]
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
@@ -458,7 +466,7 @@ class HybridMemory(KvMemory):
         if tables is None:
             tables = self.tables[request] = Tables(self._empty_tables(), self.extents.no_blocks())
         by_group = self._dealt(tables)
-        missing = [group.missing(table, tokens) for group, table in zip(self.layers, by_group, strict=True)]
+        missing = self._missing(by_group, tokens)
         taken = self.extents.take(sum(missing)) if self.log.events is None else None
         first = 0
         for group, table, blocks in zip(self.layers, by_group, missing, strict=True):
@@ -516,7 +524,7 @@ class HybridMemory(KvMemory):
             if full == table.places:
                 tables.published = 0  # perhaps for lack of places
             if full > table.stored:
-                wanted = group.wanted(table, full)
+                wanted = max(table.stored, table.nulls), full, group.pieces
                 if wanted != earlier:
                     parts = group.parts(request.keys, table, full)
                     earlier = wanted

@@ -63,6 +63,7 @@ class LayerGroup:
         self._reachable = _reachable(spec, aligned)
         self._segment_blocks = max(aligned // spec.block_size, 1)
         self._dropping = 0
+        self._set_pieces()
 
     # ---- how many blocks
 
@@ -186,6 +187,11 @@ class LayerGroup:
         """From now on every hit leaves out its last block (EAGLE), so a hit asks for one block more."""
         self._dropping = 1
         self._reachable += self.spec.kind is KvKind.WINDOW
+        self._set_pieces()
+
+    def _set_pieces(self) -> None:
+        """Notes what decides, beside the places, which `parts` there are: where it is equal they are."""
+        self.pieces = self._units, min(self._reachable, self._segment_blocks)
 
     def full(self, table: Table, tokens: int, computed: int) -> int:
         """The full blocks, from the start, that can be found once the first `tokens` tokens are published.
@@ -196,11 +202,6 @@ class LayerGroup:
         if self._dropping and tokens:
             tokens = min(computed, tokens + self._size)
         return min(tokens // self._size, table.places)
-
-    def wanted(self, table: Table, full: int) -> tuple[int, int, int, int]:
-        """What decides which `parts` there are: groups for which it is equal have equal ones."""
-        reach = min(self._reachable, self._segment_blocks)
-        return max(table.stored, table.nulls), full, self._units, reach
 
     def parts(self, keys: BlockKeys, table: Table, full: int) -> list[Part]:
         """What is published next of a table, up to its place `full`, segment by segment."""
@@ -221,15 +222,30 @@ class LayerGroup:
 
     def publish(self, request: Request, table: Table, full: int, parts: list[Part]) -> None:
         """Makes these parts of a table findable, up to its place `full`."""
-        if self.log.kv is not None:
-            self._tell(self.log.kv, request, table, table.stored, full)
+        log = self.log
+        if log.kv is not None:
+            self._tell(log.kv, request, table, table.stored, full)
         table.stored = full
+        held = table.held
         for digest, number, count in parts:
             rows = table.take_tail(count)
             if digest is None:
-                table.held.append((Extent(rows, None, 0, 1, self.width), count))
+                held.append((Extent(rows, None, 0, 1, self.width), count))
+                continue
+            if log.events is not None:
+                log.add(EventKind.STORED, request.id, rows.tolist(), group=self.index)
+            behind = None
+            length = 0
+            if held:
+                behind, length = held[-1]
+                if behind.rest is not None and length > behind.length:
+                    behind = None
+            extents = self.pool.publish(rows, digest + self.mark, number, self._units, behind, self.width)
+            if extents:
+                table.add(extents)
             else:
-                self._publish(request, table, rows, digest + self.mark, number)
+                assert behind is not None
+                held[-1] = (behind, length + count)
 
     def _tell(self, kv: KvEventStream, request: Request, table: Table, first: int, full: int) -> None:
         """Tells of the blocks from place `first` to `full` that become findable."""
@@ -237,21 +253,6 @@ class LayerGroup:
         places = [place for place in range(base, full) if self._is_reachable(place)]
         blocks = [table.tail[place - base] for place in places]
         kv.stored(request, first, full, places, blocks, self.index, self.spec)
-
-    def _publish(self, request: Request, table: Table, rows: array[int], key: bytes, number: int) -> None:
-        if self.log.events is not None:
-            self.log.add(EventKind.STORED, request.id, rows.tolist(), group=self.index)
-        behind: Extent | None = None
-        if table.held:
-            behind, length = table.held[-1]
-            if behind.rest is not None and length > behind.length:
-                behind = None
-        extents = self.pool.publish(rows, key, number, self._units, behind, self.width)
-        if extents:
-            table.add(extents)
-        else:
-            assert behind is not None
-            table.held[-1] = (behind, length + len(rows) // self.width)
 
     def _is_reachable(self, place: int) -> bool:
         """Whether a hit can ever ask for the block at a place."""
