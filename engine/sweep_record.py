@@ -17,6 +17,7 @@ from pagecast.engine.sweep_options import option_segments
 from pagecast.engine.sweep_traces import VERSION, Segment, rehearsal, segments
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.speculation.recorded import ACCEPTED, DRAFTS
 
 _FIRST_OPTION = 20  # number of the segment with a host tier; the one with n-grams follows
 # What a restart may differ in without its steps costing anything else.
@@ -82,12 +83,12 @@ def _record(engine: Engine, part: Segment, path: Path, progress: Callable[[int],
         progress(int(served * each))
 
     run = TraceServer(engine, part.trace, ended=ended).run()
-    columns = ["arrival_s", "input_tokens", "output_tokens"]
+    columns = ["arrival_s", "input_tokens", "output_tokens", DRAFTS, ACCEPTED]
     run = replace(
         run,
         meta={**run.meta, "sweep": {"version": VERSION, "segment": part.name}},
         requests=run.requests.drop(columns="output_ids"),
-        inputs=run.inputs[columns],
+        inputs=run.inputs[[name for name in columns if name in run.inputs]],
         events=[],
     )
     unfinished = path.with_name(f"{path.name}.part")

@@ -16,6 +16,7 @@ from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.fitting.sweep import load_sweep
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.validate import compare_decisions
 from pagecast.sim.scenario import Scenario
 
 SMALL = ["--device", "cpu", "--num-gpu-blocks", "48", "--max-num-seqs", "4", "--max-num-batched-tokens", "48"]
@@ -183,3 +184,6 @@ def test_n_grams_and_a_host_tier_are_recorded_beside_the_sweep(
     verifying = [step for step in chunks if any(tokens == 4 for tokens, _ in step)]
     assert len(verifying) > 30
     assert max(sum(tokens == 4 for tokens, _ in step) for step in verifying) == 4
+    for recorded in (tier, drafts):
+        report = compare_decisions(recorded)
+        assert report.ok, report.first_mismatch
