@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 _MOST_ROWS = 20
+_VERY_WIDE = 10_000  # columns of a terminal, more than any table has
 _SET = "field=values, may be repeated: block_size=16,32, kv_tokens=50000:400000:50000, max_num_seqs=8:256:x2"
 
 
@@ -171,12 +172,12 @@ def show(result: SweepResult, out: Path | None) -> None:
         ", of those that meet the SLO" if question.slo and result.table["meets"].any() else ""
     )
     console.out.print(f"\n{title} in {', '.join(question.objectives)}:", soft_wrap=True)
-    console.out.print(_table(header, rows[:_MOST_ROWS]))
+    _print_trials(header, rows[:_MOST_ROWS])
     if len(rows) > _MOST_ROWS:
         console.out.print(f"and {len(rows) - _MOST_ROWS} more (--json, or trials.parquet in --out)")
     header, rows = effects(result)
     console.out.print("\nwhat each knob moves (share of a figure's variance that it explains alone):")
-    console.out.print(_table(header, rows) if rows else "nothing, by half a percent or more")
+    _print_effects(header, rows)
     console.out.print()
     for note in (what_each_is(result), *notes(result, costs)):
         console.out.print(f"note: {note}", soft_wrap=True)
@@ -194,6 +195,45 @@ def _same(result: SweepResult, costs: list[str]) -> str:
     parts = [f"{name} {getattr(scenario, name)}" for name in fields if name not in result.knobs]
     parts += [f"step costs {' and '.join(costs)}"] if costs else []
     return f"with {', '.join(parts)}"
+
+
+def _print_trials(header: list[str], rows: list[list[str]]) -> None:
+    """Prints a row per trial or, where a line is too short for that, a column per trial."""
+    if not rows or _fits(_table(header, rows)):
+        console.out.print(_table(header, rows))
+        return
+    first = 0
+    while first < len(rows):
+        last = first + 1
+        while last < len(rows) and _fits(_upright(header, rows[first : last + 1])):
+            last += 1
+        console.out.print(_upright(header, rows[first:last]))
+        first = last
+        if first < len(rows):
+            console.out.print()
+
+
+def _upright(header: list[str], rows: list[list[str]]) -> Table:
+    """A table with a row per title; the first titles its columns."""
+    top, *lines = [list(line) for line in zip(header, *rows, strict=True)]
+    return _table(top, lines)
+
+
+def _print_effects(header: list[str], rows: list[list[str]]) -> None:
+    """Prints the knobs' effects, figure by figure."""
+    if not rows:
+        console.out.print("nothing, by half a percent or more")
+    knob, _, *titles = header
+    for figure in dict.fromkeys([row[1] for row in rows]):
+        of_figure = [[row[0], *row[2:]] for row in rows if row[1] == figure]
+        console.out.print(f"\n{figure}", soft_wrap=True)
+        console.out.print(_table([knob, *titles], of_figure))
+
+
+def _fits(table: Table) -> bool:
+    """Whether a table has room on a line without a break in any of its cells."""
+    wide = console.out.options.update(width=_VERY_WIDE)
+    return console.out.measure(table, options=wide).maximum <= console.out.width
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Table:

@@ -365,3 +365,24 @@ def test_a_level_that_no_scenario_meets_is_told_and_exit_code_1(capsys):
     assert "`pagecast plan` tells what one replica takes, and how many it would need." in out
     assert pagecast([*command, "--set", "num_gpu_blocks=5,6", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["cheapest"] is None
+
+
+def test_titles_of_tables_are_not_broken_on_a_narrow_terminal(capsys):
+    command = ["sweep", "chat", "--limit", "40", "--costs", "roofline", "--workers", "1"]
+    knobs = ["max_num_seqs=8,64", "block_size=16,32", "enable_prefix_caching=true,false"]
+    assert pagecast([*command, *[part for knob in knobs for part in ("--set", knob)]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    front = lines[next(i for i, line in enumerate(lines) if line.startswith("Pareto-optimal")) + 1 :]
+    titles = [line[:22].rstrip() for line in front[: front.index("")]]
+    expected = [
+        "trial",
+        "max num seqs",
+        "block size",
+        "enable prefix caching",
+        "output tokens per s",
+        "TTFT p99",
+    ]
+    assert titles[:6] == expected
+    effects = lines[next(i for i, line in enumerate(lines) if line.startswith("what each knob")) :]
+    heads = [" ".join(line.split()) for line in effects if line.startswith("knob")]
+    assert set(heads) == {"knob share least mean at greatest mean at"}
