@@ -14,6 +14,7 @@ p % block_size`. Modules:
 
     store_kv.py        writes new K and V to their slots
     paged_decode.py    attention of one new token per sequence
+    decode_schedule.py who computes what of it
     paged_prefill.py   causal attention of chunks of new tokens
     prefill_plan.py    which tiles, and pieces of long ones, a step with such chunks has
     merge_pieces.py    adds up the pieces of a tile that was cut
@@ -24,6 +25,7 @@ p % block_size`. Modules:
     reference.py       the same in plain PyTorch: what each kernel must compute
 
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)
+    decode_hopper.py   what paged_decode runs there where a schedule asks for it (hopper.py: what both share)
     tile.py            fetching a tile through the block table and the online softmax, for both attentions
     launch.py          cheap repeated launches
     code_digest.py     which state of these kernels a recorded run was made with

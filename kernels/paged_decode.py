@@ -29,6 +29,7 @@ from pagecast.kernels.launch import (
 )
 from pagecast.kernels.tile import compute_dtype, halves, load_tile, page_ids, scores, with_sink
 from torch import Tensor
+from triton.compiler.errors import CompilationError
 
 MERGE = 32
 AT_ONCE = 4
@@ -346,7 +347,7 @@ def _paged_decode(
                 row += 1
 
 
-_launches: dict[Any, Launch] = {}
+_launches: dict[Any, Any] = {}
 
 
 def paged_decode(
@@ -384,6 +385,7 @@ def paged_decode(
     key = (
         schedule.shape,
         schedule.lanes,
+        schedule.cut,
         q.dtype,
         q.stride(),
         out.stride(),
@@ -404,7 +406,11 @@ def paged_decode(
     scale = (q.shape[2] ** -0.5 if scale is None else scale) * math.log2(math.e)
     numbers = block_table.stride(0), q.shape[0], scale
     tensors = (q, k_cache, v_cache, out, block_table, seq_lens, *schedule.workspace, k_scale, v_scale, sinks)
-    launch(schedule.programs, tensors, *numbers)
+    try:
+        launch(schedule.programs, tensors, *numbers)
+    except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
+        launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, schedule, settled)
+        launch(schedule.programs, tensors, *numbers)
     return out
 
 
@@ -436,6 +442,26 @@ def _configure(
     out: Tensor,
     k_scale: Tensor | None,
     schedule: DecodeSchedule,
+    settled: bool,
+) -> Any:
+    """A `Launch` of the plain kernel, or the Hopper one where it applies and imports."""
+    if q.is_cuda and schedule.cut.hopper:
+        try:
+            from pagecast.kernels.decode_hopper import HopperDecode, usable
+        except (ImportError, AttributeError):
+            return _plain(q, k_cache, v_cache, out, k_scale, schedule, settled)
+        if usable(q, k_cache, v_cache):
+            return HopperDecode(q, k_cache, v_cache, out, k_scale, schedule, settled)
+    return _plain(q, k_cache, v_cache, out, k_scale, schedule, settled)
+
+
+def _plain(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    k_scale: Tensor | None,
+    schedule: DecodeSchedule,
     settled: bool = False,
 ) -> Launch:
     shape, cut = schedule.shape, schedule.cut
@@ -454,7 +480,7 @@ def _configure(
         "DIM": shape.head_dim,
         "DIM_POW2": dim,
         "BLOCK_SIZE": k_cache.shape[1],
-        "TILE": schedule.tile,
+        "TILE": schedule.unit,
         "WINDOW": shape.window or 0,
         "START_COST": cut.start_cost,
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pagecast.kernels.hopper import barrier, fetch_tile, zero_tail
 from pagecast.kernels.launch import Launch, next_power_of_2
 from pagecast.kernels.prefill_plan import SHORT_KEYS
 from pagecast.kernels.tensor_map import TensorMaps, box_rows, row_strides
@@ -24,15 +25,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-# Names that changed between Triton 3.6 and 3.9.
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+# A name that changed between Triton 3.6 and 3.9.
 _fetch_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
@@ -62,32 +60,6 @@ def _item(tiles, nth, TILE: gl.constexpr, WINDOW: gl.constexpr):
 
 
 @gluon.jit
-def _fetch_tile(
-    cache,
-    table_row,
-    start,
-    last_page,
-    head,
-    full,
-    buffer,
-    BLOCK_SIZE: gl.constexpr,
-    ROWS: gl.constexpr,
-    BOX: gl.constexpr,
-):
-    """Queues the copy of the tokens [start, start + TILE) into `buffer`, `full` announcing its arrival.
-
-    ROWS are the cache's `row_strides`. Tokens past the last page get that page's: their weight will be 0.
-    """
-    TILE: gl.constexpr = buffer.shape[0]
-    mbarrier.expect(full, TILE * buffer.shape[1] * 2)
-    for part in gl.static_range(TILE // BOX):
-        token = start + part * BOX
-        page = gl.load(table_row + gl.minimum(token // BLOCK_SIZE, last_page))
-        row = page * ROWS[0] + head * ROWS[1] + token % BLOCK_SIZE
-        _fetch(cache, [row, head * ROWS[2]], full, buffer.slice(part * BOX, BOX))
-
-
-@gluon.jit
 def _produce(
     pipe,
     pages,
@@ -104,6 +76,7 @@ def _produce(
     k_cache, v_cache, table, table_stride, tiles, items = pages
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
+    BOXES: gl.constexpr = TILE // BOX
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         nth, head = _where(item, items, KV_HEADS, SIDE)
@@ -117,10 +90,10 @@ def _produce(
             free = (step // STAGES + 1) & 1
             mbarrier.wait(k_empty.index(stage), free)
             full, buffer = k_full.index(stage), k_buffers.index(stage)
-            _fetch_tile(k_cache, row, start, last_page, head, full, buffer, BLOCK_SIZE, K_ROWS, BOX)
+            fetch_tile(k_cache, row, start, last_page, head, full, buffer, BOXES, BLOCK_SIZE, K_ROWS, BOX)
             mbarrier.wait(v_empty.index(stage), free)
             full, buffer = v_full.index(stage), v_buffers.index(stage)
-            _fetch_tile(v_cache, row, start, last_page, head, full, buffer, BLOCK_SIZE, V_ROWS, BOX)
+            fetch_tile(v_cache, row, start, last_page, head, full, buffer, BOXES, BLOCK_SIZE, V_ROWS, BOX)
             step += 1
 
 
@@ -196,21 +169,6 @@ def _softmax(s, scale, m, total, EDGE: gl.constexpr):
     weights = gl.exp2(s * scale - base[:, None])
     fade = gl.exp2(m * scale - base)
     return weights, fade, new_m, total * fade + gl.sum(weights, 1)
-
-
-@gluon.jit
-def _zero_tail(buffer, start, length):
-    """Zeros the rows of V from `length` on: their weight is 0, but what lies there may be NaN."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    for part in gl.static_range(buffer.shape[0] // 16):
-        begin = start + part * 16
-        if begin + 16 > length:
-            piece = buffer.slice(part * 16, 16)
-            token = begin + gl.arange(0, 16, gl.SliceLayout(1, L))
-            rows = piece.load(L)
-            piece.store(gl.where((token < length)[:, None], rows, gl.zeros_like(rows)))
-    fence_async_shared()
-    _barrier()
 
 
 @gluon.jit
@@ -324,7 +282,7 @@ def _attend(
     weights, fade, m, total = _softmax(s, scale, nothing, gl.zeros([ROWS], gl.float32, R), True)
     if length % TILE != 0:
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
-        _zero_tail(v_buffers.index(stage), (last - 1) * TILE, length)
+        zero_tail(v_buffers.index(stage), (last - 1) * TILE, length)
     edge = gl.minimum(gl.maximum((position + 1) // TILE, first), last - 1)
     whole = first
     if WINDOW > 0:
@@ -431,7 +389,7 @@ def _consume(
         _sequence, row, count, position, first, length = _item(tiles, entry, TILE, WINDOW)
         async_copy.wait_group(0)
         fence_async_shared()
-        _barrier()
+        barrier()
         positions = position + gl.minimum(nth, count - 1)
         step, state = _attend(
             buffer, pipe, position, length, positions, first, step, scale, PART, TAIL, WINDOW

@@ -14,6 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor as MatrixDescriptor
 # A model's layers need two each; more means that caches come and go.
 MAX_MAPS = 1024
 MAX_MATRICES = 4096
+# Larger boxes were no faster.
+MOST_BOX_ROWS = 64
 
 
 def row_strides(cache: Tensor) -> tuple[int, int, int] | None:
@@ -37,8 +39,8 @@ def row_strides(cache: Tensor) -> tuple[int, int, int] | None:
 class TensorMaps:
     """The maps of the caches that one kernel is given, made once each; a tile is fetched in whole boxes."""
 
-    def __init__(self, tile: int) -> None:
-        self._tile = tile
+    def __init__(self, tile: int, most_rows: int = MOST_BOX_ROWS) -> None:
+        self._box = tile, most_rows
         self._maps: dict[tuple[int, int], Any] = {}
 
     def __call__(self, cache: Tensor) -> Any:
@@ -61,7 +63,7 @@ class TensorMaps:
             Address(cache.data_ptr(), cache.dtype),
             [rows, columns],
             [cache.stride(1), 1],
-            [box_rows(block_size, self._tile), next_power_of_2(dim)],
+            [box_rows(block_size, *self._box), next_power_of_2(dim)],
             NVMMASharedLayout(128, 8 * cache.element_size(), 2),
         )
 
@@ -98,6 +100,6 @@ def matrix_map(matrix: Tensor, rows: int, columns: int) -> MatrixDescriptor:
     return descriptor
 
 
-def box_rows(block_size: int, tile: int) -> int:
-    """Rows of a box: as many as lie in one block and divide a tile, but no more than was found fastest."""
-    return gcd(block_size, tile, 64)
+def box_rows(block_size: int, tile: int, most: int = MOST_BOX_ROWS) -> int:
+    """Rows of a box: as many as lie in one block and divide a tile, at most `most`, a power of two."""
+    return gcd(block_size, tile, most)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 from pagecast.kernels import (
+    decode_hopper,
     grouped_gemm,
     mixture,
     paged_decode,
@@ -17,7 +18,7 @@ from pagecast.kernels import (
     routing,
     store_kv,
 )
-from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
+from pagecast.kernels.decode_schedule import HOPPER_CUT, DecodeSchedule, DecodeShape
 from pagecast.kernels.launch import Launch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -77,6 +78,13 @@ def main() -> None:
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
+    mine = DecodeSchedule(schedule.shape, 64, "cpu", cut=HOPPER_CUT)
+    beside = Launch(
+        decode_hopper._decode_hopper,
+        decode_hopper.constants_of(q, k, v, q, None, mine, True),
+        num_warps=mine.cut.warps,
+        maxnreg=mine.cut.registers,
+    )
     small_q, small_kv = torch.empty(64, 32, 96).bfloat16(), torch.empty(8, 2, 16, 8, 96).bfloat16()
     small = Launch(
         prefill_hopper._prefill_hopper,
@@ -85,7 +93,7 @@ def main() -> None:
         ),
         num_warps=4,
     )
-    fp8 = paged_decode._configure(
+    fp8 = paged_decode._plain(
         q,
         k.to(torch.float8_e4m3fn),
         v.to(torch.float8_e4m3fn),
@@ -110,16 +118,17 @@ def main() -> None:
             routes8 | {"weights": f"tensordesc<fp8e4nv[{few8.up.columns}, 128]>"},
         ),
         "down of many": compiled(_down(many), routes | _matrix(many.down)),
-        "decode": compiled(paged_decode._configure(q, k, v, q, None, schedule), pools | decode),
+        "decode": compiled(paged_decode._plain(q, k, v, q, None, schedule), pools | decode),
         "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
         "decode fp8": compiled(fp8, {**pools, **decode, "k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv"}),
         "decode with sinks": compiled(
-            paged_decode._configure(q, k, v, q, None, schedule), pools | decode | {"sinks": "*fp32"}
+            paged_decode._plain(q, k, v, q, None, schedule), pools | decode | {"sinks": "*fp32"}
         ),
         "prefill with sinks": compiled(
             paged_prefill._plain(q, k, v, q, None, None), pools | prefill | {"sinks": "*fp32"}
         ),
         "hopper": compiled(hopper, pools | prefill | maps, GluonASTSource),
+        "decode on hopper": compiled(beside, pools | decode | maps, GluonASTSource),
         "hopper of small heads": compiled(small, pools | prefill | maps, GluonASTSource),
         "store": compiled(store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }

@@ -34,6 +34,10 @@ def test_kernels_compile_to_the_instructions_they_rely_on(tmp_path: Path) -> Non
     assert instructions["hopper"]["wgmma.mma_async"] > 0
     assert instructions["hopper"]["cp.async.bulk.tensor"] == 32  # 8 boxes of 16 tokens, 2 halves, K and V
     assert instructions["hopper"]["setmaxnreg"] > 0
+    assert instructions["decode on hopper"]["wgmma.mma_async"] > 0
+    assert instructions["decode on hopper"]["cp.async.bulk.tensor"] == 16  # 4 boxes of 16 tokens, 2 halves
+    assert instructions["decode on hopper"]["setmaxnreg"] > 0
+    assert instructions["decode on hopper"]["atom."] == 1
     # A third warpgroup that multiplies, and products with 64 and with 32 columns.
     assert (
         instructions["hopper of small heads"]["wgmma.mma_async"] > instructions["hopper"]["wgmma.mma_async"]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.kernels import reference
-from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
+from pagecast.kernels.decode_schedule import DecodeCut, DecodeSchedule, DecodeShape, hopper_cut
 from pagecast.kernels.paged_decode import paged_decode
 from pagecast.kernels.rotate_store_kv import rotate_store_kv
 from pagecast.sim.core.errors import BadInput
@@ -22,11 +22,12 @@ def attend(
     q: torch.Tensor,
     window: int | None = None,
     programs: int = 5,
+    cut: DecodeCut | None = None,
     **more: Any,
 ) -> torch.Tensor:
     """Runs decode twice over a schedule of few programs, so that work is split; results must be equal."""
     shape = DecodeShape(q.shape[1], cache.k.shape[2], q.shape[2], cache.k.dtype, window)
-    schedule = DecodeSchedule(shape, q.shape[0], q.device, programs)
+    schedule = DecodeSchedule(shape, q.shape[0], q.device, programs, cut)
     schedule.update(cache.seq_lens)
     runs = [
         paged_decode(
@@ -169,7 +170,10 @@ def test_a_schedule_of_another_model_is_refused(paged: Callable[..., Any], devic
 
 
 @pytest.mark.gpu
-def test_a_captured_step_follows_the_lengths(paged: Callable[..., Any], error: Callable[..., float]) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+def test_a_captured_step_follows_the_lengths(
+    paged: Callable[..., Any], error: Callable[..., float], hopper: bool
+) -> None:
     """A CUDA graph captured at one set of lengths is right for others, rows of length 0 among them; each
     newest token is stored by the kernel before, while which attention begins."""
     cache = paged([3000, 1, 700, 64, 17, 5000], 2, 128, 16, torch.bfloat16)
@@ -177,7 +181,7 @@ def test_a_captured_step_follows_the_lengths(paged: Callable[..., Any], error: C
     out, seq_lens = torch.zeros_like(qkv[:, :8]), cache.seq_lens.clone()
     slots = torch.full((6,), -1, device="cuda")
     shape = DecodeShape(8, 2, 128, torch.bfloat16)
-    schedule = DecodeSchedule(shape, 6, "cuda")
+    schedule = DecodeSchedule(shape, 6, "cuda", cut=hopper_cut(shape, "cuda") if hopper else None)
     options: dict[str, Any] = {"schedule": schedule, "out": out, "settled": True}
 
     def step() -> None:
@@ -224,4 +228,7 @@ def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[...
     expected = reference.paged_decode(
         q, cache.k, cache.v, cache.table, lens, window=window, dtype=torch.float64, **scales
     )
-    assert error(attend(cache, q, window, programs, **scales), expected) < TOLERANCE[dtype]
+    shape = DecodeShape(q.shape[1], kv_heads, dim, cache.k.dtype, window)
+    for cut in {None, hopper_cut(shape, "cuda")}:
+        out = attend(cache, q, window, programs, cut, **scales)
+        assert error(out, expected) < TOLERANCE[dtype]
