@@ -116,8 +116,8 @@ class DecodeShape:
 def hopper_cut(shape: DecodeShape, device: torch.device | str) -> DecodeCut | None:
     """The cut for the Hopper kernel, None where it does not apply; to be given to `DecodeSchedule`.
 
-    On an H200 that kernel takes 2 to 4% less time where sequences are alike or few, and as much more where
-    their lengths differ.
+    On an H200 a decode step of Qwen3-0.6B takes 3 to 5% less with it where all sequences are of one length
+    or there are few, and up to 1% more where the lengths of many differ.
     """
     device = torch.device(device)
     fits = shape.fits_hopper and device.type == "cuda"
