@@ -174,7 +174,7 @@ class ExtentPool:
             n -= len(part)
             if self.spares:
                 self._replace(extent, number, len(part))
-            part.reverse()
+            part = last_first(part, 1)
             taken = taken + part if taken else part
         if not extents:
             _unlink(free)
