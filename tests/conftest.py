@@ -11,6 +11,10 @@ from hypothesis import settings
 # The arrays here are small, and tests run on every core: more threads of a library only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Many tests start the command line: without bytecode each of them would compile the package again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Each worker of pytest-xdist has a core of its own, so that no test starts processes on the others' cores.

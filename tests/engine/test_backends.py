@@ -107,7 +107,7 @@ def test_triton_verifies_drafts(model_of: Any, engine_of: Any) -> None:
     assert sum(verified) > 4  # whatever comes next, it stood in the second prompt
 
 
-@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("dtype", [pytest.param("auto", marks=pytest.mark.slow), "fp8"])
 def test_every_kind_of_prefill_is_ready_before_the_first_step(
     dtype: str, model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

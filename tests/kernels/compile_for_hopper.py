@@ -1,9 +1,13 @@
 """Compiles kernels for an H100 or H200 without a GPU; prints, as JSON, the instructions found in each.
 
+Arguments are the names of those to be compiled; without any, all are.
+
 A script of its own, because the tests' process interprets kernels instead of compiling them.
 """
 
 import json
+import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,31 +112,35 @@ def main() -> None:
     routes |= dict.fromkeys(("tokens", "entries", "most"), "i32")
     few8 = mixture.plan_of(64, 8, 128, torch.float8_e4m3fn)
     routes8 = {**routes, "x": "*fp8e4nv"} | dict.fromkeys(("x_scales", "scales"), "*fp32")
-    instructions = {
-        "choose": compiled(routing._choice(torch.empty(4, 128).bfloat16(), 8, 0, 128, True), routes),
-        "sort": compiled(routing._sorting(q.device, 8, 128, 16), routes),
-        "up of few": compiled(_gate_up(few), routes | _matrix(few.up)),
-        "up of many": compiled(_gate_up(many), routes | _matrix(many.up)),
-        "up of few in fp8": compiled(
+    kernels = {
+        "choose": partial(compiled, routing._choice(torch.empty(4, 128).bfloat16(), 8, 0, 128, True), routes),
+        "sort": partial(compiled, routing._sorting(q.device, 8, 128, 16), routes),
+        "up of few": partial(compiled, _gate_up(few), routes | _matrix(few.up)),
+        "up of many": partial(compiled, _gate_up(many), routes | _matrix(many.up)),
+        "up of few in fp8": partial(
+            compiled,
             grouped_gemm.gate_up_launch((128, 1536, 2048), few8.tile_rows, few8.up, torch.device("cpu"), 128),
             routes8 | {"weights": f"tensordesc<fp8e4nv[{few8.up.columns}, 128]>"},
         ),
-        "down of many": compiled(_down(many), routes | _matrix(many.down)),
-        "decode": compiled(paged_decode._plain(q, k, v, q, None, schedule), pools | decode),
-        "prefill": compiled(paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
-        "decode fp8": compiled(fp8, {**pools, **decode, "k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv"}),
-        "decode with sinks": compiled(
-            paged_decode._plain(q, k, v, q, None, schedule), pools | decode | {"sinks": "*fp32"}
+        "down of many": partial(compiled, _down(many), routes | _matrix(many.down)),
+        "decode": partial(compiled, paged_decode._plain(q, k, v, q, None, schedule), pools | decode),
+        "prefill": partial(compiled, paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
+        "decode fp8": partial(
+            compiled, fp8, {**pools, **decode, "k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv"}
         ),
-        "prefill with sinks": compiled(
-            paged_prefill._plain(q, k, v, q, None, None), pools | prefill | {"sinks": "*fp32"}
+        "decode with sinks": partial(
+            compiled, paged_decode._plain(q, k, v, q, None, schedule), pools | decode | {"sinks": "*fp32"}
         ),
-        "hopper": compiled(hopper, pools | prefill | maps, GluonASTSource),
-        "decode on hopper": compiled(beside, pools | decode | maps, GluonASTSource),
-        "hopper of small heads": compiled(small, pools | prefill | maps, GluonASTSource),
-        "store": compiled(store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
+        "prefill with sinks": partial(
+            compiled, paged_prefill._plain(q, k, v, q, None, None), pools | prefill | {"sinks": "*fp32"}
+        ),
+        "hopper": partial(compiled, hopper, pools | prefill | maps, GluonASTSource),
+        "decode on hopper": partial(compiled, beside, pools | decode | maps, GluonASTSource),
+        "hopper of small heads": partial(compiled, small, pools | prefill | maps, GluonASTSource),
+        "store": partial(compiled, store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
-    print(json.dumps(instructions))
+    names = sys.argv[1:] or list(kernels)
+    print(json.dumps({name: kernels[name]() for name in names}))
 
 
 if __name__ == "__main__":

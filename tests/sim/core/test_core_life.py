@@ -19,7 +19,8 @@ from driver import Life, TwinLife, endless
 
 OPERATIONS = 250
 LIVES = st.binary(min_size=700, max_size=1400)
-SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(SETTINGS, max_examples=600)
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
@@ -27,7 +28,16 @@ SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=list(
 @given(data=LIVES)
 @SETTINGS
 def test_no_operation_breaks_an_invariant(profile, ids, data):
-    """4 x 250 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
+    """4 x 100 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
+    live(profile, data, ids=ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
+@pytest.mark.parametrize("profile", ["vllm", "nano-vllm"])
+@given(data=LIVES)
+@MANY
+def test_no_operation_breaks_an_invariant_in_many_lives(profile, ids, data):
     live(profile, data, ids=ids)
 
 
@@ -53,7 +63,20 @@ def live(profile: str, data: bytes, *, ids: bool) -> None:
 @given(data=LIVES)
 @SETTINGS
 def test_core_agrees_with_a_scheduler_written_block_by_block(ids, data):
-    """2 x 250 lives: the same requests, tokens, blocks and hits in every step."""
+    """2 x 100 lives: the same requests, tokens, blocks and hits in every step."""
+    live_twice(data, ids=ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
+@given(data=LIVES)
+@MANY
+def test_core_agrees_with_a_scheduler_written_block_by_block_in_many_lives(ids, data):
+    live_twice(data, ids=ids)
+
+
+def live_twice(data: bytes, *, ids: bool) -> None:
+    """One life of both schedulers, compared as it goes on."""
     life = TwinLife(endless(data), ids=ids)
     while life.operations < OPERATIONS:
         life.operate()
