@@ -461,25 +461,19 @@ class ExtentPool:
         assert key is not None
         if extent.is_spare:
             return
-        end = number + rows * extent.units
-        while number < end:
-            ends = end  # of the rows that the oldest spare with the first of them has
+        for each in range(number, number + rows * extent.units, extent.units):
             for spare in self.spares.get(key, ()):
-                if spare.number <= number < spare.end:
-                    ends = min(ends, spare.end)
-                    self._bring_forward(spare, number, ends)
+                if spare.number <= each < spare.end:
+                    self._bring_forward(spare, each)
                     break
-                if number < spare.number < ends:
-                    ends = spare.number
-            number = ends
 
-    def _bring_forward(self, spare: Extent, number: int, end: int) -> None:
-        """Lets the rows of a spare from `number` to `end` be found."""
+    def _bring_forward(self, spare: Extent, number: int) -> None:
+        """Lets the row of a spare be found that has this number."""
         at = (number - spare.number) // spare.units
         if at:
             spare = self.split(spare, at)
-        if spare.end > end:
-            self.split(spare, (end - spare.number) // spare.units)
+        if spare.rows > 1:
+            self.split(spare, 1)
         self._forget(spare)
         spare.is_spare = False
         assert spare.key is not None
