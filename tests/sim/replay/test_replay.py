@@ -190,11 +190,27 @@ SCENARIOS = st.fixed_dictionaries(
 )
 
 
+COSTS = st.tuples(st.sampled_from([0, 7_000, 900_000]), st.sampled_from([0, 250_000, 40_000_000]))
+
+
 @pytest.mark.parametrize("profile", ["vllm", "nano-vllm"])
-@given(REQUESTS, SCENARIOS, st.sampled_from([0, 7_000, 900_000]), st.sampled_from([0, 250_000, 40_000_000]))
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_fast_forward_changes_nothing(tmp_path_factory, profile, rows, fields, per_ctx, host):
+@given(REQUESTS, SCENARIOS, COSTS)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+def test_fast_forward_changes_nothing(tmp_path_factory, profile, rows, fields, costs):
     """Every time and every event is the same, to the bit, whether steps are skipped or not."""
+    compare_with_every_step(tmp_path_factory, profile, rows, fields, *costs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["vllm", "nano-vllm"])
+@given(REQUESTS, SCENARIOS, COSTS)
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_fast_forward_changes_nothing_in_many_replays(tmp_path_factory, profile, rows, fields, costs):
+    compare_with_every_step(tmp_path_factory, profile, rows, fields, *costs)
+
+
+def compare_with_every_step(tmp_path_factory, profile, rows, fields, per_ctx, host):
+    """Replays requests with steps skipped and step by step, and compares all that comes of it."""
     rows = sorted(rows, key=lambda row: row["arrival_s"])
     spans = [[(row["text"], 0, row["input_tokens"])] for row in rows]
     trace = trace_of([{k: v for k, v in row.items() if k != "text"} for row in rows], spans)
