@@ -51,6 +51,8 @@ FEW_EACH = [(name, seed) for name, (_, few, _) in FEATURES.items() for seed in r
 MANY_EACH = [(name, seed) for name, (_, few, most) in FEATURES.items() for seed in range(few, most)]
 FEW_EACH = [case for case in FEW_EACH if case not in DEADLOCKS]
 MANY_EACH = [case for case in MANY_EACH if case not in DEADLOCKS]
+# Differed once: a store that had been refused fits as soon as enough of its blocks have left their window.
+CHOSEN_OFFLOADING = 814044
 INTERPRETER = "PAGECAST_VLLM_PYTHON"
 
 
@@ -101,6 +103,12 @@ def test_every_decision_of_a_random_scenario_is_vllms(seed, tmp_path):
 @pytest.mark.parametrize("seed", CHOSEN, ids=seed_name)
 def test_every_decision_of_a_scenario_that_once_differed_is_vllms(seed, tmp_path):
     check(recorded(CHOSEN)[seed], tmp_path)
+
+
+def test_every_decision_of_an_offloading_scenario_that_once_differed_is_vllms(tmp_path):
+    (run,) = read(HERE / "recorded" / "hybrid-offloading-chosen.jsonl.xz")
+    assert run.seed == CHOSEN_OFFLOADING
+    check(run, tmp_path, "hybrid-offloading")
 
 
 @pytest.mark.slow

@@ -106,12 +106,13 @@ class Offloading:
     def quiet_steps(self) -> int:
         """How many decode steps may be planned ahead.
 
-        0 where blocks are watched or stores tried again. 1 where blocks may be given back meanwhile, or a log
-        says in which step a transfer ended. Else the end of a transfer changes nothing that they could see.
+        0 where blocks are watched or stores tried again: one that was refused may fit once a transfer has
+        ended, or once fewer of its blocks are in a window. 1 where blocks may be given back meanwhile, or a
+        log says in which step a transfer ended. Else the end of a transfer changes nothing they could see.
         """
         if self._watched or not self.spec.prompt_only:
             return 0
-        if self._refused and (self.jobs or self._room_made):
+        if self._refused and (self.jobs or self._room_made or self._windows):
             return 0
         if self.deferred_frees or self.loading or (self.jobs and self._log.events is not None):
             return 1
