@@ -93,8 +93,8 @@ def misfits(calibrations: list[Calibration], target: Target) -> tuple[tuple[str,
     def near(calibration: Calibration) -> tuple[object, ...]:
         made_for = calibration.made_for
         other_sharding = made_for.get("tensor_parallel_size", 1) != target.tensor_parallel_size
-        unlike, other_gpu, weight, _ = _distance(calibration, target)
-        return made_for.get("engine") != target.engine, unlike, other_gpu, other_sharding, weight
+        unlike, other_gpu, weight, _, steps = _distance(calibration, target)
+        return made_for.get("engine") != target.engine, unlike, other_gpu, other_sharding, weight, steps
 
     nearest = sorted(calibrations, key=near)[:2]
     return tuple((calibration.name, str(misfit(calibration, target))) for calibration in nearest)
@@ -106,8 +106,11 @@ def _can_be_carried(calibration: Calibration, target: Target) -> bool:
     return made_for.get("engine") == target.engine and made_for.get("gpu") != CPU
 
 
-def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, float, tuple[int, ...]]:
-    """Another model is further off than another GPU; of other models, one of much other weight; then age."""
+def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, float, tuple[int, ...], int]:
+    """Another model is further off than another GPU; of other models, one of much other weight; then age.
+
+    Of equals, that which was fitted to fewer steps.
+    """
     made_for = calibration.made_for
     weight = find_model(str(made_for["model"])).weight_bytes() / target.model.weight_bytes()
     return (
@@ -115,6 +118,7 @@ def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, flo
         find_gpu(str(made_for["gpu"])).name != target.gpu.name,
         abs(log(weight)),
         tuple(-part for part in _version(calibration)),
+        -sum(int(run["steps"]) for run in calibration.provenance.get("runs", [])),
     )
 
 

@@ -97,5 +97,5 @@ def test_replay_takes_what_fits_and_says_so(capsys):
     body = json.loads(capsys.readouterr().out)
     assert body["costs"] == "vllm-0.24-h200-qwen3-8b"
     assert body["tpot_s"]["low"]["mean"] <= body["tpot_s"]["high"]["mean"]
-    assert run(["replay", "chat", "--limit", "100", "--gpu", "H100", "--json"]) == 0
+    assert run(["replay", "chat", "--limit", "100", "--gpu", "B200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["costs"] == "measured"

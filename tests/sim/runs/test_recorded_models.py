@@ -1,7 +1,8 @@
 """vLLM 0.24 serving models of several kinds: every recorded decision is the core's.
 
-The runs were recorded on H200s with random weights: a mixture of experts, a model split over two GPUs, a
-model whose layers keep different tokens (Gemma 3), n-gram speculation, and KV offloading to host memory.
+The runs were recorded with random weights, most on H200s: a mixture of experts, a model split over two GPUs,
+a model whose layers keep different tokens (Gemma 3), n-gram speculation, KV offloading to host memory, and
+Qwen3-8B on an H100.
 """
 
 from dataclasses import replace
@@ -21,24 +22,28 @@ from pagecast.sim.scenario import Scenario
 
 RUNS = Path(__file__).parent / "recorded"
 NAMES = (
-    "qwen3-30b-a3b-azure",
-    "qwen3-30b-a3b-azure-async",
-    "qwen3-30b-a3b-mooncake",
-    "qwen3-32b-tp2-azure",
-    "gemma-3-4b-azure",
-    "gemma-3-4b-mooncake",
-    "qwen3-8b-ngram-azure",
-    "qwen3-8b-ngram-azure-later",
-    "qwen3-8b-ngram-azure-14",
-    "qwen3-8b-ngram-azure-11",
-    "qwen3-32b-tp2-azure-second",
-    "qwen3-32b-tp2-azure-third",
+    "h200-qwen3-30b-a3b-azure",
+    "h200-qwen3-30b-a3b-azure-async",
+    "h200-qwen3-30b-a3b-mooncake",
+    "h200-qwen3-32b-tp2-azure",
+    "h200-gemma-3-4b-azure",
+    "h200-gemma-3-4b-mooncake",
+    "h200-qwen3-8b-ngram-azure",
+    "h200-qwen3-8b-ngram-azure-later",
+    "h200-qwen3-8b-ngram-azure-14",
+    "h200-qwen3-8b-ngram-azure-11",
+    "h200-qwen3-32b-tp2-azure-second",
+    "h200-qwen3-32b-tp2-azure-third",
+    "h100-qwen3-8b-azure",
+    "h100-qwen3-8b-azure-second",
+    "h100-qwen3-8b-azure-async",
+    "h100-qwen3-8b-azure-async-second",
 )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_and_prefix_hit_is_the_engines(name: str) -> None:
-    run = RecordedRun.load(RUNS / f"vllm-h200-{name}")
+    run = RecordedRun.load(RUNS / f"vllm-{name}")
     report = compare_decisions(run)
     assert report.first_mismatch is None
     assert report.ok
@@ -141,6 +146,17 @@ def test_a_mixture_of_experts_is_forecast_within_three_percent_on_a_run_that_fit
     assert errors["ttft_s.mean"] < 3
     coverage = result.coverage()["covered"]
     assert coverage is not None and coverage >= 0.8
+
+
+def test_vllm_on_an_h100_is_forecast_within_six_percent_on_a_run_that_fitted_nothing() -> None:
+    """A sweep, two synchronous runs and an asynchronous one fitted it; later requests at another rate judge."""
+    run = RecordedRun.load(RUNS / "vllm-h100-qwen3-8b-azure-async-second")
+    result = forecast(run, "auto", replicates=0, workers=1)
+    assert result.costs == "vllm-0.24-h100-qwen3-8b" and not result.in_sample
+    errors = {row.name: abs(row.error_percent) for row in result.rows}
+    assert errors["tpot_s.mean"] < 3
+    assert errors["e2e_s.mean"] < 3
+    assert errors["ttft_s.mean"] < 6
 
 
 def test_every_decision_with_a_host_tier_is_the_engines() -> None:

@@ -118,7 +118,7 @@ def test_what_was_not_fitted_is_named_and_what_was_is_not(calibration):
     ("change", "words"),
     [
         ({"kv_cache_dtype": "fp8"}, "for a KV cache in bfloat16, not fp8"),
-        ({"gpu": gpu("H100")}, "for NVIDIA H200, not H100 SXM"),
+        ({"gpu": gpu("B200")}, "for NVIDIA H200, not B200"),
         ({"model": model("Qwen/Qwen3-4B")}, "for Qwen/Qwen3-8B, not Qwen/Qwen3-4B"),
         ({"engine": "nano-vllm"}, "for engine vllm, not nano-vllm"),
     ],
@@ -161,7 +161,8 @@ def test_what_fits_is_chosen_and_first_principles_where_nothing_does():
     assert choose("auto", here).name == VLLM
     assert choose("roofline", here).name == "roofline"
     assert choose(VLLM, here).name == VLLM
-    assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("H100"))).name == "measured"
+    assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("H100"))).name == "vllm-0.24-h100-qwen3-8b"
+    assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("B200"))).name == "measured"
     assert choose("auto", Target(model("Qwen/Qwen3-8B"), gpu("L4"))).name == "roofline"
     assert choose("auto", replace(here, engine="another")).name == "roofline"
     assert choose("auto", replace(here, engine="pagecast")).name == "pagecast-h200-qwen3-8b"
