@@ -33,7 +33,6 @@ _SHORT = {
     "prompt_step": "a step with prompt chunks: what no one graph runs",
     "decode_after_prompts": "a decode step soon after prompts: root of their tokens",
     "shared_token": "less for a context token that another request reads too",
-    "short_shared_token": "the same of a short prefix: less again",
     "kv_token": "a context token read by decode attention",
     "launch_floor": "launching a step with prompts: the least it takes",
     "light_prompt_tile": "the same of a step with few tokens",

@@ -42,8 +42,9 @@ from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 # a piece, and what merging a round of pieces costs in key blocks.
 PIECES_PER_SM, MOST_PIECES, LEAST_PIECE, MERGING = 2, 80, 2, 3
 # Of the decode kernel on an H200, with KV of 128 dimensions: tokens x KV heads that a step reads before
-# memory streams at its full rate, and those of a shared prefix of which half the readers find in the cache.
-STREAMING, CACHED = 196_608, 8_192
+# memory streams at its full rate, those of a shared prefix of which half the readers find in the cache, and how
+# much of one too long for it they find (the least error on the sweeps of two pairs of H200s and of an H100).
+STREAMING, CACHED, LONG_SHARED = 196_608, 8_192, 0.5
 LIGHT = 2_048  # tokens of a step that leaves a GPU half of what it gains by a rest
 # A GPU that has just done much arithmetic runs at lower clocks. Each decode step after it loses `COOLING`
 # times what the one before lost (seen after prompts of 256 to 8,192 tokens on an H200). A replay charges the
@@ -52,7 +53,7 @@ COOLING = 0.75
 COOLING_STEPS = (1 - COOLING**4) / (1 - COOLING)
 # The slope of what synchronous steps took beyond their calibrated costs in a run whose n-grams were looked up
 # and never found (3,078 decode steps of up to 31 requests, Qwen3-8B on an H200: `h200f-qwen3-8b-ngram-chat`).
-LOOKUP_NS = 18_000
+LOOKUP_NS = 15_200
 
 
 def first_tokens(shape: TileShape) -> int:
@@ -60,13 +61,13 @@ def first_tokens(shape: TileShape) -> int:
     return STREAMING // shape.kv_heads
 
 
-def short_share(shape: TileShape, shared: float, n: int) -> float:
+def cached_share(shape: TileShape, shared: float, n: int) -> float:
     """How much of what `n` decoding requests share is in a cache, by the mean length of their prefixes.
 
     `shared` counts the context tokens that stand in another one's blocks too.
     """
     prefix = shared / max(n - 1, 1) * shape.kv_heads / CACHED
-    return 1 / (1 + prefix**2)
+    return LONG_SHARED + (1 - LONG_SHARED) / (1 + prefix**2)
 
 
 def light_share(tokens: int) -> float:
@@ -151,8 +152,8 @@ def _first_kv_tokens(shape: TileShape) -> Units:
     return lambda step: min(step.ctx, first)
 
 
-def _short_shared_tokens(shape: TileShape) -> Units:
-    return lambda step: -step.shared * short_share(shape, step.shared, step.n)
+def _shared_tokens(shape: TileShape) -> Units:
+    return lambda step: -step.shared * cached_share(shape, step.shared, step.n)
 
 
 def _line(shape: TileShape, terms: Coefficients, n: int, fixed: float) -> DecodeLine:
@@ -168,9 +169,7 @@ def _warm_ns(terms: Coefficients, after: int) -> float:
 
 
 def _shared_ns(shape: TileShape, terms: Coefficients, tokens: int, requests: int) -> float:
-    each, short = terms.get("shared_token", 0.0), terms.get("short_shared_token", 0.0)
-    if short:
-        each += short * short_share(shape, tokens, requests)
+    each = terms.get("shared_token", 0.0) * cached_share(shape, tokens, requests)
     # A context that several read is not cheaper than none.
     return min(each, terms.get("kv_token", 0.0)) * tokens
 
@@ -212,6 +211,7 @@ PAGED_TRITON = KernelFamily(
             every_shape(_warmth),
             Place.FADING,
             ratio=lambda new: new.small_rows,
+            needed=True,
         ),
         Term(
             "kv_token",
@@ -229,14 +229,7 @@ PAGED_TRITON = KernelFamily(
         Term(
             "shared_token",
             "a context token that another decoding request reads too: less, by what a cache spares",
-            every_shape(lambda step: -step.shared),
-            Place.SHARING,
-            ratio=_of_kv,
-        ),
-        Term(
-            "short_shared_token",
-            "the same of a prefix short enough to stay in the cache: less again",
-            _short_shared_tokens,
+            _shared_tokens,
             Place.SHARING,
             ratio=_of_kv,
         ),

@@ -77,12 +77,12 @@ def test_a_fleet_has_a_report_a_trace_of_its_steps_and_intervals(capsys, tmp_pat
 
 def test_handoffs_and_the_costs_of_each_gpu_are_told(capsys, tmp_path):
     file = tmp_path / "fleet.yaml"
-    groups = "groups:\n- {name: p, role: prefill}\n- {name: d, role: decode, scenario: {gpu: H100}}\n"
+    groups = "groups:\n- {name: p, role: prefill}\n- {name: d, role: decode, scenario: {gpu: B200}}\n"
     file.write_text(groups + "disaggregation: {bytes_per_s: 50.0e+9}\n")
     assert run(["replay", "chat", "--limit", "50", "--fleet", str(file)]) == 0
     out = capsys.readouterr().out
     assert "handoffs: 50 requests prefilled on one replica and decoded on another (counted at both)" in out
     notes = [line for line in out.splitlines() if line.startswith("note: ")]
     assert any("on NVIDIA H200" in note for note in notes)
-    assert any("measured with vllm 0.24.0 on H100 SXM" in note for note in notes)
+    assert any("measured with vllm 0.24.0 on B200" in note for note in notes)
     assert "costs vllm-0.24-h200-qwen3-8b and measured" in out.splitlines()[0]

@@ -23,6 +23,7 @@ TESTS = Path(__file__).parents[2]
 VLLM = TESTS / "sim" / "runs" / "recorded"
 OWN = TESTS / "engine" / "recorded"
 OPTION_SWEEPS = "h200m-qwen3-8b-options"
+EARLIER = OWN.parent / "sweeps" / "h200hi-qwen3-8b.json"  # costs of earlier kernels, as the runs have
 KNOWN = OptionCosts(30_000.0, 500_000.0, 0.1, 40e9, 20e9, 500_000.0, 8_000.0)
 
 
@@ -49,7 +50,7 @@ def test_vllms_runs_tell_its_host_time() -> None:
 
 def test_the_engines_runs_tell_the_rate_of_its_link() -> None:
     run = RecordedRun.load(OWN / "h200f-qwen3-8b-host-async")
-    costs = option_costs_of(load("pagecast-h200-qwen3-8b"), [run])
+    costs = option_costs_of(load(str(EARLIER)), [run])
     assert costs.load_bytes_per_s == pytest.approx(46.6e9, rel=0.01)
     assert costs.store_bytes_per_s is not None
     assert costs.offloading_step_ns is None  # steps planned ahead hide the host's time
@@ -61,7 +62,7 @@ def test_the_engines_runs_tell_the_rate_of_its_link() -> None:
 def test_sweeps_with_options_forecast_runs_with_them(name: str, bound: float, tmp_path: Path) -> None:
     """Sweeps and runs of one H200; the plain costs are of two others."""
     sweeps = [RecordedRun.load(path) for path in sorted((OWN.parent / "sweeps" / OPTION_SWEEPS).iterdir())]
-    plain = load("pagecast-h200-qwen3-8b")
+    plain = load(str(EARLIER))
     options = option_costs_of(plain, sweeps)
     assert options.offloading_step_ns == pytest.approx(185_000, rel=0.1)
     assert options.offloading_block_ns == pytest.approx(32_000, rel=0.1)

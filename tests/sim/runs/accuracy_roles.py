@@ -25,8 +25,8 @@ PUBLIC = Path("groundtruth") / "vllm-0.24.0-h200-qwen3-8b"  # below the shared f
 # Archives: `tests/engine/sweeps/unpack.py`. H and I are two GPUs of which no other run is known.
 SWEEPS = TESTS / "engine" / "sweeps"
 FIT = (
-    SWEEPS / "h200h-qwen3-8b.tar.xz",
-    SWEEPS / "h200i-qwen3-8b.tar.xz",
+    SWEEPS / "h200n-qwen3-8b.tar.xz",
+    SWEEPS / "h200o-qwen3-8b.tar.xz",
     SWEEPS / "h200h-qwen3-0.6b.tar.xz",
     SWEEPS / "h200i-qwen3-0.6b.tar.xz",
     PUBLIC / "sweep",
@@ -75,6 +75,14 @@ _JUDGE = (
     OWN / "h200e-qwen3-8b-agents-load",
     OWN / "h200c-qwen3-0.6b-mooncake",
     OWN / "h200k-qwen3-8b-mooncake-overload",
+    OWN / "h200n-qwen3-8b-mooncake-overload",
+    OWN / "h200n-qwen3-8b-azure-sync",
+    OWN / "h200n-qwen3-8b-azure-async",
+    OWN / "h200o-qwen3-8b-mooncake-load",
+    OWN / "h200o-qwen3-8b-rag-async",
+    OWN / "h200o-qwen3-8b-chat-async",
+    OWN / "h200o-qwen3-8b-chat-sync",
+    OWN / "h200o-qwen3-0.6b-mooncake",
 )
 # Of the hosts that runs of measured operations are from: `measured_operations.py --host-factor SWEEP`.
 # None: not known, for the sweep tells what a request takes there, but not why each step takes 0.7 ms longer.
