@@ -13,9 +13,9 @@ questions about documents that take more blocks than the pool has; with n-grams 
 Those of "h200m" judge what sweeps with options tell (`sweeps/h200m-qwen3-8b-options`): requests of the Azure
 trace with n-grams, and of the chat sample with a host tier behind 4,000 blocks.
 
-Those of "h200n" and "h200o" were recorded on two GPUs of one host with the kernels of the sweeps that the shipped
-calibration of Qwen3-8B was fitted to, just before or after these: Azure, chat and rag samples and Mooncake
-conversations at two loads.
+Those of "h200n" and "h200o" were recorded on two GPUs of one host with the kernels of the sweeps that the
+shipped calibration of Qwen3-8B was fitted to, just before or after these: requests of the Azure trace, of the
+chat and rag samples, and Mooncake conversations at two loads.
 
 Those of "h100j" are an H100's: requests of the Azure trace (13 per second synchronously, 15 per second
 asynchronously) and the first 919 requests of the chat sample at three times their rate.

@@ -42,8 +42,8 @@ from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 # a piece, and what merging a round of pieces costs in key blocks.
 PIECES_PER_SM, MOST_PIECES, LEAST_PIECE, MERGING = 2, 80, 2, 3
 # Of the decode kernel on an H200, with KV of 128 dimensions: tokens x KV heads that a step reads before
-# memory streams at its full rate, those of a shared prefix of which half the readers find in the cache, and how
-# much of one too long for it they find (the least error on the sweeps of two pairs of H200s and of an H100).
+# memory streams at its full rate, those of a shared prefix of which half the readers find in the cache, and
+# how much of one too long for it they find (least error on the sweeps of two pairs of H200s and of an H100).
 STREAMING, CACHED, LONG_SHARED = 196_608, 8_192, 0.5
 LIGHT = 2_048  # tokens of a step that leaves a GPU half of what it gains by a rest
 # A GPU that has just done much arithmetic runs at lower clocks. Each decode step after it loses `COOLING`

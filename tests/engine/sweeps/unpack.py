@@ -3,9 +3,9 @@
     python tests/engine/sweeps/unpack.py FOLDER
     pagecast calibrate --from-run FOLDER/h200n-qwen3-8b --from-run FOLDER/h200o-qwen3-8b --out fit.json
 
-N and O are two H200s of one host, H and I two others with earlier kernels, to which `h200hi-qwen3-8b.json` is fitted:
-costs for the recorded runs of these. J is an H100. The files inside the archives are not compressed by themselves:
-that takes half the room.
+N and O are two H200s of one host. To H and I, two others with earlier kernels, `h200hi-qwen3-8b.json` is
+fitted, with costs for the recorded runs of such kernels. J is an H100. The files inside the archives are not
+compressed by themselves: that takes half the room.
 """
 
 from __future__ import annotations

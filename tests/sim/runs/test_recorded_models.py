@@ -149,7 +149,7 @@ def test_a_mixture_of_experts_is_forecast_within_three_percent_on_a_run_that_fit
 
 
 def test_vllm_on_an_h100_is_forecast_within_six_percent_on_a_run_that_fitted_nothing() -> None:
-    """A sweep, two synchronous runs and an asynchronous one fitted it; later requests at another rate judge."""
+    """A sweep, two synchronous runs and an asynchronous one fitted it; later requests judge."""
     run = RecordedRun.load(RUNS / "vllm-h100-qwen3-8b-azure-async-second")
     result = forecast(run, "auto", replicates=0, workers=1)
     assert result.costs == "vllm-0.24-h100-qwen3-8b" and not result.in_sample
