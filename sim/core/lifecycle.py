@@ -146,9 +146,8 @@ class Lifecycle:
         request.computed_tokens = hit.tokens + tokens
         request.last_external = tokens
         self.memory.claim(request, hit._replace(tokens=request.computed_tokens))
-        self.memory.grow(request, request.computed_tokens)
-        if room_tokens > request.computed_tokens:
-            self.memory.grow(request, room_tokens)
+        self.memory.grow_for_load(request, request.computed_tokens)
+        self.memory.grow(request, max(room_tokens, request.computed_tokens))
         return self.offloading.load(request, tokens)
 
     def receive(self, request: Request) -> None:

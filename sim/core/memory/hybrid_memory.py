@@ -466,7 +466,22 @@ class HybridMemory(KvMemory):
         if tables is None:
             tables = self.tables[request] = Tables(self._empty_tables(), self.extents.no_blocks())
         by_group = self._dealt(tables)
+        self._take(request, by_group, self._missing(by_group, tokens))
+
+    def grow_for_load(self, request: Request, tokens: int) -> None:
+        """Takes blocks for the first `tokens` tokens of a request, as far as a load fills them.
+
+        A group none of whose layers reads these tokens any more (a window of one token) takes none yet.
+        """
+        by_group = self.tables_of(request)
         missing = self._missing(by_group, tokens)
+        for place, group in enumerate(self.layers):
+            if group.spec.skipped_tokens(tokens) >= tokens:
+                missing[place] = 0
+        self._take(request, by_group, missing)
+
+    def _take(self, request: Request, by_group: list[Table], missing: list[int]) -> None:
+        """Takes so many blocks for each table of a request, group by group."""
         taken = self.extents.take(sum(missing)) if self.log.events is None else None
         first = 0
         for group, table, blocks in zip(self.layers, by_group, missing, strict=True):

@@ -225,6 +225,10 @@ class KvMemory:
         for group in self.groups:
             group.grow(request, tokens)
 
+    def grow_for_load(self, request: Request, tokens: int) -> None:
+        """Takes blocks for the first `tokens` tokens of a request, as far as a load fills them."""
+        self.grow(request, tokens)
+
     def grow_one(self, request: Request) -> list[int]:
         """Takes the next block of a generating request, in every group. Returns the blocks."""
         if self.pool.ledger is not None:
