@@ -369,7 +369,6 @@ class Offloading:
     def _storing(self, chunks: Sequence[Chunk], decodes: Sequence[Request]) -> list[tuple[Request, int]]:
         """The requests that may have something to store, in admission order, and up to which token."""
         prompt_only = self.spec.prompt_only
-        running = self._running
         storing = []
         for chunk in chunks:
             request = chunk.request
@@ -384,14 +383,20 @@ class Offloading:
             if prompt_only:
                 if request in self._refused:
                     storing.append((request, request.prompt_tokens))
+                    # Blocks of its output may be stored for others: they are touched with its own.
+                    self._extend(self._progress[request], request, self._decided(request))
                     late = True
             else:
-                planned = running.planned(request)
-                storing.append((request, planned - (not running.publishes_at_once(request))))
+                storing.append((request, self._decided(request)))
                 late = True
         if late and chunks:
             storing.sort(key=lambda one: admission_order(one[0]))
         return storing
+
+    def _decided(self, request: Request) -> int:
+        """The tokens of a decoding request whose content is decided before the step."""
+        running = self._running
+        return running.planned(request) - (not running.publishes_at_once(request))
 
     def _store(self, request: Request, tokens: int) -> Transfer | None:
         progress = self._progress.get(request)
