@@ -76,8 +76,8 @@ def _measured(f: Mapping[str, Any]) -> str:
         f"On runs of vLLM that fitted nothing, below saturation, the error was up to {f['tpot_percent']}% in "
         f"mean TPOT, {f['e2e_percent']}% in mean E2E and {f['ttft_percent']}% in mean TTFT. Near saturation, "
         "over PCIe, with synchronous scheduling on a slower host, and with TensorRT-LLM or SGLang it is more "
-        "(docs/measured-operations.md). Step costs "
-        f"composed of operations that NVIDIA measured with {f['engine']} {f['engine_version']} on "
+        "(docs/measured-operations.md). Step costs composed of operations that NVIDIA measured with "
+        f"{f['engine']} {f['engine_version']} on "
         f"{f['gpu']}; the model itself was not recorded."
     )
     return " ".join((text, *_no_calibration(f)))

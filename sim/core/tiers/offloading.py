@@ -383,8 +383,6 @@ class Offloading:
             if prompt_only:
                 if request in self._refused:
                     storing.append((request, request.prompt_tokens))
-                    # Blocks of its output may be stored for others: they are touched with its own.
-                    self._extend(self._progress[request], request, self._decided(request))
                     late = True
             else:
                 storing.append((request, self._decided(request)))
@@ -402,8 +400,11 @@ class Offloading:
         progress = self._progress.get(request)
         if progress is None:
             progress = self._progress[request] = Progress(len(self.groups))
-        if self._refused:
-            self._refused.discard(request)
+        if request in self._refused:
+            self._refused.remove(request)
+            if request.state is State.DECODE:
+                # Blocks of its output may be stored for others: they are touched with its own.
+                self._extend(progress, request, self._decided(request))
         if self._plain:
             return self._store_plain(request, progress, tokens)
         self._extend(progress, request, tokens)
