@@ -13,11 +13,17 @@ import torch
 import triton
 import triton.language as tl
 from pagecast.engine.shard import Shard, VocabPart
-from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2
+from pagecast.kernels.launch import (
+    Launch,
+    after_predecessor,
+    let_next_start,
+    next_power_of_2,
+    wait_for_predecessor,
+)
 from torch import Tensor
 
 _SPLITS = 8
-_DRAW_BLOCK = 4096
+_DRAW_BLOCK = 2048
 _MUL_BLOCK = 1024
 _COPY_BLOCK = 512
 _launches: dict[Any, Launch] = {}
@@ -46,14 +52,27 @@ def _launch(kernel: Any, on: Tensor, key: Any, constants: dict[str, Any], warps:
 
 @triton.jit(do_not_specialize=["eps"])
 def _add_rms_norm(
-    x, residual, weight, out, total, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    total,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDENDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * WIDTH
     lanes = tl.arange(0, BLOCK)
     mask = lanes < WIDTH
     factor = tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
-    after_predecessor(OVERLAP)
+    wait_for_predecessor(OVERLAP)
     wide = tl.load(x + row + lanes, mask=mask, other=0.0).to(tl.float32)
+    for nth in tl.static_range(1, ADDENDS):
+        part = tl.num_programs(0).to(tl.int64) * WIDTH * nth
+        wide += tl.load(x + part + row + lanes, mask=mask, other=0.0)
     if residual is not None:
         wide += tl.load(residual + row + lanes, mask=mask, other=0.0).to(tl.float32)
         tl.store(total + row + lanes, wide.to(total.dtype.element_ty), mask=mask)
@@ -62,14 +81,16 @@ def _add_rms_norm(
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`ops.add_rms_norm` for dense [tokens, hidden]."""
-    width = x.shape[1]
+    """`ops.add_rms_norm` for dense tensors."""
+    *addends, tokens, width = x.shape
     block = next_power_of_2(width)
-    out = torch.empty_like(x)
-    total = x if residual is None else torch.empty_like(x)
-    key, warps = (x.dtype, width, residual is None), 8 if block > 2048 else 4
-    launch = _launch(_add_rms_norm, x, key, {"WIDTH": width, "BLOCK": block}, warps)
-    launch(x.shape[0], (x, residual, weight, out, total), eps)
+    dtype = x.dtype if residual is None else residual.dtype
+    out = torch.empty(tokens, width, dtype=dtype, device=x.device)
+    total = x if residual is None else torch.empty_like(residual)
+    key, warps = (x.dtype, dtype, width, residual is None, *addends), 8 if block > 2048 else 4
+    constants = {"WIDTH": width, "BLOCK": block, "ADDENDS": addends[0] if addends else 1}
+    launch = _launch(_add_rms_norm, x, key, constants, warps)
+    launch(tokens, (x, residual, weight, out, total), eps)
     return out, total
 
 
@@ -117,6 +138,20 @@ def copy_numbers(source: Tensor, target: Tensor) -> None:
     on = target if target.is_cuda else source
     launch = _launch(_copy_numbers, on, target.is_cuda, {"BLOCK": _COPY_BLOCK}, 4)
     launch(-(-len(source) // _COPY_BLOCK), (source, target), len(source))
+
+
+@triton.jit(do_not_specialize=["n"])
+def _put_numbers(places, numbers, target, n, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    after_predecessor(OVERLAP)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(places + at, mask=at < n, other=0)
+    tl.store(target + place, tl.load(numbers + at, mask=at < n), mask=at < n)
+
+
+def put_numbers(places: Tensor, numbers: Tensor, target: Tensor) -> None:
+    """`ops.put_numbers` on the device."""
+    launch = _launch(_put_numbers, target, None, {"BLOCK": _COPY_BLOCK}, 4)
+    launch(-(-len(places) // _COPY_BLOCK), (places, numbers, target), len(places))
 
 
 @triton.jit

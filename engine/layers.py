@@ -82,6 +82,10 @@ class ColumnLinear(nn.Module):
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
         return ops.linear(x, self.weight, self.scales, self.bias)
 
+    def gated(self, x: Tensor) -> Tensor:
+        """silu of the first projection times the second: this GPU's share, [tokens, width / GPUs]."""
+        return ops.gated_linear(x, self.weight, self.scales, self.bias)
+
 
 class RowLinear(nn.Module):
     """A projection whose inputs are split among the shards; the results are added up."""
@@ -116,7 +120,9 @@ class RowLinear(nn.Module):
             fill(getattr(self, kind), self.shard.share(tensor, 1, _columns(kind, self.inputs)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The whole product, summed over the GPUs: [tokens, columns]."""
+        """The whole product, summed over the GPUs: [tokens, columns], or as `ops.linear_sums` leaves it."""
+        if self.shard.link is None:
+            return ops.linear_sums(x, self.weight, self.scales, self.bias)
         return self.shard.sum(ops.linear(x, self.weight, self.scales, self.bias))
 
 

@@ -68,7 +68,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         """The gated MLP of each token: [tokens, hidden]."""
-        return self.down(ops.silu_mul(self.gate_up(x)))
+        return self.down(self.gate_up.gated(x))
 
 
 class Mixture(nn.Module):
@@ -153,7 +153,7 @@ class Decoder(nn.Module):
             x, residual = layer(x, residual, angles, attend, slots)
         assert residual is not None
         if sampled is not None:
-            x, residual = x.index_select(0, sampled), residual.index_select(0, sampled)
+            x, residual = x.index_select(-2, sampled), residual.index_select(0, sampled)
         return ops.add_rms_norm(x, residual, self.norm.weight, self.spec.norm_eps)[0]
 
     @property

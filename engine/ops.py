@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from pagecast.kernels import reference
+from pagecast.kernels.linear_cuts import Kind, LinearCut, cut_of
 from torch import Tensor
 
 
@@ -44,11 +45,16 @@ def place(
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and that sum: [tokens, hidden] both. No residual: the sum is x."""
+    """The norm of x + residual, and that sum: [tokens, hidden] both. No residual: the sum is x.
+
+    With a residual, x may also be addends, fp32 [addends, tokens, hidden].
+    """
     if x.is_cuda:
         from pagecast.engine import fused
 
         return fused.add_rms_norm(x, residual, weight, eps)
+    if residual is not None and x.dim() == residual.dim() + 1:
+        x = x.sum(0).to(residual.dtype)
     total = x if residual is None else x + residual
     return reference.rms_norm(total, weight, eps), total
 
@@ -67,6 +73,16 @@ def copy_numbers(source: Tensor, target: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
 
+def put_numbers(places: Tensor, numbers: Tensor, target: Tensor) -> None:
+    """Writes int32 `numbers` to `places` of the dense `target`."""
+    if target.is_cuda and len(places):
+        from pagecast.engine import fused
+
+        fused.put_numbers(places, numbers, target)
+    else:
+        target.view(-1)[places] = numbers
+
+
 def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     """Embeddings of token ids [tokens] from a share `weight` [rows, hidden] that begins with token `first`;
     zeros for tokens outside it."""
@@ -83,7 +99,8 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
 def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """x [tokens, inputs] times the transposed `weight` [outputs, inputs], which has `scales` if it is fp8."""
     if scales is None:
-        return F.linear(x, weight, bias)
+        cut = _own_cut("plain", x, weight, bias)
+        return F.linear(x, weight, bias) if cut is None else _own_linear(x, weight, cut)
     if x.is_cuda:
         from pagecast.kernels.fp8_linear import fp8_linear
 
@@ -91,6 +108,33 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
     else:
         out = reference.fp8_linear(x, weight, scales)
     return out if bias is None else out + bias
+
+
+def _own_cut(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> LinearCut | None:
+    """How our own kernel cuts this product; None: it is left to the library."""
+    if bias is not None or not x.is_cuda:
+        return None
+    return cut_of(kind, x, weight)
+
+
+def _own_linear(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = False) -> Tensor:
+    from pagecast.kernels.linear_hopper import linear_hopper
+
+    return linear_hopper(x, weight, cut, gated=gated)
+
+
+def linear_sums(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`linear`, or addends [addends, tokens, outputs] of it, which `add_rms_norm` adds up."""
+    cut = None if scales is not None else _own_cut("sums", x, weight, bias)
+    return linear(x, weight, scales, bias) if cut is None else _own_linear(x, weight, cut)
+
+
+def gated_linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`silu_mul` of `linear`: [tokens, outputs / 2]."""
+    cut = None if scales is not None else _own_cut("gated", x, weight, bias)
+    return (
+        silu_mul(linear(x, weight, scales, bias)) if cut is None else _own_linear(x, weight, cut, gated=True)
+    )
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -251,7 +251,7 @@ class Runner:
     def _change_tables(self, batch: StepLayout) -> None:
         buffer, changes = self.batches.buffer.device, batch.changes
         if changes.places.stop > changes.places.start:
-            self._tables.view(-1)[buffer[changes.places]] = buffer[changes.blocks]
+            ops.put_numbers(buffer[changes.places], buffer[changes.blocks], self._tables)
         if changes.params.stop > changes.params.start:
             rows = buffer[changes.params].view(-1, FIELDS + 1)
             self.sampler.params[:, rows[:, 0]] = rows[:, 1:].T

@@ -22,6 +22,7 @@ p % block_size`. Modules:
     widen_blocks.py    copies fp8 blocks in 16 bits, for prompts
     fp8_linear.py      products with fp8 weights
     mixture.py         a mixture of experts: routing.py, grouped_gemm.py and the weighted sum
+    linear_hopper.py   products of few tokens on an H100 or H200 (linear_cuts.py: which, and how they are cut)
     reference.py       the same in plain PyTorch: what each kernel must compute
 
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)

@@ -27,8 +27,25 @@ def after_predecessor(OVERLAP: tl.constexpr):
     Everything but arguments and a model's parameters must be read after it (programmatic dependent launch,
     CUDA programming guide).
     """
+    wait_for_predecessor(OVERLAP)
+    let_next_start(OVERLAP)
+
+
+@triton.jit
+def wait_for_predecessor(OVERLAP: tl.constexpr):
+    """The first half of `after_predecessor`."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    """The second half of `after_predecessor`.
+
+    A short kernel calls it first of all, so that the next one fetches its weights meanwhile. The next may
+    then begin before this one's predecessor has ended: before it waits, it may read weights alone.
+    """
+    if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 
 

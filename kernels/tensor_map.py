@@ -100,6 +100,24 @@ def matrix_map(matrix: Tensor, rows: int, columns: int) -> MatrixDescriptor:
     return descriptor
 
 
+_swizzled: dict[Any, TensorDescriptor] = {}
+
+
+def swizzled_map(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A dense matrix of 16-bit numbers as Gluon's kernels read boxes of `rows` x `columns`; made once."""
+    key = (matrix.data_ptr(), matrix.shape, matrix.dtype, rows, columns)
+    descriptor = _swizzled.get(key)
+    if descriptor is None:
+        if len(_swizzled) >= MAX_MATRICES:
+            _swizzled.clear()
+        address = Address(matrix.data_ptr(), matrix.dtype)
+        layout = NVMMASharedLayout(128, 16, 2)
+        strides = [matrix.shape[1], 1]
+        descriptor = TensorDescriptor(address, list(matrix.shape), strides, [rows, columns], layout)
+        _swizzled[key] = descriptor
+    return descriptor
+
+
 def box_rows(block_size: int, tile: int, most: int = MOST_BOX_ROWS) -> int:
     """Rows of a box: as many as lie in one block and divide a tile, at most `most`, a power of two."""
     return gcd(block_size, tile, most)

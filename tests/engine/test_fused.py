@@ -26,6 +26,26 @@ def test_add_rms_norm(width: int, with_residual: bool) -> None:
         torch.testing.assert_close(ours.cpu(), theirs)
 
 
+def test_add_rms_norm_of_addends_is_that_of_their_sum() -> None:
+    addends, residual, weight = some(3, 5, 96), some(5, 96, seed=1), some(96, seed=2)
+    expected = ops.add_rms_norm(addends.sum(0), residual, weight, 1e-5)
+    torch.testing.assert_close(ops.add_rms_norm(addends, residual, weight, 1e-5), expected)
+    out = fused.add_rms_norm(addends.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), 1e-5)
+    for ours, theirs in zip(out, expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("count", [1, 600])
+def test_numbers_are_put_in_their_places(count: int) -> None:
+    target = torch.full((30, 40), -7, dtype=torch.int32, device=DEVICE)
+    places = torch.randperm(1200, generator=torch.Generator().manual_seed(0))[:count].int().to(DEVICE)
+    numbers = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    fused.put_numbers(places, numbers, target)
+    expected = torch.full((1200,), -7, dtype=torch.int32)
+    expected[places.cpu().long()] = numbers.cpu()
+    assert torch.equal(target.cpu().view(-1), expected)
+
+
 def test_silu_mul() -> None:
     x = some(3, 2 * 1100)
     torch.testing.assert_close(fused.silu_mul(x.to(DEVICE)).cpu(), ops.silu_mul(x))

@@ -15,6 +15,7 @@ import triton
 from pagecast.kernels import (
     decode_hopper,
     grouped_gemm,
+    linear_hopper,
     mixture,
     paged_decode,
     paged_prefill,
@@ -24,6 +25,7 @@ from pagecast.kernels import (
 )
 from pagecast.kernels.decode_schedule import HOPPER_CUT, DecodeSchedule, DecodeShape
 from pagecast.kernels.launch import Launch
+from pagecast.kernels.linear_cuts import LinearCut
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -53,6 +55,19 @@ def _gate_up(plan: mixture.Plan) -> Launch:
 
 def _down(plan: mixture.Plan) -> Launch:
     return grouped_gemm.down_launch((128, 2048, 768), plan.tile_rows, plan.down, torch.device("cpu"))
+
+
+def _linear(cut: LinearCut, *, gated: bool = False) -> dict[str, int]:
+    """Compiles a product of Qwen3-0.6B: gate and up with the activation, or down."""
+    launch = linear_hopper.linear_launch(
+        (6144, 1024) if gated else (1024, 3072), cut, gated, torch.device("cpu")
+    )
+    layout = linear_hopper.gl.NVMMASharedLayout(128, 16, 2)
+    rows = {"x": cut.tokens, "weight": cut.outputs // 2 if gated else cut.outputs}
+    rows |= {"x_rest": cut.rest} if cut.rest else {}
+    types = {name: f"tensordesc<bf16[{n}, {cut.depth}],{layout!r}>" for name, n in rows.items()}
+    types |= {"out": "*fp32" if cut.splits > 1 else "*bf16", "tokens": "i32"}
+    return compiled(launch, types, GluonASTSource)
 
 
 def _matrix(blocking: grouped_gemm.Blocking) -> dict[str, str]:
@@ -137,6 +152,8 @@ def main() -> None:
         "hopper": partial(compiled, hopper, pools | prefill | maps, GluonASTSource),
         "decode on hopper": partial(compiled, beside, pools | decode | maps, GluonASTSource),
         "hopper of small heads": partial(compiled, small, pools | prefill | maps, GluonASTSource),
+        "linear": partial(_linear, LinearCut(64, 64, 16, 4, 10)),
+        "gated linear": partial(_linear, LinearCut(64, 128, 0, 1, 8), gated=True),
         "store": partial(compiled, store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
     names = sys.argv[1:] or list(kernels)

@@ -56,6 +56,9 @@ def test_every_kernel_compiles_to_the_instructions_it_relies_on(tmp_path: Path) 
     assert instructions["hopper of small heads"]["setmaxnreg"] > instructions["hopper"]["setmaxnreg"]
     assert instructions["choose"]["atom."] == 1  # a token's place among those of its expert
     assert instructions["sort"]["atom."] == 0
+    assert instructions["linear"]["wgmma.mma_async"] == 2 * 4  # of 64 tokens, and of the rest
+    assert instructions["linear"]["cp.async.bulk.tensor"] == 3 * (10 + 1)  # before the loop, and in it
+    assert instructions["gated linear"]["wgmma.mma_async"] == 4
     for name, product in (("up of few", "mma.sync"), ("up of many", "wgmma.mma_async")):
         assert instructions[name][product] > 0
         assert instructions[name]["cp.async.bulk.tensor"] > 0  # the experts' matrices
