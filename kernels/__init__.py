@@ -26,7 +26,7 @@ p % block_size`. Modules:
     reference.py       the same in plain PyTorch: what each kernel must compute
 
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)
-    decode_hopper.py   what paged_decode runs there where a schedule asks for it (hopper.py: what both share)
+    hopper.py          what that and linear_hopper.py share
     tile.py            fetching a tile through the block table and the online softmax, for both attentions
     launch.py          cheap repeated launches
     code_digest.py     which state of these kernels a recorded run was made with

@@ -1,6 +1,6 @@
 """Shares of a step's decode attention, computed on the device from the lengths of the step.
 
-`paged_decode` says how work is shared out; here is who gets what, for both kernels that compute it.
+`paged_decode` says how work is shared out; here is who gets what.
 """
 
 # Device code takes tensors of the kernel language, which has no types.
@@ -69,11 +69,11 @@ def _share_work(
 class DecodeCut:
     """How decode attention uses a multiprocessor: `programs_per_sm` programs of `warps` warps, each with
     pipelines of `stages` steps, which take `tile_bytes` of K. `registers` of a thread at most; 0: any.
-    Work is shared out in units of `unit` tokens (0: in tiles); starting on another head costs a program
-    `start_cost` of them. `hopper`: by the kernel for Hopper GPUs, where the tensors allow it.
+    Starting on another head costs a program as much as `start_cost` tiles.
 
     Programs are brought up while the kernel before them ends. Therefore no more of them must fit on a
-    multiprocessor than are meant to, or they fill the GPU unevenly: registers see to that.
+    multiprocessor than are meant to, or they fill the GPU unevenly: registers see to that. Over fp8, two
+    warps with many registers each, whose instructions overlap, are faster than more warps.
     """
 
     tile_bytes: int
@@ -82,13 +82,10 @@ class DecodeCut:
     warps: int = 4
     registers: int = 0
     start_cost: int = 2
-    unit: int = 0
-    hopper: bool = False
 
 
 WIDE_CUT = DecodeCut(8192, 4, 5, registers=128)
-FP8_CUT = DecodeCut(8192, 4, 5, warps=2)
-HOPPER_CUT = DecodeCut(16384, 2, 3, registers=128, start_cost=2, unit=16, hopper=True)
+FP8_CUT = DecodeCut(8192, 4, 5, warps=2, registers=224)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +102,6 @@ class DecodeShape:
     def is_fp8(self) -> bool:
         """True where the cache holds fp8."""
         return self.kv_dtype == torch.float8_e4m3fn
-
-    @property
-    def fits_hopper(self) -> bool:
-        """True where the kernel for Hopper GPUs may be used."""
-        known = self.kv_dtype in (torch.bfloat16, torch.float16) and self.head_dim in (64, 128)
-        return known and self.heads // self.kv_heads <= 64
-
-
-def hopper_cut(shape: DecodeShape, device: torch.device | str) -> DecodeCut | None:
-    """The cut for the Hopper kernel, None where it does not apply; to be given to `DecodeSchedule`.
-
-    On an H200 a decode step of Qwen3-0.6B takes 3 to 5% less with it where all sequences are of one length
-    or there are few, and up to 1% more where the lengths of many differ.
-    """
-    device = torch.device(device)
-    fits = shape.fits_hopper and device.type == "cuda"
-    return HOPPER_CUT if fits and torch.cuda.get_device_capability(device) == (9, 0) else None
 
 
 def _cut_of(shape: DecodeShape, device: torch.device) -> DecodeCut:
@@ -148,7 +128,6 @@ class DecodeSchedule:
         self.shape = shape
         self.cut = cut or _cut_of(shape, device)
         self.tile = _tile(shape, self.cut)
-        self.unit = self.cut.unit or self.tile
         self.programs = _programs(self.cut, device) if programs is None else programs
         group_rows = next_power_of_2(shape.heads // shape.kv_heads)
         slots = 2 * self.programs * group_rows
@@ -161,7 +140,7 @@ class DecodeSchedule:
         self.outputs = torch.empty(slots * dim, dtype=torch.float32, device=device)
         constants = {
             "LANE_HEADS": shape.kv_heads // self.lanes,
-            "TILE": self.unit,
+            "TILE": self.tile,
             "WINDOW": shape.window or 0,
             "STRETCHES": self.programs // self.lanes,
             "START_COST": self.cut.start_cost,

@@ -24,25 +24,21 @@ def fetch_tile(
     head,
     full,
     buffer,
-    boxes,
     BLOCK_SIZE: gl.constexpr,
     ROWS: gl.constexpr,
     BOX: gl.constexpr,
 ):
     """Queues the copy of the tokens [start, start + TILE) into `buffer`, `full` announcing its arrival.
 
-    ROWS are the cache's `row_strides`. Only the first `boxes` boxes are copied, the rest keeps what it held.
-    Tokens past the last page get that page's: their weight will be 0.
+    ROWS are the cache's `row_strides`. Tokens past the last page get that page's: their weight will be 0.
     """
     TILE: gl.constexpr = buffer.shape[0]
-    BYTES: gl.constexpr = BOX * buffer.shape[1] * buffer.dtype.primitive_bitwidth // 8
-    for count in gl.static_range(1, TILE // BOX + 1):
-        mbarrier.expect(full, count * BYTES, pred=boxes == count)
+    mbarrier.expect(full, TILE * buffer.shape[1] * buffer.dtype.primitive_bitwidth // 8)
     for part in gl.static_range(TILE // BOX):
         token = start + part * BOX
         page = gl.load(table_row + gl.minimum(token // BLOCK_SIZE, last_page))
         row = page * ROWS[0] + head * ROWS[1] + token % BLOCK_SIZE
-        _fetch_box(cache, [row, head * ROWS[2]], full, buffer.slice(part * BOX, BOX), pred=part < boxes)
+        _fetch_box(cache, [row, head * ROWS[2]], full, buffer.slice(part * BOX, BOX))
 
 
 @gluon.jit

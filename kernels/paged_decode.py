@@ -27,12 +27,28 @@ from pagecast.kernels.launch import (
     require_attention,
     require_sinks,
 )
-from pagecast.kernels.tile import compute_dtype, halves, load_tile, page_ids, scores, with_sink
+from pagecast.kernels.tile import (
+    alternate_pairs,
+    compute_dtype,
+    halves,
+    load_tile,
+    page_ids,
+    scores,
+    with_sink,
+)
 from torch import Tensor
-from triton.compiler.errors import CompilationError
 
 MERGE = 32
 AT_ONCE = 4
+
+
+@triton.jit
+def _across(x, PAIRS: tl.constexpr):
+    """Numbers by row, to be combined with scores or with the output, which PAIRS transpose."""
+    if PAIRS:
+        return x[None, :]
+    else:
+        return x[:, None]
 
 
 @triton.jit
@@ -46,35 +62,41 @@ def _queries(
     DTYPE: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """A KV head's queries [rows, dim], as a tuple of one; with PAIRS their even and their odd columns."""
+    """A KV head's queries, as a tuple: all columns [rows, dim]; with PAIRS those of each half that
+    `alternate_pairs` makes of a key, [dim / 2, rows]."""
     if PAIRS:
-        even = 2 * tl.arange(0, DIM_POW2 // 2)[None, :]
-        there = (rows < GROUP) & (even < DIM)
-        odd_ones = tl.load(at + (even + 1) * Q[2], mask=there, other=0.0).to(DTYPE)
-        return tl.load(at + even * Q[2], mask=there, other=0.0).to(DTYPE), odd_ones
+        nth = tl.arange(0, DIM_POW2 // 2)[:, None]
+        first = nth // 2 * 4 + nth % 2
+        heads = at + rows[None, :] * Q[1]
+        there = (rows < GROUP)[None, :] & (first < DIM)
+        after = (rows < GROUP)[None, :] & (first + 2 < DIM)
+        second_half = tl.load(heads + (first + 2) * Q[2], mask=after, other=0.0).to(DTYPE)
+        return tl.load(heads + first * Q[2], mask=there, other=0.0).to(DTYPE), second_half
     else:
         dims = tl.arange(0, DIM_POW2)[None, :]
-        there = (rows < GROUP) & (dims < DIM)
-        return (tl.load(at + dims * Q[2], mask=there, other=0.0).to(DTYPE),)
+        there = (rows < GROUP)[:, None] & (dims < DIM)
+        return (tl.load(at + rows[:, None] * Q[1] + dims * Q[2], mask=there, other=0.0).to(DTYPE),)
 
 
 @triton.jit
 def _scores(q, keys, PAIRS: tl.constexpr, ON_GPU: tl.constexpr):
-    """q k^T in fp32, [rows, tile]; with PAIRS `keys` holds two fp8 numbers in each int16."""
+    """q k^T in fp32, [rows, tile]; with PAIRS `keys` holds two fp8 numbers in each int16, and scores are
+    transposed."""
     if PAIRS:
-        even, odd = halves(keys, ON_GPU)
-        return tl.dot(q[1], tl.trans(odd), tl.dot(q[0], tl.trans(even)))
+        first, second = alternate_pairs(keys, ON_GPU)
+        return tl.dot(second, q[1], tl.dot(first, q[0]))
     else:
         return scores(q[0], keys)
 
 
 @triton.jit
 def _add_values(acc, fade, weights, values, PAIRS: tl.constexpr, ON_GPU: tl.constexpr):
-    """The output so far, faded, and the tile's weights with its values: a tuple like the queries'."""
-    fade = fade[:, None]
+    """The output so far, faded, and the tile's weights with its values: a tuple of all columns [rows, dim];
+    with PAIRS of even and of odd ones, transposed like `values` and `weights`."""
+    fade = _across(fade, PAIRS)
     if PAIRS:
         even, odd = halves(values, ON_GPU)
-        return tl.dot(weights, even, acc[0] * fade), tl.dot(weights, odd, acc[1] * fade)
+        return tl.dot(even, weights, acc[0] * fade), tl.dot(odd, weights, acc[1] * fade)
     else:
         return (tl.dot(weights, values.to(weights.dtype), acc[0] * fade, input_precision="ieee"),)
 
@@ -93,6 +115,7 @@ def _attend(
     V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    ROWS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_POW2: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -102,16 +125,19 @@ def _attend(
 ):
     """Online softmax over the tiles [first, last): running max [rows], sum [rows], output [rows, dim].
 
-    With PAIRS the cache is fp8 with dense rows, read two numbers at a time.
+    With PAIRS the cache is fp8 with dense rows, read two numbers at a time. Products are transposed then: a
+    tensor core takes at least 16 rows of one factor, which are tokens or columns of V, and 8 of the other, so
+    that few queries waste less.
     """
-    ROWS: tl.constexpr = q[0].shape[0]
     EACH: tl.constexpr = 2 if PAIRS else 1
+    AXIS: tl.constexpr = 0 if PAIRS else 1
     WIDTH: tl.constexpr = DIM_POW2 // EACH
     KEYS: tl.constexpr = (K[0] // EACH, K[1] // EACH, K[2] // EACH, K[3])
     VALUES: tl.constexpr = (V[0] // EACH, V[1] // EACH, V[2] // EACH, V[3])
     m = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    nothing = tl.zeros([ROWS, WIDTH], tl.float32)
+    # Sums stay spread over a tile's tokens until the end.
+    totals = tl.zeros([TILE, ROWS] if PAIRS else [ROWS, TILE], tl.float32)
+    nothing = tl.zeros([WIDTH, ROWS] if PAIRS else [ROWS, WIDTH], tl.float32)
     if PAIRS:
         k = k.to(tl.pointer_type(tl.int16), bitcast=True)
         v = v.to(tl.pointer_type(tl.int16), bitcast=True)
@@ -123,19 +149,21 @@ def _attend(
         start = tile * TILE
         ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, True)
         keys = load_tile(k, ids, start, length, KEYS, BLOCK_SIZE, TILE, DIM // EACH, WIDTH, False)
-        values = load_tile(v, ids, start, length, VALUES, BLOCK_SIZE, TILE, DIM // EACH, WIDTH, True)
+        values = load_tile(v, ids, start, length, VALUES, BLOCK_SIZE, TILE, DIM // EACH, WIDTH, True, PAIRS)
         token = start + tl.arange(0, TILE)
         seen = token < length
         if WINDOW > 0:
             seen = seen & (token >= length - WINDOW)
-        s = tl.where(seen[None, :], _scores(q, keys, PAIRS, ON_GPU) * scale, -float("inf"))
-        new_m = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - new_m[:, None])
+        seen = _across(seen, not PAIRS)
+        s = tl.where(seen, _scores(q, keys, PAIRS, ON_GPU) * scale, -float("inf"))
+        new_m = tl.maximum(m, tl.max(s, AXIS))
+        p = tl.exp2(s - _across(new_m, PAIRS))
         fade = tl.exp2(m - new_m)
-        m, total = new_m, total * fade + tl.sum(p, 1)
+        m, totals = new_m, totals * _across(fade, PAIRS) + p
         acc = _add_values(acc, fade, p.to(q[0].dtype), values, PAIRS, ON_GPU)
+    total = tl.sum(totals, AXIS)
     if PAIRS:
-        return m, total, tl.join(acc[0], acc[1]).reshape(ROWS, DIM_POW2)
+        return m, total, tl.join(tl.trans(acc[0]), tl.trans(acc[1])).reshape(ROWS, DIM_POW2)
     else:
         return m, total, acc[0]
 
@@ -253,7 +281,7 @@ def _paged_decode(
     lane_slots = lane * (tl.num_programs(0) // LANES)
     share = tl.load(ends)
     total_work = tl.load(ends + batch) * LANE_HEADS
-    rows = tl.arange(0, ROWS)[:, None]
+    rows = tl.arange(0, ROWS)
     start = stretch * share
     end = tl.minimum(start + share, total_work)
     # The head that the next stretch goes on with comes first: its parts are merged while others still run.
@@ -269,9 +297,13 @@ def _paged_decode(
         begin = tl.where(turn == 0, split, start)
         stop = tl.where(turn == 0, end, split)
         row = tl.where(turn == 0, last_row, tl.load(first_row + stretch))
+        row_begin = tl.load(ends + row, mask=row > 0, other=0)
+        row_end = tl.load(ends + 1 + row, mask=row < batch, other=0)
+        length = tl.load(seq_lens + row, mask=row < batch, other=0)
         while begin < stop:
-            row_end = tl.load(ends + 1 + row)
-            row_begin = tl.load(ends + row, mask=row > 0, other=0)
+            # What the next row begins with is read while this one is computed.
+            next_end = tl.load(ends + 2 + row, mask=row + 1 < batch, other=0)
+            next_length = tl.load(seq_lens + 1 + row, mask=row + 1 < batch, other=0)
             # A head's work is START_COST, then its tiles; `unit` is where these begin on the line of work.
             work = row_end - row_begin
             tiles = work - START_COST
@@ -281,9 +313,8 @@ def _paged_decode(
             last = tl.minimum(tiles, stop - unit)
             if last > first:
                 head = nth * LANES + lane
-                length = tl.load(seq_lens + row)
                 skipped = tl.cdiv(length, TILE) - tiles
-                at = q + row.to(tl.int64) * Q[0] + (head * GROUP + rows) * Q[1]
+                at = q + row.to(tl.int64) * Q[0] + head * GROUP * Q[1]
                 k_factor = 1.0
                 v_factor = 1.0
                 if k_scale is not None:
@@ -305,6 +336,7 @@ def _paged_decode(
                     V,
                     BLOCK_SIZE,
                     TILE,
+                    ROWS,
                     DIM,
                     DIM_POW2,
                     WINDOW,
@@ -345,6 +377,9 @@ def _paged_decode(
             begin = tl.minimum(unit + tiles, stop)
             if begin == row_end * LANE_HEADS:
                 row += 1
+                row_begin = row_end
+                row_end = next_end
+                length = next_length
 
 
 _launches: dict[Any, Any] = {}
@@ -406,11 +441,7 @@ def paged_decode(
     scale = (q.shape[2] ** -0.5 if scale is None else scale) * math.log2(math.e)
     numbers = block_table.stride(0), q.shape[0], scale
     tensors = (q, k_cache, v_cache, out, block_table, seq_lens, *schedule.workspace, k_scale, v_scale, sinks)
-    try:
-        launch(schedule.programs, tensors, *numbers)
-    except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
-        launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, schedule, settled)
-        launch(schedule.programs, tensors, *numbers)
+    launch(schedule.programs, tensors, *numbers)
     return out
 
 
@@ -442,31 +473,12 @@ def _configure(
     out: Tensor,
     k_scale: Tensor | None,
     schedule: DecodeSchedule,
-    settled: bool,
-) -> Any:
-    """A `Launch` of the plain kernel, or the Hopper one where it applies and imports."""
-    if q.is_cuda and schedule.cut.hopper:
-        try:
-            from pagecast.kernels.decode_hopper import HopperDecode, usable
-        except (ImportError, AttributeError):
-            return _plain(q, k_cache, v_cache, out, k_scale, schedule, settled)
-        if usable(q, k_cache, v_cache):
-            return HopperDecode(q, k_cache, v_cache, out, k_scale, schedule, settled)
-    return _plain(q, k_cache, v_cache, out, k_scale, schedule, settled)
-
-
-def _plain(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    out: Tensor,
-    k_scale: Tensor | None,
-    schedule: DecodeSchedule,
     settled: bool = False,
 ) -> Launch:
     shape, cut = schedule.shape, schedule.cut
     group = shape.heads // shape.kv_heads
     dim = next_power_of_2(shape.head_dim)
+    pairs = shape.is_fp8 and q.dtype != torch.float32 and _has_pairs(k_cache) and _has_pairs(v_cache)
     constants = {
         "Q": q.stride(),
         "K": k_cache.stride(),
@@ -476,11 +488,11 @@ def _plain(
         "LANES": schedule.lanes,
         "GROUP": group,
         "GROUP_POW2": next_power_of_2(group),
-        "ROWS": max(16, next_power_of_2(group)),
+        "ROWS": max(8 if pairs else 16, next_power_of_2(group)),
         "DIM": shape.head_dim,
         "DIM_POW2": dim,
         "BLOCK_SIZE": k_cache.shape[1],
-        "TILE": schedule.unit,
+        "TILE": schedule.tile,
         "WINDOW": shape.window or 0,
         "START_COST": cut.start_cost,
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
@@ -488,7 +500,7 @@ def _plain(
         "MERGE": MERGE,
         "AT_ONCE": AT_ONCE,
         "STAGES": cut.stages,
-        "PAIRS": shape.is_fp8 and q.dtype != torch.float32 and _has_pairs(k_cache) and _has_pairs(v_cache),
+        "PAIRS": pairs,
         "ON_GPU": q.is_cuda,
         "SETTLED": settled,
     }

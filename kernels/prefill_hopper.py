@@ -34,17 +34,36 @@ _fetch_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_g
 
 
 @gluon.jit
-def _where(item, items, KV_HEADS: gl.constexpr, SIDE: gl.constexpr):
-    """A piece of work's place in the plan, and its KV head.
+def _share(items):
+    """How many pieces of work this program has."""
+    return (items - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
 
-    Where there is much work, only SIDE heads are under way at once: their K and V stay in the L2 cache.
+
+@gluon.jit
+def _where(turn, items, KV_HEADS: gl.constexpr, SIDE: gl.constexpr):
+    """This program's piece of work number `turn`: its place in the plan, and its KV head.
+
+    Pieces go round the programs, to and fro: they grow shorter, so that the first program would always have
+    the longest. Where there is much work, only SIDE heads are under way at once: their K and V stay in the
+    L2 cache.
     """
+    programs = gl.num_programs(0)
+    item = turn * programs + gl.program_id(0)
     if SIDE == KV_HEADS:
+        back = gl.minimum((turn + 1) * programs, items) - 1 - gl.program_id(0)
+        item = gl.where(turn % 2 == 1, back, item)
         return item // KV_HEADS, item % KV_HEADS
     else:
         number = items // KV_HEADS
-        side = gl.where(number * SIDE >= 2 * gl.num_programs(0), SIDE, KV_HEADS)
-        return item // side % number, item // (number * side) * side + item % side
+        much = number * SIDE >= 2 * programs
+        together = gl.where(much, number * SIDE, items)
+        part = item // together
+        nth = item - part * together
+        through = nth // programs
+        back = gl.minimum((through + 1) * programs, together) - 1 - (nth - through * programs)
+        nth = gl.where((through + part) % 2 == 1, back, nth)
+        head = gl.where(much, part * SIDE + nth % SIDE, nth % KV_HEADS)
+        return gl.where(much, nth // SIDE, nth // KV_HEADS), head
 
 
 @gluon.jit
@@ -76,10 +95,9 @@ def _produce(
     k_cache, v_cache, table, table_stride, tiles, items = pages
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
-    BOXES: gl.constexpr = TILE // BOX
     step = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        nth, head = _where(item, items, KV_HEADS, SIDE)
+    for turn in range(_share(items)):
+        nth, head = _where(turn, items, KV_HEADS, SIDE)
         sequence, _row, _count, _position, first, length = _item(tiles, nth, TILE, WINDOW)
         last = (length + TILE - 1) // TILE
         row = table + sequence.to(gl.int64) * table_stride
@@ -90,10 +108,10 @@ def _produce(
             free = (step // STAGES + 1) & 1
             mbarrier.wait(k_empty.index(stage), free)
             full, buffer = k_full.index(stage), k_buffers.index(stage)
-            fetch_tile(k_cache, row, start, last_page, head, full, buffer, BOXES, BLOCK_SIZE, K_ROWS, BOX)
+            fetch_tile(k_cache, row, start, last_page, head, full, buffer, BLOCK_SIZE, K_ROWS, BOX)
             mbarrier.wait(v_empty.index(stage), free)
             full, buffer = v_full.index(stage), v_buffers.index(stage)
-            fetch_tile(v_cache, row, start, last_page, head, full, buffer, BOXES, BLOCK_SIZE, V_ROWS, BOX)
+            fetch_tile(v_cache, row, start, last_page, head, full, buffer, BLOCK_SIZE, V_ROWS, BOX)
             step += 1
 
 
@@ -221,7 +239,7 @@ def _place(lane, row, count, head, STRIDES: gl.constexpr, GROUP: gl.constexpr):
 def _fetch_q(
     q,
     tiles,
-    item,
+    turn,
     items,
     buffer,
     lane,
@@ -234,9 +252,9 @@ def _fetch_q(
     WINDOW: gl.constexpr,
     SIDE: gl.constexpr,
 ):
-    """Starts to copy the queries of an item, if there is one."""
-    if item < items:
-        nth, head = _where(item, items, KV_HEADS, SIDE)
+    """Starts to copy the queries of a turn's item, if there is one."""
+    if turn < _share(items):
+        nth, head = _where(turn, items, KV_HEADS, SIDE)
         _sequence, row, count, _position, _first, _length = _item(tiles, nth, TILE, WINDOW)
         at = _place(lane, row, count, head, Q, GROUP)
         pointers = q + at[:, None] + dims[None, :]
@@ -378,14 +396,12 @@ def _consume(
     if DIM != WIDTH:  # what lies past a head in K then counts for nothing
         buffer.store(gl.zeros([ROWS, WIDTH], buffer.dtype, L))
     nth = (PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))) // GROUP
-    _fetch_q(
-        q, tiles, gl.program_id(0), items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE
-    )
+    _fetch_q(q, tiles, 0, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE)
     if turns.shape[0] == PART + 1:
         mbarrier.arrive(turns.index(0), count=1)
     step = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        entry, head = _where(item, items, KV_HEADS, SIDE)
+    for turn in range(_share(items)):
+        entry, head = _where(turn, items, KV_HEADS, SIDE)
         _sequence, row, count, position, first, length = _item(tiles, entry, TILE, WINDOW)
         async_copy.wait_group(0)
         fence_async_shared()
@@ -395,8 +411,7 @@ def _consume(
             buffer, pipe, position, length, positions, first, step, scale, PART, TAIL, WINDOW
         )
         weights, fade, m, total, acc, rest = state
-        following = item + gl.num_programs(0)
-        _fetch_q(q, tiles, following, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE)
+        _fetch_q(q, tiles, turn + 1, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE)
         acc, rest = _queue_output(buffer, pipe, step - 1, weights, fade, acc, rest, TAIL)
         if TAIL:
             acc, rest = warpgroup_mma_wait(0, deps=[acc, rest])

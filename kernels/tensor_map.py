@@ -39,8 +39,8 @@ def row_strides(cache: Tensor) -> tuple[int, int, int] | None:
 class TensorMaps:
     """The maps of the caches that one kernel is given, made once each; a tile is fetched in whole boxes."""
 
-    def __init__(self, tile: int, most_rows: int = MOST_BOX_ROWS) -> None:
-        self._box = tile, most_rows
+    def __init__(self, tile: int) -> None:
+        self._tile = tile
         self._maps: dict[tuple[int, int], Any] = {}
 
     def __call__(self, cache: Tensor) -> Any:
@@ -63,7 +63,7 @@ class TensorMaps:
             Address(cache.data_ptr(), cache.dtype),
             [rows, columns],
             [cache.stride(1), 1],
-            [box_rows(block_size, *self._box), next_power_of_2(dim)],
+            [box_rows(block_size, self._tile), next_power_of_2(dim)],
             NVMMASharedLayout(128, 8 * cache.element_size(), 2),
         )
 
@@ -118,6 +118,6 @@ def swizzled_map(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return descriptor
 
 
-def box_rows(block_size: int, tile: int, most: int = MOST_BOX_ROWS) -> int:
-    """Rows of a box: as many as lie in one block and divide a tile, at most `most`, a power of two."""
-    return gcd(block_size, tile, most)
+def box_rows(block_size: int, tile: int) -> int:
+    """Rows of a box: as many as lie in one block and divide a tile, at most `MOST_BOX_ROWS`."""
+    return gcd(block_size, tile, MOST_BOX_ROWS)

@@ -39,12 +39,13 @@ def load_tile(
     DIM: tl.constexpr,
     DIM_POW2: tl.constexpr,
     EDGE: tl.constexpr,
+    TURNED: tl.constexpr = False,
 ):
     """Rows [TILE, DIM_POW2] of the tokens [start, start + TILE); zeros from DIM on.
 
     With EDGE also zeros from `length` on; without it, whatever the block holds there (memory that exists,
     as `page_ids` gives block 0 where a sequence has none). `cache` points at the head; STRIDES are those of
-    [block, slot, head, dim].
+    [block, slot, head, dim]. TURNED: the same with EDGE, transposed.
     """
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, DIM_POW2)
@@ -52,12 +53,18 @@ def load_tile(
         rows = ids * STRIDES[0] + (start % BLOCK_SIZE + lanes) * STRIDES[1]
     else:
         rows = ids * STRIDES[0] + ((start + lanes) % BLOCK_SIZE) * STRIDES[1]
-    at = cache + rows[:, None] + dims[None, :] * STRIDES[3]
-    if EDGE:
-        return tl.load(at, mask=(start + lanes < length)[:, None] & (dims < DIM)[None, :], other=0.0)
-    if DIM != DIM_POW2:
-        return tl.load(at, mask=(dims < DIM)[None, :], other=0.0)
-    return tl.load(at)
+    there = start + lanes < length
+    if TURNED:
+        at = cache + rows[None, :] + dims[:, None] * STRIDES[3]
+        return tl.load(at, mask=there[None, :] & (dims < DIM)[:, None], other=0.0)
+    else:
+        at = cache + rows[:, None] + dims[None, :] * STRIDES[3]
+        if EDGE:
+            return tl.load(at, mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
+        elif DIM != DIM_POW2:
+            return tl.load(at, mask=(dims < DIM)[None, :], other=0.0)
+        else:
+            return tl.load(at)
 
 
 @triton.jit
@@ -87,6 +94,35 @@ def halves(x, ON_GPU: tl.constexpr):
     low = (x & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     high = ((x >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     return low.to(tl.float16), high.to(tl.float16)
+
+
+@triton.jit
+def alternate_pairs(x, ON_GPU: tl.constexpr):
+    """Two fp8 (e4m3) numbers of each int16 of rows [n, m], in fp16: the numbers 4i and 4i + 1 of each row,
+    and the numbers 4i + 2 and 4i + 3.
+
+    Half the instructions of `halves`: what one of them widens stays side by side. Two neighbours of a row
+    must lie in one register, as they do in a factor of a product that sums over the columns.
+    """
+    if ON_GPU:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b16 first, second;
+            mov.b32 {first, second}, $2;
+            cvt.rn.f16x2.e4m3x2 $0, first;
+            cvt.rn.f16x2.e4m3x2 $1, second;
+            }""",
+            "=r,=r,r",
+            [x],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low, high = halves(x, ON_GPU)
+        pairs = tl.join(low, high).reshape(x.shape[0], x.shape[1] // 2, 2, 2)
+        first, second = tl.split(pairs.permute(0, 1, 3, 2))
+        return first.reshape(x.shape[0], x.shape[1]), second.reshape(x.shape[0], x.shape[1])
 
 
 @triton.jit

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import triton
 from pagecast.kernels import (
-    decode_hopper,
     grouped_gemm,
     linear_hopper,
     mixture,
@@ -23,7 +22,7 @@ from pagecast.kernels import (
     routing,
     store_kv,
 )
-from pagecast.kernels.decode_schedule import HOPPER_CUT, DecodeSchedule, DecodeShape
+from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.launch import Launch
 from pagecast.kernels.linear_cuts import LinearCut
 from triton.backends.compiler import GPUTarget
@@ -97,13 +96,6 @@ def main() -> None:
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
-    mine = DecodeSchedule(schedule.shape, 64, "cpu", cut=HOPPER_CUT)
-    beside = Launch(
-        decode_hopper._decode_hopper,
-        decode_hopper.constants_of(q, k, v, q, None, mine, True),
-        num_warps=mine.cut.warps,
-        maxnreg=mine.cut.registers,
-    )
     small_q, small_kv = torch.empty(64, 32, 96).bfloat16(), torch.empty(8, 2, 16, 8, 96).bfloat16()
     small = Launch(
         prefill_hopper._prefill_hopper,
@@ -112,13 +104,14 @@ def main() -> None:
         ),
         num_warps=4,
     )
-    fp8 = paged_decode._plain(
+    fp8 = paged_decode._configure(
         q,
         k.to(torch.float8_e4m3fn),
         v.to(torch.float8_e4m3fn),
         q,
         None,
         DecodeSchedule(DecodeShape(32, 8, 128, torch.float8_e4m3fn), 64, "cpu"),
+        False,
     )
     fp8.constants["ON_GPU"] = True
     few, many = (mixture.plan_of(tokens, 8, 128, torch.bfloat16) for tokens in (1, 8192))
@@ -138,19 +131,22 @@ def main() -> None:
             routes8 | {"weights": f"tensordesc<fp8e4nv[{few8.up.columns}, 128]>"},
         ),
         "down of many": partial(compiled, _down(many), routes | _matrix(many.down)),
-        "decode": partial(compiled, paged_decode._plain(q, k, v, q, None, schedule), pools | decode),
+        "decode": partial(
+            compiled, paged_decode._configure(q, k, v, q, None, schedule, False), pools | decode
+        ),
         "prefill": partial(compiled, paged_prefill._plain(q, k, v, q, None, None), pools | prefill),
         "decode fp8": partial(
             compiled, fp8, {**pools, **decode, "k_cache": "*fp8e4nv", "v_cache": "*fp8e4nv"}
         ),
         "decode with sinks": partial(
-            compiled, paged_decode._plain(q, k, v, q, None, schedule), pools | decode | {"sinks": "*fp32"}
+            compiled,
+            paged_decode._configure(q, k, v, q, None, schedule, False),
+            pools | decode | {"sinks": "*fp32"},
         ),
         "prefill with sinks": partial(
             compiled, paged_prefill._plain(q, k, v, q, None, None), pools | prefill | {"sinks": "*fp32"}
         ),
         "hopper": partial(compiled, hopper, pools | prefill | maps, GluonASTSource),
-        "decode on hopper": partial(compiled, beside, pools | decode | maps, GluonASTSource),
         "hopper of small heads": partial(compiled, small, pools | prefill | maps, GluonASTSource),
         "linear": partial(_linear, LinearCut(64, 64, 16, 4, 10)),
         "gated linear": partial(_linear, LinearCut(64, 128, 0, 1, 8), gated=True),

@@ -26,15 +26,11 @@ def instructions_of(folder: Path, *names: str) -> dict[str, dict[str, int]]:
 
 
 def test_attention_compiles_to_the_instructions_it_relies_on(tmp_path: Path) -> None:
-    instructions = instructions_of(tmp_path, "decode", "prefill", "decode on hopper")
+    instructions = instructions_of(tmp_path, "decode", "prefill")
     assert instructions["decode"]["cp.async.cg"] > 0  # tiles arrive while others are computed
     assert instructions["decode"]["mma.sync"] > 0
     assert instructions["decode"]["atom."] == 1  # the last program of a head merges
     assert instructions["prefill"]["wgmma.mma_async"] > 0
-    assert instructions["decode on hopper"]["wgmma.mma_async"] > 0
-    assert instructions["decode on hopper"]["cp.async.bulk.tensor"] == 16  # 4 boxes of 16 tokens, 2 halves
-    assert instructions["decode on hopper"]["setmaxnreg"] > 0
-    assert instructions["decode on hopper"]["atom."] == 1
 
 
 @pytest.mark.slow

@@ -255,6 +255,26 @@ def test_tiles_cut_everywhere(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("slope", [-0.2, 0.01, 0.05, 0.2])
+def test_scores_that_keep_rising(
+    paged: Callable[..., Any], error: Callable[..., float], dim: int, slope: float
+) -> None:
+    """As tiles are read, from the last key to the first: the output is rescaled again and again."""
+    lens = [1500, 700]
+    cache = paged(lens, 2, dim, 16, torch.bfloat16)
+    for row, n in enumerate(lens):
+        position = torch.arange(n, device="cuda")
+        blocks = cache.table[row, position // 16].long()
+        cache.k[blocks, position % 16, :, 0] = (-slope * position)[:, None].bfloat16()
+    q = torch.randn(sum(lens), 8, dim, device="cuda").bfloat16()
+    q[:, :, 0] = dim**0.5
+    out = attend(cache, q, lens)
+    expected = reference.paged_prefill(q, cache.k, cache.v, cache.table, lens, lens, dtype=torch.float64)
+    assert error(out, expected) < 8e-3
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(40))
 def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[..., float], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
