@@ -23,7 +23,9 @@ from pagecast.sim.core.memory.table import Table
 class ExtentPool:
     """`num_blocks` blocks, numbered from 0, for all groups. Block number `num_blocks` is the null block.
 
-    Not `numbered`: blocks have no numbers, which saves time where nobody asks for them.
+    Not `numbered`: blocks have no numbers, which saves time where nobody asks for them. Then free extents are
+    not evicted at once when blocks of theirs are taken: so many are `owed`, until `settle`. What is taken from
+    the front of the free blocks and what is freed to their end do not depend on one another.
 
     The null block stands in tables for content that is not kept; it is never taken or freed. Free blocks
     without content are taken first (`blanks`, the next one last), then `begun`, what remains of the wide rows
@@ -41,6 +43,8 @@ class ExtentPool:
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
         self._nothing = self.blanks[:0]  # never changed
+        self.owed = 0
+        self._most_owed = 0 if numbered else num_blocks // 8  # bounds what is kept though it was evicted
         self.begun = self.no_blocks()
         self.unbroken: list[Extent] = []  # extents in `begun` whose rows are all there, the next one last
         self.broken: list[Extent] = []  # rows in `begun` that lack a block: no hit finds them
@@ -66,17 +70,33 @@ class ExtentPool:
             blocks.reverse()
             missing = n - len(blocks)
             if missing:
-                blocks += self._evict(missing)
+                blocks += self._take_evicted(missing)
         else:
-            blocks = self._evict(n)
+            blocks = self._take_evicted(n)
         if self.allocations is not None:
             self.allocations += blocks
         return blocks
 
-    def _evict(self, n: int) -> array[int]:
-        """Takes `n` blocks of free extents."""
-        evicted = self._nothing
+    def _take_evicted(self, n: int) -> array[int]:
+        """Takes `n` blocks of free extents, now or, where blocks have no numbers, later."""
         self.evicted_blocks += n
+        if not self._most_owed:
+            return self._evict(n)
+        self.owed += n
+        if self.owed > self._most_owed:
+            self.settle()
+        return unnumbered_blocks(n)
+
+    def settle(self) -> None:
+        """Evicts what is owed: from now on only what is in the pool can be found."""
+        owed = self.owed
+        if owed:
+            self.owed = 0
+            self._evict(owed)
+
+    def _evict(self, n: int) -> array[int]:
+        """Evicts `n` blocks of free extents."""
+        evicted = self._nothing
         while n:
             free = self.ring.after
             if self.begun:
@@ -412,6 +432,9 @@ class ExtentPool:
         last = siblings[-1]
         end = last.number + len(last.blocks) // last.width * units
         if number < end:
+            if self.owed:
+                self.settle()
+                return self.publish(rows, key, number, units, behind, width)
             return self._publish_among(siblings, Extent(rows, key, number, units, width))
         if last is behind and last.holders == 1 and number == end:
             last.blocks += rows
@@ -483,6 +506,7 @@ class ExtentPool:
 
     def free_extents(self) -> Iterator[Extent]:
         """The free extents with content, and those whose first rows are free, once for each time they are."""
+        self.settle()
         yield from self.unbroken
         for ring in self._all_rings():
             free = ring.after
@@ -492,6 +516,7 @@ class ExtentPool:
 
     def free_order(self) -> Iterator[int]:
         """The free blocks, first the one that is taken first. Linear in the pool."""
+        self.settle()
         yield from reversed(self.blanks)
         yield from self.begun
         for ring in self._all_rings():
@@ -511,6 +536,7 @@ class ExtentPool:
 
     def findable_extents(self) -> Iterator[Extent]:
         """Every extent with content. Linear in what is cached."""
+        self.settle()
         for by_key in (self.index, self.spares):
             for siblings in by_key.values():
                 yield from siblings

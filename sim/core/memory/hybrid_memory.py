@@ -211,6 +211,10 @@ class HybridMemory(KvMemory):
         keys = request.keys
         if self.writers.may_write(keys):
             self._catch_up_all(request)
+        if self.extents.owed:
+            if not self._lookups[0].may_find(keys):
+                return _NO_HIT
+            self.extents.settle()
         hit = most = request.known_tokens - 1
         hits_by_lookup: dict[int, list[TableHit]] = {}
         dropped: set[int] = set()

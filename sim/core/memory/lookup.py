@@ -37,6 +37,10 @@ class Lookup:
         self._aligned_blocks = aligned // spec.block_size
         self._window_blocks = -(-(spec.window - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
 
+    def may_find(self, keys: BlockKeys) -> bool:
+        """Whether a hit is possible: where every token is kept, not without the first block."""
+        return not self.keeps_all or bool(keys.digests and keys.digests[0] + self._marks[0] in self._pool.index)
+
     def find(self, keys: BlockKeys, tokens: int, *, drop: bool = False) -> list[TableHit]:
         """The longest prefix of at most `tokens` tokens: a hit for each group, null where none is kept.
 
