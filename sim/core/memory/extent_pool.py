@@ -90,21 +90,15 @@ class ExtentPool:
     def settle(self) -> None:
         """Evicts what is owed: from now on only what is in the pool can be found."""
         owed = self.owed
-        if owed:
-            self.owed = 0
-            self._evict(owed)
+        self.owed = 0
+        while owed:
+            owed -= len(self._take_next(owed))
 
     def _evict(self, n: int) -> array[int]:
         """Evicts `n` blocks of free extents."""
         evicted = self._nothing
         while n:
-            free = self.ring.after
-            if self.begun:
-                taken = self._take_begun(n)
-            elif free.by_row:
-                taken = self._take_rows(free, n)
-            else:
-                taken = self._take_columns(free, n)
+            taken = self._take_next(n)
             n -= len(taken)
             evicted = evicted + taken if evicted else taken
         if self.log.events is not None and evicted:
@@ -112,6 +106,13 @@ class ExtentPool:
         if self.log.kv is not None and evicted:
             self.log.kv.removed(evicted.tolist())
         return evicted
+
+    def _take_next(self, n: int) -> array[int]:
+        """Takes up to `n` blocks of those that were freed together first."""
+        if self.begun:
+            return self._take_begun(n)
+        free = self.ring.after
+        return self._take_rows(free, n) if free.by_row else self._take_columns(free, n)
 
     def _take_rows(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of the first rows of extents."""
@@ -138,9 +139,9 @@ class ExtentPool:
                 self._replace(extent, number, 1)
         if not count:
             self._begin_row(free)
-        elif count < len(free.extents):
-            del free.extents[:count]
-        else:
+            return taken
+        del free.extents[:count]
+        if not free.extents:
             _unlink(free)
         return taken
 
@@ -159,15 +160,15 @@ class ExtentPool:
     def _take_columns(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents that were freed together."""
         extents = free.extents
-        if extents[0].width == 1:
+        blocks = _in_order(extents)
+        if n < len(blocks) and extents[0].width == 1:
             return self._take_column(free, n)
         _unlink(free)
-        blocks = _in_order(extents)
+        for extent in extents:
+            extent.free = None
         if n < len(blocks):
-            self.begun = blocks
+            self.begun = blocks[:]
             self.unbroken = extents
-            for extent in extents:
-                extent.free = None
             return self.no_blocks()
         for extent in extents:
             self._forget(extent)
@@ -482,7 +483,7 @@ class ExtentPool:
         """Lets spares be found in the place of rows just taken from an extent, from `number` on."""
         key = extent.key
         assert key is not None
-        if extent.is_spare:
+        if extent.is_spare or key not in self.spares:
             return
         for each in range(number, number + rows * extent.units, extent.units):
             for spare in self.spares.get(key, ()):
@@ -555,11 +556,11 @@ def _unlink(free: Free) -> None:
 
 def _in_order(extents: list[Extent]) -> array[int]:
     """The blocks of extents that were freed together, in the order in which they are taken."""
-    first, *others = extents
+    first = extents[0]
     width = first.width
-    rows = first.blocks[len(first.free_rows) * width :]
-    for extent in others:
-        rows += extent.blocks[len(extent.free_rows) * width :]
+    rows = first.blocks[len(first.free_rows) * width :] if first.free_rows else first.blocks
+    for extent in extents[1:]:
+        rows = rows + extent.blocks[len(extent.free_rows) * width :]
     return last_first(rows, width)
 
 
