@@ -8,7 +8,7 @@ a number of steps may take theirs before all of them give back.
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory, Leaver
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.running import Running
 
@@ -26,8 +26,7 @@ class CommonTurns:
         self._crossings = 0
         # Whose blocks leave windows: in the first step, and later, in turns.
         self._leaving_at_once: list[Request] = []
-        self._leaving: list[Request] = []
-        self._turns = 0
+        self._leaving: list[Leaver] = []
 
     @property
     def taken(self) -> int:
@@ -36,10 +35,12 @@ class CommonTurns:
 
     def left(self, steps: int) -> int:
         """The blocks that become free within the steps noted."""
-        if not self._turns and not self._leaving_at_once:
-            return 0
-        leaving = dict.fromkeys([*self._leaving_at_once, *self._leaving])
-        return self._memory.blocks_left(leaving, self._running.tick + steps - 1)
+        memory = self._memory
+        if not self._leaving_at_once:
+            return memory.blocks_left(self._leaving) if self._leaving else 0
+        last = self._running.tick + steps - 1
+        requests = dict.fromkeys([*self._leaving_at_once, *[leaver[0] for leaver in self._leaving]])
+        return memory.blocks_left([each for request in requests for each in memory.leavers(request, last)])
 
     def note(self, steps: int, longest: int) -> None:
         """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.
@@ -53,21 +54,23 @@ class CommonTurns:
         self._order, self._crossings = decoders.crossings(tick, steps)
         self._leaving_at_once = []
         self._leaving = []
-        self._turns = 0
         place = memory.leave_place
         if place is None or longest + steps <= memory.least_window:
             return
         if memory.fresh:
             first = {*decoders.at_places(tick, (place,)), *memory.fresh}
             self._leaving_at_once = sorted(first, key=admission_order)
-            self._leaving, self._turns = decoders.crossings(tick + 1 - place, steps - 1)
+            tick += 1
+            order, turns = decoders.crossings(tick - place, steps - 1)
         elif place == memory.block_size - 1 and steps < memory.block_size:
             # They leave a block in the step before they begin one.
             begun = len(decoders.crossing(tick))
-            self._leaving = self._order[begun:] + list(decoders.crossing(tick + steps))
-            self._turns = len(self._leaving)
+            order = self._order[begun:] + list(decoders.crossing(tick + steps))
+            turns = len(order)
         else:
-            self._leaving, self._turns = decoders.crossings(tick - place, steps)
+            order, turns = decoders.crossings(tick - place, steps)
+        if turns:
+            self._leaving = memory.leavers_in_turn(order, turns, tick)
 
     def take(self, first: int) -> None:
         """Does what was noted from tick `first` on. The clock is left to the caller."""
@@ -76,8 +79,8 @@ class CommonTurns:
             memory.grow_many(self._order, self._crossings)
         for request in self._leaving_at_once:
             memory.leave(request, first - request.lag)
-        if self._turns:
-            memory.leave_in_turn(self._leaving, self._turns, first + bool(self._leaving_at_once))
+        if self._leaving:
+            memory.leave_in_turn(self._leaving)
         memory.fresh.clear()
 
 

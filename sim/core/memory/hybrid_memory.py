@@ -37,6 +37,9 @@ from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0, 0, 0, ())
+
+Leaver = tuple[Request, Table, int, int]
+"""A table whose first rows leave its window: whose it is, the table, its place, and how many rows are null then."""
 _LONG = 1 << 62
 
 
@@ -360,23 +363,50 @@ class HybridMemory(KvMemory):
         for request in requests:
             last = tick - request.lag + steps - 1
             added += self.missing(request, last + 1)
-        return added - self.blocks_left(requests, tick + steps - 1)
+        last = tick + steps - 1
+        return added - self.blocks_left([each for request in requests for each in self.leavers(request, last)])
 
-    def blocks_left(self, requests: Iterable[Request], tick: int) -> int:
-        """How many blocks these requests give back, decoding up to this tick, because they leave windows."""
-        left = 0
-        shared: dict[tuple[Extent, int], int] = {}
-        tables = self.tables
+    def leavers(self, request: Request, tick: int) -> list[Leaver]:
+        """The tables of a request whose rows leave windows while it decodes up to this tick."""
+        computed = tick - request.lag
+        leavers = []
         for place in self._windowed:
             spec = self.layers[place].spec
-            size = spec.block_size
-            chunk = spec.window if spec.kind is KvKind.CHUNK else 0
-            for request in requests:
-                computed = tick - request.lag
-                skippable = (computed // chunk * chunk if chunk else computed + 1 - spec.window) // size
-                table = tables[request].by_group[place]
-                if skippable > table.nulls:
-                    left += _left(table, skippable - table.nulls, shared)
+            skipped = spec.skipped_tokens(computed) // spec.block_size
+            if skipped:
+                leavers.append((request, self.tables[request].by_group[place], place, skipped))
+        return leavers
+
+    def leavers_in_turn(self, requests: list[Request], turns: int, tick: int) -> list[Leaver]:
+        """The tables whose rows leave windows while requests decode, in this order, over and over.
+
+        The k-th turn is that of request k modulo their number, when it first computes the `leave_place` of a
+        block after `tick`, or then again one block further each time.
+        """
+        place = self.leave_place
+        assert place is not None
+        count = len(requests)
+        size = self.block_size
+        tables = self.tables
+        leavers = []
+        for turn in range(turns):
+            request = requests[turn % count]
+            computed = tick - request.lag
+            computed += (place - computed) % size + turn // count * size
+            for number, window in self._window_places:
+                skipped = (computed - window) // size
+                if skipped > 0:
+                    leavers.append((request, tables[request].by_group[number], number, skipped))
+        return leavers
+
+    def blocks_left(self, leavers: list[Leaver]) -> int:
+        """How many blocks become free when these rows leave windows."""
+        left = 0
+        shared: dict[tuple[Extent, int], int] = {}
+        rows = {table: skipped - table.nulls for _, table, _, skipped in leavers}
+        for table, count in rows.items():
+            if count > 0:
+                left += _left(table, count, shared)
         for (extent, _), count in shared.items():
             left += (extent.holders == count) * extent.width
         return left
@@ -438,31 +468,13 @@ class HybridMemory(KvMemory):
             self._catch_up(request)
         self.layers[place].leave(request, table, skipped)
 
-    def leave_in_turn(self, requests: list[Request], turns: int, tick: int) -> None:
-        """Lets requests that decode give back what leaves their windows, in this order, over and over.
-
-        The k-th turn is that of request k modulo their number, when it first computes the `leave_place` of a
-        block after `tick`, or then again one block further each time.
-        """
-        place = self.leave_place
-        assert place is not None
-        count = len(requests)
-        size = self.block_size
-        windows = self._window_places
+    def leave_in_turn(self, leavers: list[Leaver]) -> None:
+        """Lets these rows leave their windows, one after another."""
         drop_first = self.extents.drop_first
-        tables = self.tables
-        for turn in range(turns):
-            request = requests[turn % count]
-            computed = tick - request.lag
-            computed += (place - computed) % size + turn // count * size
-            for number, window in windows:
-                skipped = (computed - window) // size
-                if skipped <= 0:
-                    continue
-                table = tables[request].by_group[number]
-                alone = skipped == table.nulls + 1 and skipped <= table.stored
-                if not (alone and drop_first(table)):
-                    self._leave(request, number, skipped)
+        for request, table, place, skipped in leavers:
+            alone = skipped == table.nulls + 1 and skipped <= table.stored
+            if not (alone and drop_first(table)):
+                self._leave(request, place, skipped)
 
     def grow(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
