@@ -43,7 +43,8 @@ class Division:
         """The tables of the single groups in the place of a wide one."""
         tables = []
         for group in range(table.width):
-            one = Table(table.tail[group :: table.width])
+            one = Table(self.pool.nothing)
+            one.tail = table.tail[group :: table.width]
             one.held = [(self.columns(extent)[group], length) for extent, length in table.held]
             one.nulls, one.places, one.stored = table.nulls, table.places, table.stored
             tables.append(one)

@@ -42,7 +42,7 @@ class ExtentPool:
         self.evicted_blocks = 0
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
-        self._nothing = self.blanks[:0]  # never changed
+        self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
         self._most_owed = 0 if numbered else num_blocks // 8  # bounds what is kept though it was evicted
         self.begun = self.no_blocks()
@@ -53,8 +53,8 @@ class ExtentPool:
         self.spares: dict[bytes, list[Extent]] = {}
 
     def no_blocks(self) -> array[int]:
-        """An empty sequence of blocks."""
-        return self._nothing[:]
+        """An empty sequence of blocks, to be filled."""
+        return self.nothing[:]
 
     # ---- taking
 
@@ -96,7 +96,7 @@ class ExtentPool:
 
     def _evict(self, n: int) -> array[int]:
         """Evicts `n` blocks of free extents."""
-        evicted = self._nothing
+        evicted = self.nothing
         while n:
             taken = self._take_next(n)
             n -= len(taken)
@@ -179,7 +179,7 @@ class ExtentPool:
     def _take_column(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents of one group that were freed together."""
         extents = free.extents
-        taken = self._nothing
+        taken = self.nothing
         while n and extents:
             extent = extents[-1]
             blocks = extent.blocks
@@ -416,33 +416,39 @@ class ExtentPool:
 
     # ---- content
 
-    def publish(
-        self, rows: array[int], key: bytes, number: int, units: int, behind: Extent | None, width: int = 1
-    ) -> list[Extent]:
-        """Makes rows of blocks that one table holds findable, and returns their extents.
+    def publish(self, table: Table, rows: int, key: bytes, number: int, units: int) -> None:
+        """Makes the first rows of a table's tail findable.
 
         The first ends with the key block `number` of the segment `key`, the others `units` further each.
-        Of equal contents the one that was published first is found. `behind`: the extent before them in the
-        table, which takes them up where it can; then nothing is returned.
+        Of equal contents the one that was published first is found.
         """
         siblings = self.index.get(key)
+        held = table.held
         if siblings is None:
-            extent = Extent(rows, key, number, units, width)
+            extent = Extent(table.take_tail(rows), key, number, units, table.width)
             self.index[key] = [extent]
-            return [extent]
+            held.append((extent, rows))
+            return
         last = siblings[-1]
         end = last.number + len(last.blocks) // last.width * units
         if number < end:
             if self.owed:
                 self.settle()
-                return self.publish(rows, key, number, units, behind, width)
-            return self._publish_among(siblings, Extent(rows, key, number, units, width))
-        if last is behind and last.holders == 1 and number == end:
-            last.blocks += rows
-            return []
-        extent = Extent(rows, key, number, units, width)
+                self.publish(table, rows, key, number, units)
+                return
+            new = Extent(table.take_tail(rows), key, number, units, table.width)
+            table.add(self._publish_among(siblings, new))
+            return
+        blocks = table.take_tail(rows)
+        if number == end and held:
+            behind, length = held[-1]
+            if behind is last and last.holders == 1 and not last.uses:
+                last.blocks += blocks
+                held[-1] = (last, length + rows)
+                return
+        extent = Extent(blocks, key, number, units, table.width)
         siblings.append(extent)
-        return [extent]
+        held.append((extent, rows))
 
     def _publish_among(self, siblings: list[Extent], new: Extent) -> list[Extent]:
         """Publishes rows some of whose contents may be findable already."""

@@ -429,20 +429,20 @@ class HybridMemory(KvMemory):
         return self._dealt(tables)
 
     def _empty_tables(self) -> list[Table]:
-        return [Table(self.extents.no_blocks(), group.width) for group in self.layers]
+        return [Table(self.extents.nothing, group.width) for group in self.layers]
 
     def _dealt(self, tables: Tables) -> list[Table]:
         """Deals the pending blocks out to their groups. Returns the tables."""
         by_group = tables.by_group
         pending = tables.pending
         if pending:
-            tables.pending = pending[:0]
+            tables.pending = self.extents.nothing
             step = self.blocks_per_crossing
             each = len(pending) // step
             for place, first, width in self._growing:
                 table = by_group[place]
                 table.places += each
-                table.tail += columns_of(pending, step, first, width)
+                table.tail = table.tail + columns_of(pending, step, first, width)
         return by_group
 
     def claim(self, request: Request, hit: Hit) -> None:
@@ -450,7 +450,7 @@ class HybridMemory(KvMemory):
         tables = []
         for place, group in enumerate(self.layers):
             tables.append(group.claim(request, hit.tables[place] if hit.tables else None, hit.tokens))
-        self.tables[request] = Tables(tables, self.extents.no_blocks())
+        self.tables[request] = Tables(tables, self.extents.nothing)
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
@@ -480,9 +480,19 @@ class HybridMemory(KvMemory):
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
         tables = self.tables.get(request)
         if tables is None:
-            tables = self.tables[request] = Tables(self._empty_tables(), self.extents.no_blocks())
-        by_group = self._dealt(tables)
-        self._take(request, by_group, self._missing(by_group, tokens))
+            tables = self.tables[request] = Tables(self._empty_tables(), self.extents.nothing)
+        by_group = self._dealt(tables) if tables.pending else tables.by_group
+        if not self._alike or self.log.events is not None:
+            self._take(request, by_group, self._missing(by_group, tokens))
+            return
+        rows = -(-tokens // self.block_size) - by_group[0].places
+        if rows > 0:
+            taken = self.extents.take(rows * self.blocks_per_crossing)
+            first = 0
+            for table in by_group:
+                last = first + rows * table.width
+                table.add_rows(taken[first:last], rows)
+                first = last
 
     def grow_for_load(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens of a request, as far as a load fills them.
@@ -506,7 +516,7 @@ class HybridMemory(KvMemory):
             if taken is None:
                 group.grow(request, table, self.extents.take(blocks))
             else:
-                table.add_rows(taken[first : first + blocks])
+                table.add_rows(taken[first : first + blocks], blocks // table.width)
                 first += blocks
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
@@ -518,9 +528,11 @@ class HybridMemory(KvMemory):
         taken = self.extents.take(crossings * step)
         tables = self.tables
         count = len(requests)
+        first = 0
         for crossing in range(crossings):
-            pending = tables[requests[crossing % count]].pending
-            pending += taken[crossing * step : (crossing + 1) * step]
+            each = tables[requests[crossing % count]]
+            each.pending = each.pending + taken[first : first + step]
+            first += step
 
     def generate(self, request: Request) -> None:
         """Takes note that a request decodes from now on."""
@@ -541,21 +553,24 @@ class HybridMemory(KvMemory):
 
     def _publish(self, request: Request, tokens: int) -> None:
         tables = self.tables.get(request)
-        if tables is None:
+        if tables is None or tokens <= tables.published:
             return
-        if tokens <= tables.published:
-            return
-        by_group = self._dealt(tables)
+        by_group = self._dealt(tables) if tables.pending else tables.by_group
         tables.published = tokens
         whole = tokens // self.aligned * self.aligned
+        alike = self._alike and not self.recomputes_block
+        full = min(whole // self.block_size, by_group[0].places) if alike else 0
         earlier = None
         parts: list[Part] = []
-        for group, table in zip(self.layers, by_group, strict=True):
-            full = group.full(table, whole, tokens)
+        for place, table in enumerate(by_group):
+            group = self.layers[place]
+            if not alike:
+                full = group.full(table, whole, tokens)
             if full == table.places:
                 tables.published = 0  # perhaps for lack of places
-            if full > table.stored:
-                wanted = max(table.stored, table.nulls), full, group.pieces
+            stored = table.stored
+            if full > stored:
+                wanted = stored if stored > table.nulls else table.nulls, full, group.pieces
                 if wanted != earlier:
                     parts = group.parts(request.keys, table, full)
                     earlier = wanted
@@ -611,7 +626,7 @@ class HybridMemory(KvMemory):
         last group first, all at once (as vLLM's deferred frees).
         """
         tables = self._take_tables(request)
-        detached = Table(self.extents.no_blocks())
+        detached = Table(self.extents.nothing)
         for table in tables:
             detached.held += table.held
             if table.tail:

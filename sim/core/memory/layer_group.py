@@ -101,7 +101,7 @@ class LayerGroup:
 
         `hit_tokens` may be more than was found: what a load is to add.
         """
-        table = Table(self.pool.no_blocks(), self.width)
+        table = Table(self.pool.nothing, self.width)
         skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
         if hit is not None:
             skipped = max(skipped, hit.nulls)  # a chunk may end within a block
@@ -127,7 +127,7 @@ class LayerGroup:
 
     def grow(self, request: Request, table: Table, blocks: array[int]) -> None:
         """Adds blocks just taken, group by group, to the end of a table."""
-        table.add_rows(blocks)
+        table.add_rows(blocks, len(blocks) // self.width)
         if self.log.events is not None:
             self.log.add(EventKind.ALLOCATED, request.id, blocks.tolist(), group=self.index)
 
@@ -206,17 +206,20 @@ class LayerGroup:
     def parts(self, keys: BlockKeys, table: Table, full: int) -> list[Part]:
         """What is published next of a table, up to its place `full`, segment by segment."""
         parts: list[Part] = []
+        units = self._units
         place = max(table.stored, table.nulls)
+        segment = segment_of(keys, (place + 1) * units - 1)
         while place < full:
-            number = (place + 1) * self._units - 1
-            segment = segment_of(keys, number)
-            end = min(keys.ends[segment] // self._units, full)
+            number = (place + 1) * units - 1
+            while keys.ends[segment] <= number:
+                segment += 1
+            end = min(keys.ends[segment] // units, full)
             if self._reachable >= self._segment_blocks:
                 parts.append((keys.digests[segment], number, end - place))
             else:
                 for each in range(place, end):
                     digest = keys.digests[segment] if self._is_reachable(each) else None
-                    parts.append((digest, (each + 1) * self._units - 1, 1))
+                    parts.append((digest, (each + 1) * units - 1, 1))
             place = end
         return parts
 
@@ -226,26 +229,15 @@ class LayerGroup:
         if log.kv is not None:
             self._tell(log.kv, request, table, table.stored, full)
         table.stored = full
-        held = table.held
+        pool = self.pool
         for digest, number, count in parts:
-            rows = table.take_tail(count)
             if digest is None:
-                held.append((Extent(rows, None, 0, 1, self.width), count))
+                table.held.append((Extent(table.take_tail(count), None, 0, 1, self.width), count))
                 continue
             if log.events is not None:
-                log.add(EventKind.STORED, request.id, rows.tolist(), group=self.index)
-            behind = None
-            length = 0
-            if held:
-                behind, length = held[-1]
-                if behind.rest is not None and length > behind.length:
-                    behind = None
-            extents = self.pool.publish(rows, digest + self.mark, number, self._units, behind, self.width)
-            if extents:
-                table.add(extents)
-            else:
-                assert behind is not None
-                held[-1] = (behind, length + count)
+                stored = table.tail[: count * self.width]
+                log.add(EventKind.STORED, request.id, stored.tolist(), group=self.index)
+            pool.publish(table, count, digest + self.mark, number, self._units)
 
     def _tell(self, kv: KvEventStream, request: Request, table: Table, first: int, full: int) -> None:
         """Tells of the blocks from place `first` to `full` that become findable."""

@@ -124,14 +124,6 @@ class RankedExtentPool(ExtentPool):
         front.uses = extent.uses
         return front
 
-    def publish(
-        self, rows: array[int], key: bytes, number: int, units: int, behind: Extent | None, width: int = 1
-    ) -> list[Extent]:
-        """Makes blocks findable (see `ExtentPool.publish`), apart from what was reused before."""
-        if behind is not None and behind.uses:
-            behind = None
-        return super().publish(rows, key, number, units, behind, width)
-
     # ---- figures
 
     def _all_rings(self) -> list[Free]:

@@ -13,16 +13,17 @@ class Table:
 
     A row has `width` blocks, one of each group. `held` are extents, each with the number of rows held of it
     and of what was split off it since. The blocks of `tail` are the request's own, and nobody can find them
-    yet. The first `stored` places need no publishing any more: they are published, null, or of no use to any
+    yet; they are replaced, never changed. The first `stored` places need no publishing any more: they are published, null, or of no use to any
     hit.
     """
 
-    __slots__ = ("held", "nulls", "places", "stored", "tail", "width")
+    __slots__ = ("_nothing", "held", "nulls", "places", "stored", "tail", "width")
 
-    def __init__(self, tail: array[int], width: int = 1) -> None:
+    def __init__(self, nothing: array[int], width: int = 1) -> None:
         self.width = width
+        self._nothing = nothing  # an empty tail
         self.held: list[tuple[Extent, int]] = []
-        self.tail = tail
+        self.tail = nothing
         self.nulls = 0
         self.places = 0
         self.stored = 0
@@ -59,10 +60,11 @@ class Table:
             place += extent.length
         return min(place, last)
 
-    def add_rows(self, blocks: array[int]) -> None:
+    def add_rows(self, blocks: array[int], rows: int) -> None:
         """Adds rows to the end of `tail`; the blocks come group by group."""
-        blocks = by_row(blocks, self.width)
-        self.places += len(blocks) // self.width
+        if self.width > 1:
+            blocks = by_row(blocks, self.width)
+        self.places += rows
         self.tail = self.tail + blocks if self.tail else blocks
 
     def take_tail(self, rows: int) -> array[int]:
@@ -70,7 +72,7 @@ class Table:
         taken = self.tail
         size = rows * self.width
         if size >= len(taken):
-            self.tail = taken[:0]
+            self.tail = self._nothing
             return taken
         self.tail = taken[size:]
         return taken[:size]
