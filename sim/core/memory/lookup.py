@@ -79,8 +79,10 @@ class Lookup:
         """Cached blocks from place `first` on, without a gap; null before it."""
         hits = [TableHit(min(first, most)) for _ in self._marks]
         place = first
+        segment = segment_of(keys, (place + 1) * self._units - 1)
         while place < most:
-            segment = segment_of(keys, (place + 1) * self._units - 1)
+            while keys.ends[segment] // self._units <= place:
+                segment += 1
             cached = self._segments(keys, segment)
             if cached is None:
                 break
@@ -92,6 +94,10 @@ class Lookup:
 
     def _add_row(self, hits: list[TableHit], cached: list[list[Extent]], place: int, end: int) -> int:
         """Adds the blocks that all groups have from a place on, up to `end`. Returns where they end."""
+        if len(cached) == 1 and self.keeps_all:
+            # Nothing leaves these layers, and no other group lacks a block.
+            hits[0].add(self._parts(cached[0], place, end))
+            return hits[0].places
         row = [self._parts(extents, place, end) for extents in cached]
         given_back = [
             extent
@@ -131,6 +137,10 @@ class Lookup:
         `dropped`: how many of its last blocks will be left out.
         """
         wanted = self._window_blocks + dropped
+        if len(self._marks) == 1 and not dropped and wanted <= most:
+            hit = self._within_one(keys, most - wanted, most)
+            if hit is not None:
+                return [hit]
         count = 0
         first = most  # the run that ends at `last`; what is before it is still to be looked at
         last = most
@@ -154,6 +164,23 @@ class Lookup:
                 count = 0
             reach = begin
         return self._hits(keys, 0, count)
+
+    def _within_one(self, keys: BlockKeys, first: int, last: int) -> TableHit | None:
+        """A hit from place `first` to `last` in the only group, if one extent that is whole has them all."""
+        units = self._units
+        segment = segment_of(keys, last * units - 1)
+        if last % self._aligned_blocks:
+            return None
+        for extent in reversed(self._pool.index.get(keys.digests[segment] + self._marks[0], ())):
+            begin = (extent.number + 1) // units - 1
+            if begin <= first:
+                if extent.free_rows or last > begin + extent.rows:
+                    return None
+                hit = TableHit(first)
+                hit.places = last
+                hit.parts.append((extent, first - begin, last - begin))
+                return hit
+        return None
 
     def _common(self, cached: list[list[Extent]], begin: int, end: int) -> list[_Range]:
         """The ranges of places between two that all groups have cached, the last first."""
