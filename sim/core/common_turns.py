@@ -24,23 +24,17 @@ class CommonTurns:
         self._memory = memory
         self._order: list[Request] = []  # who begins a block
         self._crossings = 0
-        # Whose blocks leave windows: in the first step, and later, in turns.
-        self._leaving_at_once: list[Request] = []
-        self._leaving: list[Leaver] = []
+        self._leaving: list[Leaver] = []  # what leaves windows, in order
 
     @property
     def taken(self) -> int:
         """The blocks that are taken."""
         return self._crossings * self._memory.blocks_per_crossing
 
-    def left(self, steps: int) -> int:
-        """The blocks that become free within the steps noted."""
-        memory = self._memory
-        if not self._leaving_at_once:
-            return memory.blocks_left(self._leaving) if self._leaving else 0
-        last = self._running.tick + steps - 1
-        requests = dict.fromkeys([*self._leaving_at_once, *[leaver[0] for leaver in self._leaving]])
-        return memory.blocks_left([each for request in requests for each in memory.leavers(request, last)])
+    @property
+    def left(self) -> int:
+        """The blocks that become free."""
+        return self._memory.blocks_left(self._leaving) if self._leaving else 0
 
     def note(self, steps: int, longest: int) -> None:
         """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.
@@ -52,14 +46,13 @@ class CommonTurns:
         decoders = self._running.decoders
         tick = self._running.tick
         self._order, self._crossings = decoders.crossings(tick, steps)
-        self._leaving_at_once = []
         self._leaving = []
         place = memory.leave_place
         if place is None or longest + steps <= memory.least_window:
             return
         if memory.fresh:
-            first = {*decoders.at_places(tick, (place,)), *memory.fresh}
-            self._leaving_at_once = sorted(first, key=admission_order)
+            first = {**decoders.crossing(tick - place), **memory.fresh}
+            self._leaving = memory.leavers(sorted(first, key=admission_order), tick)
             tick += 1
             order, turns = decoders.crossings(tick - place, steps - 1)
         elif place == memory.block_size - 1 and steps < memory.block_size:
@@ -70,15 +63,13 @@ class CommonTurns:
         else:
             order, turns = decoders.crossings(tick - place, steps)
         if turns:
-            self._leaving = memory.leavers_in_turn(order, turns, tick)
+            self._leaving += memory.leavers_in_turn(order, turns, tick)
 
-    def take(self, first: int) -> None:
-        """Does what was noted from tick `first` on. The clock is left to the caller."""
+    def take(self) -> None:
+        """Does what was noted. The clock is left to the caller."""
         memory = self._memory
         if self._crossings:
             memory.grow_many(self._order, self._crossings)
-        for request in self._leaving_at_once:
-            memory.leave(request, first - request.lag)
         if self._leaving:
             memory.leave_in_turn(self._leaving)
         memory.fresh.clear()

@@ -41,7 +41,7 @@ class HybridStride(Stride):
             return memory.blocks_added(running.decoders.requests, running.tick, steps)
         turns = self._turns
         turns.note(steps, self.longest)
-        return turns.taken - turns.left(steps)
+        return turns.taken - turns.left
 
     def settle(self) -> None:
         """Does what the open stretch planned."""
@@ -55,7 +55,7 @@ class HybridStride(Stride):
         if are_common(running, self._hybrid):
             # What leaves may have to be published before, as far as it is filled after all steps.
             running.tick += plan.steps
-            self._turns.take(running.tick - plan.steps)
+            self._turns.take()
         else:
             self._settle_in_turn(plan.steps)
         lifecycle.log.step = step

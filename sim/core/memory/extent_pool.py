@@ -31,8 +31,11 @@ class ExtentPool:
     without content are taken first (`blanks`, the next one last), then `begun`, what remains of the wide rows
     that were begun to be taken, then those of free extents in the order of `ring`. `index` has the findable
     extents of each segment's key (with its groups), in order and without overlaps; `spares` have content that
-    is found elsewhere, oldest first.
+    is found elsewhere, oldest first. `brings_rows_together`: where an extent is evicted, the rows of a spare
+    that replace it stay one extent.
     """
+
+    brings_rows_together = True
 
     def __init__(self, num_blocks: int, log: EventLog, *, numbered: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -491,19 +494,29 @@ class ExtentPool:
         assert key is not None
         if extent.is_spare or key not in self.spares:
             return
-        for each in range(number, number + rows * extent.units, extent.units):
+        end = number + rows * extent.units
+        while number < end:
+            # The rows up to `last` have the same oldest spare.
+            last = end if self.brings_rows_together else number + extent.units
+            oldest = None
             for spare in self.spares.get(key, ()):
-                if spare.number <= each < spare.end:
-                    self._bring_forward(spare, each)
+                if spare.number <= number < spare.end:
+                    last = min(last, spare.end)
+                    oldest = spare
                     break
+                if number < spare.number < last:
+                    last = spare.number
+            if oldest is not None:
+                self._bring_forward(oldest, number, last)
+            number = last
 
-    def _bring_forward(self, spare: Extent, number: int) -> None:
-        """Lets the row of a spare be found that has this number."""
+    def _bring_forward(self, spare: Extent, number: int, end: int) -> None:
+        """Lets the rows of a spare be found from a number up to another."""
         at = (number - spare.number) // spare.units
         if at:
             spare = self.split(spare, at)
-        if spare.rows > 1:
-            self.split(spare, 1)
+        if spare.end > end:
+            self.split(spare, (end - spare.number) // spare.units)
         self._forget(spare)
         spare.is_spare = False
         assert spare.key is not None

@@ -364,17 +364,19 @@ class HybridMemory(KvMemory):
             last = tick - request.lag + steps - 1
             added += self.missing(request, last + 1)
         last = tick + steps - 1
-        return added - self.blocks_left([each for request in requests for each in self.leavers(request, last)])
+        return added - self.blocks_left(self.leavers(requests, last))
 
-    def leavers(self, request: Request, tick: int) -> list[Leaver]:
-        """The tables of a request whose rows leave windows while it decodes up to this tick."""
-        computed = tick - request.lag
+    def leavers(self, requests: list[Request], tick: int) -> list[Leaver]:
+        """The tables of requests whose rows leave windows while they decode up to this tick."""
         leavers = []
-        for place in self._windowed:
-            spec = self.layers[place].spec
-            skipped = spec.skipped_tokens(computed) // spec.block_size
-            if skipped:
-                leavers.append((request, self.tables[request].by_group[place], place, skipped))
+        for request in requests:
+            by_group = self.tables[request].by_group
+            computed = tick - request.lag
+            for place in self._windowed:
+                spec = self.layers[place].spec
+                skipped = spec.skipped_tokens(computed) // spec.block_size
+                if skipped:
+                    leavers.append((request, by_group[place], place, skipped))
         return leavers
 
     def leavers_in_turn(self, requests: list[Request], turns: int, tick: int) -> list[Leaver]:

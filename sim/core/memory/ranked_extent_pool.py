@@ -35,6 +35,8 @@ class ReuseRanks:
 class RankedExtentPool(ExtentPool):
     """`ExtentPool` with a ring for each rank; the lowest that is not empty is taken from first."""
 
+    brings_rows_together = False  # each row is reused, and so ranked, by itself
+
     def __init__(self, num_blocks: int, log: EventLog, ranks: ReuseRanks) -> None:
         super().__init__(num_blocks, log)
         self.ranks = ranks

@@ -120,5 +120,5 @@ def _take_together(step: Step, memory: HybridMemory) -> bool:
     if running.decoders.count:
         turns = CommonTurns(running, memory)
         turns.note(1, running.decoders.contexts(running.tick)[1])
-        turns.take(running.tick)
+        turns.take()
     return True
