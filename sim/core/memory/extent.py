@@ -26,6 +26,10 @@ class Free:
         self.after: Free = self
 
 
+NO_ROWS: list[Free] = []
+"""The `free_rows` of an extent that has none; never changed."""
+
+
 class Extent:
     """Rows of `width` blocks, one of each group: row i ends with key block `number + i * units` of a segment.
 
@@ -64,7 +68,7 @@ class Extent:
         self.is_spare = False
         self.rest: Extent | None = None
         self.free: Free | None = None
-        self.free_rows: list[Free] = []
+        self.free_rows = NO_ROWS
         self.uses = 0
         self.rank = 0
 

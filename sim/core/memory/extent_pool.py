@@ -16,7 +16,7 @@ from itertools import groupby
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.blocks import last_first, numbered_blocks, unnumbered_blocks, without
-from pagecast.sim.core.memory.extent import Extent, Free
+from pagecast.sim.core.memory.extent import NO_ROWS, Extent, Free
 from pagecast.sim.core.memory.table import Table
 
 
@@ -45,6 +45,7 @@ class ExtentPool:
         self.evicted_blocks = 0
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
+        self._unnumbered = self.blanks[:0] if numbered else self.blanks[:]
         self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
         self._most_owed = 0 if numbered else num_blocks // 8  # bounds what is kept though it was evicted
@@ -88,7 +89,7 @@ class ExtentPool:
         self.owed += n
         if self.owed > self._most_owed:
             self.settle()
-        return unnumbered_blocks(n)
+        return self._unnumbered[:n]
 
     def settle(self) -> None:
         """Evicts what is owed: from now on only what is in the pool can be found."""
@@ -154,7 +155,7 @@ class ExtentPool:
         row = self.cut_front(extent, 1) if extent.rows > 1 else extent
         row.holders = 0
         row.free = None
-        row.free_rows = []
+        row.free_rows = NO_ROWS
         self.begun = row.blocks[:]
         self.unbroken = [row]
         if not free.extents:
@@ -264,7 +265,7 @@ class ExtentPool:
                 self.broken = []
             return
         extent.free = None
-        extent.free_rows = []
+        extent.free_rows = NO_ROWS
         free.extents.remove(extent)
         if not free.extents:
             _unlink(free)
@@ -347,14 +348,10 @@ class ExtentPool:
 
         It is where it has content and nobody else holds it. False: nothing was done.
         """
-        if not table.held:
+        extent = self._sole_first(table)
+        if extent is None:
             return False
-        extent, length = table.held[0]
-        if extent.holders > 1 or extent.is_spare or extent.key is None:
-            return False
-        width = extent.width
-        if (length + len(extent.free_rows)) * width != len(extent.blocks):
-            return False
+        length = table.held[0][1]
         if length > 1:
             table.held[0] = (extent, length - 1)
         else:
@@ -367,9 +364,46 @@ class ExtentPool:
             free = Free([], by_row=True)
             self.link(free)
         free.extents.append(extent)
-        extent.free_rows.append(free)
-        self.free_blocks += width
+        if extent.free_rows:
+            extent.free_rows.append(free)
+        else:
+            extent.free_rows = [free]
+        self.free_blocks += extent.width
         return True
+
+    def drop_rows(self, table: Table, rows: int) -> bool:
+        """Frees the first rows of a table together, which become null there, where that is simple.
+
+        It is where they are of one extent, with content, and nobody else holds it. False: nothing was done.
+        """
+        extent = self._sole_first(table)
+        if extent is None or extent.free_rows:
+            return False
+        length = table.held[0][1]
+        if rows < length:
+            table.held[0] = (extent, length - rows)
+            extent = self.cut_front(extent, rows)
+        elif rows == length:
+            del table.held[0]
+            extent.rest = None
+        else:
+            return False
+        extent.holders = 0
+        table.nulls += rows
+        extent.free = free = Free([extent])
+        self.link(free)
+        self.free_blocks += len(extent.blocks)
+        return True
+
+    def _sole_first(self, table: Table) -> Extent | None:
+        """The first extent of a table, if it has content that is found there, and this table alone holds it."""
+        if not table.held:
+            return None
+        extent, length = table.held[0]
+        if extent.holders > 1 or extent.is_spare or extent.key is None:
+            return None
+        whole = (length + len(extent.free_rows)) * extent.width == len(extent.blocks)
+        return extent if whole else None
 
     def single_out(self, extent: Extent) -> None:
         """Makes extents of the rows that were given back one by one, so that they can be held again."""

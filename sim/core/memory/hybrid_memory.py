@@ -407,8 +407,14 @@ class HybridMemory(KvMemory):
         shared: dict[tuple[Extent, int], int] = {}
         rows = {table: skipped - table.nulls for _, table, _, skipped in leavers}
         for table, count in rows.items():
-            if count > 0:
-                left += _left(table, count, shared)
+            if count <= 0:
+                continue
+            if table.held:
+                extent, length = table.held[0]
+                if extent.holders == 1 and extent.rest is None and count <= length:
+                    left += count * table.width
+                    continue
+            left += _left(table, count, shared)
         for (extent, _), count in shared.items():
             left += (extent.holders == count) * extent.width
         return left
@@ -758,10 +764,6 @@ def _leave_place(specs: tuple[GroupSpec, ...], unit: int) -> int | None:
 def _left(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:
     """How many blocks of a table's next `count` rows are its own. Counts the others in `shared`."""
     width = table.width
-    if table.held:
-        extent, length = table.held[0]
-        if extent.holders == 1 and extent.rest is None and count <= length:
-            return count * width
     left = 0
     for extent in table.extents():
         if count <= 0:

@@ -112,6 +112,10 @@ class RankedExtentPool(ExtentPool):
         """Nothing: a block that leaves a window is cut off and freed as any other."""
         return False
 
+    def drop_rows(self, table: Table, rows: int) -> bool:
+        """Nothing, as `drop_first`."""
+        return False
+
     # ---- splitting and content
 
     def split(self, extent: Extent, at: int) -> Extent:
