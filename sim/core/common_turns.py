@@ -50,20 +50,21 @@ class CommonTurns:
         place = memory.leave_place
         if place is None or longest + steps <= memory.least_window:
             return
+        first = tick
         if memory.fresh:
-            first = {**decoders.crossing(tick - place), **memory.fresh}
-            self._leaving = memory.leavers(sorted(first, key=admission_order), tick)
-            tick += 1
-            order, turns = decoders.crossings(tick - place, steps - 1)
-        elif place == memory.block_size - 1 and steps < memory.block_size:
+            leaving = {**decoders.crossing(tick - place), **memory.fresh}
+            self._leaving = memory.leavers(sorted(leaving, key=admission_order), tick)
+            first += 1
+        steps -= first - tick
+        if place == memory.block_size - 1 and 0 < steps < memory.block_size - 1:
             # They leave a block in the step before they begin one.
-            begun = len(decoders.crossing(tick))
-            order = self._order[begun:] + list(decoders.crossing(tick + steps))
+            begun = sum([len(decoders.crossing(each)) for each in range(tick, first + 1)])
+            order = self._order[begun:] + list(decoders.crossing(first + steps))
             turns = len(order)
         else:
-            order, turns = decoders.crossings(tick - place, steps)
+            order, turns = decoders.crossings(first - place, steps)
         if turns:
-            self._leaving += memory.leavers_in_turn(order, turns, tick)
+            self._leaving += memory.leavers_in_turn(order, turns, first)
 
     def take(self) -> None:
         """Does what was noted. The clock is left to the caller."""

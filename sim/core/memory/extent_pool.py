@@ -122,16 +122,14 @@ class ExtentPool:
         """Takes up to `n` blocks of the first rows of extents."""
         taken = self.no_blocks()
         count = 0
+        spares = self.spares
         for extent in free.extents:
             width = extent.width
             if width > n:
                 break
             blocks = extent.blocks
-            if width == 1:
-                taken.append(blocks.pop(0))
-            else:
-                taken += blocks[:width]
-                del blocks[:width]
+            taken += blocks[:width]
+            del blocks[:width]
             del extent.free_rows[0]
             n -= width
             count += 1
@@ -139,7 +137,7 @@ class ExtentPool:
             extent.number += extent.units
             if not blocks:
                 self._forget(extent)
-            if self.spares:
+            if spares:
                 self._replace(extent, number, 1)
         if not count:
             self._begin_row(free)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from itertools import groupby
+from itertools import cycle, groupby
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
@@ -387,18 +387,20 @@ class HybridMemory(KvMemory):
         """
         place = self.leave_place
         assert place is not None
-        count = len(requests)
         size = self.block_size
         tables = self.tables
         leavers = []
-        for turn in range(turns):
-            request = requests[turn % count]
-            computed = tick - request.lag
-            computed += (place - computed) % size + turn // count * size
-            for number, window in self._window_places:
-                skipped = (computed - window) // size
-                if skipped > 0:
-                    leavers.append((request, tables[request].by_group[number], number, skipped))
+        further = 0
+        while turns > 0:
+            for request in requests[:turns]:
+                computed = tick - request.lag
+                computed += (place - computed) % size + further
+                for number, window in self._window_places:
+                    skipped = (computed - window) // size
+                    if skipped > 0:
+                        leavers.append((request, tables[request].by_group[number], number, skipped))
+            turns -= len(requests)
+            further += size
         return leavers
 
     def blocks_left(self, leavers: list[Leaver]) -> int:
@@ -535,12 +537,9 @@ class HybridMemory(KvMemory):
         step = self.blocks_per_crossing
         taken = self.extents.take(crossings * step)
         tables = self.tables
-        count = len(requests)
-        first = 0
-        for crossing in range(crossings):
-            each = tables[requests[crossing % count]]
+        for first, request in zip(range(0, crossings * step, step), cycle(requests), strict=False):
+            each = tables[request]
             each.pending = each.pending + taken[first : first + step]
-            first += step
 
     def generate(self, request: Request) -> None:
         """Takes note that a request decodes from now on."""
