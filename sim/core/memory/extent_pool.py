@@ -45,7 +45,7 @@ class ExtentPool:
         self.evicted_blocks = 0
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
-        self._unnumbered = self.blanks[:0] if numbered else self.blanks[:]
+        self.unnumbered = self.blanks[:0] if numbered else self.blanks[:]  # never changed
         self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
         self._most_owed = 0 if numbered else num_blocks // 8  # bounds what is kept though it was evicted
@@ -89,7 +89,7 @@ class ExtentPool:
         self.owed += n
         if self.owed > self._most_owed:
             self.settle()
-        return self._unnumbered[:n]
+        return self.unnumbered[:n]
 
     def settle(self) -> None:
         """Evicts what is owed: from now on only what is in the pool can be found."""
@@ -341,67 +341,48 @@ class ExtentPool:
         cached = [block for extent in last if extent.key is not None for block in reversed(extent.blocks)]
         return [*reversed(tail), *blanks, *cached]
 
-    def drop_first(self, table: Table) -> bool:
-        """Frees the first row of a table, which becomes null there, where that is simple.
+    def drop_rows(self, table: Table, rows: int) -> bool:
+        """Frees the first rows of a table, which become null there, together, where that is simple.
 
-        It is where it has content and nobody else holds it. False: nothing was done.
+        It is where they are of one extent, with content that is found there, and nobody else holds it. False:
+        nothing was done.
         """
-        extent = self._sole_first(table)
-        if extent is None:
+        if not table.held:
             return False
-        length = table.held[0][1]
-        if length > 1:
-            table.held[0] = (extent, length - 1)
+        extent, length = table.held[0]
+        if extent.holders > 1 or extent.is_spare or extent.key is None:
+            return False
+        width = extent.width
+        if (length + len(extent.free_rows)) * width != len(extent.blocks):
+            return False
+        if rows > length or (rows > 1 and extent.free_rows):
+            return False
+        ring = self.ring
+        if rows == 1:
+            free = ring.before
+            if not free.by_row:
+                free = Free([], by_row=True)
+                self.link(free)
+            free.extents.append(extent)
+            if extent.free_rows:
+                extent.free_rows.append(free)
+            else:
+                extent.free_rows = [free]
+        if rows < length:
+            table.held[0] = (extent, length - rows)
         else:
             del table.held[0]
             extent.holders = 0
             extent.rest = None
-        table.nulls += 1
-        free = self.ring.before
-        if not free.by_row:
-            free = Free([], by_row=True)
+        if rows > 1:
+            if rows < length:
+                extent = self.cut_front(extent, rows)
+                extent.holders = 0
+            extent.free = free = Free([extent])
             self.link(free)
-        free.extents.append(extent)
-        if extent.free_rows:
-            extent.free_rows.append(free)
-        else:
-            extent.free_rows = [free]
-        self.free_blocks += extent.width
-        return True
-
-    def drop_rows(self, table: Table, rows: int) -> bool:
-        """Frees the first rows of a table together, which become null there, where that is simple.
-
-        It is where they are of one extent, with content, and nobody else holds it. False: nothing was done.
-        """
-        extent = self._sole_first(table)
-        if extent is None or extent.free_rows:
-            return False
-        length = table.held[0][1]
-        if rows < length:
-            table.held[0] = (extent, length - rows)
-            extent = self.cut_front(extent, rows)
-        elif rows == length:
-            del table.held[0]
-            extent.rest = None
-        else:
-            return False
-        extent.holders = 0
         table.nulls += rows
-        extent.free = free = Free([extent])
-        self.link(free)
-        self.free_blocks += len(extent.blocks)
+        self.free_blocks += rows * width
         return True
-
-    def _sole_first(self, table: Table) -> Extent | None:
-        """The first extent of a table, if it has content that is found there, and this table alone holds it."""
-        if not table.held:
-            return None
-        extent, length = table.held[0]
-        if extent.holders > 1 or extent.is_spare or extent.key is None:
-            return None
-        whole = (length + len(extent.free_rows)) * extent.width == len(extent.blocks)
-        return extent if whole else None
 
     def single_out(self, extent: Extent) -> None:
         """Makes extents of the rows that were given back one by one, so that they can be held again."""

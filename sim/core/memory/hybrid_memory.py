@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from itertools import cycle, groupby
+from itertools import cycle, groupby, islice
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
@@ -46,15 +46,17 @@ _LONG = 1 << 62
 class Tables:
     """One request's block tables, in the order of the memory's `layers`.
 
-    `pending` are blocks taken for it in turn for each group that grows.
+    `pending` rows are taken for it but not yet in its tables: a block for each group that grows. `blocks` are
+    they, row by row, where blocks have numbers.
     """
 
-    __slots__ = ("by_group", "pending", "published")
+    __slots__ = ("blocks", "by_group", "pending", "published")
 
-    def __init__(self, by_group: list[Table], pending: array[int]) -> None:
+    def __init__(self, by_group: list[Table], nothing: array[int]) -> None:
         self.by_group = by_group
         self.published = 0  # of so many tokens every full block is published
-        self.pending = pending
+        self.pending = 0
+        self.blocks = nothing
 
 
 class HybridMemory(KvMemory):
@@ -93,6 +95,7 @@ class HybridMemory(KvMemory):
             if ranks is None
             else RankedExtentPool(limits.num_blocks, log, ranks)
         )
+        self._numbered = have_numbers(self.extents.blanks)
         self._limits = limits
         self.layers = self._make_layers(together=together)
         self._set_up_layers()
@@ -135,7 +138,7 @@ class HybridMemory(KvMemory):
             raise BadInput(
                 f"layers that keep every token have blocks of {max(sizes)} tokens, not of {self.block_size}"
             )
-        assert have_numbers(self.extents.blanks), "blocks without numbers tell nobody what they hold"
+        assert self._numbered, "blocks without numbers tell nobody what they hold"
         self.log.kv = GroupWatch(watcher, main)
         self.divide()
 
@@ -406,19 +409,13 @@ class HybridMemory(KvMemory):
     def blocks_left(self, leavers: list[Leaver]) -> int:
         """How many blocks become free when these rows leave windows."""
         left = 0
-        shared: dict[tuple[Extent, int], int] = {}
-        rows = {table: skipped - table.nulls for _, table, _, skipped in leavers}
-        for table, count in rows.items():
-            if count <= 0:
-                continue
-            if table.held:
-                extent, length = table.held[0]
-                if extent.holders == 1 and extent.rest is None and count <= length:
-                    left += count * table.width
-                    continue
-            left += _left(table, count, shared)
-        for (extent, _), count in shared.items():
-            left += (extent.holders == count) * extent.width
+        for _, table, _, skipped in leavers:
+            if skipped - table.nulls != 1 or not table.held:
+                return _blocks_left(leavers)
+            extent, _ = table.held[0]
+            if extent.holders > 1 or extent.rest is not None:
+                return _blocks_left(leavers)
+            left += table.width
         return left
 
     def fork_tokens(self, request: Request, hit: Hit) -> int:
@@ -444,15 +441,16 @@ class HybridMemory(KvMemory):
     def _dealt(self, tables: Tables) -> list[Table]:
         """Deals the pending blocks out to their groups. Returns the tables."""
         by_group = tables.by_group
-        pending = tables.pending
-        if pending:
-            tables.pending = self.extents.nothing
+        rows = tables.pending
+        if rows:
+            tables.pending = 0
             step = self.blocks_per_crossing
-            each = len(pending) // step
+            blocks = tables.blocks if self._numbered else self.extents.unnumbered[: rows * step]
+            tables.blocks = self.extents.nothing
             for place, first, width in self._growing:
                 table = by_group[place]
-                table.places += each
-                table.tail = table.tail + columns_of(pending, step, first, width)
+                table.places += rows
+                table.tail = table.tail + columns_of(blocks, step, first, width)
         return by_group
 
     def claim(self, request: Request, hit: Hit) -> None:
@@ -480,10 +478,9 @@ class HybridMemory(KvMemory):
 
     def leave_in_turn(self, leavers: list[Leaver]) -> None:
         """Lets these rows leave their windows, one after another."""
-        drop_first = self.extents.drop_first
+        drop_rows = self.extents.drop_rows
         for request, table, place, skipped in leavers:
-            alone = skipped == table.nulls + 1 and skipped <= table.stored
-            if not (alone and drop_first(table)):
+            if skipped > table.stored or skipped - table.nulls != 1 or not drop_rows(table, 1):
                 self._leave(request, place, skipped)
 
     def grow(self, request: Request, tokens: int) -> None:
@@ -537,9 +534,14 @@ class HybridMemory(KvMemory):
         step = self.blocks_per_crossing
         taken = self.extents.take(crossings * step)
         tables = self.tables
+        if not self._numbered:
+            for request in islice(cycle(requests), crossings):
+                tables[request].pending += 1
+            return
         for first, request in zip(range(0, crossings * step, step), cycle(requests), strict=False):
             each = tables[request]
-            each.pending = each.pending + taken[first : first + step]
+            each.pending += 1
+            each.blocks = each.blocks + taken[first : first + step]
 
     def generate(self, request: Request) -> None:
         """Takes note that a request decodes from now on."""
@@ -758,6 +760,17 @@ def _leave_place(specs: tuple[GroupSpec, ...], unit: int) -> int | None:
         elif spec.window:
             return None
     return places.pop() if len(places) == 1 else None
+
+
+def _blocks_left(leavers: list[Leaver]) -> int:
+    left = 0
+    shared: dict[tuple[Extent, int], int] = {}
+    rows = {table: skipped - table.nulls for _, table, _, skipped in leavers}
+    for table, count in rows.items():
+        left += _left(table, count, shared)
+    for (extent, _), count in shared.items():
+        left += (extent.holders == count) * extent.width
+    return left
 
 
 def _left(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:

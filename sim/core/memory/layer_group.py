@@ -137,10 +137,8 @@ class LayerGroup:
         count = last - table.nulls
         if count <= 0:
             return
-        if self.log.events is None:
-            pool = self.pool
-            if pool.drop_first(table) if count == 1 else pool.drop_rows(table, count):
-                return
+        if self.log.events is None and self.pool.drop_rows(table, count):
+            return
         table.nulls = last
         extents = []
         while count and table.held:

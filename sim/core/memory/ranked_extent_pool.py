@@ -108,12 +108,8 @@ class RankedExtentPool(ExtentPool):
             extent.rank = 0
             self._put(extent)
 
-    def drop_first(self, table: Table) -> bool:
-        """Nothing: a block that leaves a window is cut off and freed as any other."""
-        return False
-
     def drop_rows(self, table: Table, rows: int) -> bool:
-        """Nothing, as `drop_first`."""
+        """Nothing: blocks that leave a window are cut off and freed as any others."""
         return False
 
     # ---- splitting and content
