@@ -67,6 +67,9 @@ class Lookup:
         """The cached extents of a segment in each group; None where some group has none."""
         digest = keys.digests[segment]
         index = self._pool.index
+        if len(self._marks) == 1:
+            extents = index.get(digest + self._marks[0])
+            return None if extents is None else [extents]
         cached: list[list[Extent]] = []
         for mark in self._marks:
             extents = index.get(digest + mark)
@@ -78,6 +81,7 @@ class Lookup:
     def _from_start(self, keys: BlockKeys, first: int, most: int) -> list[TableHit]:
         """Cached blocks from place `first` on, without a gap; null before it."""
         hits = [TableHit(min(first, most)) for _ in self._marks]
+        alone = self.keeps_all and len(hits) == 1  # nothing leaves these layers, and no other group lacks a block
         place = first
         segment = segment_of(keys, (place + 1) * self._units - 1)
         while place < most:
@@ -87,17 +91,17 @@ class Lookup:
             if cached is None:
                 break
             end = min(most, keys.ends[segment] // self._units)
-            place = self._add_row(hits, cached, place, end)
+            if alone:
+                hits[0].add(self._parts(cached[0], place, end))
+                place = hits[0].places
+            else:
+                place = self._add_row(hits, cached, place, end)
             if place < end:
                 break
         return hits
 
     def _add_row(self, hits: list[TableHit], cached: list[list[Extent]], place: int, end: int) -> int:
         """Adds the blocks that all groups have from a place on, up to `end`. Returns where they end."""
-        if len(cached) == 1 and self.keeps_all:
-            # Nothing leaves these layers, and no other group lacks a block.
-            hits[0].add(self._parts(cached[0], place, end))
-            return hits[0].places
         row = [self._parts(extents, place, end) for extents in cached]
         given_back = [
             extent
@@ -138,7 +142,7 @@ class Lookup:
         """
         wanted = self._window_blocks + dropped
         if len(self._marks) == 1 and not dropped and wanted <= most:
-            hit = self._within_one(keys, most - wanted, most)
+            hit = self._window(keys, most - wanted, most)
             if hit is not None:
                 return [hit]
         count = 0
@@ -165,22 +169,33 @@ class Lookup:
             reach = begin
         return self._hits(keys, 0, count)
 
-    def _within_one(self, keys: BlockKeys, first: int, last: int) -> TableHit | None:
-        """A hit from place `first` to `last` in the only group, if one extent that is whole has them all."""
+    def _window(self, keys: BlockKeys, first: int, last: int) -> TableHit | None:
+        """A hit from place `first` to `last` in the only group, if whole extents have them all."""
         units = self._units
-        segment = segment_of(keys, last * units - 1)
         if last % self._aligned_blocks:
             return None
-        for extent in reversed(self._pool.index.get(keys.digests[segment] + self._marks[0], ())):
-            begin = (extent.number + 1) // units - 1
-            if begin <= first:
-                if extent.free_rows or last > begin + extent.rows:
+        parts: list[Part] = []
+        place = last
+        segment = segment_of(keys, last * units - 1)
+        while place > first:
+            for extent in reversed(self._pool.index.get(keys.digests[segment] + self._marks[0], ())):
+                begin = (extent.number + 1) // units - 1
+                if begin >= place:
+                    continue
+                if extent.free_rows or begin + extent.rows < place:
                     return None
-                hit = TableHit(first)
-                hit.places = last
-                hit.parts.append((extent, first - begin, last - begin))
-                return hit
-        return None
+                low = max(begin, first)
+                parts.append((extent, low - begin, place - begin))
+                place = low
+                if place == first:
+                    break
+            segment -= 1
+            if place > first and (segment < 0 or place > keys.ends[segment] // units):
+                return None
+        hit = TableHit(first)
+        hit.places = last
+        hit.parts = parts[::-1]
+        return hit
 
     def _common(self, cached: list[list[Extent]], begin: int, end: int) -> list[_Range]:
         """The ranges of places between two that all groups have cached, the last first."""
