@@ -410,11 +410,12 @@ class HybridMemory(KvMemory):
         """How many blocks become free when these rows leave windows."""
         left = 0
         for _, table, _, skipped in leavers:
-            if skipped - table.nulls != 1 or not table.held:
+            if skipped - table.nulls != 1:
                 return _blocks_left(leavers)
-            extent, _ = table.held[0]
-            if extent.holders > 1 or extent.rest is not None:
-                return _blocks_left(leavers)
+            if table.held:
+                extent, _ = table.held[0]
+                if extent.holders > 1 or extent.rest is not None:
+                    return _blocks_left(leavers)
             left += table.width
         return left
 
@@ -767,7 +768,8 @@ def _blocks_left(leavers: list[Leaver]) -> int:
     shared: dict[tuple[Extent, int], int] = {}
     rows = {table: skipped - table.nulls for _, table, _, skipped in leavers}
     for table, count in rows.items():
-        left += _left(table, count, shared)
+        if count > 0:
+            left += _left(table, count, shared)
     for (extent, _), count in shared.items():
         left += (extent.holders == count) * extent.width
     return left
@@ -776,6 +778,11 @@ def _blocks_left(leavers: list[Leaver]) -> int:
 def _left(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:
     """How many blocks of a table's next `count` rows are its own. Counts the others in `shared`."""
     width = table.width
+    for extent, _ in table.held:
+        if extent.holders > 1 or extent.rest is not None:
+            break
+    else:
+        return count * width  # all are its own
     left = 0
     for extent in table.extents():
         if count <= 0:
