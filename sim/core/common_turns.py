@@ -8,7 +8,8 @@ a number of steps may take theirs before all of them give back.
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory, Leaver
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.table import Leaver
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.running import Running
 

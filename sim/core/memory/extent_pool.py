@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.blocks import last_first, numbered_blocks, unnumbered_blocks, without
 from pagecast.sim.core.memory.extent import NO_ROWS, Extent, Free
-from pagecast.sim.core.memory.table import Table
+from pagecast.sim.core.memory.table import Leaver, Table
 
 
 class ExtentPool:
@@ -341,8 +341,49 @@ class ExtentPool:
         cached = [block for extent in last if extent.key is not None for block in reversed(extent.blocks)]
         return [*reversed(tail), *blanks, *cached]
 
+    def drop_in_turn(self, leavers: Sequence[Leaver]) -> int:
+        """Frees the first row of these tables one after another, up to the first where that is not simple.
+
+        It is where no other row of the table leaves, and the row has content that is found there and that
+        nobody else holds. Returns of how many tables a row was freed: it is null there.
+        """
+        dropped = 0
+        blocks = 0
+        free = self.ring.before
+        linked = free.by_row
+        for _, table, _, skipped in leavers:
+            held = table.held
+            if skipped - table.nulls != 1 or not held:
+                break
+            extent, length = held[0]
+            free_rows = extent.free_rows
+            if extent.holders > 1 or extent.is_spare or extent.key is None:
+                break
+            if (length + len(free_rows)) * extent.width != len(extent.blocks):
+                break
+            if length > 1:
+                held[0] = (extent, length - 1)
+            else:
+                del held[0]
+                extent.holders = 0
+                extent.rest = None
+            table.nulls = skipped
+            if not linked:
+                free = Free([], by_row=True)
+                self.link(free)
+                linked = True
+            free.extents.append(extent)
+            if free_rows:
+                free_rows.append(free)
+            else:
+                extent.free_rows = [free]
+            blocks += extent.width
+            dropped += 1
+        self.free_blocks += blocks
+        return dropped
+
     def drop_rows(self, table: Table, rows: int) -> bool:
-        """Frees the first rows of a table, which become null there, together, where that is simple.
+        """Frees the first rows of a table together, which become null there, where that is simple.
 
         It is where they are of one extent, with content that is found there, and nobody else holds it. False:
         nothing was done.
@@ -350,38 +391,21 @@ class ExtentPool:
         if not table.held:
             return False
         extent, length = table.held[0]
-        if extent.holders > 1 or extent.is_spare or extent.key is None:
+        if extent.holders > 1 or extent.is_spare or extent.key is None or extent.free_rows:
             return False
-        width = extent.width
-        if (length + len(extent.free_rows)) * width != len(extent.blocks):
+        if rows > length or length * extent.width != len(extent.blocks):
             return False
-        if rows > length or (rows > 1 and extent.free_rows):
-            return False
-        ring = self.ring
-        if rows == 1:
-            free = ring.before
-            if not free.by_row:
-                free = Free([], by_row=True)
-                self.link(free)
-            free.extents.append(extent)
-            if extent.free_rows:
-                extent.free_rows.append(free)
-            else:
-                extent.free_rows = [free]
         if rows < length:
             table.held[0] = (extent, length - rows)
+            extent = self.cut_front(extent, rows)
         else:
             del table.held[0]
-            extent.holders = 0
             extent.rest = None
-        if rows > 1:
-            if rows < length:
-                extent = self.cut_front(extent, rows)
-                extent.holders = 0
-            extent.free = free = Free([extent])
-            self.link(free)
+        extent.holders = 0
+        extent.free = free = Free([extent])
+        self.link(free)
         table.nulls += rows
-        self.free_blocks += rows * width
+        self.free_blocks += rows * extent.width
         return True
 
     def single_out(self, extent: Extent) -> None:

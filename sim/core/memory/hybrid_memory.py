@@ -32,14 +32,11 @@ from pagecast.sim.core.memory.lookup import Lookup
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool, ReuseRanks
-from pagecast.sim.core.memory.table import Table
+from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0, 0, 0, ())
-
-Leaver = tuple[Request, Table, int, int]
-"""A table whose first rows leave its window: whose it is, the table, its place, and how many rows are null then."""
 _LONG = 1 << 62
 
 
@@ -479,10 +476,12 @@ class HybridMemory(KvMemory):
 
     def leave_in_turn(self, leavers: list[Leaver]) -> None:
         """Lets these rows leave their windows, one after another."""
-        drop_rows = self.extents.drop_rows
-        for request, table, place, skipped in leavers:
-            if skipped > table.stored or skipped - table.nulls != 1 or not drop_rows(table, 1):
-                self._leave(request, place, skipped)
+        done = self.extents.drop_in_turn(leavers)
+        while done < len(leavers):
+            request, _, place, skipped = leavers[done]
+            self._leave(request, place, skipped)
+            done += 1
+            done += self.extents.drop_in_turn(leavers[done:])
 
     def grow(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""

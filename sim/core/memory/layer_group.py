@@ -137,8 +137,10 @@ class LayerGroup:
         count = last - table.nulls
         if count <= 0:
             return
-        if self.log.events is None and self.pool.drop_rows(table, count):
-            return
+        if self.log.events is None:
+            alone = count == 1 and self.pool.drop_in_turn([(request, table, self.index, last)])
+            if alone or self.pool.drop_rows(table, count):
+                return
         table.nulls = last
         extents = []
         while count and table.held:

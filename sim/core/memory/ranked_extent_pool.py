@@ -9,12 +9,13 @@ what follows what across groups, which nothing here does.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.memory.extent import Extent, Free
 from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.table import Table
+from pagecast.sim.core.memory.table import Leaver, Table
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,12 @@ class RankedExtentPool(ExtentPool):
             extent.rank = 0
             self._put(extent)
 
+    def drop_in_turn(self, leavers: Sequence[Leaver]) -> int:
+        """None: blocks that leave a window are cut off and freed as any others."""
+        return 0
+
     def drop_rows(self, table: Table, rows: int) -> bool:
-        """Nothing: blocks that leave a window are cut off and freed as any others."""
+        """Nothing, as `drop_in_turn`."""
         return False
 
     # ---- splitting and content

@@ -6,6 +6,7 @@ from array import array
 
 from pagecast.sim.core.memory.blocks import by_row
 from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.request import Request
 
 
 class Table:
@@ -86,3 +87,10 @@ class Table:
         """Leaves these of its extents, which are its last."""
         self.held = []
         self.add(extents)
+
+
+Leaver = tuple[Request, Table, int, int]
+"""A table some of whose rows leave its window.
+
+Whose it is, the table, the place of its group, and how many of its rows are null then.
+"""
