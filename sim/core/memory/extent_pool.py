@@ -23,9 +23,9 @@ from pagecast.sim.core.memory.table import Leaver, Table
 class ExtentPool:
     """`num_blocks` blocks, numbered from 0, for all groups. Block number `num_blocks` is the null block.
 
-    Not `numbered`: blocks have no numbers, which saves time where nobody asks for them. Then free extents are
-    not evicted at once when blocks of theirs are taken: so many are `owed`, until `settle`. What is taken from
-    the front of the free blocks and what is freed to their end do not depend on one another.
+    Not `numbered`: blocks have no numbers, which saves time where nobody asks for them. Then the content of
+    free extents is not evicted as soon as their blocks are taken: `owed` blocks are still to be evicted, once
+    somebody looks (`settle`). What is freed until then comes after them.
 
     The null block stands in tables for content that is not kept; it is never taken or freed. Free blocks
     without content are taken first (`blanks`, the next one last), then `begun`, what remains of the wide rows
@@ -460,7 +460,8 @@ class ExtentPool:
         """Makes the first rows of a table's tail findable.
 
         The first ends with the key block `number` of the segment `key`, the others `units` further each.
-        Of equal contents the one that was published first is found.
+        Of equal contents the one that was published first is found, or would be if it were not owed: then the
+        next is found in its place once that is settled.
         """
         siblings = self.index.get(key)
         held = table.held
@@ -472,10 +473,6 @@ class ExtentPool:
         last = siblings[-1]
         end = last.number + len(last.blocks) // last.width * units
         if number < end:
-            if self.owed:
-                self.settle()
-                self.publish(table, rows, key, number, units)
-                return
             new = Extent(table.take_tail(rows), key, number, units, table.width)
             table.add(self._publish_among(siblings, new))
             return

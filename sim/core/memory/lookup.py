@@ -39,7 +39,9 @@ class Lookup:
 
     def may_find(self, keys: BlockKeys) -> bool:
         """Whether a hit is possible: where every token is kept, not without the first block."""
-        return not self.keeps_all or bool(keys.digests and keys.digests[0] + self._marks[0] in self._pool.index)
+        if not self.keeps_all:
+            return True
+        return bool(keys.digests) and keys.digests[0] + self._marks[0] in self._pool.index
 
     def find(self, keys: BlockKeys, tokens: int, *, drop: bool = False) -> list[TableHit]:
         """The longest prefix of at most `tokens` tokens: a hit for each group, null where none is kept.
@@ -81,7 +83,8 @@ class Lookup:
     def _from_start(self, keys: BlockKeys, first: int, most: int) -> list[TableHit]:
         """Cached blocks from place `first` on, without a gap; null before it."""
         hits = [TableHit(min(first, most)) for _ in self._marks]
-        alone = self.keeps_all and len(hits) == 1  # nothing leaves these layers, and no other group lacks a block
+        # Nothing leaves these layers, and no other group can lack a block.
+        alone = self.keeps_all and len(hits) == 1
         place = first
         segment = segment_of(keys, (place + 1) * self._units - 1)
         while place < most:
@@ -141,7 +144,7 @@ class Lookup:
         `dropped`: how many of its last blocks will be left out.
         """
         wanted = self._window_blocks + dropped
-        if len(self._marks) == 1 and not dropped and wanted <= most:
+        if len(self._marks) == 1 and not dropped and 0 < wanted <= most:
             hit = self._window(keys, most - wanted, most)
             if hit is not None:
                 return [hit]

@@ -14,8 +14,8 @@ class Table:
 
     A row has `width` blocks, one of each group. `held` are extents, each with the number of rows held of it
     and of what was split off it since. The blocks of `tail` are the request's own, and nobody can find them
-    yet; they are replaced, never changed. The first `stored` places need no publishing any more: they are published, null, or of no use to any
-    hit.
+    yet; a tail is replaced, never changed. The first `stored` places need no publishing any more: they are
+    published, null, or of no use to any hit.
     """
 
     __slots__ = ("_nothing", "held", "nulls", "places", "stored", "tail", "width")
