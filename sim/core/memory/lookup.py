@@ -170,7 +170,8 @@ class Lookup:
             if not count or first > begin:
                 count = 0
             reach = begin
-        return self._hits(keys, 0, count)
+        # A run that fills no window is cut to whole aligned pieces before its last block is left out.
+        return self._hits(keys, 0, count - count % self._aligned_blocks)
 
     def _window(self, keys: BlockKeys, first: int, last: int) -> TableHit | None:
         """A hit from place `first` to `last` in the only group, if whole extents have them all."""
