@@ -52,8 +52,14 @@ MANY_EACH = [(name, seed) for name, (_, few, most) in FEATURES.items() for seed 
 FEW_EACH = [case for case in FEW_EACH if case not in DEADLOCKS]
 MANY_EACH = [case for case in MANY_EACH if case not in DEADLOCKS]
 # Differed once: a window of one token takes its block of a load last; a store that had been refused fits as
-# soon as enough of its blocks have left their window; a store touches blocks of its request's output too.
-CHOSEN_OFFLOADING = (("hybrid-offloading", 91016), ("hybrid-offloading", 814044), ("hybrid-disk", 94050))
+# soon as enough of its blocks have left their window; a store touches blocks of its request's output too; a
+# hit that fills no window is cut to aligned pieces before its last block is left out.
+CHOSEN_MIXED = (
+    ("hybrid-offloading", 91016),
+    ("hybrid-offloading", 814044),
+    ("hybrid-disk", 94050),
+    ("mixed", 96141),
+)
 INTERPRETER = "PAGECAST_VLLM_PYTHON"
 
 
@@ -106,8 +112,8 @@ def test_every_decision_of_a_scenario_that_once_differed_is_vllms(seed, tmp_path
     check(recorded(CHOSEN)[seed], tmp_path)
 
 
-@pytest.mark.parametrize(("name", "seed"), CHOSEN_OFFLOADING)
-def test_every_decision_of_an_offloading_scenario_that_once_differed_is_vllms(name, seed, tmp_path):
+@pytest.mark.parametrize(("name", "seed"), CHOSEN_MIXED)
+def test_every_decision_of_a_mixed_scenario_that_once_differed_is_vllms(name, seed, tmp_path):
     runs = {run.seed: run for run in read(HERE / "recorded" / f"{name}-chosen.jsonl.xz")}
     check(runs[seed], tmp_path, name)
 
