@@ -33,6 +33,9 @@ class Eviction(Protocol):
     def remove(self, piece: FreePiece) -> None:
         """Takes a piece out: its blocks are held again, or all were taken."""
 
+    def lose_front(self, piece: FreePiece) -> None:
+        """Takes note that the first blocks of a piece are held again, while the others stay free."""
+
     def next(self) -> FreePiece:
         """The piece to take blocks from. There is one."""
         ...
@@ -80,6 +83,9 @@ class LeastRecentlyUsed:
         after = piece.after
         before.after = after
         after.before = before
+
+    def lose_front(self, piece: FreePiece) -> None:
+        """Nothing: the piece keeps its place."""
 
     def next(self) -> FreePiece:
         """The piece at the head of the ring."""

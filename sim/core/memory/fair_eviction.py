@@ -81,8 +81,12 @@ class FairEviction:
             self._blank.remove(piece)
             return
         order.remove(piece)
+        self.lose_front(piece)
+
+    def lose_front(self, piece: FreePiece) -> None:
+        """Lets what precedes a piece be evicted, which may be another tenant's."""
         parent = piece.run.parent
-        if parent is not None and parent.tenant != piece.run.tenant:
+        if parent is not None:
             self._order_of(parent.tenant).wake(parent.free or ())
 
     def next(self) -> FreePiece:

@@ -244,6 +244,7 @@ class BlockPool:
                     self.eviction.remove(piece)
                 else:
                     piece.low = length
+                    self.eviction.lose_front(piece)
         run.uses += 1
         if run.held is None:
             run.held = {length: 1}

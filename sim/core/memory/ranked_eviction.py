@@ -76,10 +76,14 @@ class RankedEviction:
             return
         del self._ranks[piece]
         self.removed(piece)
-        run = piece.run
-        self.wake(run.free or ())
-        if run.parent is not None:
-            self.wake(run.parent.free or ())
+        self.wake(piece.run.free or ())
+        self.lose_front(piece)
+
+    def lose_front(self, piece: FreePiece) -> None:
+        """Lets what precedes a piece be evicted: its first blocks are gone or held again."""
+        parent = piece.run.parent
+        if parent is not None:
+            self.wake(parent.free or ())
 
     def next(self) -> FreePiece:
         """The piece without content that was added first, or the evictable piece with the lowest rank."""

@@ -88,6 +88,9 @@ class LeastFrequentlyUsed:
     def remove(self, piece: FreePiece) -> None:
         self.pieces.remove(piece)
 
+    def lose_front(self, piece: FreePiece) -> None:
+        pass
+
     def next(self) -> FreePiece:
         return min((piece for piece in self.pieces if piece.evictable()), key=lambda piece: piece.run.uses)
 
