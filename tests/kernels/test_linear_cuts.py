@@ -10,7 +10,6 @@ CUTS = [
     pytest.param(kind, outputs, inputs, cut, id=f"{kind} {outputs}x{inputs} of {most}")
     for (kind, outputs, inputs), ladder in linear_cuts._CUTS.items()
     for most, cut in ladder
-    if cut is not None
 ]
 
 
