@@ -37,6 +37,7 @@ from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0, 0, 0, ())
+_NO_TABLE = TableHit(0)
 _LONG = 1 << 62
 
 
@@ -286,13 +287,14 @@ class HybridMemory(KvMemory):
         """What was found, cut to the length that all groups have."""
         if not tokens:
             return _NO_HIT
-        tables: dict[int, TableHit] = {}
+        tables: list[TableHit] = [_NO_TABLE] * len(self.layers)
         for number, lookup in enumerate(self._lookups):
             places = tokens // lookup.spec.block_size
             for group, table in zip(lookup.groups, hits_by_lookup[number], strict=True):
-                table.cut(places)
+                if table.places > places:
+                    table.cut(places)
                 tables[group] = table
-        return Hit(tokens, 0, 0, (), tuple([tables[place] for place in range(len(self.layers))]))
+        return Hit(tokens, 0, 0, (), tuple(tables))
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
@@ -300,11 +302,22 @@ class HybridMemory(KvMemory):
         A group counts no more blocks than a request ever holds in it. `reserved` free blocks are kept for
         others.
         """
-        return self._needed(hit, tokens, capped=True) + reserved <= self.extents.free_blocks
+        return self._surely_fits(tokens, reserved) or (
+            self._needed(hit, tokens, capped=True) + reserved <= self.extents.free_blocks
+        )
 
     def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
-        return self._needed(hit, tokens, capped=False) + reserved <= self.extents.free_blocks
+        return self._surely_fits(tokens, reserved) or (
+            self._needed(hit, tokens, capped=False) + reserved <= self.extents.free_blocks
+        )
+
+    def _surely_fits(self, tokens: int, reserved: int) -> bool:
+        """Whether so many tokens would fit without any hit: a hit only lessens what is needed."""
+        if not self._alike:
+            return False
+        blocks = -(-tokens // self.block_size) * self.blocks_per_crossing
+        return blocks + reserved <= self.extents.free_blocks
 
     def still_needed(self, request: Request, tokens: int) -> int:
         """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
