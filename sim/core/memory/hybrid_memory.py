@@ -335,13 +335,14 @@ class HybridMemory(KvMemory):
 
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
-        return sum(self._missing(self.tables_of(request), tokens))
+        by_group = self.tables_of(request)
+        if self._alike:
+            rows = max(-(-tokens // self.block_size) - by_group[0].places, 0)
+            return rows * self.blocks_per_crossing
+        return sum(self._missing(by_group, tokens))
 
     def _missing(self, by_group: list[Table], tokens: int) -> list[int]:
         """Blocks that tables lack so that the first `tokens` tokens have a place."""
-        if self._alike:
-            rows = max(-(-tokens // self.block_size) - by_group[0].places, 0)
-            return [rows * table.width for table in by_group]
         return [group.missing(table, tokens) for group, table in zip(self.layers, by_group, strict=True)]
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
@@ -404,14 +405,19 @@ class HybridMemory(KvMemory):
         tables = self.tables
         leavers = []
         further = 0
+        windows = self._window_places
+        least = min([window for _, window in windows])
         while turns > 0:
             for request in requests[:turns]:
                 computed = tick - request.lag
                 computed += (place - computed) % size + further
-                for number, window in self._window_places:
+                if computed < least + size:
+                    continue
+                by_group = tables[request].by_group
+                for number, window in windows:
                     skipped = (computed - window) // size
                     if skipped > 0:
-                        leavers.append((request, tables[request].by_group[number], number, skipped))
+                        leavers.append((request, by_group[number], number, skipped))
             turns -= len(requests)
             further += size
         return leavers
