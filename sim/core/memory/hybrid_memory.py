@@ -732,7 +732,11 @@ class HybridMemory(KvMemory):
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""
-        return sum([group.shared_blocks * group.spec.block_size for group in self.layers])
+        tokens = 0
+        for group in self.layers:
+            if group.shared_blocks:
+                tokens += group.shared_blocks * group.spec.block_size
+        return tokens
 
     def holds(self, request: Request) -> bool:
         """Whether a request holds any block."""
