@@ -44,8 +44,8 @@ _LONG = 1 << 62
 class Tables:
     """One request's block tables, in the order of the memory's `layers`.
 
-    `pending` rows are taken for it but not yet in its tables: a block for each group that grows. `blocks` are
-    they, row by row, where blocks have numbers.
+    `pending` rows are taken for it but are not in its tables yet: a row has a block for each group that
+    grows. `blocks` has them row by row, where blocks have numbers.
     """
 
     __slots__ = ("blocks", "by_group", "pending", "published")
