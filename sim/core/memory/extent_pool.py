@@ -162,9 +162,9 @@ class ExtentPool:
     def _take_columns(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents that were freed together."""
         extents = free.extents
-        blocks = _in_order(extents)
-        if n < len(blocks) and extents[0].width == 1:
+        if extents[0].width == 1 and n < sum([len(extent.blocks) for extent in extents]):
             return self._take_column(free, n)
+        blocks = _in_order(extents)
         _unlink(free)
         for extent in extents:
             extent.free = None

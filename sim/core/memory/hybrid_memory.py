@@ -302,22 +302,18 @@ class HybridMemory(KvMemory):
         A group counts no more blocks than a request ever holds in it. `reserved` free blocks are kept for
         others.
         """
-        return self._surely_fits(tokens, reserved) or (
-            self._needed(hit, tokens, capped=True) + reserved <= self.extents.free_blocks
-        )
+        return self._fits(hit, tokens, reserved, capped=True)
 
     def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
-        return self._surely_fits(tokens, reserved) or (
-            self._needed(hit, tokens, capped=False) + reserved <= self.extents.free_blocks
-        )
+        return self._fits(hit, tokens, reserved, capped=False)
 
-    def _surely_fits(self, tokens: int, reserved: int) -> bool:
-        """Whether so many tokens would fit without any hit: a hit only lessens what is needed."""
-        if not self._alike:
-            return False
-        blocks = -(-tokens // self.block_size) * self.blocks_per_crossing
-        return blocks + reserved <= self.extents.free_blocks
+    def _fits(self, hit: Hit, tokens: int, reserved: int, *, capped: bool) -> bool:
+        free = self.extents.free_blocks - reserved
+        # A hit only lessens what is needed.
+        if self._alike and -(-tokens // self.block_size) * self.blocks_per_crossing <= free:
+            return True
+        return self._needed(hit, tokens, capped=capped) <= free
 
     def still_needed(self, request: Request, tokens: int) -> int:
         """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
@@ -337,9 +333,12 @@ class HybridMemory(KvMemory):
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
         by_group = self.tables_of(request)
         if self._alike:
-            rows = max(-(-tokens // self.block_size) - by_group[0].places, 0)
-            return rows * self.blocks_per_crossing
+            return self._missing_rows(by_group, tokens) * self.blocks_per_crossing
         return sum(self._missing(by_group, tokens))
+
+    def _missing_rows(self, by_group: list[Table], tokens: int) -> int:
+        """Rows that tables with as many places lack so that the first `tokens` tokens have a place."""
+        return max(-(-tokens // self.block_size) - by_group[0].places, 0)
 
     def _missing(self, by_group: list[Table], tokens: int) -> list[int]:
         """Blocks that tables lack so that the first `tokens` tokens have a place."""
@@ -511,8 +510,8 @@ class HybridMemory(KvMemory):
         if not self._alike or self.log.events is not None:
             self._take(request, by_group, self._missing(by_group, tokens))
             return
-        rows = -(-tokens // self.block_size) - by_group[0].places
-        if rows > 0:
+        rows = self._missing_rows(by_group, tokens)
+        if rows:
             taken = self.extents.take(rows * self.blocks_per_crossing)
             first = 0
             for table in by_group:
