@@ -98,9 +98,11 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """x [tokens, inputs] times the transposed `weight` [outputs, inputs], which has `scales` if it is fp8."""
+    cut = _own_cut("plain", x, weight, scales, bias)
+    if cut is not None:
+        return _own_linear(x, weight, cut)
     if scales is None:
-        cut = _own_cut("plain", x, weight, bias)
-        return F.linear(x, weight, bias) if cut is None else _own_linear(x, weight, cut)
+        return F.linear(x, weight, bias)
     if x.is_cuda:
         from pagecast.kernels.fp8_linear import fp8_linear
 
@@ -110,9 +112,11 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
     return out if bias is None else out + bias
 
 
-def _own_cut(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None) -> LinearCut | None:
-    """How our own kernel cuts this product; None: it is left to the library."""
-    if bias is not None or not x.is_cuda:
+def _own_cut(
+    kind: Kind, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
+) -> LinearCut | None:
+    """How our own kernel for few tokens cuts this product; None: it does not compute it."""
+    if scales is not None or bias is not None or not x.is_cuda:
         return None
     return cut_of(kind, x, weight)
 
@@ -125,16 +129,16 @@ def _own_linear(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fals
 
 def linear_sums(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """`linear`, or addends [addends, tokens, outputs] of it, which `add_rms_norm` adds up."""
-    cut = None if scales is not None else _own_cut("sums", x, weight, bias)
+    cut = _own_cut("sums", x, weight, scales, bias)
     return linear(x, weight, scales, bias) if cut is None else _own_linear(x, weight, cut)
 
 
 def gated_linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """`silu_mul` of `linear`: [tokens, outputs / 2]."""
-    cut = None if scales is not None else _own_cut("gated", x, weight, bias)
-    return (
-        silu_mul(linear(x, weight, scales, bias)) if cut is None else _own_linear(x, weight, cut, gated=True)
-    )
+    cut = _own_cut("gated", x, weight, scales, bias)
+    if cut is not None:
+        return _own_linear(x, weight, cut, gated=True)
+    return silu_mul(linear(x, weight, scales, bias))
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
