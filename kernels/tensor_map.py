@@ -1,8 +1,9 @@
 """A paged cache as the matrix that Hopper's tensor memory accelerator reads, a box of rows at a time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pagecast.kernels.launch import next_power_of_2
@@ -80,7 +81,19 @@ class Address:
         return self.address
 
 
+_Map = TypeVar("_Map")
 _matrices: dict[Any, MatrixDescriptor] = {}
+_swizzled: dict[Any, TensorDescriptor] = {}
+
+
+def _made_once(maps: dict[Any, _Map], key: Any, make: Callable[[], _Map]) -> _Map:
+    """The map of a key, made where there is none; all are forgotten once they are many."""
+    made = maps.get(key)
+    if made is None:
+        if len(maps) >= MAX_MATRICES:
+            maps.clear()
+        made = maps[key] = make()
+    return made
 
 
 def matrix_map(matrix: Tensor, rows: int, columns: int) -> MatrixDescriptor:
@@ -89,33 +102,23 @@ def matrix_map(matrix: Tensor, rows: int, columns: int) -> MatrixDescriptor:
     flat = matrix.flatten(0, -2)
     if not matrix.is_cuda:
         return MatrixDescriptor.from_tensor(flat, [rows, columns])
-    key = (matrix.data_ptr(), flat.shape, matrix.dtype, rows, columns)
-    descriptor = _matrices.get(key)
-    if descriptor is None:
-        if len(_matrices) >= MAX_MATRICES:
-            _matrices.clear()
+
+    def make() -> MatrixDescriptor:
         address = Address(matrix.data_ptr(), matrix.dtype)
-        descriptor = MatrixDescriptor(address, list(flat.shape), [flat.shape[1], 1], [rows, columns])
-        _matrices[key] = descriptor
-    return descriptor
+        return MatrixDescriptor(address, list(flat.shape), [flat.shape[1], 1], [rows, columns])
 
-
-_swizzled: dict[Any, TensorDescriptor] = {}
+    return _made_once(_matrices, (matrix.data_ptr(), flat.shape, matrix.dtype, rows, columns), make)
 
 
 def swizzled_map(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A dense matrix of 16-bit numbers as Gluon's kernels read boxes of `rows` x `columns`; made once."""
-    key = (matrix.data_ptr(), matrix.shape, matrix.dtype, rows, columns)
-    descriptor = _swizzled.get(key)
-    if descriptor is None:
-        if len(_swizzled) >= MAX_MATRICES:
-            _swizzled.clear()
+
+    def make() -> TensorDescriptor:
         address = Address(matrix.data_ptr(), matrix.dtype)
         layout = NVMMASharedLayout(128, 16, 2)
-        strides = [matrix.shape[1], 1]
-        descriptor = TensorDescriptor(address, list(matrix.shape), strides, [rows, columns], layout)
-        _swizzled[key] = descriptor
-    return descriptor
+        return TensorDescriptor(address, list(matrix.shape), [matrix.shape[1], 1], [rows, columns], layout)
+
+    return _made_once(_swizzled, (matrix.data_ptr(), matrix.shape, matrix.dtype, rows, columns), make)
 
 
 def box_rows(block_size: int, tile: int) -> int:
