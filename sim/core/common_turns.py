@@ -28,14 +28,11 @@ class CommonTurns:
         self._leaving: list[Leaver] = []  # what leaves windows, in order
 
     @property
-    def taken(self) -> int:
-        """The blocks that are taken."""
-        return self._crossings * self._memory.blocks_per_crossing
-
-    @property
-    def left(self) -> int:
-        """The blocks that become free."""
-        return self._memory.blocks_left(self._leaving) if self._leaving else 0
+    def added(self) -> int:
+        """The blocks that are taken, less those that become free."""
+        memory = self._memory
+        taken = self._crossings * memory.blocks_per_crossing
+        return taken - memory.blocks_left(self._leaving) if self._leaving else taken
 
     def note(self, steps: int, longest: int) -> None:
         """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.
@@ -56,16 +53,28 @@ class CommonTurns:
             leaving = {**decoders.crossing(tick - place), **memory.fresh}
             self._leaving = memory.leavers(sorted(leaving, key=admission_order), tick)
             first += 1
-        steps -= first - tick
-        if place == memory.block_size - 1 and 0 < steps < memory.block_size - 1:
-            # They leave a block in the step before they begin one.
-            begun = sum([len(decoders.crossing(each)) for each in range(tick, first + 1)])
-            order = self._order[begun:] + list(decoders.crossing(first + steps))
-            turns = len(order)
+        remaining = steps - (first - tick)
+        if place == memory.block_size - 1 and remaining > 0:
+            order, turns = self._a_step_earlier(steps, first)
         else:
-            order, turns = decoders.crossings(first - place, steps)
+            order, turns = decoders.crossings(first - place, remaining)
         if turns:
             self._leaving += memory.leavers_in_turn(order, turns, first)
+
+    def _a_step_earlier(self, steps: int, first: int) -> tuple[list[Request], int]:
+        """Who begins a block in the step after tick `first` or a later one, up to the one after all `steps`.
+
+        A step earlier each leaves a block. Of the order noted, those who begin one by `first` are left out.
+        """
+        crossing = self._running.decoders.crossing
+        tick = self._running.tick
+        begun = len(crossing(tick))
+        if first > tick:
+            begun += len(crossing(first))
+        further = crossing(tick + steps)
+        goes_round = steps > self._memory.block_size
+        order = self._order[begun:] + (self._order[:begun] if goes_round else list(further))
+        return order, self._crossings - begun + len(further)
 
     def take(self) -> None:
         """Does what was noted. The clock is left to the caller."""

@@ -41,7 +41,7 @@ class HybridStride(Stride):
             return memory.blocks_added(running.decoders.requests, running.tick, steps)
         turns = self._turns
         turns.note(steps, self.longest)
-        return turns.taken - turns.left
+        return turns.added
 
     def settle(self) -> None:
         """Does what the open stretch planned."""

@@ -135,8 +135,11 @@ class Limits:
         return f"needs {blocks} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
 
     def _fits_whole(self, tokens: int) -> bool:
-        """Whether a request of so many tokens would fit even if nothing ever left a window."""
-        return sum([group.blocks_of(tokens) for group in self.groups]) <= self.num_blocks
+        """Whether a request of so many tokens would fit even if nothing ever left a window.
+
+        The blocks of a group may be larger than is counted here.
+        """
+        return -(-tokens // self.block_size) * len(self.groups) <= self.num_blocks
 
     def blocks_at_end(self, total_tokens: int) -> int:
         """Blocks that a request of so many tokens is counted with against its tenant's ceiling.

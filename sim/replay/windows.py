@@ -20,9 +20,8 @@ def blocks_per_block(trace: Trace, scenario: Scenario) -> float:
         return 1.0
     lengths = (trace.requests["input_tokens"] + trace.requests["output_tokens"] - 1).to_numpy(np.int64)
     unique, counts = np.unique(lengths, return_counts=True)
-    total_blocks = sum(layout.blocks_of(int(n)) * int(k) for n, k in zip(unique, counts, strict=True))
     whole = int((-(-unique // scenario.block_size) * counts).sum())
-    return total_blocks / whole
+    return float((layout.blocks_of_each(unique) * counts).sum()) / whole
 
 
 def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:

@@ -96,7 +96,13 @@ class ExtentPool:
         owed = self.owed
         self.owed = 0
         while owed:
-            owed -= len(self._take_next(owed))
+            free = self.ring.after
+            blocks = 0 if free.by_row or self.begun else sum([len(extent.blocks) for extent in free.extents])
+            if 0 < blocks <= owed:
+                self._evict_all(free)
+                owed -= blocks
+            else:
+                owed -= len(self._take_next(owed))
 
     def _evict(self, n: int) -> array[int]:
         """Evicts `n` blocks of free extents."""
@@ -122,13 +128,16 @@ class ExtentPool:
         """Takes up to `n` blocks of the first rows of extents."""
         taken = self.no_blocks()
         count = 0
+        wanted = n
         spares = self.spares
+        numbered = not self._most_owed
         for extent in free.extents:
             width = extent.width
             if width > n:
                 break
             blocks = extent.blocks
-            taken += blocks[:width]
+            if numbered:
+                taken += blocks[:width]
             del blocks[:width]
             del extent.free_rows[0]
             n -= width
@@ -145,7 +154,7 @@ class ExtentPool:
         del free.extents[:count]
         if not free.extents:
             _unlink(free)
-        return taken
+        return taken if numbered else self.unnumbered[: wanted - n]
 
     def _begin_row(self, free: Free) -> None:
         """Begins the next one of a number of rows, of which not all blocks are taken at once."""
@@ -165,18 +174,25 @@ class ExtentPool:
         if extents[0].width == 1 and n < sum([len(extent.blocks) for extent in extents]):
             return self._take_column(free, n)
         blocks = _in_order(extents)
-        _unlink(free)
-        for extent in extents:
-            extent.free = None
         if n < len(blocks):
+            _unlink(free)
+            for extent in extents:
+                extent.free = None
             self.begun = blocks[:]
             self.unbroken = extents
             return self.no_blocks()
-        for extent in extents:
+        self._evict_all(free)
+        return blocks
+
+    def _evict_all(self, free: Free) -> None:
+        """Evicts extents that were freed together."""
+        _unlink(free)
+        for extent in free.extents:
+            extent.free = None
+        for extent in free.extents:
             self._forget(extent)
             if self.spares:
                 self._replace(extent, extent.number, extent.rows)
-        return blocks
 
     def _take_column(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents of one group that were freed together."""
@@ -279,21 +295,25 @@ class ExtentPool:
         blanks = tail
         kept: list[Extent] = []
         for extent in reversed(extents):
-            extent.holders -= 1
-            if extent.holders:
-                shared += len(extent.blocks)
+            holders = extent.holders = extent.holders - 1
+            blocks = extent.blocks
+            if holders:
+                shared += len(blocks)
                 continue
-            freed += len(extent.blocks) - len(extent.free_rows) * width
+            freed += len(blocks)
+            if extent.free_rows:
+                freed -= len(extent.free_rows) * width
             if extent.key is None:
-                blanks = extent.blocks + blanks
+                blanks = blocks + blanks
             else:
                 extent.rest = None
                 kept.append(extent)
         if kept:
             kept.reverse()
             self._free(kept)
-        for group in range(width if blanks else 0):
-            self.blanks += blanks[group::width]
+        if blanks:
+            for group in range(width):
+                self.blanks += blanks[group::width]
         self.free_blocks += freed
         return shared
 
@@ -342,71 +362,61 @@ class ExtentPool:
         return [*reversed(tail), *blanks, *cached]
 
     def drop_in_turn(self, leavers: Sequence[Leaver]) -> int:
-        """Frees the first row of these tables one after another, up to the first where that is not simple.
+        """Frees the first rows of these tables one after another, up to the first where that is not simple.
 
-        It is where no other row of the table leaves, and the row has content that is found there and that
-        nobody else holds. Returns of how many tables a row was freed: it is null there.
+        It is where they are of one extent, with content that is found there, and nobody else holds it.
+        Returns how many tables were dealt with: the rows are null there.
         """
         dropped = 0
         blocks = 0
         free = self.ring.before
-        linked = free.by_row
         for _, table, _, skipped in leavers:
+            rows = skipped - table.nulls
+            if rows < 1:
+                dropped += 1
+                continue
             held = table.held
-            if skipped - table.nulls != 1 or not held:
+            if not held:
                 break
             extent, length = held[0]
+            if extent.holders > 1 or extent.rest is not None or extent.is_spare or extent.key is None:
+                break
             free_rows = extent.free_rows
-            if extent.holders > 1 or extent.is_spare or extent.key is None:
-                break
-            if (length + len(free_rows)) * extent.width != len(extent.blocks):
-                break
-            if length > 1:
-                held[0] = (extent, length - 1)
+            if rows > 1:
+                if rows > length or free_rows:
+                    break
+                free = self._drop_front(table, extent, length, rows)
             else:
-                del held[0]
-                extent.holders = 0
-                extent.rest = None
+                if length > 1:
+                    held[0] = (extent, length - 1)
+                else:
+                    del held[0]
+                    extent.holders = 0
+                if not free.by_row:
+                    free = Free([], by_row=True)
+                    self.link(free)
+                free.extents.append(extent)
+                if free_rows:
+                    free_rows.append(free)
+                else:
+                    extent.free_rows = [free]
             table.nulls = skipped
-            if not linked:
-                free = Free([], by_row=True)
-                self.link(free)
-                linked = True
-            free.extents.append(extent)
-            if free_rows:
-                free_rows.append(free)
-            else:
-                extent.free_rows = [free]
-            blocks += extent.width
+            blocks += rows * extent.width
             dropped += 1
         self.free_blocks += blocks
         return dropped
 
-    def drop_rows(self, table: Table, rows: int) -> bool:
-        """Frees the first rows of a table together, which become null there, where that is simple.
-
-        It is where they are of one extent, with content that is found there, and nobody else holds it. False:
-        nothing was done.
-        """
-        if not table.held:
-            return False
-        extent, length = table.held[0]
-        if extent.holders > 1 or extent.is_spare or extent.key is None or extent.free_rows:
-            return False
-        if rows > length or length * extent.width != len(extent.blocks):
-            return False
+    def _drop_front(self, table: Table, extent: Extent, length: int, rows: int) -> Free:
+        """Frees the first rows of a table's first extent, which nobody else holds, together."""
         if rows < length:
             table.held[0] = (extent, length - rows)
             extent = self.cut_front(extent, rows)
         else:
             del table.held[0]
-            extent.rest = None
         extent.holders = 0
         extent.free = free = Free([extent])
         self.link(free)
-        table.nulls += rows
-        self.free_blocks += rows * extent.width
-        return True
+        return free
 
     def single_out(self, extent: Extent) -> None:
         """Makes extents of the rows that were given back one by one, so that they can be held again."""
@@ -430,9 +440,10 @@ class ExtentPool:
         del extent.blocks[at * extent.width :]
         rest.holders = extent.holders
         rest.is_spare = extent.is_spare
-        rest.rest = extent.rest
-        extent.rest = rest
-        if not extent.holders:
+        if extent.holders:
+            rest.rest = extent.rest
+            extent.rest = rest
+        else:
             rest.free = extent.free
             free = self.unbroken if extent.free is None else extent.free.extents
             free.insert(free.index(extent) + 1, rest)

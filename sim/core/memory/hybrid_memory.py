@@ -338,7 +338,8 @@ class HybridMemory(KvMemory):
 
     def _missing_rows(self, by_group: list[Table], tokens: int) -> int:
         """Rows that tables with as many places lack so that the first `tokens` tokens have a place."""
-        return max(-(-tokens // self.block_size) - by_group[0].places, 0)
+        rows = -(-tokens // self.block_size) - by_group[0].places
+        return rows if rows > 0 else 0
 
     def _missing(self, by_group: list[Table], tokens: int) -> list[int]:
         """Blocks that tables lack so that the first `tokens` tokens have a place."""
@@ -402,36 +403,39 @@ class HybridMemory(KvMemory):
         assert place is not None
         size = self.block_size
         tables = self.tables
-        leavers = []
-        further = 0
         windows = self._window_places
-        least = min([window for _, window in windows])
+        least = min([window for _, window in windows]) + size
+        leavers: list[Leaver] = []
+        ahead = place - tick
         while turns > 0:
-            for request in requests[:turns]:
-                computed = tick - request.lag
-                computed += (place - computed) % size + further
-                if computed < least + size:
-                    continue
-                by_group = tables[request].by_group
-                for number, window in windows:
-                    skipped = (computed - window) // size
-                    if skipped > 0:
-                        leavers.append((request, by_group[number], number, skipped))
+            leavers += [
+                (request, tables[request].by_group[number], number, (computed - window) // size)
+                for request in requests[:turns]
+                for computed in [tick - request.lag + (ahead + request.lag) % size]
+                if computed >= least
+                for number, window in windows
+                if computed >= window + size
+            ]
             turns -= len(requests)
-            further += size
+            tick += size
         return leavers
 
     def blocks_left(self, leavers: list[Leaver]) -> int:
         """How many blocks become free when these rows leave windows."""
         left = 0
-        for _, table, _, skipped in leavers:
-            if skipped - table.nulls != 1:
-                return _blocks_left(leavers)
+        shared: dict[tuple[Extent, int], int] = {}
+        rows_by_table = {table: skipped - table.nulls for _, table, _, skipped in leavers}
+        for table, rows in rows_by_table.items():
+            if rows < 1:
+                continue
             if table.held:
-                extent, _ = table.held[0]
-                if extent.holders > 1 or extent.rest is not None:
-                    return _blocks_left(leavers)
-            left += table.width
+                extent, length = table.held[0]
+                if rows > length or extent.holders > 1 or extent.rest is not None:
+                    left += _left(table, rows, shared)
+                    continue
+            left += rows * table.width
+        for (extent, _), count in shared.items():
+            left += (extent.holders == count) * extent.width
         return left
 
     def fork_tokens(self, request: Request, hit: Hit) -> int:
@@ -461,12 +465,15 @@ class HybridMemory(KvMemory):
         if rows:
             tables.pending = 0
             step = self.blocks_per_crossing
-            blocks = tables.blocks if self._numbered else self.extents.unnumbered[: rows * step]
+            blocks = tables.blocks
             tables.blocks = self.extents.nothing
             for place, first, width in self._growing:
                 table = by_group[place]
                 table.places += rows
-                table.tail = table.tail + columns_of(blocks, step, first, width)
+                if self._numbered:
+                    table.tail = table.tail + columns_of(blocks, step, first, width)
+                else:
+                    table.tail = table.tail + self.extents.unnumbered[: rows * width]
         return by_group
 
     def claim(self, request: Request, hit: Hit) -> None:
@@ -478,6 +485,8 @@ class HybridMemory(KvMemory):
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
+        if computed < self.least_window:
+            return
         for place in self._windowed:
             spec = self.layers[place].spec
             skipped = spec.skipped_tokens(computed) // spec.block_size
@@ -586,15 +595,17 @@ class HybridMemory(KvMemory):
         tables.published = tokens
         whole = tokens // self.aligned * self.aligned
         alike = self._alike and not self.recomputes_block
-        full = min(whole // self.block_size, by_group[0].places) if alike else 0
+        full = whole // self.block_size
+        if alike and full > by_group[0].places:
+            full = by_group[0].places
+            tables.published = 0  # for lack of places
         earlier = None
         parts: list[Part] = []
-        for place, table in enumerate(by_group):
-            group = self.layers[place]
+        for group, table in zip(self.layers, by_group, strict=True):
             if not alike:
                 full = group.full(table, whole, tokens)
-            if full == table.places:
-                tables.published = 0  # perhaps for lack of places
+                if full == table.places:
+                    tables.published = 0  # perhaps for lack of places
             stored = table.stored
             if full > stored:
                 wanted = stored if stored > table.nulls else table.nulls, full, group.pieces
@@ -784,26 +795,9 @@ def _leave_place(specs: tuple[GroupSpec, ...], unit: int) -> int | None:
     return places.pop() if len(places) == 1 else None
 
 
-def _blocks_left(leavers: list[Leaver]) -> int:
-    left = 0
-    shared: dict[tuple[Extent, int], int] = {}
-    rows = {table: skipped - table.nulls for _, table, _, skipped in leavers}
-    for table, count in rows.items():
-        if count > 0:
-            left += _left(table, count, shared)
-    for (extent, _), count in shared.items():
-        left += (extent.holders == count) * extent.width
-    return left
-
-
 def _left(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:
     """How many blocks of a table's next `count` rows are its own. Counts the others in `shared`."""
     width = table.width
-    for extent, _ in table.held:
-        if extent.holders > 1 or extent.rest is not None:
-            break
-    else:
-        return count * width  # all are its own
     left = 0
     for extent in table.extents():
         if count <= 0:

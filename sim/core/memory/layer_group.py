@@ -121,7 +121,7 @@ class LayerGroup:
 
     def _isolate(self, extent: Extent, low: int, high: int) -> Extent:
         """The rows `low` to `high` of an extent as one of their own. What is before `low` stays in it."""
-        if high < extent.rows:
+        if high * extent.width < len(extent.blocks):
             self.pool.split(extent, high)
         return self.pool.split(extent, low) if low else extent
 
@@ -137,10 +137,8 @@ class LayerGroup:
         count = last - table.nulls
         if count <= 0:
             return
-        if self.log.events is None:
-            alone = count == 1 and self.pool.drop_in_turn([(request, table, self.index, last)])
-            if alone or self.pool.drop_rows(table, count):
-                return
+        if self.log.events is None and self.pool.drop_in_turn([(request, table, self.index, last)]):
+            return
         table.nulls = last
         extents = []
         while count and table.held:
@@ -209,13 +207,16 @@ class LayerGroup:
         """What is published next of a table, up to its place `full`, segment by segment."""
         parts: list[Part] = []
         units = self._units
+        ends = keys.ends
         place = max(table.stored, table.nulls)
         segment = segment_of(keys, (place + 1) * units - 1)
         while place < full:
             number = (place + 1) * units - 1
-            while keys.ends[segment] <= number:
+            while ends[segment] <= number:
                 segment += 1
-            end = min(keys.ends[segment] // units, full)
+            end = ends[segment] // units
+            if end > full:
+                end = full
             if self._reachable >= self._segment_blocks:
                 parts.append((keys.digests[segment], number, end - place))
             else:

@@ -129,11 +129,13 @@ class Lookup:
         parts: list[Part] = []
         for extent in extents:
             begin = (extent.number + 1) // units - 1
-            last = min(begin + extent.rows, end)
+            last = begin + len(extent.blocks) // extent.width
             if last <= place:
                 continue
-            if begin > place:
+            if begin > place or place >= end:
                 break
+            if last > end:
+                last = end
             parts.append((extent, place - begin, last - begin))
             place = last
         return parts

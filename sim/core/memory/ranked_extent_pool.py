@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.memory.extent import Extent, Free
 from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.table import Leaver, Table
+from pagecast.sim.core.memory.table import Leaver
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,6 @@ class RankedExtentPool(ExtentPool):
     def drop_in_turn(self, leavers: Sequence[Leaver]) -> int:
         """None: blocks that leave a window are cut off and freed as any others."""
         return 0
-
-    def drop_rows(self, table: Table, rows: int) -> bool:
-        """Nothing, as `drop_in_turn`."""
-        return False
 
     # ---- splitting and content
 

@@ -32,13 +32,12 @@ class Table:
     def extents(self) -> list[Extent]:
         """Its extents in order."""
         extents: list[Extent] = []
-        for first, length in self.held:
-            extent: Extent | None = first
-            while length:
-                assert extent is not None
-                extents.append(extent)
+        for extent, length in self.held:
+            extents.append(extent)
+            while extent.rest is not None and length > extent.length:
                 length -= extent.length
                 extent = extent.rest
+                extents.append(extent)
         return extents
 
     def blocks(self, group: int = 0) -> list[int]:

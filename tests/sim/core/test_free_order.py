@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.table import Table
+from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
 
 ROOM = 12
+NOBODY = cast(Request, None)
 
 
 def publish(pool: ExtentPool, table: Table, rows: int, number: int) -> None:
@@ -68,7 +71,7 @@ def test_without_numbers_the_same_contents_are_evicted(steps: list[tuple[str, in
                 pool.drop(table.extents(), table.tail)
                 del tables[text]
             elif step == "r" and table is not None:
-                pool.drop_rows(table, min(rows, table.places))
+                pool.drop_in_turn([(NOBODY, table, 0, min(table.nulls + rows, table.places))])
             seen.append((pool.free_blocks, pool.evicted_blocks))
         rows_left = sorted(
             (extent.key, number, extent.is_spare)
