@@ -81,6 +81,7 @@ class Engine:
             raise
         self._random = random.Random(self.options.seed)
         self._count = 0
+        self._ended = 0
         self.settle()
 
     def _start(self, model: str, log_events: bool) -> None:
@@ -127,16 +128,23 @@ class Engine:
             raise BadInput(f"{len(each)} sampling parameters for {len(listed)} prompts; give one for each")
         ids = [self.encode(prompt) for prompt in listed]
         groups = [self.submit(prompt, chosen) for prompt, chosen in zip(ids, each, strict=True)]
+        pending = dict(enumerate(groups))
+        completions: dict[int, Completion] = {}
+        looked = -1
         try:
-            while not all(sequence.done for group in groups for sequence in group):
-                self.loop.step()
+            while pending:
+                if looked == self._ended:
+                    self.loop.step()
+                    continue
+                # Texts are handed over as they end, while the GPU computes the others.
+                looked = self._ended
+                for i in [i for i, group in pending.items() if all(sequence.done for sequence in group)]:
+                    outputs = [self.output(sequence) for sequence in pending.pop(i)]
+                    completions[i] = Completion(ids[i].tolist(), outputs)
         except BaseException:
             self._give_up()
             raise
-        return [
-            Completion(prompt.tolist(), [self.output(sequence) for sequence in group])
-            for prompt, group in zip(ids, groups, strict=True)
-        ]
+        return [completions[i] for i in range(len(groups))]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """Serves one prompt and yields its text as it grows. Errors: BadInput where it can't be served."""
@@ -300,5 +308,6 @@ class Engine:
             raise BadInput(f"the prompt has token ids outside of 0 to {vocab - 1}")
 
     def _note_end(self, sequence: Sequence) -> None:
+        self._ended += 1
         if self.on_end is not None:
             self.on_end(sequence)

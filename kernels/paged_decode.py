@@ -38,7 +38,6 @@ from pagecast.kernels.tile import (
 )
 from torch import Tensor
 
-MERGE = 32
 AT_ONCE = 4
 
 
@@ -176,19 +175,12 @@ def _merge(
     count,
     GROUP_POW2: tl.constexpr,
     DIM_POW2: tl.constexpr,
-    MERGE: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Maximum, sum and output [rows, dim] of the `count` programs from `first_program` on, in order."""
     rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, DIM_POW2)
     m = tl.full([GROUP_POW2], -float("inf"), tl.float32)
-    for start in range(0, count, MERGE):
-        nth = start + tl.arange(0, MERGE)
-        slot = 2 * (first_program + nth) + (nth == 0)
-        at = sums + 2 * (slot[:, None] * GROUP_POW2 + rows[None, :])
-        there = (nth < count)[:, None] & (rows < GROUP_POW2)[None, :]
-        m = tl.maximum(m, tl.max(tl.load(at, mask=there, other=-float("inf")), 0))
     total = tl.zeros([GROUP_POW2], tl.float32)
     acc = tl.zeros([GROUP_POW2, DIM_POW2], tl.float32)
     for start in range(0, count, AT_ONCE):
@@ -197,9 +189,13 @@ def _merge(
             slot = (2 * (first_program + nth) + (nth == 0)).to(tl.int64)
             at = slot * GROUP_POW2 + rows
             part = tl.load(outputs + at[:, None] * DIM_POW2 + dims[None, :])
-            weight = tl.where(start + i < count, tl.exp2(tl.load(sums + 2 * at) - m), 0.0)
-            total += tl.load(sums + 2 * at + 1) * weight
-            acc += part * weight[:, None]
+            part_total = tl.load(sums + 2 * at + 1)
+            part_m = tl.where(start + i < count, tl.load(sums + 2 * at), -float("inf"))
+            new_m = tl.maximum(m, part_m)
+            fade = tl.exp2(m - new_m)
+            weight = tl.exp2(part_m - new_m)
+            m, total = new_m, total * fade + part_total * weight
+            acc = acc * fade[:, None] + part * weight[:, None]
     return m, total, acc
 
 
@@ -266,7 +262,6 @@ def _paged_decode(
     START_COST: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     DTYPE: tl.constexpr,
-    MERGE: tl.constexpr,
     AT_ONCE: tl.constexpr,
     STAGES: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -365,7 +360,6 @@ def _paged_decode(
                             count,
                             GROUP_POW2,
                             DIM_POW2,
-                            MERGE,
                             AT_ONCE,
                         )
                         if sinks is not None:
@@ -497,7 +491,6 @@ def _configure(
         "START_COST": cut.start_cost,
         "SCALE_STRIDE": int(k_scale is not None and k_scale.shape[0] > 1),
         "DTYPE": compute_dtype(q.dtype, shape.kv_dtype),
-        "MERGE": MERGE,
         "AT_ONCE": AT_ONCE,
         "STAGES": cut.stages,
         "PAIRS": pairs,
