@@ -379,9 +379,11 @@ class ExtentPool:
             if not held:
                 break
             extent, length = held[0]
-            if extent.holders > 1 or extent.rest is not None or extent.is_spare or extent.key is None:
+            if extent.holders > 1 or extent.is_spare or extent.key is None:
                 break
             free_rows = extent.free_rows
+            if extent.rest is not None and length != extent.length:
+                break
             if rows > 1:
                 if rows > length or free_rows:
                     break

@@ -143,7 +143,7 @@ class LayerGroup:
         extents = []
         while count and table.held:
             extent, length = table.held[0]
-            if length > extent.length:
+            if extent.rest is not None and length > extent.length:
                 table.cut_to(table.extents())
                 length = extent.length
             if length <= count:
@@ -153,7 +153,7 @@ class LayerGroup:
                 length = count
             extents.append(extent)
             count -= length
-        tail = table.take_tail(count)
+        tail = table.take_tail(count) if count else self.pool.nothing
         if self.log.events is not None:
             unread = [block for extent in extents for block in extent.blocks] + tail.tolist()
             self.log.add(EventKind.LEFT, request.id, unread[::-1], group=self.index)
@@ -161,7 +161,8 @@ class LayerGroup:
 
     def _cut_front(self, table: Table, extent: Extent, count: int) -> Extent:
         """Cuts the first rows off a table's first extent and returns them."""
-        self.pool.single_out(extent)
+        if extent.free_rows:
+            self.pool.single_out(extent)
         if extent.holders == 1:
             front = self.pool.cut_front(extent, count)
             table.held[0] = (extent, extent.rows)
