@@ -1,9 +1,9 @@
 """The prefill kernel for Hopper GPUs: warps that fetch, warps that multiply, softmax beside the products.
 
 One warp fetches K and V, a page at a time, by the tensor memory accelerator into shared memory; two or three
-warpgroups of 64 rows each multiply. A warpgroup computes the softmax of one KV tile while its previous
-product with V still runs (the schedule of FlashAttention-3, Shah et al. 2024). Written in Gluon, Triton's
-lower level; `usable` says where it applies, and `paged_prefill` has the plain kernel for everywhere else.
+warpgroups of 64 rows each multiply. They take turns: one computes its softmax while the others' products
+run (the schedule of FlashAttention-3, Shah et al. 2024). Written in Gluon, Triton's lower level; `usable`
+says where it applies, and `paged_prefill` has the plain kernel for everywhere else.
 """
 
 # Device code takes tensors of the kernel language, which has no types.
@@ -28,6 +28,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+# Turns are taken at the hardware's barriers from this one on, one for each warpgroup; Triton counts its own
+# from 0. Unlike an arrival at a barrier in memory, giving a turn doesn't first gather the warpgroup.
+TURNS = gl.constexpr(12)
 
 # A name that changed between Triton 3.6 and 3.9.
 _fetch_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -91,7 +95,7 @@ def _produce(
     SIDE: gl.constexpr,
 ):
     """The warp that fetches: the KV tiles of each item, last to first, as buffers fall free."""
-    k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, _turns = pipe
+    k_buffers, v_buffers, k_full, k_empty, v_full, v_empty = pipe
     k_cache, v_cache, table, table_stride, tiles, items = pages
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
@@ -116,16 +120,32 @@ def _produce(
 
 
 @gluon.jit
+def _take_turn(PART: gl.constexpr):
+    """Waits until the warpgroup before has queued its products."""
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [TURNS + PART], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _give_turn(PART: gl.constexpr):
+    """Lets this warpgroup queue its products."""
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r", [TURNS + PART], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _queue_scores(q, pipe, step, PART: gl.constexpr, TAIL: gl.constexpr):
-    """Starts q k^T of a step's tile when it is there and the other warpgroup has queued its products."""
-    k_buffers, _v_buffers, k_full, _k_empty, _v_full, _v_empty, turns = pipe
+    """Starts q k^T of a step's tile when it is there and it is this warpgroup's turn."""
+    k_buffers, _v_buffers, k_full, _k_empty, _v_full, _v_empty = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
     ROWS: gl.constexpr = q.shape[0]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     stage = step % STAGES
     mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-    mbarrier.wait(turns.index(PART), step & 1)
+    _take_turn(PART)
     k = k_buffers.index(stage)
     s = gl.zeros([ROWS, TILE], gl.float32, S)
     if TAIL:  # without the columns beyond, which are zero in q
@@ -139,29 +159,52 @@ def _queue_scores(q, pipe, step, PART: gl.constexpr, TAIL: gl.constexpr):
 
 
 @gluon.jit
-def _accumulate(weights, fade, v, acc):
-    """Starts the product of weights with V on top of the output so far, rescaled."""
-    A: gl.constexpr = acc.type.layout
-    p = gl.convert_layout(weights, gl.DotOperandLayout(0, A, 2))
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, A))[:, None]
+def _pack(weights, DTYPE: gl.constexpr):
+    """Weights rounded, two in a register: as loop-carried numbers of 16 bits each would take one."""
+    ROWS: gl.constexpr = weights.shape[0]
+    TILE: gl.constexpr = weights.shape[1]
+    ROUND: gl.constexpr = "cvt.rn.bf16x2.f32" if DTYPE.is_bf16() else "cvt.rn.f16x2.f32"
+    low, high = gl.split(weights.reshape([ROWS, TILE // 2, 2]))
+    return gl.inline_asm_elementwise(
+        ROUND + " $0, $1, $2;", "=r,f,f", [high, low], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _unpack(pairs, DTYPE: gl.constexpr):
+    """What `_pack` was given, rounded."""
+    low = pairs.to(gl.int16).to(DTYPE, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(DTYPE, bitcast=True)
+    return gl.join(low, high).reshape([pairs.shape[0], 2 * pairs.shape[1]])
+
+
+@gluon.jit
+def _accumulate(weights, v, acc):
+    """Starts the product of weights with V on top of the output so far."""
+    p = gl.convert_layout(weights, gl.DotOperandLayout(0, acc.type.layout, 2))
     return warpgroup_mma(p, v, acc, is_async=True)
 
 
 @gluon.jit
-def _queue_output(q, pipe, step, weights, fade, acc, rest, TAIL: gl.constexpr):
+def _rescale(acc, fade):
+    return acc * gl.convert_layout(fade, gl.SliceLayout(1, acc.type.layout))[:, None]
+
+
+@gluon.jit
+def _queue_output(q, pipe, step, pairs, acc, rest, TAIL: gl.constexpr):
     """Starts the products of a step's weights with V: with all columns, or with 64 and with the TAIL beyond,
     into `acc` and `rest`."""
-    _k_buffers, v_buffers, _k_full, _k_empty, v_full, _v_empty, _turns = pipe
+    _k_buffers, v_buffers, _k_full, _k_empty, v_full, _v_empty = pipe
     STAGES: gl.constexpr = v_buffers.shape[0]
-    weights = weights.to(q.dtype)
+    weights = _unpack(pairs, q.dtype)
     stage = step % STAGES
     mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
     v = v_buffers.index(stage)
     if TAIL:
-        acc = _accumulate(weights, fade, v.slice(0, 64, 1), acc)
-        rest = _accumulate(weights, fade, v.slice(64, TAIL, 1), rest)
+        acc = _accumulate(weights, v.slice(0, 64, 1), acc)
+        rest = _accumulate(weights, v.slice(64, TAIL, 1), rest)
     else:
-        acc = _accumulate(weights, fade, v, acc)
+        acc = _accumulate(weights, v, acc)
     return acc, rest
 
 
@@ -178,15 +221,27 @@ def _hide(s, start, positions, WINDOW: gl.constexpr):
 
 
 @gluon.jit
+def _thread_sums(weights):
+    """A row's sums in each of the four threads that share it."""
+    ROWS: gl.constexpr = weights.shape[0]
+    TILE: gl.constexpr = weights.shape[1]
+    return gl.sum(gl.sum(weights.reshape([ROWS, TILE // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
 def _softmax(s, scale, m, total, EDGE: gl.constexpr):
-    """A step of the online softmax: weights, what the output so far must be scaled by, max and sum."""
+    """A step of the online softmax: weights, what the output must be scaled by, max and `_thread_sums`."""
     new_m = gl.maximum(m, gl.max(s, 1))
     base = new_m * scale
     if EDGE:  # a row may have seen nothing yet
         base = gl.where(new_m == -float("inf"), 0.0, base)
     weights = gl.exp2(s * scale - base[:, None])
     fade = gl.exp2(m * scale - base)
-    return weights, fade, new_m, total * fade + gl.sum(weights, 1)
+    sums = _thread_sums(weights)
+    T: gl.constexpr = sums.type.layout
+    total = gl.convert_layout(total, T, assert_trivial=True)
+    total *= gl.convert_layout(fade, gl.SliceLayout(1, T), assert_trivial=True)[:, None]
+    return weights, fade, new_m, total + sums
 
 
 @gluon.jit
@@ -200,20 +255,24 @@ def _steps(
     scale,
     state,
     PART: gl.constexpr,
+    PARTS: gl.constexpr,
     TAIL: gl.constexpr,
     WINDOW: gl.constexpr,
     EDGE: gl.constexpr,
 ):
-    """The KV tiles begin - 1 down to end: a tile's softmax runs beside the last tile's product with V."""
-    k_buffers, _v_buffers, _k_full, k_empty, _v_full, v_empty, turns = pipe
+    """The KV tiles begin - 1 down to end: a tile's scores, then the last tile's product with V, then softmax.
+
+    ptxas moves the wait for the product to where the softmax has its first maxima. Rounding and rescaling
+    come after it, so that they fill the gaps between exponentials; nothing stands between the products.
+    """
+    k_buffers, _v_buffers, _k_full, k_empty, _v_full, v_empty = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
-    weights, fade, m, total, acc, rest = state
+    pairs, m, total, acc, rest = state
     for i in range(begin - end):
         s = _queue_scores(q, pipe, step, PART, TAIL)
-        # Rounding and rescaling, in here, hide behind the product that was just queued.
-        product, rest_product = _queue_output(q, pipe, step - 1, weights, fade, acc, rest, TAIL)
-        mbarrier.arrive(turns.index((PART + 1) % turns.shape[0]), count=1)
+        product, rest_product = _queue_output(q, pipe, step - 1, pairs, acc, rest, TAIL)
+        _give_turn((PART + 1) % PARTS)
         s = warpgroup_mma_wait(2 if TAIL else 1, deps=[s])
         mbarrier.arrive(k_empty.index(step % STAGES), count=1)
         if EDGE:
@@ -221,11 +280,14 @@ def _steps(
         weights, fade, m, total = _softmax(s, scale, m, total, EDGE)
         if TAIL:
             acc, rest = warpgroup_mma_wait(0, deps=[product, rest_product])
+            rest = _rescale(rest, fade)
         else:
             acc = warpgroup_mma_wait(0, deps=[product])
+        acc = _rescale(acc, fade)
+        pairs = _pack(weights, q.dtype)
         mbarrier.arrive(v_empty.index((step - 1) % STAGES), count=1)
         step += 1
-    return step, (weights, fade, m, total, acc, rest)
+    return step, (pairs, m, total, acc, rest)
 
 
 @gluon.jit
@@ -276,11 +338,12 @@ def _attend(
     step,
     scale,
     PART: gl.constexpr,
+    PARTS: gl.constexpr,
     TAIL: gl.constexpr,
     WINDOW: gl.constexpr,
 ):
     """Everything but the last product with V of an item whose queries lie in `q`."""
-    k_buffers, v_buffers, _k_full, k_empty, v_full, _v_empty, turns = pipe
+    k_buffers, v_buffers, _k_full, k_empty, v_full, _v_empty = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
     ROWS: gl.constexpr = q.shape[0]
@@ -290,14 +353,14 @@ def _attend(
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     last = (length + TILE - 1) // TILE
     s = _queue_scores(q, pipe, step, PART, TAIL)
-    mbarrier.arrive(turns.index((PART + 1) % turns.shape[0]), count=1)
+    _give_turn((PART + 1) % PARTS)
     s = warpgroup_mma_wait(0, deps=[s])
     stage = step % STAGES
     mbarrier.arrive(k_empty.index(stage), count=1)
     # Of the last tile, the diagonal or the sequence's end may hide some.
     s = _hide(s, (last - 1) * TILE, positions, WINDOW)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, R)
-    weights, fade, m, total = _softmax(s, scale, nothing, gl.zeros([ROWS], gl.float32, R), True)
+    weights, _fade, m, total = _softmax(s, scale, nothing, _thread_sums(gl.zeros_like(s)), True)
     if length % TILE != 0:
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         zero_tail(v_buffers.index(stage), (last - 1) * TILE, length)
@@ -305,15 +368,21 @@ def _attend(
     whole = first
     if WINDOW > 0:
         whole = gl.minimum(edge, (gl.maximum(length - WINDOW, 0) + TILE - 1) // TILE)
-    rest = total  # unused without a tail
+    rest = m  # unused without a tail
     if TAIL:
         T: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
         rest = gl.zeros([ROWS, TAIL], gl.float32, T)
-    state = (weights, fade, m, total, gl.zeros([ROWS, COLUMNS], gl.float32, A), rest)
-    step, state = _steps(q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, TAIL, WINDOW, True)
-    step, state = _steps(q, pipe, edge, whole, step, positions, scale, state, PART, TAIL, WINDOW, False)
+    state = (_pack(weights, q.dtype), m, total, gl.zeros([ROWS, COLUMNS], gl.float32, A), rest)
+    step, state = _steps(
+        q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, PARTS, TAIL, WINDOW, True
+    )
+    step, state = _steps(
+        q, pipe, edge, whole, step, positions, scale, state, PART, PARTS, TAIL, WINDOW, False
+    )
     if WINDOW > 0:
-        step, state = _steps(q, pipe, whole, first, step, positions, scale, state, PART, TAIL, WINDOW, True)
+        step, state = _steps(
+            q, pipe, whole, first, step, positions, scale, state, PART, PARTS, TAIL, WINDOW, True
+        )
     return step, state
 
 
@@ -373,6 +442,7 @@ def _consume(
     buffer,
     work,
     PART: gl.constexpr,
+    PARTS: gl.constexpr,
     Q: gl.constexpr,
     OUT: gl.constexpr,
     KV_HEADS: gl.constexpr,
@@ -384,7 +454,7 @@ def _consume(
 ):
     """A warpgroup that multiplies: its part of each item's rows, the next item's queries fetched ahead."""
     q, out, tiles, items, parts, sums, scale = work
-    k_buffers, _v_buffers, _k_full, _k_empty, _v_full, v_empty, turns = pipe
+    k_buffers, _v_buffers, _k_full, _k_empty, _v_full, v_empty = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
     TILE: gl.constexpr = k_buffers.shape[1]
     ROWS: gl.constexpr = buffer.shape[0]
@@ -397,8 +467,8 @@ def _consume(
         buffer.store(gl.zeros([ROWS, WIDTH], buffer.dtype, L))
     nth = (PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))) // GROUP
     _fetch_q(q, tiles, 0, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE)
-    if turns.shape[0] == PART + 1:
-        mbarrier.arrive(turns.index(0), count=1)
+    if PARTS == PART + 1:
+        _give_turn(0)
     step = 0
     for turn in range(_share(items)):
         entry, head = _where(turn, items, KV_HEADS, SIDE)
@@ -408,11 +478,12 @@ def _consume(
         barrier()
         positions = position + gl.minimum(nth, count - 1)
         step, state = _attend(
-            buffer, pipe, position, length, positions, first, step, scale, PART, TAIL, WINDOW
+            buffer, pipe, position, length, positions, first, step, scale, PART, PARTS, TAIL, WINDOW
         )
-        weights, fade, m, total, acc, rest = state
+        pairs, m, total, acc, rest = state
+        total = gl.convert_layout(gl.sum(total, 1), m.type.layout)
         _fetch_q(q, tiles, turn + 1, items, buffer, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE)
-        acc, rest = _queue_output(buffer, pipe, step - 1, weights, fade, acc, rest, TAIL)
+        acc, rest = _queue_output(buffer, pipe, step - 1, pairs, acc, rest, TAIL)
         if TAIL:
             acc, rest = warpgroup_mma_wait(0, deps=[acc, rest])
         else:
@@ -426,7 +497,7 @@ def _consume(
             if TAIL:
                 _store(out, rest, total, row, count, head, PART, 64, OUT, GROUP, DIM)
         elif parts is not None:
-            slot = (slot * KV_HEADS + head) * turns.shape[0] + PART
+            slot = (slot * KV_HEADS + head) * PARTS + PART
             rows = count * GROUP - PART * ROWS
             _leave_sums(sums, slot, m * scale, total, rows)
             _leave(parts, slot, acc, total, rows, WIDTH, 0)
@@ -479,24 +550,30 @@ def _prefill_hopper(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIERS)
-    turns = gl.allocate_shared_memory(gl.int64, [PARTS, 1], BARRIERS)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=PARTS)
         mbarrier.init(v_empty.index(i), count=PARTS)
-    for i in gl.static_range(PARTS):
-        mbarrier.init(turns.index(i), count=1)
-    pipe = (k_buffers, v_buffers, k_full, k_empty, v_full, v_empty, turns)
+    pipe = (k_buffers, v_buffers, k_full, k_empty, v_full, v_empty)
     work = (q, out, tiles, items, parts, sums, scale)
     pages = (k_cache, v_cache, table, table_stride, tiles, items)
     if PARTS == 3:
         q_2 = gl.allocate_shared_memory(DTYPE, [64, WIDTH], SHARED)
         gl.warp_specialize(
             [
-                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
-                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
-                (_consume, (pipe, q_2, work, PART_2, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
+                (
+                    _consume,
+                    (pipe, q_0, work, PART_0, PARTS, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE),
+                ),
+                (
+                    _consume,
+                    (pipe, q_1, work, PART_1, PARTS, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE),
+                ),
+                (
+                    _consume,
+                    (pipe, q_2, work, PART_2, PARTS, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE),
+                ),
                 (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW, SIDE)),
             ],
             [4, 4, 1],
@@ -505,8 +582,14 @@ def _prefill_hopper(
     else:
         gl.warp_specialize(
             [
-                (_consume, (pipe, q_0, work, PART_0, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
-                (_consume, (pipe, q_1, work, PART_1, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE)),
+                (
+                    _consume,
+                    (pipe, q_0, work, PART_0, PARTS, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE),
+                ),
+                (
+                    _consume,
+                    (pipe, q_1, work, PART_1, PARTS, Q, OUT, KV_HEADS, GROUP, DIM, TAIL, WINDOW, SIDE),
+                ),
                 (_produce, (pipe, pages, KV_HEADS, BLOCK_SIZE, K_ROWS, V_ROWS, BOX, WINDOW, SIDE)),
             ],
             [4, 1],
@@ -541,15 +624,14 @@ def cut_of(head_dim: int, longest: int | None) -> HopperCut:
     At head dimension 256 no more stages fit beside the queries. Three warpgroups leave 160 registers to a
     thread of each.
     """
+    short = longest is not None and longest <= SHORT_KEYS
     if head_dim > 128:
         return HopperCut(2, 64, 2)
     if head_dim <= 64:
-        return HopperCut(3, 64, 6)
+        return HopperCut(3, 64, 6) if short else HopperCut(3, 128, 3)
     if head_dim < 128:
         return HopperCut(3, 64, 3, tail=head_dim - 64)
-    return (
-        HopperCut(2, 64, 3) if longest is not None and longest <= SHORT_KEYS else HopperCut(2, 128, 2, side=2)
-    )
+    return HopperCut(2, 64, 3) if short else HopperCut(2, 128, 2, side=2)
 
 
 def usable(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
