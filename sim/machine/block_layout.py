@@ -6,16 +6,12 @@ equally many layers of one kind, the last one padded, so that any block can serv
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.machine.model_facts import KvGroup, ModelFacts
 
-_ANY = 1 << 62
 _SMALLEST_STEP = 16  # tokens: attention kernels take blocks of a multiple of this
 
 
@@ -53,21 +49,12 @@ class BlockLayout:
 
         A windowed group keeps the newest `reach` tokens, which may begin inside a block.
         """
-        return int(self.blocks_of_each(np.array([tokens]))[0])
-
-    def blocks_of_each(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Blocks that sequences of these lengths hold while they decode, over all groups, elementwise."""
-        blocks = np.zeros_like(tokens)
-        for spec, groups in Counter(self.specs).items():
-            blocks += groups * np.minimum(-(-tokens // spec.block_size), _most_blocks(spec))
-        return blocks
+        return sum(_blocks_of_group(spec, tokens) for spec in self.specs)
 
 
-def _most_blocks(spec: GroupSpec) -> int:
-    """Blocks that a sequence of any length holds in a group while it decodes."""
-    if spec.kind is KvKind.STATE:
-        return 1
-    return -(-spec.window // spec.block_size) + 1 if spec.window else _ANY
+def _blocks_of_group(spec: GroupSpec, tokens: int) -> int:
+    blocks = spec.blocks_of(tokens)
+    return min(blocks, -(-spec.window // spec.block_size) + 1) if spec.window else blocks
 
 
 def block_layout(kv_groups: tuple[KvGroup, ...], block_size: int, element_bytes: int) -> BlockLayout:

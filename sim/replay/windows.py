@@ -8,6 +8,7 @@ blocks per block of the trace's sequences. That is exact in total, not for each 
 from __future__ import annotations
 
 import numpy as np
+from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -19,9 +20,12 @@ def blocks_per_block(trace: Trace, scenario: Scenario) -> float:
     if layout.plain:
         return 1.0
     lengths = (trace.requests["input_tokens"] + trace.requests["output_tokens"] - 1).to_numpy(np.int64)
-    unique, counts = np.unique(lengths, return_counts=True)
-    whole = int((-(-unique // scenario.block_size) * counts).sum())
-    return float((layout.blocks_of_each(unique) * counts).sum()) / whole
+    # Lengths with as many units have as many blocks.
+    unit = unit_tokens(layout.specs)
+    unique, counts = np.unique(-(-lengths // unit), return_counts=True)
+    total_blocks = sum(layout.blocks_of(int(n) * unit) * int(k) for n, k in zip(unique, counts, strict=True))
+    whole = int((-(-lengths // scenario.block_size)).sum())
+    return total_blocks / whole
 
 
 def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:
