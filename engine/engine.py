@@ -81,7 +81,7 @@ class Engine:
             raise
         self._random = random.Random(self.options.seed)
         self._count = 0
-        self._ended = 0
+        self._ends: list[Sequence] | None = None  # sequences that ended, while `generate` runs
         self.settle()
 
     def _start(self, model: str, log_events: bool) -> None:
@@ -128,23 +128,32 @@ class Engine:
             raise BadInput(f"{len(each)} sampling parameters for {len(listed)} prompts; give one for each")
         ids = [self.encode(prompt) for prompt in listed]
         groups = [self.submit(prompt, chosen) for prompt, chosen in zip(ids, each, strict=True)]
-        pending = dict(enumerate(groups))
-        completions: dict[int, Completion] = {}
-        looked = -1
         try:
-            while pending:
-                if looked == self._ended:
-                    self.loop.step()
-                    continue
-                # Texts are handed over as they end, while the GPU computes the others.
-                looked = self._ended
-                for i in [i for i, group in pending.items() if all(sequence.done for sequence in group)]:
-                    outputs = [self.output(sequence) for sequence in pending.pop(i)]
-                    completions[i] = Completion(ids[i].tolist(), outputs)
+            return self._complete(ids, groups)
         except BaseException:
             self._give_up()
             raise
-        return [completions[i] for i in range(len(groups))]
+        finally:
+            self._ends = None
+
+    def _complete(self, ids: list[NDArray[np.int32]], groups: list[list[Sequence]]) -> list[Completion]:
+        """Serves these prompts. Outputs are made as sequences end, while the GPU computes the others."""
+        numbers = {sequence: number for number, group in enumerate(groups) for sequence in group}
+        running = [len(group) for group in groups]
+        completions: dict[int, Completion] = {}
+        ends = self._ends = [sequence for sequence in numbers if sequence.done]
+        while len(completions) < len(groups):
+            if not ends:
+                self.loop.step()
+            while ends:
+                number = numbers.get(ends.pop())
+                if number is None:
+                    continue  # nobody waits for it here
+                running[number] -= 1
+                if not running[number]:
+                    outputs = [self.output(sequence) for sequence in groups[number]]
+                    completions[number] = Completion(ids[number].tolist(), outputs)
+        return [completions[number] for number in range(len(groups))]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """Serves one prompt and yields its text as it grows. Errors: BadInput where it can't be served."""
@@ -308,6 +317,7 @@ class Engine:
             raise BadInput(f"the prompt has token ids outside of 0 to {vocab - 1}")
 
     def _note_end(self, sequence: Sequence) -> None:
-        self._ended += 1
+        if self._ends is not None:
+            self._ends.append(sequence)
         if self.on_end is not None:
             self.on_end(sequence)

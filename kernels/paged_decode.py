@@ -183,6 +183,7 @@ def _merge(
     m = tl.full([GROUP_POW2], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_POW2], tl.float32)
     acc = tl.zeros([GROUP_POW2, DIM_POW2], tl.float32)
+    # Every part has seen a token, so `new_m` is finite.
     for start in range(0, count, AT_ONCE):
         for i in tl.static_range(AT_ONCE):  # past the last, that one again with no weight: loads don't wait
             nth = tl.minimum(start + i, count - 1)

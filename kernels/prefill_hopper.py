@@ -30,7 +30,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 # Turns are taken at the hardware's barriers from this one on, one for each warpgroup; Triton counts its own
-# from 0. Unlike an arrival at a barrier in memory, giving a turn doesn't first gather the warpgroup.
+# from 0. Unlike an arrival at a barrier in memory, giving a turn doesn't first gather the warpgroup. 256
+# threads meet at each: the warpgroup that gives the turn and the one that takes it. The last turn that is
+# given is never taken.
 TURNS = gl.constexpr(12)
 
 # A name that changed between Triton 3.6 and 3.9.
@@ -121,7 +123,7 @@ def _produce(
 
 @gluon.jit
 def _take_turn(PART: gl.constexpr):
-    """Waits until the warpgroup before has queued its products."""
+    """Waits until the warpgroup before number PART has queued its products."""
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [TURNS + PART], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -129,7 +131,7 @@ def _take_turn(PART: gl.constexpr):
 
 @gluon.jit
 def _give_turn(PART: gl.constexpr):
-    """Lets this warpgroup queue its products."""
+    """Lets warpgroup number PART queue its products. Doesn't wait."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r", [TURNS + PART], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -160,7 +162,10 @@ def _queue_scores(q, pipe, step, PART: gl.constexpr, TAIL: gl.constexpr):
 
 @gluon.jit
 def _pack(weights, DTYPE: gl.constexpr):
-    """Weights rounded, two in a register: as loop-carried numbers of 16 bits each would take one."""
+    """Weights rounded, in pairs: int32 [ROWS, TILE / 2].
+
+    Carried round the loop as numbers of 16 bits, each would take a register of its own.
+    """
     ROWS: gl.constexpr = weights.shape[0]
     TILE: gl.constexpr = weights.shape[1]
     ROUND: gl.constexpr = "cvt.rn.bf16x2.f32" if DTYPE.is_bf16() else "cvt.rn.f16x2.f32"
@@ -230,7 +235,10 @@ def _thread_sums(weights):
 
 @gluon.jit
 def _softmax(s, scale, m, total, EDGE: gl.constexpr):
-    """A step of the online softmax: weights, what the output must be scaled by, max and `_thread_sums`."""
+    """A step of the online softmax: weights, what the output must be scaled by, max and sum.
+
+    Sums stay in the form of `_thread_sums`; whoever needs them adds up the four.
+    """
     new_m = gl.maximum(m, gl.max(s, 1))
     base = new_m * scale
     if EDGE:  # a row may have seen nothing yet
@@ -260,10 +268,10 @@ def _steps(
     WINDOW: gl.constexpr,
     EDGE: gl.constexpr,
 ):
-    """The KV tiles begin - 1 down to end: a tile's scores, then the last tile's product with V, then softmax.
+    """The KV tiles begin - 1 down to end: scores, the previous tile's product with V, then the softmax.
 
     ptxas moves the wait for the product to where the softmax has its first maxima. Rounding and rescaling
-    come after it, so that they fill the gaps between exponentials; nothing stands between the products.
+    come after the wait and fill the gaps between exponentials; nothing stands between the products.
     """
     k_buffers, _v_buffers, _k_full, k_empty, _v_full, v_empty = pipe
     STAGES: gl.constexpr = k_buffers.shape[0]
@@ -360,7 +368,8 @@ def _attend(
     # Of the last tile, the diagonal or the sequence's end may hide some.
     s = _hide(s, (last - 1) * TILE, positions, WINDOW)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, R)
-    weights, _fade, m, total = _softmax(s, scale, nothing, _thread_sums(gl.zeros_like(s)), True)
+    no_sums = _thread_sums(gl.zeros_like(s))
+    weights, _fade, m, total = _softmax(s, scale, nothing, no_sums, True)
     if length % TILE != 0:
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         zero_tail(v_buffers.index(stage), (last - 1) * TILE, length)

@@ -31,8 +31,7 @@ class CommonTurns:
     def added(self) -> int:
         """The blocks that are taken, less those that become free."""
         memory = self._memory
-        taken = self._crossings * memory.blocks_per_crossing
-        return taken - memory.blocks_left(self._leaving) if self._leaving else taken
+        return self._crossings * memory.blocks_per_crossing - memory.blocks_left(self._leaving)
 
     def note(self, steps: int, longest: int) -> None:
         """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.
@@ -55,16 +54,17 @@ class CommonTurns:
             first += 1
         remaining = steps - (first - tick)
         if place == memory.block_size - 1 and remaining > 0:
-            order, turns = self._a_step_earlier(steps, first)
+            order, turns = self._leaving_order(steps, first)
         else:
             order, turns = decoders.crossings(first - place, remaining)
         if turns:
             self._leaving += memory.leavers_in_turn(order, turns, first)
 
-    def _a_step_earlier(self, steps: int, first: int) -> tuple[list[Request], int]:
-        """Who begins a block in the step after tick `first` or a later one, up to the one after all `steps`.
+    def _leaving_order(self, steps: int, first: int) -> tuple[list[Request], int]:
+        """What `decoders.crossings(first + 1, ...)` returns for the rest of `steps`, from the order noted.
 
-        A step earlier each leaves a block. Of the order noted, those who begin one by `first` are left out.
+        Who leaves a block in one step begins another in the step after. So this is the order noted without
+        those who begin a block by tick `first`; beyond one block size they come again at its end.
         """
         crossing = self._running.decoders.crossing
         tick = self._running.tick

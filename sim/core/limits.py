@@ -119,7 +119,7 @@ class Limits:
         tokens = total - 1 + lookahead  # the last token is never computed
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)
-        if self.groups and self.tenants is None and self._fits_whole(tokens):
+        if self.groups and self.tenants is None and self._surely_fits_whole(tokens):
             return ""
         blocks_needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
         if blocks_needed > self.num_blocks:
@@ -134,10 +134,10 @@ class Limits:
             return ""
         return f"needs {blocks} blocks of {self.block_size} tokens; its tenant may hold {ceiling}"
 
-    def _fits_whole(self, tokens: int) -> bool:
-        """Whether a request of so many tokens would fit even if nothing ever left a window.
+    def _surely_fits_whole(self, tokens: int) -> bool:
+        """Whether a request of so many tokens surely fits, even if nothing ever leaves a window.
 
-        The blocks of a group may be larger than is counted here.
+        It may fit even if not: groups with larger blocks are counted as if theirs had `block_size` tokens.
         """
         return -(-tokens // self.block_size) * len(self.groups) <= self.num_blocks
 

@@ -20,7 +20,7 @@ def blocks_per_block(trace: Trace, scenario: Scenario) -> float:
     if layout.plain:
         return 1.0
     lengths = (trace.requests["input_tokens"] + trace.requests["output_tokens"] - 1).to_numpy(np.int64)
-    # Lengths with as many units have as many blocks.
+    # Lengths that need the same number of units need the same number of blocks.
     unit = unit_tokens(layout.specs)
     unique, counts = np.unique(-(-lengths // unit), return_counts=True)
     total_blocks = sum(layout.blocks_of(int(n) * unit) * int(k) for n, k in zip(unique, counts, strict=True))

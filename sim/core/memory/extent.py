@@ -36,9 +36,10 @@ class Extent:
     `key` is that of the segment and the groups; None: the content can't be found. `holders`: how many tables
     hold it; 0: it is free, and `free` has its place. Its only holder may have given back its first rows one
     by one: `free_rows` has the place of each of them, and nobody holds them. `is_spare`: another extent of
-    equal content is found in its place. `rest` is what was split off its end while tables held both. `uses`
-    counts the tables that reused it, and `rank` is its place among free ones, where that decides what is
-    evicted.
+    equal content is found in its place. `rest` is what was split off its end while a table held both; it
+    counts only for entries of tables that are longer than the extent, and may be out of date otherwise.
+    `uses` counts the tables that reused it, and `rank` is its place among free ones, where that decides what
+    is evicted.
     """
 
     __slots__ = (

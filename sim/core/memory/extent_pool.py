@@ -45,6 +45,7 @@ class ExtentPool:
         self.evicted_blocks = 0
         self.allocations: list[int] | None = None  # blocks taken, where somebody wants to know
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
+        self._numbered = numbered
         self.unnumbered = self.blanks[:0] if numbered else self.blanks[:]  # never changed
         self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
@@ -98,7 +99,7 @@ class ExtentPool:
         while owed:
             free = self.ring.after
             blocks = 0 if free.by_row or self.begun else sum([len(extent.blocks) for extent in free.extents])
-            if 0 < blocks <= owed:
+            if 0 < blocks <= owed:  # nobody needs their blocks
                 self._evict_all(free)
                 owed -= blocks
             else:
@@ -128,19 +129,19 @@ class ExtentPool:
         """Takes up to `n` blocks of the first rows of extents."""
         taken = self.no_blocks()
         count = 0
-        wanted = n
+        missing = n
         spares = self.spares
-        numbered = not self._most_owed
+        numbered = self._numbered
         for extent in free.extents:
             width = extent.width
-            if width > n:
+            if width > missing:
                 break
             blocks = extent.blocks
             if numbered:
                 taken += blocks[:width]
             del blocks[:width]
             del extent.free_rows[0]
-            n -= width
+            missing -= width
             count += 1
             number = extent.number
             extent.number += extent.units
@@ -154,7 +155,7 @@ class ExtentPool:
         del free.extents[:count]
         if not free.extents:
             _unlink(free)
-        return taken if numbered else self.unnumbered[: wanted - n]
+        return taken if numbered else self.unnumbered[: n - missing]
 
     def _begin_row(self, free: Free) -> None:
         """Begins the next one of a number of rows, of which not all blocks are taken at once."""
@@ -185,7 +186,7 @@ class ExtentPool:
         return blocks
 
     def _evict_all(self, free: Free) -> None:
-        """Evicts extents that were freed together."""
+        """Evicts extents that were freed together. Rows freed before by themselves are evicted already."""
         _unlink(free)
         for extent in free.extents:
             extent.free = None
@@ -362,10 +363,12 @@ class ExtentPool:
         return [*reversed(tail), *blanks, *cached]
 
     def drop_in_turn(self, leavers: Sequence[Leaver]) -> int:
-        """Frees the first rows of these tables one after another, up to the first where that is not simple.
+        """Frees the first rows of these tables one after another, up to the first table that is not simple.
 
-        It is where they are of one extent, with content that is found there, and nobody else holds it.
-        Returns how many tables were dealt with: the rows are null there.
+        A table is simple where the rows lie in its first extent, which nobody else holds and whose content is
+        found there; several rows only if none of that extent was freed by itself. One row goes behind other
+        single rows (`by_row`), several are freed together. Returns how many of the tables, from the first on,
+        are done. Of a `Leaver` only the table and its null rows are read.
         """
         dropped = 0
         blocks = 0
@@ -382,7 +385,7 @@ class ExtentPool:
             if extent.holders > 1 or extent.is_spare or extent.key is None:
                 break
             free_rows = extent.free_rows
-            if extent.rest is not None and length != extent.length:
+            if extent.rest is not None and length > extent.length:
                 break
             if rows > 1:
                 if rows > length or free_rows:

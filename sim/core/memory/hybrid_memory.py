@@ -417,7 +417,7 @@ class HybridMemory(KvMemory):
                 if computed >= window + size
             ]
             turns -= len(requests)
-            tick += size
+            tick += size  # in the next round each is a block further
         return leavers
 
     def blocks_left(self, leavers: list[Leaver]) -> int:
@@ -430,7 +430,8 @@ class HybridMemory(KvMemory):
                 continue
             if table.held:
                 extent, length = table.held[0]
-                if rows > length or extent.holders > 1 or extent.rest is not None:
+                longer = extent.rest is not None and length > extent.length
+                if rows > length or extent.holders > 1 or longer:
                     left += _left(table, rows, shared)
                     continue
             left += rows * table.width
@@ -598,14 +599,14 @@ class HybridMemory(KvMemory):
         full = whole // self.block_size
         if alike and full > by_group[0].places:
             full = by_group[0].places
-            tables.published = 0  # for lack of places
+            tables.published = 0  # there is more to publish once there are places
         earlier = None
         parts: list[Part] = []
         for group, table in zip(self.layers, by_group, strict=True):
             if not alike:
                 full = group.full(table, whole, tokens)
                 if full == table.places:
-                    tables.published = 0  # perhaps for lack of places
+                    tables.published = 0  # perhaps there is more to publish once there are places
             stored = table.stored
             if full > stored:
                 wanted = stored if stored > table.nulls else table.nulls, full, group.pieces
