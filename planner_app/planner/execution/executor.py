@@ -16,12 +16,13 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import xxhash
@@ -30,6 +31,7 @@ from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.replay.cores import cores
 
 _PATIENCE_S = 2.0
+_BRIEFLY_S = 0.5
 
 
 @contextmanager
@@ -89,14 +91,18 @@ class Processes(Executor):
             return
         path = self._ship(function)
         futures: dict[Future[AnswerT], int] = {}
+        # Not `concurrent.futures.wait`: it locks all futures in turn, and an interrupt amid that leaves some
+        # locked, for which the pool's thread then waits for ever.
+        done: SimpleQueue[Future[AnswerT]] = SimpleQueue()
         try:
             with _uninterrupted():
                 for index, item in enumerate(items):
-                    futures[self._pool.submit(_call, path, item)] = index
+                    future = self._pool.submit(_call, path, item)
+                    futures[future] = index
+                    future.add_done_callback(done.put)
             while futures:
-                done, _ = wait(futures, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=futures.__getitem__):
-                    yield futures.pop(future), future.result()
+                future = done.get()
+                yield futures.pop(future), future.result()
         except BrokenProcessPool:
             raise CannotRunHere(
                 "a worker process was killed (out of memory?); use fewer --workers, or a shorter trace"
@@ -120,14 +126,25 @@ class Processes(Executor):
         self._abandoned = True
         workers = list((self._pool._processes or {}).values())
         thread: Any = self._pool._executor_manager_thread
+        answers: Any = self._pool._result_queue
+        pending: Any = self._pool._pending_work_items
         # Before the kill: the pool's thread then forgets what was cancelled, over which it would stumble.
         self._pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
         for worker in workers:
             worker.join(_PATIENCE_S)
-        if thread is not None:
-            thread.join(_PATIENCE_S)  # not for ever: a worker may have died amid an answer it waits for
+        if thread is None:
+            return
+        thread.join(_BRIEFLY_S)
+        if thread.is_alive():
+            # A worker died amid an answer. The pool's thread waits for the rest until no process can write
+            # it any more, and Python's own end waits for the thread. It would stumble over what is cancelled.
+            for number, item in list(pending.items()):
+                if item.future.cancelled():
+                    del pending[number]
+            answers._writer.close()
+            thread.join(_PATIENCE_S)
 
     def _ship(self, function: Callable[[Any], Any]) -> str:
         """A file of the pickled function, which each worker reads once."""

@@ -2,8 +2,11 @@
 
 import math
 import os
+import signal
 import socket
+import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -31,6 +34,37 @@ def test_a_killed_worker_process_is_told_in_one_line():
     with executor(workers=2) as run, pytest.raises(Exception, match="a worker process was killed") as caught:
         run.map(os._exit, [1, 1, 1])
     assert caught.value.exit_code == 3
+
+
+def test_workers_killed_amid_an_answer_leave_no_thread_waiting_for_its_rest():
+    """Python's own end would wait for such a thread, for ever."""
+    threads = threading.active_count()
+    with suppress(KeyboardInterrupt), executor(workers=2) as run:
+        next(run.stream(bytes, [50_000_000] * 40))  # long answers: most of the time one is on its way
+        raise KeyboardInterrupt
+    assert threading.active_count() == threads
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a signal at a given time")
+def test_an_interrupt_at_any_time_leaves_no_thread_behind():
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def answer_all() -> None:
+        with executor(workers=2) as run:
+            for index, _ in run.stream(abs, range(5000)):
+                if index == 100:
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    threads = threading.active_count()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            answer_all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert threading.active_count() == threads
 
 
 def test_workers_below_one_are_refused():
