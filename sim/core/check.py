@@ -162,7 +162,7 @@ def _check_table(s: Scheduler, request: Request, table: Table, spec: GroupSpec) 
     tokens = _expected_tokens(s, request)
     enough = table.places >= spec.blocks_of(tokens)
     _hold(enough, f"{request!r} holds {table.places} blocks for {tokens} tokens")
-    skippable = spec.skipped_tokens(tokens + spec.window % spec.block_size) // spec.block_size
+    skippable = spec.skipped_blocks(tokens + spec.window % spec.block_size)
     _hold(table.nulls <= skippable, f"{request!r} has left blocks that its next token reads")
 
 

@@ -31,7 +31,7 @@ class CommonTurns:
     def added(self) -> int:
         """The blocks that are taken, less those that become free."""
         memory = self._memory
-        return self._crossings * memory.blocks_per_crossing - memory.blocks_left(self._leaving)
+        return self._crossings * memory.blocks_per_crossing - memory.windows.freed_blocks(self._leaving)
 
     def note(self, steps: int, longest: int) -> None:
         """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.
@@ -44,13 +44,14 @@ class CommonTurns:
         tick = self._running.tick
         self._order, self._crossings = decoders.crossings(tick, steps)
         self._leaving = []
-        place = memory.leave_place
-        if place is None or longest + steps <= memory.least_window:
+        windows = memory.windows
+        place = windows.leave_place
+        if place is None or longest + steps <= windows.least:
             return
         first = tick
         if memory.fresh:
             leaving = {**decoders.crossing(tick - place), **memory.fresh}
-            self._leaving = memory.leavers(sorted(leaving, key=admission_order), tick)
+            self._leaving = windows.leavers(sorted(leaving, key=admission_order), tick)
             first += 1
         remaining = steps - (first - tick)
         if place == memory.block_size - 1 and remaining > 0:
@@ -58,7 +59,7 @@ class CommonTurns:
         else:
             order, turns = decoders.crossings(first - place, remaining)
         if turns:
-            self._leaving += memory.leavers_in_turn(order, turns, first)
+            self._leaving += windows.leavers_in_turn(order, turns, first)
 
     def _leaving_order(self, steps: int, first: int) -> tuple[list[Request], int]:
         """What `decoders.crossings(first + 1, ...)` returns for the rest of `steps`, from the order noted.

@@ -43,6 +43,10 @@ class GroupSpec:
             return computed // self.window * self.window
         return 0
 
+    def skipped_blocks(self, computed: int) -> int:
+        """Whole blocks, from the start, that no layer reads once `computed` tokens are computed."""
+        return self.skipped_tokens(computed) // self.block_size
+
     def blocks_of(self, tokens: int) -> int:
         """Places that a block table of so many tokens has."""
         return min(tokens, 1) if self.kind is KvKind.STATE else -(-tokens // self.block_size)

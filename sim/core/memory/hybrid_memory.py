@@ -1,7 +1,7 @@
 """KV memory of models whose layers keep different tokens: several groups, one pool of extents.
 
-It stands behind the same door as `KvMemory`. A prefix hit is a fixed point: each kind of layers may shorten
-it. Before a running request takes blocks, those that left its windows are given back (`leave`).
+It stands behind the same door as `KvMemory`. Prefixes are found by `PrefixSearch`. Before a running request
+takes blocks, those that left its windows are given back (`leave`).
 
 While requests only decode, blocks are taken for all of them at once and dealt out to the groups when somebody
 looks; what they fill is published when somebody may look for it (see `OutputWriters`).
@@ -11,7 +11,6 @@ Source: vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py (0.24).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
 from itertools import cycle, groupby, islice
 
@@ -28,43 +27,25 @@ from pagecast.sim.core.memory.group_watch import GroupWatch
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part
-from pagecast.sim.core.memory.lookup import Lookup
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.pool import Watcher
+from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool, ReuseRanks
 from pagecast.sim.core.memory.table import Leaver, Table
-from pagecast.sim.core.memory.table_hit import TableHit
+from pagecast.sim.core.memory.tables import Tables
+from pagecast.sim.core.memory.windows import Windows
 from pagecast.sim.core.request import Request
 
-_NO_HIT = Hit(0, 0, 0, ())
-_NO_TABLE = TableHit(0)
 _LONG = 1 << 62
-
-
-class Tables:
-    """One request's block tables, in the order of the memory's `layers`.
-
-    `pending` rows are taken for it but are not in its tables yet: a row has a block for each group that
-    grows. `blocks` has them row by row, where blocks have numbers.
-    """
-
-    __slots__ = ("blocks", "by_group", "pending", "published")
-
-    def __init__(self, by_group: list[Table], nothing: array[int]) -> None:
-        self.by_group = by_group
-        self.published = 0  # of so many tokens every full block is published
-        self.pending = 0
-        self.blocks = nothing
 
 
 class HybridMemory(KvMemory):
     """The blocks of one replica, in groups of layers as `limits.groups` says.
 
     `block_size` is the number of tokens per block key. `places` are the positions within a key block at which
-    a decoding request may take, publish or give back blocks. `leave_place`: the only one of them at which
-    blocks leave windows; None: there are several. `progress(request)` says how many tokens of a generating
-    request may be published by now. `ranks`: blocks are evicted by how often they were reused; None: in
-    vLLM's order. `numbered`: somebody asks for the numbers of blocks.
+    a decoding request may take, publish or give back blocks. `progress(request)` says how many tokens of a
+    generating request may be published by now. `ranks`: blocks are evicted by how often they were reused;
+    None: in vLLM's order. `numbered`: somebody asks for the numbers of blocks.
     """
 
     untold = "layers with windows tell nobody what they evict"
@@ -96,30 +77,30 @@ class HybridMemory(KvMemory):
         self._numbered = have_numbers(self.extents.blanks)
         self._limits = limits
         self.layers = self._make_layers(together=together)
-        self._set_up_layers()
         self.tables: dict[Request, Tables] = {}
+        self._set_up_layers()
         self.writers = OutputWriters()
         self._progress = progress
         self.crossing_blocks = len(specs)
         self.places = _places(specs, limits.block_size)
-        self.leave_place = _leave_place(specs, limits.block_size)
-        self.least_window = min([spec.window for spec in specs if spec.window], default=0)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
         # Tokens of those that filled a block with their turn in the step being made, to be published later.
         self.filled: dict[Request, int] = {}
         self.refused_blocks = 0  # free blocks that the request last refused needs; 0: the batch was full
         self.blocks_per_crossing = sum([spec.kind is not KvKind.STATE for spec in specs])
-        self._windows = sum([spec.window > 0 for spec in specs])
+        self._window_groups = sum([spec.window > 0 for spec in specs])
         self._at_once = sum([spec.blocks_of(spec.window) for spec in specs if spec.kind is KvKind.CHUNK])
-        # One kind beside full attention can't lengthen what full attention has: one pass is enough.
-        self._simple = len(self._lookups) == 1 or (len(self._lookups) == 2 and self._lookups[0].keeps_all)
         # Whether each group takes one block per key block, and what leaves a window was published before.
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
         self._alike = equal and len(self._growing) == len(self.layers) and limits.host is None
-        ordered = ranks is None or not self._windows  # what leaves a window may go ahead of what is free
+        ordered = (
+            ranks is None or not self._window_groups
+        )  # what leaves a window may go ahead of what is free
         self.regular = (
-            equal and ordered and (not self._windows or (self.caching and self.leave_place is not None))
+            equal
+            and ordered
+            and (not self._window_groups or (self.caching and self.windows.leave_place is not None))
         )
 
     def watch(self, watcher: Watcher) -> None:
@@ -162,9 +143,7 @@ class HybridMemory(KvMemory):
 
     def _set_up_layers(self) -> None:
         """Prepares what follows from `layers`."""
-        self._windowed = [place for place, group in enumerate(self.layers) if group.spec.window]
-        # Where windows slide: the place of their layers, and what a window keeps beside the newest token.
-        self._window_places = [(place, self.layers[place].spec.window - 1) for place in self._windowed]
+        self.windows = Windows(self.layers, self.tables, self.block_size)
         growing = []
         first = 0
         for place, group in enumerate(self.layers):
@@ -172,7 +151,7 @@ class HybridMemory(KvMemory):
                 growing.append((place, first, group.width))
                 first += group.width
         self._growing = growing
-        self._lookups = self._make_lookups()
+        self._search = PrefixSearch(self.extents, self.layers, self.block_size, self.aligned)
 
     def leave_out_last_blocks(self) -> None:
         """From now on every hit leaves out its last block, in every group (EAGLE)."""
@@ -189,82 +168,24 @@ class HybridMemory(KvMemory):
         """Nothing: vLLM's order has no figures, nor have those by reuse."""
         return {}
 
-    def _make_lookups(self) -> list[Lookup]:
-        """Groups of equal layers are looked up together, those that keep every token first."""
-        equal: dict[GroupSpec, dict[int, bytes]] = {}
-        for place, group in enumerate(self.layers):
-            if group.spec.kind is not KvKind.STATE:
-                equal.setdefault(group.spec, {})[place] = group.mark
-        lookups = [
-            Lookup(self.extents, spec, marks, self.block_size, self.aligned) for spec, marks in equal.items()
-        ]
-        return sorted(lookups, key=lambda lookup: not lookup.keeps_all)
-
     # ---- finding
 
     def find(self, request: Request) -> Hit:
-        """The longest cached prefix that all groups have; the last known token is always left to compute.
-
-        Each kind of layers may shorten the prefix; then the others are asked again, until none does. A hit of
-        layers that keep all is only cut. Where hits leave out their last block (EAGLE), every kind does so
-        once: `dropped` holds those that have, and is cleared when a kind shortens the prefix for lack of
-        content.
-        """
+        """The longest cached prefix that all groups have; the last known token is always left to compute."""
         if not self.caching:
-            return _NO_HIT
+            return NO_HIT
         keys = request.keys
         if self.writers.may_write(keys):
             self._catch_up_all(request)
         if self.extents.owed:
-            if not self._lookups[0].may_find(keys):
-                return _NO_HIT
+            if not self._search.may_find(keys):
+                return NO_HIT
             self.extents.settle()
-        hit = most = request.known_tokens - 1
-        hits_by_lookup: dict[int, list[TableHit]] = {}
-        dropped: set[int] = set()
-        while True:
-            length = hit
-            for number, lookup in enumerate(self._lookups):
-                size = lookup.spec.block_size
-                if lookup.keeps_all and number in hits_by_lookup:
-                    # What was found once can only be cut.
-                    length = length // size * size
-                    continue
-                drop = self.recomputes_block and number not in dropped
-                hits = lookup.find(keys, min(length + size, most) if drop else length, drop=drop)
-                hits_by_lookup[number] = hits
-                shorter = hits[0].places * size < length
-                length = hits[0].places * size
-                if not length:
-                    return _NO_HIT
-                if drop:
-                    dropped.add(number)
-                elif shorter:
-                    dropped.clear()
-            if length >= hit:
-                break
-            hit = length
-            if self._simple:
-                break
-        found = self._hit(hit, hits_by_lookup)
-        if self.extents.broken and self._finds_broken(found):
+        hit = self._search.find(keys, request.known_tokens - 1, recomputes_block=self.recomputes_block)
+        if self.extents.broken and self._search.has_broken(hit):
             self.divide()
             return self.find(request)
-        return found
-
-    def _finds_broken(self, hit: Hit) -> bool:
-        """Whether some block of a hit is also that of a row that lacks another."""
-        wide = [table for table in hit.tables if table.parts and table.parts[0][0].width > 1]
-        for broken in self.extents.broken if wide else ():
-            for table in wide:
-                for extent, low, high in table.parts:
-                    if extent.key != broken.key:
-                        continue
-                    first = extent.number + low * extent.units
-                    last = extent.number + high * extent.units
-                    if first < broken.end and broken.number < last:
-                        return True
-        return False
+        return hit
 
     def divide(self) -> None:
         """Lets every group go by itself from now on."""
@@ -282,19 +203,6 @@ class HybridMemory(KvMemory):
             if self.recomputes_block:
                 layer.drop_last()
         self._set_up_layers()
-
-    def _hit(self, tokens: int, hits_by_lookup: dict[int, list[TableHit]]) -> Hit:
-        """What was found, cut to the length that all groups have."""
-        if not tokens:
-            return _NO_HIT
-        tables: list[TableHit] = [_NO_TABLE] * len(self.layers)
-        for number, lookup in enumerate(self._lookups):
-            places = tokens // lookup.spec.block_size
-            for group, table in zip(lookup.groups, hits_by_lookup[number], strict=True):
-                if table.places > places:
-                    table.cut(places)
-                tables[group] = table
-        return Hit(tokens, 0, 0, (), tuple(tables))
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
@@ -363,12 +271,12 @@ class HybridMemory(KvMemory):
         Each of them may give a block back in every windowed group whenever it begins one, and a chunk at its
         end.
         """
-        if not self.refused_blocks or not self._windows:
+        if not self.refused_blocks or not self._window_groups:
             return _LONG
         if self.fresh:
             return 0
         spare = self.refused_blocks - self.extents.free_blocks - 1 - count * self._at_once
-        return max(spare // (count * self._windows) * self.block_size - 1, 0)
+        return max(spare // (count * self._window_groups) * self.block_size - 1, 0)
 
     def blocks_added(self, requests: Iterable[Request], tick: int, steps: int) -> int:
         """By how many the blocks in use grow when these decode for `steps` ticks from `tick` on."""
@@ -378,66 +286,7 @@ class HybridMemory(KvMemory):
             last = tick - request.lag + steps - 1
             added += self.missing(request, last + 1)
         last = tick + steps - 1
-        return added - self.blocks_left(self.leavers(requests, last))
-
-    def leavers(self, requests: list[Request], tick: int) -> list[Leaver]:
-        """The tables of requests whose rows leave windows while they decode up to this tick."""
-        leavers = []
-        for request in requests:
-            by_group = self.tables[request].by_group
-            computed = tick - request.lag
-            for place in self._windowed:
-                spec = self.layers[place].spec
-                skipped = spec.skipped_tokens(computed) // spec.block_size
-                if skipped:
-                    leavers.append((request, by_group[place], place, skipped))
-        return leavers
-
-    def leavers_in_turn(self, requests: list[Request], turns: int, tick: int) -> list[Leaver]:
-        """The tables whose rows leave windows while requests decode, in this order, over and over.
-
-        The k-th turn is that of request k modulo their number, when it first computes the `leave_place` of a
-        block after `tick`, or then again one block further each time.
-        """
-        place = self.leave_place
-        assert place is not None
-        size = self.block_size
-        tables = self.tables
-        windows = self._window_places
-        least = min([window for _, window in windows]) + size
-        leavers: list[Leaver] = []
-        ahead = place - tick
-        while turns > 0:
-            leavers += [
-                (request, tables[request].by_group[number], number, (computed - window) // size)
-                for request in requests[:turns]
-                for computed in [tick - request.lag + (ahead + request.lag) % size]
-                if computed >= least
-                for number, window in windows
-                if computed >= window + size
-            ]
-            turns -= len(requests)
-            tick += size  # in the next round each is a block further
-        return leavers
-
-    def blocks_left(self, leavers: list[Leaver]) -> int:
-        """How many blocks become free when these rows leave windows."""
-        left = 0
-        shared: dict[tuple[Extent, int], int] = {}
-        rows_by_table = {table: skipped - table.nulls for _, table, _, skipped in leavers}
-        for table, rows in rows_by_table.items():
-            if rows < 1:
-                continue
-            if table.held:
-                extent, length = table.held[0]
-                longer = extent.rest is not None and length > extent.length
-                if rows > length or extent.holders > 1 or longer:
-                    left += _left(table, rows, shared)
-                    continue
-            left += rows * table.width
-        for (extent, _), count in shared.items():
-            left += (extent.holders == count) * extent.width
-        return left
+        return added - self.windows.freed_blocks(self.windows.leavers(requests, last))
 
     def fork_tokens(self, request: Request, hit: Hit) -> int:
         """None: a parent's blocks are not copied."""
@@ -486,11 +335,10 @@ class HybridMemory(KvMemory):
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
-        if computed < self.least_window:
+        if computed < self.windows.least:
             return
-        for place in self._windowed:
-            spec = self.layers[place].spec
-            skipped = spec.skipped_tokens(computed) // spec.block_size
+        for place in self.windows.places:
+            skipped = self.layers[place].spec.skipped_blocks(computed)
             if skipped:
                 self._leave(request, place, skipped)
 
@@ -783,31 +631,3 @@ def _places(specs: tuple[GroupSpec, ...], unit: int) -> tuple[int, ...]:
         elif spec.kind is KvKind.CHUNK and spec.window % unit:
             places.update(range(unit))
     return tuple(sorted(places))
-
-
-def _leave_place(specs: tuple[GroupSpec, ...], unit: int) -> int | None:
-    """The place of a block at which blocks leave windows, if there is one, and they were full long before."""
-    places = set()
-    for spec in specs:
-        if spec.kind is KvKind.WINDOW and spec.window > spec.block_size == unit:
-            places.add((spec.window - 1) % unit)
-        elif spec.window:
-            return None
-    return places.pop() if len(places) == 1 else None
-
-
-def _left(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:
-    """How many blocks of a table's next `count` rows are its own. Counts the others in `shared`."""
-    width = table.width
-    left = 0
-    for extent in table.extents():
-        if count <= 0:
-            return left
-        rows = min(count, extent.length)
-        count -= extent.length
-        if extent.holders == 1:
-            left += rows * width
-            continue
-        for row in range(rows):
-            shared[extent, row] = shared.get((extent, row), 0) + 1
-    return left + max(count, 0) * width

@@ -88,7 +88,7 @@ class LayerGroup:
             required = self.most_blocks
         if not hit_tokens:
             return required * self.width
-        skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
+        skipped = self.spec.skipped_blocks(hit_tokens)
         if hit is None:
             return max(required - skipped, 0) * self.width
         idle = sum([high - low for extent, low, high in hit.after(skipped) if not extent.holders])
@@ -102,7 +102,7 @@ class LayerGroup:
         `hit_tokens` may be more than was found: what a load is to add.
         """
         table = Table(self.pool.nothing, self.width)
-        skipped = self.spec.skipped_tokens(hit_tokens) // self.spec.block_size
+        skipped = self.spec.skipped_blocks(hit_tokens)
         if hit is not None:
             skipped = max(skipped, hit.nulls)  # a chunk may end within a block
             parts = hit.after(skipped)

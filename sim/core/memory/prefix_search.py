@@ -1,0 +1,105 @@
+"""Prefix search over groups of layers: a hit is a fixed point, as each kind of layers may shorten it.
+
+Source: vllm/v1/core/kv_cache_coordinator.py (0.24).
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.memory.extent_pool import ExtentPool
+from pagecast.sim.core.memory.kv_memory import Hit
+from pagecast.sim.core.memory.layer_group import LayerGroup
+from pagecast.sim.core.memory.lookup import Lookup
+from pagecast.sim.core.memory.table_hit import TableHit
+
+NO_HIT = Hit(0, 0, 0, ())
+_NO_TABLE = TableHit(0)
+
+
+class PrefixSearch:
+    """Finds the longest cached prefix that all `layers` have.
+
+    `block_size` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
+    """
+
+    def __init__(self, extents: ExtentPool, layers: list[LayerGroup], block_size: int, aligned: int) -> None:
+        self._extents = extents
+        self._layers = len(layers)
+        # Groups of equal layers are looked up together, those that keep every token first.
+        equal: dict[GroupSpec, dict[int, bytes]] = {}
+        for place, group in enumerate(layers):
+            if group.spec.kind is not KvKind.STATE:
+                equal.setdefault(group.spec, {})[place] = group.mark
+        lookups = [Lookup(extents, spec, marks, block_size, aligned) for spec, marks in equal.items()]
+        self._lookups = sorted(lookups, key=lambda lookup: not lookup.keeps_all)
+        # One kind beside full attention can't lengthen what full attention has: one pass is enough.
+        self._simple = len(lookups) == 1 or (len(lookups) == 2 and self._lookups[0].keeps_all)
+
+    def may_find(self, keys: BlockKeys) -> bool:
+        """Whether a hit is possible."""
+        return self._lookups[0].may_find(keys)
+
+    def find(self, keys: BlockKeys, most: int, *, recomputes_block: bool) -> Hit:
+        """The longest cached prefix of at most `most` tokens.
+
+        Each kind of layers may shorten the prefix; then the others are asked again, until none does. A hit of
+        layers that keep all is only cut. Where hits leave out their last block (`recomputes_block`: EAGLE),
+        every kind does so once: `dropped` holds those that have, and is cleared when a kind shortens the
+        prefix for lack of content.
+        """
+        hit = most
+        hits_by_lookup: dict[int, list[TableHit]] = {}
+        dropped: set[int] = set()
+        while True:
+            length = hit
+            for number, lookup in enumerate(self._lookups):
+                size = lookup.spec.block_size
+                if lookup.keeps_all and number in hits_by_lookup:
+                    # What was found once can only be cut.
+                    length = length // size * size
+                    continue
+                drop = recomputes_block and number not in dropped
+                hits = lookup.find(keys, min(length + size, most) if drop else length, drop=drop)
+                hits_by_lookup[number] = hits
+                shorter = hits[0].places * size < length
+                length = hits[0].places * size
+                if not length:
+                    return NO_HIT
+                if drop:
+                    dropped.add(number)
+                elif shorter:
+                    dropped.clear()
+            if length >= hit:
+                break
+            hit = length
+            if self._simple:
+                break
+        return self._hit(hit, hits_by_lookup)
+
+    def _hit(self, tokens: int, hits_by_lookup: dict[int, list[TableHit]]) -> Hit:
+        """What the lookups gave, cut to the length that all groups have."""
+        if not tokens:
+            return NO_HIT
+        tables: list[TableHit] = [_NO_TABLE] * self._layers
+        for number, lookup in enumerate(self._lookups):
+            places = tokens // lookup.spec.block_size
+            for group, table in zip(lookup.groups, hits_by_lookup[number], strict=True):
+                if table.places > places:
+                    table.cut(places)
+                tables[group] = table
+        return Hit(tokens, 0, 0, (), tuple(tables))
+
+    def has_broken(self, hit: Hit) -> bool:
+        """Whether some block of a hit is also that of a row that lacks another."""
+        wide = [table for table in hit.tables if table.parts and table.parts[0][0].width > 1]
+        for broken in self._extents.broken if wide else ():
+            for table in wide:
+                for extent, low, high in table.parts:
+                    if extent.key != broken.key:
+                        continue
+                    first = extent.number + low * extent.units
+                    last = extent.number + high * extent.units
+                    if first < broken.end and broken.number < last:
+                        return True
+        return False

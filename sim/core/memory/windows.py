@@ -1,0 +1,115 @@
+"""Windows of a model's layers: which rows leave them while requests decode, and what that frees."""
+
+from __future__ import annotations
+
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.layer_group import LayerGroup
+from pagecast.sim.core.memory.table import Leaver, Table
+from pagecast.sim.core.memory.tables import Tables
+from pagecast.sim.core.request import Request
+
+
+class Windows:
+    """The layers that read only the newest tokens, and the tables of the requests that hold blocks.
+
+    `places` are those of such layers among all. `least` is the smallest window, 0 without windows.
+    `leave_place` is the only position within a key block at which blocks leave windows when a decoding
+    request computes it; None: there are several.
+    """
+
+    def __init__(self, layers: list[LayerGroup], tables: dict[Request, Tables], block_size: int) -> None:
+        self._specs = [group.spec for group in layers]
+        self._tables = tables
+        self._block_size = block_size
+        self.places = [place for place, spec in enumerate(self._specs) if spec.window]
+        self.least = min([self._specs[place].window for place in self.places], default=0)
+        self.leave_place = _leave_place(self._specs, block_size)
+        # The places of windowed layers, and what a window keeps beside the newest token.
+        self._older = [(place, self._specs[place].window - 1) for place in self.places]
+
+    def leavers(self, requests: list[Request], tick: int) -> list[Leaver]:
+        """The tables of requests whose rows leave windows while they decode up to this tick."""
+        leavers = []
+        for request in requests:
+            by_group = self._tables[request].by_group
+            computed = tick - request.lag
+            for place in self.places:
+                skipped = self._specs[place].skipped_blocks(computed)
+                if skipped:
+                    leavers.append((request, by_group[place], place, skipped))
+        return leavers
+
+    def leavers_in_turn(self, requests: list[Request], turns: int, tick: int) -> list[Leaver]:
+        """The tables whose rows leave windows while requests decode, in this order, over and over.
+
+        The k-th turn is that of request k modulo their number, when it first computes the `leave_place` of a
+        block after `tick`, or then again one block further each time.
+        """
+        place = self.leave_place
+        assert place is not None
+        size = self._block_size
+        tables = self._tables
+        windows = self._older
+        least = self.least - 1 + size
+        leavers: list[Leaver] = []
+        ahead = place - tick
+        while turns > 0:
+            leavers += [
+                (request, tables[request].by_group[number], number, (computed - window) // size)
+                for request in requests[:turns]
+                for computed in [tick - request.lag + (ahead + request.lag) % size]
+                if computed >= least
+                for number, window in windows
+                if computed >= window + size
+            ]
+            turns -= len(requests)
+            tick += size  # in the next round each is a block further
+        return leavers
+
+    def freed_blocks(self, leavers: list[Leaver]) -> int:
+        """How many blocks become free when these rows leave windows."""
+        freed = 0
+        shared: dict[tuple[Extent, int], int] = {}
+        rows_by_table = {table: skipped - table.nulls for _, table, _, skipped in leavers}
+        for table, rows in rows_by_table.items():
+            if rows < 1:
+                continue
+            if table.held:
+                extent, length = table.held[0]
+                longer = extent.rest is not None and length > extent.length
+                if rows > length or extent.holders > 1 or longer:
+                    freed += _own_blocks(table, rows, shared)
+                    continue
+            freed += rows * table.width
+        for (extent, _), count in shared.items():
+            freed += (extent.holders == count) * extent.width
+        return freed
+
+
+def _leave_place(specs: list[GroupSpec], unit: int) -> int | None:
+    """The place of a block at which blocks leave windows, if there is one, and they were full long before."""
+    places = set()
+    for spec in specs:
+        if spec.kind is KvKind.WINDOW and spec.window > spec.block_size == unit:
+            places.add((spec.window - 1) % unit)
+        elif spec.window:
+            return None
+    return places.pop() if len(places) == 1 else None
+
+
+def _own_blocks(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:
+    """How many blocks of a table's next `count` rows are its own. Counts the others in `shared`."""
+    width = table.width
+    own = 0
+    for extent in table.extents():
+        if count <= 0:
+            return own
+        rows = min(count, extent.length)
+        count -= extent.length
+        if extent.holders == 1:
+            own += rows * width
+            continue
+        for row in range(rows):
+            shared[extent, row] = shared.get((extent, row), 0) + 1
+    return own + max(count, 0) * width
