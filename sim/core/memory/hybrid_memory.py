@@ -86,7 +86,9 @@ class HybridMemory(KvMemory):
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
         # Tokens of those that filled a block with their turn in the step being made, to be published later.
         self.filled: dict[Request, int] = {}
-        self.refused_blocks = 0  # free blocks that the request last refused needs; 0: the batch was full
+        self.refused_blocks = (
+            0  # free blocks that the first waiting request needs; 0: blocks do not hold it up
+        )
         self.blocks_per_crossing = sum([spec.kind is not KvKind.STATE for spec in specs])
         self._window_groups = sum([spec.window > 0 for spec in specs])
         self._at_once = sum([spec.blocks_of(spec.window) for spec in specs if spec.kind is KvKind.CHUNK])

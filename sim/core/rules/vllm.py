@@ -27,8 +27,7 @@ class VllmMix:
 
     def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
         """Schedules the running requests, and waiting ones if nobody was preempted."""
-        if step.running.chunked or not step.decode_all():
-            self._schedule_running(step, memory, queue)
+        self._schedule_running(step, memory, queue)
         step.end_decodes()
         if not step.preempted:
             self._schedule_waiting(step, memory, queue)
@@ -36,21 +35,9 @@ class VllmMix:
     # ---- running requests
 
     def _schedule_running(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        """Gives running requests tokens and blocks in admission order, preempting where blocks run out.
-
-        Of the decoding requests only those that begin or fill a block are visited: see `Step`.
-        """
+        """Gives running requests tokens and blocks in admission order, preempting where blocks run out."""
         running = step.running
-        if step.drafting:
-            wanting = sorted(running.chunked, key=admission_order)
-        elif enough_for_all(step, memory):
-            step.decode_all()
-            wanting = list(running.chunked)
-        else:
-            # A request that fills a block needs none, but publishes it in its turn.
-            decoding = {**step.crossing(), **step.filling()}
-            wanting = sorted([*decoding, *running.chunked], key=admission_order)
-        for request in wanting:
+        for request in self._wanting(step, memory):
             if request.state is State.WAITING or request in step.left_out:
                 continue
             if request in running.chunked:
@@ -62,15 +49,32 @@ class VllmMix:
                 step.leave_out([other for other in running.decoders.requests if other.order > request.order])
                 return
 
+    def _wanting(self, step: Step, memory: KvMemory) -> list[Request]:
+        """The running requests to visit; the others have their tokens without being visited.
+
+        Of the decoding requests these are those that begin or fill a block: see `Step`.
+        """
+        chunked = step.running.chunked
+        if not chunked and step.decode_all():
+            return []
+        if step.drafting:
+            return sorted(chunked, key=admission_order)
+        if enough_for_all(step, memory):
+            step.decode_all()
+            return list(chunked)
+        # A request that fills a block needs none, but publishes it in its turn.
+        decoding = {**step.crossing(), **step.filling()}
+        return sorted([*decoding, *chunked], key=admission_order)
+
     def _schedule_chunk(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
         tokens = step.next_chunk(request)
-        if step.drafting and not tokens:
+        if not tokens:
             return True
+        memory.leave(request, request.computed_tokens)
         blocks = memory.missing(request, step.with_lookahead(request.computed_tokens + tokens))
         if not self._make_room(step, memory, queue, request, blocks):
             return False
-        if tokens:
-            step.compute(request, tokens)
+        step.compute(request, tokens)
         return True
 
     def _schedule_decode(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
@@ -111,14 +115,15 @@ class VllmMix:
     def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
         """Admits waiting requests in order until the batch, the budget or the blocks are used up.
 
-        Admission looks at the whole known sequence; only the first chunk's blocks are taken.
+        Admission looks at the whole known sequence; only the first chunk's blocks are taken. Where layers
+        keep different tokens, or requests speculate, these may not be free though the sequence is admitted.
         """
         queue.blocked = False
         if not queue.size:
             return
         budget = step.budget()
         running = step.running.requests
-        drafting = step.drafting
+        checks_room = step.drafting or bool(step.limits.groups)
         choice = candidates(step, queue) if step.gated else None
         while budget > 0 and queue.size:
             if len(running) >= step.limits.max_num_seqs:
@@ -135,7 +140,7 @@ class VllmMix:
                 return
             start = step.head_start(request, hit)
             tokens = min(request.known_tokens - hit.tokens - start.tokens, budget)
-            if drafting and not memory.fits(
+            if checks_room and not memory.fits_now(
                 request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)
             ):
                 step.refuse(request, hit)

@@ -31,7 +31,8 @@ class VllmOffloadingMix(VllmMix):
 class VllmHybridOffloadingMix(VllmHybridMix):
     """`VllmHybridMix` with a host tier."""
 
-    def _admit_waiting(self, step: Step, memory: HybridMemory, queue: Queue) -> None:
+    def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        assert isinstance(memory, HybridMemory)
         memory.refused_blocks = 0
         WaitingPass(step, memory, queue, self.admission).run()
 
