@@ -79,7 +79,8 @@ class PrefillAdder:
         self._in_full = ignore_eos and not memory.caching
         self._states: list[tuple[float, int]] | None = None
         self._current = float(mixed)
-        self._total = mixed + sum([headroom.tokens(request, generated) for request, generated in running])
+        reserved = [headroom.tokens(request, generated) for request, generated in running]
+        self._total = self._current + sum(reserved)
 
     # ---- budgets
 

@@ -1,6 +1,8 @@
-"""The core compiles: mypyc takes every file that `make compile` gives it, which asks for more than mypy."""
+"""The core compiles: mypyc takes every file that `make compile` gives it, and the result decides the same."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+FOLDERS = ("engine", "kernels", "planner_app", "sim", "traces")
 TRANSLATE = "import sys; from mypyc.build import mypycify; mypycify(sys.argv[1:], target_dir='c')"
 
 
@@ -32,10 +35,59 @@ def test_mypyc_translates_the_core(tmp_path):
     package = tmp_path / "pagecast"
     package.mkdir()
     (package / "__init__.py").touch()
-    for folder in ("engine", "kernels", "planner_app", "sim", "traces"):
+    for folder in FOLDERS:
         (package / folder).symlink_to(ROOT / folder)
     files = [f"pagecast/{file}" for file in compiled_files()]
     assert len(files) > 50
     command = [sys.executable, "-c", TRANSLATE, "--ignore-missing-imports", *files]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+REPLAYS = """
+import pandas as pd
+from pagecast.sim.core import step
+from pagecast.sim.core.rules.profiles import PROFILES
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
+
+trace = read("traces/samples/chat.jsonl.gz", limit=300)
+scenarios = [{"profile": name} for name in PROFILES]
+scenarios += [{"model": "openai/gpt-oss-20b"}, {"kv_offloading_size": 4}, {"async_scheduling": True}]
+for fields in scenarios:
+    tight = {"model": "Qwen/Qwen3-8B", "costs": "roofline", "num_gpu_blocks": 3000, **fields}
+    result = replay(trace, Scenario.make(tight), keep_steps=True)
+    print(fields, *[pd.util.hash_pandas_object(table).sum() for table in (result.steps, result.requests)])
+print(step.__file__)
+"""
+
+
+def replays(tree: Path) -> list[str]:
+    """What the replays of some scenarios decide and measure, a line each; last, the file that ran them."""
+    command = [sys.executable, "-c", REPLAYS]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_the_compiled_core_decides_as_plain_python(tmp_path):
+    pytest.importorskip("mypyc")
+    package = tmp_path / "pagecast"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, package / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    *plain, file = replays(tmp_path)
+    assert file.endswith("step.py")
+    program = "import sys; from mypyc.__main__ import main; main()"
+    files = [f"pagecast/{file}" for file in compiled_files()]
+    command = [sys.executable, "-c", program, "--ignore-missing-imports", *files]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *compiled, file = replays(tmp_path)
+    assert file.endswith(".so")
+    assert compiled == plain
