@@ -86,9 +86,8 @@ class HybridMemory(KvMemory):
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
         # Tokens of those that filled a block with their turn in the step being made, to be published later.
         self.filled: dict[Request, int] = {}
-        self.refused_blocks = (
-            0  # free blocks that the first waiting request needs; 0: blocks do not hold it up
-        )
+        # Free blocks that the first waiting request needs; 0: blocks do not hold it up.
+        self.refused_blocks = 0
         self.blocks_per_crossing = sum([spec.kind is not KvKind.STATE for spec in specs])
         self._window_groups = sum([spec.window > 0 for spec in specs])
         self._at_once = sum([spec.blocks_of(spec.window) for spec in specs if spec.kind is KvKind.CHUNK])
@@ -96,14 +95,9 @@ class HybridMemory(KvMemory):
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
         self._alike = equal and len(self._growing) == len(self.layers) and limits.host is None
-        ordered = (
-            ranks is None or not self._window_groups
-        )  # what leaves a window may go ahead of what is free
-        self.regular = (
-            equal
-            and ordered
-            and (not self._window_groups or (self.caching and self.windows.leave_place is not None))
-        )
+        # Where blocks have ranks, what leaves a window may go ahead of what is free.
+        in_order = ranks is None and self.caching and self.windows.leave_place is not None
+        self.regular = equal and (in_order or not self._window_groups)
 
     def watch(self, watcher: Watcher) -> None:
         """Tells a watcher of the content of groups that keep every token (see `group_watch.py`).

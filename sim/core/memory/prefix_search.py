@@ -48,11 +48,11 @@ class PrefixSearch:
         every kind does so once: `dropped` holds those that have, and is cleared when a kind shortens the
         prefix for lack of content.
         """
-        hit = most
+        tokens = most
         hits_by_lookup: dict[int, list[TableHit]] = {}
         dropped: set[int] = set()
         while True:
-            length = hit
+            length = tokens
             for number, lookup in enumerate(self._lookups):
                 size = lookup.spec.block_size
                 if lookup.keeps_all and number in hits_by_lookup:
@@ -70,12 +70,12 @@ class PrefixSearch:
                     dropped.add(number)
                 elif shorter:
                     dropped.clear()
-            if length >= hit:
+            if length >= tokens:
                 break
-            hit = length
+            tokens = length
             if self._simple:
                 break
-        return self._hit(hit, hits_by_lookup)
+        return self._hit(tokens, hits_by_lookup)
 
     def _hit(self, tokens: int, hits_by_lookup: dict[int, list[TableHit]]) -> Hit:
         """What the lookups gave, cut to the length that all groups have."""

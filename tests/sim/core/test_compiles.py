@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("engine", "kernels", "planner_app", "sim", "traces")
 TRANSLATE = "import sys; from mypyc.build import mypycify; mypycify(sys.argv[1:], target_dir='c')"
+COMPILE = "from mypyc.__main__ import main; main()"
 
 
 def compiled_files() -> list[str]:
@@ -29,19 +30,32 @@ def makefile() -> str:
     return (ROOT / "Makefile").read_text()
 
 
+def package_in(folder: Path) -> Path:
+    """An empty package of pagecast's name, to be given its folders."""
+    package = folder / "pagecast"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    return package
+
+
+def output_of(program: str, *arguments: str, folder: Path, **environment: str) -> str:
+    """What a Python program prints in a folder; fails where the program does."""
+    command = [sys.executable, "-c", program, *arguments]
+    variables = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_mypyc_translates_the_core(tmp_path):
     pytest.importorskip("mypyc")
-    package = tmp_path / "pagecast"
-    package.mkdir()
-    (package / "__init__.py").touch()
+    package = package_in(tmp_path)
     for folder in FOLDERS:
         (package / folder).symlink_to(ROOT / folder)
     files = [f"pagecast/{file}" for file in compiled_files()]
     assert len(files) > 50
-    command = [sys.executable, "-c", TRANSLATE, "--ignore-missing-imports", *files]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(TRANSLATE, "--ignore-missing-imports", *files, folder=tmp_path)
 
 
 REPLAYS = """
@@ -65,29 +79,20 @@ print(step.__file__)
 
 def replays(tree: Path) -> list[str]:
     """What the replays of some scenarios decide and measure, a line each; last, the file that ran them."""
-    command = [sys.executable, "-c", REPLAYS]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    return output_of(REPLAYS, folder=ROOT, PYTHONPATH=str(tree)).splitlines()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 def test_the_compiled_core_decides_as_plain_python(tmp_path):
     pytest.importorskip("mypyc")
-    package = tmp_path / "pagecast"
-    package.mkdir()
-    (package / "__init__.py").touch()
+    package = package_in(tmp_path)
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, package / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     *plain, file = replays(tmp_path)
     assert file.endswith("step.py")
-    program = "import sys; from mypyc.__main__ import main; main()"
     files = [f"pagecast/{file}" for file in compiled_files()]
-    command = [sys.executable, "-c", program, "--ignore-missing-imports", *files]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(COMPILE, "--ignore-missing-imports", *files, folder=tmp_path)
     *compiled, file = replays(tmp_path)
     assert file.endswith(".so")
     assert compiled == plain
