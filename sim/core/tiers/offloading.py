@@ -22,10 +22,11 @@ from pagecast.sim.core.plan import Chunk, Transfer
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.tier_spec import HostTierSpec
-from pagecast.sim.core.tiers.content import ContentNames
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
+from pagecast.sim.core.tiers.offload_lookup import OffloadLookup
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup, offloaded_groups
 from pagecast.sim.core.tiers.progress import Progress, TransferJob
+from pagecast.sim.core.tiers.watched_blocks import WatchedBlocks
 
 
 class Offloading:
@@ -58,28 +59,18 @@ class Offloading:
         self._running = running
         self._log = log
         self._caching = limits.caching
-        self._names = ContentNames()
         self._progress: dict[Request, Progress] = {}
         self._numbers = 0
-        self._being_loaded: set[int] = set()
         self._abandoned: set[Request] = set()  # ended while it was loading: its blocks are given back later
         self._arrived: set[Request] = set()  # their loads have ended; nobody took note of it yet
         self._failed: set[Request] = set()  # and failed
-        self._watched: dict[int, set[int]] = {}  # device blocks that others may get before a store is done
-        self._watching = False  # the memory notes what it gives to others, until nothing is watched any more
-        self._flushed: dict[int, None] = {}
         # Blocks to be given back after a step, by its number.
         self.deferred_frees: deque[tuple[int, Callable[[], None]]] = deque()
         self._refused: set[Request] = set()  # there was no room when they last stored something
         self._room_made = False  # a transfer has ended since somebody tried
-        self._windows = [group for group in self.groups if group.window]
-        # Full attention is looked up first, then windows, the longest first.
-        self._lookups = [group for group in self.groups if not group.window]
-        self._windows.sort(key=lambda group: group.window, reverse=True)
-        self._lookups += self._windows
-        self._plain = len(self.groups) == 1 and not self._windows and not drops_last
-        if self._windows:
-            memory.watch_allocations(on=True)
+        self._lookup = OffloadLookup(self.groups, self.host)
+        self._watched = WatchedBlocks(memory, self.groups, spec.factor)
+        self._has_windows = bool(self._lookup.windows)
         if log.kv is not None:
             self.host.changes = []
 
@@ -110,9 +101,9 @@ class Offloading:
         ended, or once fewer of its blocks are in a window. 1 where blocks may be given back meanwhile, or a
         log says in which step a transfer ended. Else the end of a transfer changes nothing they could see.
         """
-        if self._watched or not self.spec.prompt_only:
+        if self._watched.stores or not self.spec.prompt_only:
             return 0
-        if self._refused and (self.jobs or self._room_made or self._windows):
+        if self._refused and (self.jobs or self._room_made or self._has_windows):
             return 0
         if self.deferred_frees or self.loading or (self.jobs and self._log.events is not None):
             return 1
@@ -135,131 +126,9 @@ class Offloading:
                 table.clear()
             if progress.jobs:
                 return None
-        new = self._extend(progress, request, request.known_tokens)
+        new = self._lookup.extend(progress, request, request.known_tokens)
         progress.local = local
-        if self._plain:
-            return self._look_up_plain(progress, request, new=new)
-        tokens = self._look_up_groups(progress, request)
-        hit = local + (tokens or 0)
-        progress.hits = [hit // group.size for group in self.groups]
-        self._touch(progress)
-        return tokens
-
-    def _extend(self, progress: Progress, request: Request, known_tokens: int) -> bool:
-        """Names the blocks of the first tokens. Returns whether nobody has asked for one of them before."""
-        new = True
-        keys = request.keys
-        key_blocks = known_tokens // keys.block_size
-        for group, names in zip(self.groups, progress.names, strict=True):
-            blocks = key_blocks // group.units
-            if len(names) < blocks:
-                new &= self._names.extend(names, keys, group.number, group.units, blocks)
-            else:
-                new = False
-        return new
-
-    def _touch(self, progress: Progress) -> None:
-        if self._plain:
-            self.host.touch(progress.names[0])
-            return
-        for group, names, hits in zip(self.groups, progress.names, progress.hits, strict=True):
-            self.host.touch(names[max(0, hits - group.window) :] if group.window else names)
-
-    def _look_up_plain(self, progress: Progress, request: Request, *, new: bool) -> int | None:
-        """The blocks that follow the prefix hit and are stored, as far as they are in a row."""
-        names = progress.names[0]
-        size = self.groups[0].size
-        local = progress.local
-        if request.known_tokens < local + size or len(names) * size < local + size:
-            self.host.touch(names)
-            return 0
-        first = local // size
-        if self.host.misses(names, first, new=new):
-            return 0
-        tokens = self._stored_tokens(names, first, local)
-        self.host.touch(names)
-        return tokens
-
-    def _stored_tokens(self, names: list[int], first: int, local: int) -> int | None:
-        """The tokens beyond `local` of the blocks from number `first` on that are stored in a row."""
-        size = self.groups[0].size
-        candidates = names[first:]
-        count = self.host.leading(candidates)
-        if count is None:
-            return None
-        tokens = size * (first + count) - local
-        if not count or tokens < size:
-            return 0
-        if self._being_loaded and not self._being_loaded.isdisjoint(candidates[:count]):
-            return None
-        return tokens
-
-    def _look_up_groups(self, progress: Progress, request: Request) -> int | None:
-        """The same for several groups: each may shorten what can be loaded, until all agree.
-
-        The last token is left to compute where there are windows. A group whose hits leave out their last
-        block (EAGLE) does so once, and again when another group has shortened the hit.
-        """
-        local = progress.local
-        most = request.known_tokens - bool(self._windows)
-        hit = 0
-        late = False
-        dropped: set[int] = set()
-        lookups = self._lookups
-        while lookups:
-            looked_at_window = False
-            coming, lookups = lookups, []
-            for group in coming:
-                size = group.size
-                names = progress.names[group.number]
-                drops = group.drops_last and group.number not in dropped
-                most = min(most, len(names) * size)
-                if most - local < size:
-                    return 0
-                reach = min(most + size, len(names) * size) if drops and group.window else most
-                first = local // size
-                candidates = names[first : min(-(-reach // size), len(names))]
-                if group.window:
-                    count = self.host.last_run(candidates, group.window + drops)
-                else:
-                    count = self.host.leading(candidates)
-                if count == 0:
-                    return 0
-                if count is None:
-                    late = True
-                else:
-                    if drops:
-                        count -= 1
-                        dropped.add(group.number)
-                    most = min(most, size * (first + count))
-                shorter = most - local
-                if shorter < size:
-                    return 0
-                if shorter < hit:
-                    if not group.drops_last:
-                        dropped.clear()
-                    if late:
-                        late = False
-                        lookups = self._lookups
-                    elif looked_at_window and not lookups:
-                        lookups = self._windows
-                looked_at_window |= bool(group.window)
-                hit = shorter
-        if late or self._waits_for_another(progress, local, hit):
-            return None
-        return hit
-
-    def _waits_for_another(self, progress: Progress, local: int, hit: int) -> bool:
-        """Whether another request is loading blocks of this hit."""
-        if not self._being_loaded:
-            return False
-        for group, names in zip(self.groups, progress.names, strict=True):
-            candidates = names[local // group.size : -(-(local + hit) // group.size)]
-            if group.window:
-                candidates = candidates[-group.window :]
-            if not self._being_loaded.isdisjoint(candidates):
-                return True
-        return False
+        return self._lookup.tokens(progress, request, new=new)
 
     def load(self, request: Request, tokens: int) -> Transfer:
         """Begins to load `tokens` tokens beyond the prefix hit that `ask` was told of.
@@ -292,7 +161,7 @@ class Offloading:
         self.holders[request] = None
         self.loaded_blocks += len(blocks)
         if self._caching:
-            self._being_loaded.update(names_to_load)
+            self._lookup.being_loaded.update(names_to_load)
         if self._log.events is not None:
             self._log.add(EventKind.LOADING, request.id, blocks, detail=f"job={job.number}")
         return Transfer(job.number, request, tuple(blocks), tuple(places))
@@ -353,9 +222,8 @@ class Offloading:
         `newcomers`: the requests admitted, or that began to load, in this step. Notes which stores must be
         done before it (`take_flushed`).
         """
-        if self._watched or self._windows:
-            allocations = self._memory.take_allocations()
-            self._watch_newcomers(chunks, decodes, allocations, newcomers, preempted=preempted)
+        if self._watched.stores or self._has_windows:
+            self._watched.begin_step(chunks, decodes, newcomers, self._progress, preempted=preempted)
         self._room_made = False
         transfers: list[Transfer] = []
         for request, tokens in self._storing(chunks, decodes):
@@ -404,10 +272,10 @@ class Offloading:
             self._refused.remove(request)
             if request.state is State.DECODE:
                 # Blocks of its output may be stored for others: they are touched with its own.
-                self._extend(progress, request, self._decided(request))
-        if self._plain:
+                self._lookup.extend(progress, request, self._decided(request))
+        if self._lookup.plain:
             return self._store_plain(request, progress, tokens)
-        self._extend(progress, request, tokens)
+        self._lookup.extend(progress, request, tokens)
         names: list[int] = []
         for group in self.groups:
             number = group.number
@@ -433,7 +301,7 @@ class Offloading:
         if not new_names:
             progress.stored = [tokens // group.size for group in self.groups]
             return None
-        self._touch(progress)
+        self._lookup.touch(progress)
         return self._copy(request, progress, new_names, tokens)
 
     def _store_plain(self, request: Request, progress: Progress, tokens: int) -> Transfer | None:
@@ -443,7 +311,7 @@ class Offloading:
         last = tokens // self.groups[0].size
         sequence = progress.names[0]
         if len(sequence) < last:
-            self._extend(progress, request, tokens)
+            self._lookup.extend(progress, request, tokens)
         new_names = host.reserve(sequence[first:last], sequence) if first < last else []
         if new_names is None:
             self._refused.add(request)
@@ -472,7 +340,7 @@ class Offloading:
         for group in self.groups:
             number = group.number
             last = tokens // group.size
-            table = progress.tables[number] if self._windows else self._memory.blocks(request, number)
+            table = progress.tables[number] if self._has_windows else self._memory.blocks(request, number)
             first = progress.stored[number]
             names = progress.names[number][first:last]
             group_blocks, group_places = self._places(names, table, first, in_copy)
@@ -483,8 +351,7 @@ class Offloading:
             progress.stored[number] = last
         job = self._begin(request, progress, new_names, blocks, is_store=True)
         job.windowed = windowed
-        for block in windowed:
-            self._watched.setdefault(block, set()).add(job.number)
+        self._watched.watch(windowed, job.number)
         return self._transfer(job, places)
 
     def _transfer(self, job: TransferJob, places: Iterable[int]) -> Transfer:
@@ -517,68 +384,9 @@ class Offloading:
                     places.append(slot + part)
         return blocks, places
 
-    # ---- blocks given to others
-
-    def _watch_newcomers(
-        self,
-        chunks: Sequence[Chunk],
-        decodes: Sequence[Request],
-        allocations: Iterable[int],
-        newcomers: Iterable[Request],
-        *,
-        preempted: bool,
-    ) -> None:
-        """Notes which stores must be done before the step, because it gives their blocks to others."""
-        memory = self._memory
-        new = set(allocations)
-        computing = [*decodes, *(chunk.request for chunk in chunks)]
-        if preempted:
-            held: set[int] = set()
-            for request in (*computing, *newcomers):
-                for group in self.groups:
-                    held.update(memory.blocks(request, group.number))
-            new &= held
-        for request in newcomers:
-            for group in self.groups:
-                new.update(memory.blocks(request, group.number))
-        new.discard(memory.null)
-        if self._windows:
-            self._update_tables(computing, new, set(newcomers))
-        if self._watched:
-            for block in self._watched.keys() & new:
-                self._flushed.update(dict.fromkeys(self._watched[block]))
-
-    def _update_tables(self, computing: Iterable[Request], new: set[int], newcomers: set[Request]) -> None:
-        """Adds new blocks to the tables, and strikes out those that left a window and were given away."""
-        memory = self._memory
-        null = memory.null
-        ends: dict[Request, list[int]] = {}
-        for request in computing:
-            progress = self._progress.get(request)
-            if progress is None:
-                continue
-            if request in newcomers:
-                for table in progress.tables:
-                    table.clear()
-            ends[request] = [len(table) for table in progress.tables]
-            for group, table in zip(self.groups, progress.tables, strict=True):
-                table += memory.blocks(request, group.number)[len(table) :]
-        factor = self.spec.factor
-        for request, progress in self._progress.items():
-            for group in self._windows:
-                table = progress.tables[group.number]
-                end = ends[request][group.number] if request in ends else len(table)
-                for place in range(progress.stored[group.number] * factor, end):
-                    if table[place] in new:
-                        table[place] = null
-
     def take_flushed(self) -> tuple[int, ...]:
         """The stores that must be done before the next step computes anything."""
-        if not self._flushed:
-            return ()
-        flushed = tuple(self._flushed)
-        self._flushed.clear()
-        return flushed
+        return self._watched.take_due()
 
     # ---- requests go
 
@@ -586,7 +394,7 @@ class Offloading:
         """A request loses its blocks: its stores must be done before they are written to."""
         progress = self._progress.get(request)
         if progress is not None:
-            self._flushed.update(dict.fromkeys(progress.jobs))
+            self._watched.require(progress.jobs)
             self._refused.discard(request)
 
     def ended(self, request: Request) -> bool:
@@ -608,11 +416,8 @@ class Offloading:
         for number in progress.jobs:
             job = self.jobs[number]
             if job.is_store:
-                for block in job.blocks:
-                    self._watched.setdefault(block, set()).add(number)
-        if self._watched:
-            self._watching = not self._windows
-            self._memory.watch_allocations(on=True)
+                self._watched.watch(job.blocks, number)
+        self._watched.watch_until_done()
         if request in self.loading:
             self._abandoned.add(request)
             return False
@@ -660,13 +465,11 @@ class Offloading:
             job = self.jobs.pop(number, None)
             if job is not None:
                 self._finish(job, failed=number in lost)
-        if self._watching and not self._watched:
-            self._watching = False
-            self._memory.watch_allocations(on=False)
+        self._watched.relax()
         if self._log.kv is not None and self.host.changes:
             self._tell(self._log.kv)
-        if self._names.many:
-            self._names.sweep(self._names_in_use())
+        if self._lookup.names.many:
+            self._lookup.names.sweep(self._names_in_use())
 
     def _names_in_use(self) -> Iterator[Iterable[int]]:
         """Every name that somebody keeps. Those of transfers are among these."""
@@ -682,13 +485,13 @@ class Offloading:
             self.host.written(job.names, failed=failed)
             if failed:
                 progress.stored = [0] * len(self.groups)
-            if self._watched:
-                self._unwatch(job.number, job.blocks)
+            if self._watched.stores:
+                self._watched.end_store(job.number, job.blocks)
             if self._log.events is not None:
                 self._log.add(EventKind.OFFLOADED, request.id, detail=f"job={job.number}")
         else:
             self.host.unpin(job.names)
-            self._being_loaded.difference_update(job.names)
+            self._lookup.being_loaded.difference_update(job.names)
             del self.loading[request]
             self.lost_loads += failed
             if request in self._abandoned:
@@ -704,19 +507,11 @@ class Offloading:
         if not progress.jobs and not request.alive:
             del self._progress[request]
 
-    def _unwatch(self, number: int, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            jobs = self._watched.get(block)
-            if jobs is not None:
-                jobs.discard(number)
-                if not jobs:
-                    del self._watched[block]
-
     def _tell(self, kv: KvEventStream) -> None:
         """Hands the changes of the host's content on as KV events."""
         changes, self.host.changes = self.host.changes or [], []
         for names, added in changes:
-            keys = [self._names.block_key(name) for name in names]
+            keys = [self._lookup.names.block_key(name) for name in names]
             if added:
                 for key, group in keys:
                     kv.offloaded(key, group)
