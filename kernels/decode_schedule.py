@@ -72,8 +72,9 @@ class DecodeCut:
     Starting on another head costs a program as much as `start_cost` tiles.
 
     Programs are brought up while the kernel before them ends. Therefore no more of them must fit on a
-    multiprocessor than are meant to, or they fill the GPU unevenly: registers see to that. Over fp8, two
-    warps with many registers each, whose instructions overlap, are faster than more warps.
+    multiprocessor than are meant to, or they fill the GPU unevenly: registers and shared memory see to that.
+    Few warps with many registers each execute the fewest instructions, which cost power: a GPU at its power
+    limit then runs at higher clocks.
     """
 
     tile_bytes: int
@@ -84,7 +85,9 @@ class DecodeCut:
     start_cost: int = 2
 
 
-WIDE_CUT = DecodeCut(8192, 4, 5, registers=128)
+WIDE_CUT = DecodeCut(8192, 6, 5, warps=1, registers=255, start_cost=3)
+# One warp has no registers for more than 8 query heads per KV head.
+MANY_HEADS_CUT = DecodeCut(8192, 4, 5, registers=128)
 FP8_CUT = DecodeCut(8192, 4, 5, warps=2, registers=224)
 
 
@@ -104,9 +107,11 @@ class DecodeShape:
         return self.kv_dtype == torch.float8_e4m3fn
 
 
-def _cut_of(shape: DecodeShape, device: torch.device) -> DecodeCut:
-    """How the work is cut up where the caller does not say: measured on an H200, the plain kernel."""
-    return FP8_CUT if shape.is_fp8 else WIDE_CUT
+def _cut_of(shape: DecodeShape) -> DecodeCut:
+    """How the work is cut up where the caller does not say: measured on an H200."""
+    if shape.is_fp8:
+        return FP8_CUT
+    return WIDE_CUT if shape.heads // shape.kv_heads <= 8 else MANY_HEADS_CUT
 
 
 class DecodeSchedule:
@@ -126,7 +131,7 @@ class DecodeSchedule:
     ) -> None:
         device = torch.device(device)
         self.shape = shape
-        self.cut = cut or _cut_of(shape, device)
+        self.cut = cut or _cut_of(shape)
         self.tile = _tile(shape, self.cut)
         self.programs = _programs(self.cut, device) if programs is None else programs
         group_rows = next_power_of_2(shape.heads // shape.kv_heads)

@@ -33,21 +33,11 @@ from pagecast.kernels.tile import (
     halves,
     load_tile,
     page_ids,
-    scores,
     with_sink,
 )
 from torch import Tensor
 
 AT_ONCE = 4
-
-
-@triton.jit
-def _across(x, PAIRS: tl.constexpr):
-    """Numbers by row, to be combined with scores or with the output, which PAIRS transpose."""
-    if PAIRS:
-        return x[None, :]
-    else:
-        return x[:, None]
 
 
 @triton.jit
@@ -61,8 +51,8 @@ def _queries(
     DTYPE: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """A KV head's queries, as a tuple: all columns [rows, dim]; with PAIRS those of each half that
-    `alternate_pairs` makes of a key, [dim / 2, rows]."""
+    """A KV head's queries, transposed, as a tuple: all columns [dim, rows]; with PAIRS those of each half
+    that `alternate_pairs` makes of a key, [dim / 2, rows]."""
     if PAIRS:
         nth = tl.arange(0, DIM_POW2 // 2)[:, None]
         first = nth // 2 * 4 + nth % 2
@@ -72,32 +62,31 @@ def _queries(
         second_half = tl.load(heads + (first + 2) * Q[2], mask=after, other=0.0).to(DTYPE)
         return tl.load(heads + first * Q[2], mask=there, other=0.0).to(DTYPE), second_half
     else:
-        dims = tl.arange(0, DIM_POW2)[None, :]
-        there = (rows < GROUP)[:, None] & (dims < DIM)
-        return (tl.load(at + rows[:, None] * Q[1] + dims * Q[2], mask=there, other=0.0).to(DTYPE),)
+        dims = tl.arange(0, DIM_POW2)[:, None]
+        there = (rows < GROUP)[None, :] & (dims < DIM)
+        return (tl.load(at + rows[None, :] * Q[1] + dims * Q[2], mask=there, other=0.0).to(DTYPE),)
 
 
 @triton.jit
 def _scores(q, keys, PAIRS: tl.constexpr, ON_GPU: tl.constexpr):
-    """q k^T in fp32, [rows, tile]; with PAIRS `keys` holds two fp8 numbers in each int16, and scores are
-    transposed."""
+    """Scores in fp32, [tile, rows]; with PAIRS `keys` holds two fp8 numbers in each int16."""
     if PAIRS:
         first, second = alternate_pairs(keys, ON_GPU)
         return tl.dot(second, q[1], tl.dot(first, q[0]))
     else:
-        return scores(q[0], keys)
+        return tl.dot(keys.to(q[0].dtype), q[0], input_precision="ieee")
 
 
 @triton.jit
 def _add_values(acc, fade, weights, values, PAIRS: tl.constexpr, ON_GPU: tl.constexpr):
-    """The output so far, faded, and the tile's weights with its values: a tuple of all columns [rows, dim];
-    with PAIRS of even and of odd ones, transposed like `values` and `weights`."""
-    fade = _across(fade, PAIRS)
+    """The output so far, faded, and the tile's values [dim, tile] with its weights [tile, rows]: a tuple of
+    all columns [dim, rows]; with PAIRS of even and of odd ones [dim / 2, rows]."""
+    fade = fade[None, :]
     if PAIRS:
         even, odd = halves(values, ON_GPU)
         return tl.dot(even, weights, acc[0] * fade), tl.dot(odd, weights, acc[1] * fade)
     else:
-        return (tl.dot(weights, values.to(weights.dtype), acc[0] * fade, input_precision="ieee"),)
+        return (tl.dot(values.to(weights.dtype), weights, acc[0] * fade, input_precision="ieee"),)
 
 
 @triton.jit
@@ -124,19 +113,18 @@ def _attend(
 ):
     """Online softmax over the tiles [first, last): running max [rows], sum [rows], output [rows, dim].
 
-    With PAIRS the cache is fp8 with dense rows, read two numbers at a time. Products are transposed then: a
-    tensor core takes at least 16 rows of one factor, which are tokens or columns of V, and 8 of the other, so
-    that few queries waste less.
+    Products are transposed: a tensor core takes at least 16 rows of one factor, which are tokens or columns
+    of V, and 8 of the other, so that few queries waste less. With PAIRS the cache is fp8 with dense rows,
+    read two numbers at a time.
     """
     EACH: tl.constexpr = 2 if PAIRS else 1
-    AXIS: tl.constexpr = 0 if PAIRS else 1
     WIDTH: tl.constexpr = DIM_POW2 // EACH
     KEYS: tl.constexpr = (K[0] // EACH, K[1] // EACH, K[2] // EACH, K[3])
     VALUES: tl.constexpr = (V[0] // EACH, V[1] // EACH, V[2] // EACH, V[3])
     m = tl.full([ROWS], -float("inf"), tl.float32)
     # Sums stay spread over a tile's tokens until the end.
-    totals = tl.zeros([TILE, ROWS] if PAIRS else [ROWS, TILE], tl.float32)
-    nothing = tl.zeros([WIDTH, ROWS] if PAIRS else [ROWS, WIDTH], tl.float32)
+    totals = tl.zeros([TILE, ROWS], tl.float32)
+    nothing = tl.zeros([WIDTH, ROWS], tl.float32)
     if PAIRS:
         k = k.to(tl.pointer_type(tl.int16), bitcast=True)
         v = v.to(tl.pointer_type(tl.int16), bitcast=True)
@@ -148,23 +136,22 @@ def _attend(
         start = tile * TILE
         ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, True)
         keys = load_tile(k, ids, start, length, KEYS, BLOCK_SIZE, TILE, DIM // EACH, WIDTH, False)
-        values = load_tile(v, ids, start, length, VALUES, BLOCK_SIZE, TILE, DIM // EACH, WIDTH, True, PAIRS)
+        values = load_tile(v, ids, start, length, VALUES, BLOCK_SIZE, TILE, DIM // EACH, WIDTH, True, True)
         token = start + tl.arange(0, TILE)
         seen = token < length
         if WINDOW > 0:
             seen = seen & (token >= length - WINDOW)
-        seen = _across(seen, not PAIRS)
-        s = tl.where(seen, _scores(q, keys, PAIRS, ON_GPU) * scale, -float("inf"))
-        new_m = tl.maximum(m, tl.max(s, AXIS))
-        p = tl.exp2(s - _across(new_m, PAIRS))
+        s = tl.where(seen[:, None], _scores(q, keys, PAIRS, ON_GPU) * scale, -float("inf"))
+        new_m = tl.maximum(m, tl.max(s, 0))
+        p = tl.exp2(s - new_m[None, :])
         fade = tl.exp2(m - new_m)
-        m, totals = new_m, totals * _across(fade, PAIRS) + p
+        m, totals = new_m, totals * fade[None, :] + p
         acc = _add_values(acc, fade, p.to(q[0].dtype), values, PAIRS, ON_GPU)
-    total = tl.sum(totals, AXIS)
+    total = tl.sum(totals, 0)
     if PAIRS:
         return m, total, tl.join(tl.trans(acc[0]), tl.trans(acc[1])).reshape(ROWS, DIM_POW2)
     else:
-        return m, total, acc[0]
+        return m, total, tl.trans(acc[0])
 
 
 @triton.jit
@@ -483,7 +470,7 @@ def _configure(
         "LANES": schedule.lanes,
         "GROUP": group,
         "GROUP_POW2": next_power_of_2(group),
-        "ROWS": max(8 if pairs else 16, next_power_of_2(group)),
+        "ROWS": max(8, next_power_of_2(group)),
         "DIM": shape.head_dim,
         "DIM_POW2": dim,
         "BLOCK_SIZE": k_cache.shape[1],
