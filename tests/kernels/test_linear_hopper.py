@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pagecast.kernels.linear_cuts import LinearCut
+from pagecast.kernels import linear_cuts
+from pagecast.kernels.linear_cuts import Kind, LinearCut
 from pagecast.kernels.linear_hopper import linear_hopper
 
 Error = Callable[[torch.Tensor, torch.Tensor], float]
@@ -46,3 +47,23 @@ def test_gated_is_silu_of_the_first_half_times_the_second(tokens: int, rest: int
     out = linear_hopper(x, weight, LinearCut(64, 64, rest, 1, 6), gated=True)
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
     assert error(out, torch.nn.functional.silu(gate) * up) < 3e-3
+
+
+IN_USE = [
+    pytest.param(kind, outputs, inputs, most, cut, id=f"{kind} {outputs}x{inputs} of {most}")
+    for (kind, outputs, inputs), ladder in linear_cuts._CUTS.items()
+    for most, cut in ladder
+]
+
+
+@pytest.mark.parametrize(("kind", "outputs", "inputs", "tokens", "cut"), IN_USE)
+def test_each_cut_in_use_equals_the_product_in_float64(
+    kind: Kind, outputs: int, inputs: int, tokens: int, cut: LinearCut, error: Error
+) -> None:
+    x, weight = some(tokens, outputs, inputs)
+    out = linear_hopper(x, weight, cut, gated=kind == "gated")
+    expected = x.double() @ weight.double().T
+    if kind == "gated":
+        gate, up = expected.chunk(2, dim=-1)
+        expected = torch.nn.functional.silu(gate) * up
+    assert error(out.sum(0) if cut.splits > 1 else out, expected) < 3e-3
