@@ -51,21 +51,23 @@ class OffloadLookup:
         for group, names, hits in zip(self._groups, progress.names, progress.hits, strict=True):
             self._host.touch(names[max(0, hits - group.window) :] if group.window else names)
 
-    def tokens(self, progress: Progress, request: Request, *, new: bool) -> int | None:
-        """Tokens that can be loaded beyond the prefix hit `progress.local`; None: ask again later.
-
-        The blocks of all known tokens have names. `new`: nobody has asked for one of them before.
-        """
+    def tokens(self, progress: Progress, request: Request, local: int) -> int | None:
+        """Tokens that can be loaded beyond the prefix hit of `local`; None: ask again later."""
+        new = self.extend(progress, request, request.known_tokens)
+        progress.local = local
         if self.plain:
             return self._plain_tokens(progress, request, new=new)
         tokens = self._group_tokens(progress, request)
-        hit = progress.local + (tokens or 0)
+        hit = local + (tokens or 0)
         progress.hits = [hit // group.size for group in self._groups]
         self.touch(progress)
         return tokens
 
     def _plain_tokens(self, progress: Progress, request: Request, *, new: bool) -> int | None:
-        """Those of the blocks that follow the prefix hit and are stored, as far as they are in a row."""
+        """Those of the blocks that follow the prefix hit and are stored, as far as they are in a row.
+
+        `new`: nobody has asked for one of its blocks before.
+        """
         names = progress.names[0]
         size = self._groups[0].size
         local = progress.local

@@ -70,7 +70,6 @@ class Offloading:
         self._room_made = False  # a transfer has ended since somebody tried
         self._lookup = OffloadLookup(self.groups, self.host)
         self._watched = WatchedBlocks(memory, self.groups, spec.factor)
-        self._has_windows = bool(self._lookup.windows)
         if log.kv is not None:
             self.host.changes = []
 
@@ -103,7 +102,7 @@ class Offloading:
         """
         if self._watched.stores or not self.spec.prompt_only:
             return 0
-        if self._refused and (self.jobs or self._room_made or self._has_windows):
+        if self._refused and (self.jobs or self._room_made or self._lookup.windows):
             return 0
         if self.deferred_frees or self.loading or (self.jobs and self._log.events is not None):
             return 1
@@ -126,9 +125,7 @@ class Offloading:
                 table.clear()
             if progress.jobs:
                 return None
-        new = self._lookup.extend(progress, request, request.known_tokens)
-        progress.local = local
-        return self._lookup.tokens(progress, request, new=new)
+        return self._lookup.tokens(progress, request, local)
 
     def load(self, request: Request, tokens: int) -> Transfer:
         """Begins to load `tokens` tokens beyond the prefix hit that `ask` was told of.
@@ -222,7 +219,7 @@ class Offloading:
         `newcomers`: the requests admitted, or that began to load, in this step. Notes which stores must be
         done before it (`take_flushed`).
         """
-        if self._watched.stores or self._has_windows:
+        if self._watched.stores or self._lookup.windows:
             self._watched.begin_step(chunks, decodes, newcomers, self._progress, preempted=preempted)
         self._room_made = False
         transfers: list[Transfer] = []
@@ -340,7 +337,7 @@ class Offloading:
         for group in self.groups:
             number = group.number
             last = tokens // group.size
-            table = progress.tables[number] if self._has_windows else self._memory.blocks(request, number)
+            table = progress.tables[number] if self._lookup.windows else self._memory.blocks(request, number)
             first = progress.stored[number]
             names = progress.names[number][first:last]
             group_blocks, group_places = self._places(names, table, first, in_copy)
