@@ -1,15 +1,42 @@
-"""Products of few tokens on Hopper GPUs equal float64 products, however they are cut."""
+"""Products of few tokens: each cut fits a multiprocessor, and products equal float64 ones on Hopper GPUs."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 from pagecast.kernels import linear_cuts
-from pagecast.kernels.linear_cuts import Kind, LinearCut
+from pagecast.kernels.linear_cuts import Kind, LinearCut, cut_of
 from pagecast.kernels.linear_hopper import linear_hopper
 
 Error = Callable[[torch.Tensor, torch.Tensor], float]
-pytestmark = pytest.mark.gpu
+SHARED_BYTES = 227 * 1024
+IN_USE = [
+    pytest.param(kind, outputs, inputs, most, cut, id=f"{kind} {outputs}x{inputs} of {most}")
+    for (kind, outputs, inputs), ladder in linear_cuts._CUTS.items()
+    for most, cut in ladder
+]
+each_cut_in_use = pytest.mark.parametrize(("kind", "outputs", "inputs", "most", "cut"), IN_USE)
+
+
+@each_cut_in_use
+def test_a_cut_divides_its_product_and_fits(
+    kind: Kind, outputs: int, inputs: int, most: int, cut: LinearCut
+) -> None:
+    assert cut.divides(outputs, inputs)
+    assert kind == "sums" or cut.splits == 1
+    stage = (cut.outputs + cut.tokens + cut.rest) * cut.depth * 2
+    assert cut.stages * (stage + 8) <= SHARED_BYTES
+
+
+def test_a_ladder_rises() -> None:
+    for ladder in linear_cuts._CUTS.values():
+        sizes = [most for most, _ in ladder]
+        assert sizes == sorted(set(sizes))
+
+
+def test_the_cpu_s_products_are_the_library_s() -> None:
+    x, weight = torch.empty(8, 1024).bfloat16(), torch.empty(4096, 1024).bfloat16()
+    assert cut_of("plain", x, weight) is None
 
 
 def some(tokens: int, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,6 +47,16 @@ def some(tokens: int, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Te
     return x.bfloat16().cuda(), weight.bfloat16().cuda()
 
 
+def exact(x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> torch.Tensor:
+    """Their product in float64; gated: silu of its first half times the second."""
+    product = x.double() @ weight.double().T
+    if not gated:
+        return product
+    gate, up = product.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 7, 16, 33, 64, 100, 128, 200, 256])
 @pytest.mark.parametrize(
     "cut",
@@ -37,33 +74,24 @@ def test_equals_the_product_in_float64(tokens: int, cut: LinearCut, error: Error
     runs = [linear_hopper(x, weight, cut) for _ in range(20)]
     assert all(torch.equal(run, runs[0]) for run in runs)
     out = runs[0].sum(0) if cut.splits > 1 else runs[0]
-    assert error(out, x.double() @ weight.double().T) < 3e-3
+    assert error(out, exact(x, weight, gated=False)) < 3e-3
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("rest", [0, 32])
 @pytest.mark.parametrize("tokens", [3, 64, 130])
 def test_gated_is_silu_of_the_first_half_times_the_second(tokens: int, rest: int, error: Error) -> None:
     x, weight = some(tokens, 6144, 1024)
     out = linear_hopper(x, weight, LinearCut(64, 64, rest, 1, 6), gated=True)
-    gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
-    assert error(out, torch.nn.functional.silu(gate) * up) < 3e-3
+    assert error(out, exact(x, weight, gated=True)) < 3e-3
 
 
-IN_USE = [
-    pytest.param(kind, outputs, inputs, most, cut, id=f"{kind} {outputs}x{inputs} of {most}")
-    for (kind, outputs, inputs), ladder in linear_cuts._CUTS.items()
-    for most, cut in ladder
-]
-
-
-@pytest.mark.parametrize(("kind", "outputs", "inputs", "tokens", "cut"), IN_USE)
+@pytest.mark.gpu
+@each_cut_in_use
 def test_each_cut_in_use_equals_the_product_in_float64(
-    kind: Kind, outputs: int, inputs: int, tokens: int, cut: LinearCut, error: Error
+    kind: Kind, outputs: int, inputs: int, most: int, cut: LinearCut, error: Error
 ) -> None:
-    x, weight = some(tokens, outputs, inputs)
+    x, weight = some(most, outputs, inputs)
     out = linear_hopper(x, weight, cut, gated=kind == "gated")
-    expected = x.double() @ weight.double().T
-    if kind == "gated":
-        gate, up = expected.chunk(2, dim=-1)
-        expected = torch.nn.functional.silu(gate) * up
-    assert error(out.sum(0) if cut.splits > 1 else out, expected) < 3e-3
+    whole = out.sum(0) if cut.splits > 1 else out
+    assert error(whole, exact(x, weight, gated=kind == "gated")) < 3e-3
