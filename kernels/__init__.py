@@ -27,7 +27,7 @@ p % block_size`. Modules:
 
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)
     hopper.py          what that and linear_hopper.py share
-    tile.py            fetching a tile through the block table and the online softmax, for both attentions
+    tile.py            fetching a tile through the block table and widening fp8, for both attentions
     launch.py          cheap repeated launches
     code_digest.py     which state of these kernels a recorded run was made with
 """

@@ -1,7 +1,7 @@
 """Cuts of the products of few tokens that our own kernel computes, as were fastest on an H200.
 
-The products of Qwen3-0.6B and, up to 96 tokens, of Qwen3-8B were measured inside whole decode steps. Others
-are left to the library, and so are larger ones of Qwen3-8B: there our kernel shortened no step.
+The products of Qwen3-0.6B and Qwen3-8B were measured inside whole decode steps. All others are left to the
+library. So are those of Qwen3-8B with more than 96 tokens, where our kernel shortened no step.
 """
 
 import importlib

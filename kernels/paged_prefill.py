@@ -2,7 +2,7 @@
 
 A program takes a few new tokens of one sequence and all query heads of one KV head: the rows of its tile
 are (token, head in the group), so short chunks and any group fill the tile alike. Which tiles there are, and
-which of them several programs share, is planned on the host once a step (prefill_plan.py).
+which of them several programs share, is planned on the host once per step (prefill_plan.py).
 """
 
 # Device code takes tensors of the kernel language, which has no types.
@@ -17,9 +17,19 @@ import triton.language as tl
 from pagecast.kernels.launch import Launch, next_power_of_2, require, require_attention, require_sinks
 from pagecast.kernels.merge_pieces import Pieces, rows_per_tile
 from pagecast.kernels.prefill_plan import SHORT_KEYS
-from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, scores, weigh, with_sink
+from pagecast.kernels.tile import compute_dtype, load_tile, page_ids, with_sink
 from torch import Tensor
 from triton.compiler.errors import CompilationError
+
+
+@triton.jit
+def _weigh(s, v, m, denominator, acc, DTYPE: tl.constexpr):
+    """One step of the online softmax: scores in base 2 [rows, tile], v [tile, dim], sums so far."""
+    new_m = tl.maximum(m, tl.max(s, 1))
+    p = tl.exp2(s - new_m[:, None])
+    fade = tl.exp2(m - new_m)
+    acc = tl.dot(p.to(DTYPE), v.to(DTYPE), acc * fade[:, None], input_precision="ieee")
+    return new_m, denominator * fade + tl.sum(p, 1), acc
 
 
 @triton.jit
@@ -51,7 +61,7 @@ def _attend(
         ids = page_ids(table_row, start, length, BLOCK_SIZE, TILE, EDGE)
         keys = load_tile(k, ids, start, length, K, BLOCK_SIZE, TILE, DIM, DIM_POW2, False)
         values = load_tile(v, ids, start, length, V, BLOCK_SIZE, TILE, DIM, DIM_POW2, EDGE)
-        s = scores(q, keys) * scale
+        s = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * scale
         if EDGE:
             ago = positions[:, None] - (start + tl.arange(0, TILE))[None, :]
             seen = ago >= 0
@@ -59,7 +69,7 @@ def _attend(
                 seen = seen & (ago < WINDOW)
             # Finite, so that a row that sees nothing of a tile stays finite; later tiles outweigh it.
             s = tl.where(seen, s, -1.0e30)
-        m, total, acc = weigh(s, values, m, total, acc, q.dtype)
+        m, total, acc = _weigh(s, values, m, total, acc, q.dtype)
     return m, total, acc
 
 

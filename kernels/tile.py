@@ -1,4 +1,4 @@
-"""Parts that the two attention kernels share: fetching a tile of K or V through the block table, softmax."""
+"""Tiles of K and V for the attention kernels: fetched through the block table, and widened where fp8."""
 
 # Device code takes tensors of the kernel language, which has no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -123,22 +123,6 @@ def alternate_pairs(x, ON_GPU: tl.constexpr):
         pairs = tl.join(low, high).reshape(x.shape[0], x.shape[1] // 2, 2, 2)
         first, second = tl.split(pairs.permute(0, 1, 3, 2))
         return first.reshape(x.shape[0], x.shape[1]), second.reshape(x.shape[0], x.shape[1])
-
-
-@triton.jit
-def scores(q, k):
-    """q k^T in fp32, [rows, tile]; k may be fp8."""
-    return tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
-
-
-@triton.jit
-def weigh(s, v, m, denominator, acc, DTYPE: tl.constexpr):
-    """One step of the online softmax: scores in base 2 [rows, tile], v [tile, dim], sums so far."""
-    new_m = tl.maximum(m, tl.max(s, 1))
-    p = tl.exp2(s - new_m[:, None])
-    fade = tl.exp2(m - new_m)
-    acc = tl.dot(p.to(DTYPE), v.to(DTYPE), acc * fade[:, None], input_precision="ieee")
-    return new_m, denominator * fade + tl.sum(p, 1), acc
 
 
 @triton.jit
