@@ -46,12 +46,14 @@ class Attention(nn.Module):
         self.q_norm = Norm(a.head_dim) if a.qk_norm else None
         self.k_norm = Norm(a.head_dim) if a.qk_norm else None
 
-    def forward(self, x: Tensor, angles: Tensor, attend: Attend) -> Tensor:
-        """x [tokens, hidden] to the same shape."""
+    def forward(self, x: Tensor, angles: Tensor, attend: Attend, kept: Tensor | None) -> Tensor:
+        """x [tokens, hidden] to the outputs of the tokens numbered `kept` (None: all), [kept, hidden]."""
         qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
         out = attend(self.layer, qkv, ops.Turn(angles, q_norm, k_norm, self.eps))
+        if kept is not None:
+            out = out.index_select(0, kept)
         return self.o(out.flatten(1))
 
 
@@ -114,11 +116,25 @@ class Layer(nn.Module):
         self.mlp = Mlp(spec, shard) if moe is None else Mixture(spec, moe, shard)
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, angles: Tensor, attend: Attend, slots: Tensor | None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        angles: Tensor,
+        attend: Attend,
+        slots: Tensor | None,
+        kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x and what is still to be added to it, so that the sum is part of the next norm."""
+        """x and what is still to be added to it, so that the sum is part of the next norm.
+
+        `kept` numbers the tokens that are needed after attention; None: all.
+        """
         x, residual = ops.add_rms_norm(x, residual, self.attention_norm.weight, self.eps)
-        x = self.attention(x, angles, attend)
+        x = self.attention(x, angles, attend, kept)
+        if kept is not None:
+            residual = residual.index_select(0, kept)
+            slots = None if slots is None else slots.index_select(0, kept)
+            if not len(kept):
+                return residual, residual
         x, residual = ops.add_rms_norm(x, residual, self.mlp_norm.weight, self.eps)
         return self.mlp(x, slots), residual
 
@@ -149,11 +165,10 @@ class Decoder(nn.Module):
         one of `slots` [n] is padding, which no expert computes.
         """
         x, residual = self.embedding(tokens), None
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             x, residual = layer(x, residual, angles, attend, slots)
-        assert residual is not None
-        if sampled is not None:
-            x, residual = x.index_select(-2, sampled), residual.index_select(0, sampled)
+        x, residual = last(x, residual, angles, attend, slots, sampled)
         return ops.add_rms_norm(x, residual, self.norm.weight, self.spec.norm_eps)[0]
 
     @property

@@ -201,6 +201,8 @@ def linear_hopper(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fa
         out = torch.empty(cut.splits, tokens, width, dtype=torch.float32, device=x.device)
     else:
         out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
+    if not tokens:
+        return out
     key = (x.device, x.dtype, weight.shape, cut, gated)
     launch = _launches.get(key)
     if launch is None:
@@ -222,8 +224,7 @@ def linear_hopper(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fa
         swizzled_map(x, cut.rest, cut.depth) if cut.rest else None,
         swizzled_map(weight, rows, cut.depth),
     )
-    if tokens:
-        launch(programs, (*maps, out), tokens)
+    launch(programs, (*maps, out), tokens)
     return out
 
 

@@ -48,6 +48,22 @@ def test_scaled_rotary_positions(kind: str, model_of: Any, engine_of: Any) -> No
         assert output.token_ids == expected.tolist()
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_the_last_layer_computes_nothing_for_tokens_without_logits(
+    family: str, model_of: Any, engine_of: Any
+) -> None:
+    model = model_of(family)
+    engine = engine_of(model.folder, max_num_batched_tokens=40, enforce_eager=True)
+    first, last = engine.loop.runner.model.layers[0].mlp, engine.loop.runner.model.layers[-1].mlp
+    tokens: dict[Any, list[int]] = {first: [], last: []}
+    for mlp in (first, last):
+        mlp.register_forward_hook(lambda mlp, args, _: tokens[mlp].append(len(args[0])))
+    prompt = torch.randint(0, 256, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+    (completion,) = engine.generate([prompt], SamplingParams(max_tokens=1))
+    assert tokens == {first: [40, 40, 20], last: [1]}
+    assert completion.outputs[0].token_ids == [int(model.logits(prompt)[-1].argmax())]
+
+
 def test_older_files_say_the_same_with_rope_scaling(model_of: Any, tmp_path: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
     new = model_of("llama", rope_parameters=rope)
