@@ -20,11 +20,14 @@ from pagecast.kernels.launch import (
     next_power_of_2,
     wait_for_predecessor,
 )
+from pagecast.kernels.rms_scale import rms_scale
 from torch import Tensor
 
 _SPLITS = 8
 _DRAW_BLOCK = 2048
 _MUL_BLOCK = 1024
+# Larger where each program reads a whole row of states.
+_SCALED_MUL_BLOCK = 4096
 _COPY_BLOCK = 512
 _launches: dict[Any, Launch] = {}
 
@@ -154,8 +157,18 @@ def put_numbers(places: Tensor, numbers: Tensor, target: Tensor) -> None:
     launch(-(-len(places) // _COPY_BLOCK), (places, numbers, target), len(places))
 
 
-@triton.jit
-def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+@triton.jit(do_not_specialize=["eps"])
+def _silu_mul(
+    gate_up,
+    out,
+    states,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    HIDDEN_POW2: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
     after_predecessor(OVERLAP)
     PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // PARTS).to(tl.int64)
@@ -163,16 +176,24 @@ def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: t
     mask = lanes < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + lanes, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + lanes, mask=mask, other=0.0).to(tl.float32)
+    if states is not None:
+        scale = rms_scale(states, row, eps, HIDDEN, HIDDEN_POW2)
+        gate *= scale
+        up *= scale
     value = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row * WIDTH + lanes, value.to(out.dtype.element_ty), mask=mask)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """`ops.silu_mul` for dense [tokens, 2 * width]."""
+def silu_mul(gate_up: Tensor, states: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """`ops.silu_mul` for dense [tokens, 2 * width] and dense states."""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    launch = _launch(_silu_mul, gate_up, (gate_up.dtype, width), {"WIDTH": width, "BLOCK": _MUL_BLOCK}, 4)
-    launch(tokens * -(-width // _MUL_BLOCK), (gate_up, out))
+    hidden = 1 if states is None else states.shape[1]
+    block, warps = (_MUL_BLOCK, 4) if states is None else (_SCALED_MUL_BLOCK, 8)
+    constants = {"WIDTH": width, "BLOCK": block, "HIDDEN": hidden, "HIDDEN_POW2": next_power_of_2(hidden)}
+    key = (gate_up.dtype, width, hidden, states is None)
+    launch = _launch(_silu_mul, gate_up, key, constants, warps)
+    launch(tokens * -(-width // block), (gate_up, out, states), eps)
     return out
 
 

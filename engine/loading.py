@@ -216,6 +216,7 @@ def make_model(
             weights.randomise(model, options.seed)
         else:
             weights.load(model, spec.folder)
+        model.fold_norms()
     return model.eval()
 
 

@@ -48,13 +48,21 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor, attend: Attend, kept: Tensor | None) -> Tensor:
         """x [tokens, hidden] to the outputs of the tokens numbered `kept` (None: all), [kept, hidden]."""
-        qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
-        q_norm = None if self.q_norm is None else self.q_norm.weight
-        k_norm = None if self.k_norm is None else self.k_norm.weight
-        out = attend(self.layer, qkv, ops.Turn(angles, q_norm, k_norm, self.eps))
+        out = self._attended(x, angles, attend, None)
         if kept is not None:
             out = out.index_select(0, kept)
         return self.o(out.flatten(1))
+
+    def add_to(self, states: Tensor, angles: Tensor, attend: Attend) -> None:
+        """Adds the outputs for states [tokens, hidden], once normed, to these."""
+        out = self._attended(states, angles, attend, states)
+        ops.add_linear(states, out.flatten(1), self.o.weight)
+
+    def _attended(self, x: Tensor, angles: Tensor, attend: Attend, states: Tensor | None) -> Tensor:
+        qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
+        q_norm = None if self.q_norm is None else self.q_norm.weight
+        k_norm = None if self.k_norm is None else self.k_norm.weight
+        return attend(self.layer, qkv, ops.Turn(angles, q_norm, k_norm, self.eps, states))
 
 
 class Mlp(nn.Module):
@@ -71,6 +79,10 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor, slots: Tensor | None) -> Tensor:
         """The gated MLP of each token: [tokens, hidden]."""
         return self.down(self.gate_up.gated(x))
+
+    def add_to(self, states: Tensor, eps: float) -> None:
+        """Adds the outputs for states [tokens, hidden], once normed, to these."""
+        ops.add_linear(states, ops.silu_mul(self.gate_up(states), states, eps), self.down.weight)
 
 
 class Mixture(nn.Module):
@@ -138,6 +150,22 @@ class Layer(nn.Module):
         x, residual = ops.add_rms_norm(x, residual, self.mlp_norm.weight, self.eps)
         return self.mlp(x, slots), residual
 
+    def add_to(self, states: Tensor, angles: Tensor, attend: Attend) -> None:
+        """The same for a layer whose norms are folded: adds to states [tokens, hidden] in place."""
+        assert isinstance(self.mlp, Mlp)
+        self.attention.add_to(states, angles, attend)
+        self.mlp.add_to(states, self.eps)
+
+    def fold_norms(self) -> None:
+        """Multiplies the norms' weights into the products that follow, and sets them to one."""
+        assert isinstance(self.mlp, Mlp)
+        for norm, product in (
+            (self.attention_norm, self.attention.qkv),
+            (self.mlp_norm, self.mlp.gate_up),
+        ):
+            product.weight.mul_(norm.weight)
+            norm.weight.fill_(1.0)
+
 
 class Decoder(nn.Module):
     """Tokens to final states, and these to logits. `weights.load` or `weights.randomise` fills it."""
@@ -146,6 +174,7 @@ class Decoder(nn.Module):
         super().__init__()
         facts = spec.facts
         self.spec, self.shard = spec, shard
+        self._folded = False
         self.embedding = Embedding(facts.vocab, facts.hidden, shard=shard)
         self.layers = nn.ModuleList(Layer(spec, i, shard) for i in range(facts.layers))
         self.norm = Norm(facts.hidden)
@@ -166,10 +195,32 @@ class Decoder(nn.Module):
         """
         x, residual = self.embedding(tokens), None
         *layers, last = self.layers
+        if self._folded and ops.by_library(x, last.attention.qkv.weight):
+            for layer in layers:
+                layer.add_to(x, angles, attend)
+            layers = []
         for layer in layers:
             x, residual = layer(x, residual, angles, attend, slots)
         x, residual = last(x, residual, angles, attend, slots, sampled)
         return ops.add_rms_norm(x, residual, self.norm.weight, self.spec.norm_eps)[0]
+
+    @torch.inference_mode()
+    def fold_norms(self) -> None:
+        """Folds norms into the products that follow, where these have no bias, shards or fp8 weights.
+
+        A norm divides a token by its root mean square and multiplies it by a weight. The weight becomes part
+        of the product. The division comes after it, with the next operation, as each number of a token is
+        divided by the same. So a product reads what has been added up so far, and the next product adds to
+        it: no kernel is needed between them for a norm or a sum. fp16 could overflow before the division.
+        """
+        a, facts = self.spec.facts.attention, self.spec.facts
+        biases = a.qkv_bias or a.o_bias or facts.mlp_bias
+        whole = self.shard.size == 1 and self.spec.fp8 is None and facts.moe is None
+        if biases or not whole or self.dtype == torch.float16:
+            return
+        self._folded = True
+        for layer in self.layers:
+            layer.fold_norms()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -127,6 +127,16 @@ def _own_linear(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fals
     return linear_hopper(x, weight, cut, gated=gated)
 
 
+def by_library(x: Tensor, weight: Tensor) -> bool:
+    """Whether the library computes the product of x with an unquantised weight, not our own kernel."""
+    return _own_cut("plain", x, weight, None, None) is None
+
+
+def add_linear(states: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Adds `linear` of x to `states` [tokens, outputs], in place and rounded once."""
+    states.addmm_(x, weight.t())
+
+
 def linear_sums(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """`linear`, or addends [addends, tokens, outputs] of it, which `add_rms_norm` adds up."""
     cut = _own_cut("sums", x, weight, scales, bias)
@@ -141,12 +151,18 @@ def gated_linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor 
     return silu_mul(linear(x, weight, scales, bias))
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for [tokens, 2 * width] with the gate first; returns [tokens, width]."""
+def silu_mul(gate_up: Tensor, states: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """silu(gate) * up for [tokens, 2 * width] with the gate first; returns [tokens, width].
+
+    `states` [tokens, hidden]: gate and up are products of these and must be divided by each row's root mean
+    square first.
+    """
     if gate_up.is_cuda:
         from pagecast.engine import fused
 
-        return fused.silu_mul(gate_up)
+        return fused.silu_mul(gate_up, states, eps)
+    if states is not None:
+        gate_up = (gate_up * reference.rms_scale(states, eps)).to(gate_up.dtype)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -154,13 +170,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 class Turn(NamedTuple):
     """The norm of q and k (where weights are given) and their rotation by `angles`.
 
-    `angles` is float32 [tokens, head_dim]: cosines, then sines.
+    `angles` is float32 [tokens, head_dim]: cosines, then sines. `states` [tokens, hidden]: qkv is their
+    product and must be divided by each row's root mean square first.
     """
 
     angles: Tensor
     q_norm: Tensor | None
     k_norm: Tensor | None
     eps: float
+    states: Tensor | None = None
 
 
 def turn_and_store(qkv: Tensor, turn: Turn, keys: Tensor, values: Tensor, slots: Tensor) -> Tensor:
@@ -169,8 +187,8 @@ def turn_and_store(qkv: Tensor, turn: Turn, keys: Tensor, values: Tensor, slots:
     if qkv.is_cuda:
         from pagecast.kernels.rotate_store_kv import rotate_store_kv
 
-        return rotate_store_kv(qkv, *turn, keys, values, slots)
-    return reference.rotate_store_kv(qkv, *turn, keys, values, slots)
+        return rotate_store_kv(qkv, *turn[:4], keys, values, slots, turn.states)
+    return reference.rotate_store_kv(qkv, *turn[:4], keys, values, slots, turn.states)
 
 
 class Experts(NamedTuple):

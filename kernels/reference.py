@@ -146,9 +146,12 @@ def copy_blocks(source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension; computed in fp32, returned in x's dtype."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
+    return weight * (x.float() * rms_scale(x, eps)).to(x.dtype)
+
+
+def rms_scale(x: Tensor, eps: float) -> Tensor:
+    """The reciprocal of the root mean square over the last dimension: float32, that dimension 1."""
+    return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
 
 
 def rotate_store_kv(
@@ -160,9 +163,12 @@ def rotate_store_kv(
     k_cache: Tensor,
     v_cache: Tensor,
     slots: Tensor,
+    states: Tensor | None = None,
 ) -> Tensor:
     """See `pagecast.kernels.rotate_store_kv`; the q returned shares no memory."""
     kv_heads = k_cache.shape[2]
+    if states is not None:
+        qkv = (qkv * rms_scale(states, eps)[..., None]).to(qkv.dtype)
     q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)

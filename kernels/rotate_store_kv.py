@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
+from pagecast.kernels.rms_scale import rms_scale
 from torch import Tensor
 
 
@@ -53,6 +54,7 @@ def _rotate_store(
     k_cache,
     v_cache,
     slots,
+    states,
     eps,
     TOKEN: tl.constexpr,
     HEAD: tl.constexpr,
@@ -67,6 +69,8 @@ def _rotate_store(
     HALF_POW2: tl.constexpr,
     DIM_POW2: tl.constexpr,
     FP8: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_POW2: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     heads = tl.arange(0, HEADS_POW2)[:, None]
@@ -89,6 +93,11 @@ def _rotate_store(
     live = (kv_heads < KV_HEADS) & (dims < 2 * HALF) & (kv_heads * 0 + slot >= 0)
     v_at = qkv + token * TOKEN + (Q_HEADS + KV_HEADS + kv_heads) * HEAD + dims
     new_v = tl.load(v_at, mask=live, other=0.0)
+    if states is not None:
+        scale = rms_scale(states, token, eps, WIDTH, WIDTH_POW2)
+        first *= scale
+        second *= scale
+        new_v = (new_v.to(tl.float32) * scale).to(qkv.dtype.element_ty)
     if q_norm is not None:
         first, second = _normed(first, second, w1, w2, eps, HALF)
     turned = first * cos - second * sin
@@ -119,12 +128,15 @@ def rotate_store_kv(
     k_cache: Tensor,
     v_cache: Tensor,
     slots: Tensor,
+    states: Tensor | None = None,
 ) -> Tensor:
     """Norms (where weights are given) and turns q and k, stores K and V, and returns q (a view of qkv).
 
     qkv is [tokens, heads + 2 * kv_heads, head_dim] with dense heads; angles float32 [tokens, head_dim],
     cosines, then sines; caches [num_blocks, block_size, kv_heads, head_dim]; slots [tokens], -1 stores
-    nothing. k is left as it was. Safe inside CUDA graphs. Raises BadInput where shapes don't fit together.
+    nothing. `states`, dense [tokens, width]: qkv is their product and is divided by their rows' root mean
+    square first. k and v are left as they were. Safe inside CUDA graphs. Raises BadInput where shapes don't
+    fit together.
     """
     tokens, all_heads, dim = qkv.shape
     kv_heads = k_cache.shape[2]
@@ -140,23 +152,30 @@ def rotate_store_kv(
         v_cache.stride(),
         slots.dtype,
         q_norm is None,
+        None if states is None else states.shape[1],
         qkv.device,
     )
     launch = _launches.get(key)
     if launch is None:
-        launch = _launches[key] = _configure(qkv, k_cache, v_cache, heads)
+        launch = _launches[key] = _configure(qkv, k_cache, v_cache, heads, states)
     if tokens:
-        launch(tokens, (qkv, angles, q_norm, k_norm, k_cache, v_cache, slots), eps)
+        launch(tokens, (qkv, angles, q_norm, k_norm, k_cache, v_cache, slots, states), eps)
     return qkv[:, :heads]
 
 
-def _configure(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, heads: int) -> Launch:
+def _configure(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, heads: int, states: Tensor | None) -> Launch:
     kv_heads, dim = k_cache.shape[2:]
     require(
         k_cache.shape == v_cache.shape and dim == qkv.shape[2] and heads > 0 and qkv.stride(2) == 1,
         f"rotate_store_kv: qkv {tuple(qkv.shape)} doesn't fit caches {tuple(k_cache.shape)} and "
         f"{tuple(v_cache.shape)}; they must be [num_blocks, block_size, kv_heads, head_dim]",
     )
+    require(
+        states is None or (states.is_contiguous() and len(states) == len(qkv)),
+        f"rotate_store_kv: states {None if states is None else tuple(states.shape)} don't fit qkv "
+        f"{tuple(qkv.shape)}; they must be dense, with a row for each token",
+    )
+    width = 1 if states is None else states.shape[1]
     constants = {
         "TOKEN": qkv.stride(0),
         "HEAD": qkv.stride(1),
@@ -171,5 +190,7 @@ def _configure(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, heads: int) -> Lau
         "HALF_POW2": next_power_of_2(dim // 2),
         "DIM_POW2": next_power_of_2(dim),
         "FP8": k_cache.dtype == torch.float8_e4m3fn,
+        "WIDTH": width,
+        "WIDTH_POW2": next_power_of_2(width),
     }
     return Launch(_rotate_store, constants, qkv.device, num_warps=4)

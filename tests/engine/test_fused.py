@@ -51,6 +51,16 @@ def test_silu_mul() -> None:
     torch.testing.assert_close(fused.silu_mul(x.to(DEVICE)).cpu(), ops.silu_mul(x))
 
 
+@pytest.mark.parametrize("width", [1100, 4200])
+def test_silu_mul_of_a_product_with_states_that_are_still_to_be_normed(width: int) -> None:
+    states, weight = 5 * some(3, 48), some(2 * width, 48, seed=1)
+    expected = ops.silu_mul(ops.add_rms_norm(states, None, torch.ones(48), 1e-5)[0] @ weight.T)
+    product = states @ weight.T
+    torch.testing.assert_close(ops.silu_mul(product, states, 1e-5), expected, rtol=1e-4, atol=1e-5)
+    out = fused.silu_mul(product.to(DEVICE), states.to(DEVICE), 1e-5)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_place_looks_up_what_tokens_need() -> None:
     tables = torch.tensor([[5, 9], [7, 2], [0, 0]], dtype=torch.int32)
     newest, angles = torch.tensor([11, 12, 13], dtype=torch.int32), some(8, 24)

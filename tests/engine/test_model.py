@@ -54,13 +54,13 @@ def test_the_last_layer_computes_nothing_for_tokens_without_logits(
 ) -> None:
     model = model_of(family)
     engine = engine_of(model.folder, max_num_batched_tokens=40, enforce_eager=True)
-    first, last = engine.loop.runner.model.layers[0].mlp, engine.loop.runner.model.layers[-1].mlp
-    tokens: dict[Any, list[int]] = {first: [], last: []}
-    for mlp in (first, last):
-        mlp.register_forward_hook(lambda mlp, args, _: tokens[mlp].append(len(args[0])))
+    last = engine.loop.runner.model.layers[-1]
+    tokens: dict[Any, list[int]] = {last.attention.qkv: [], last.mlp: []}
+    for part in tokens:
+        part.register_forward_hook(lambda part, args, _: tokens[part].append(len(args[0])))
     prompt = torch.randint(0, 256, (100,), generator=torch.Generator().manual_seed(1)).tolist()
     (completion,) = engine.generate([prompt], SamplingParams(max_tokens=1))
-    assert tokens == {first: [40, 40, 20], last: [1]}
+    assert tokens == {last.attention.qkv: [40, 40, 20], last.mlp: [1]}
     assert completion.outputs[0].token_ids == [int(model.logits(prompt)[-1].argmax())]
 
 

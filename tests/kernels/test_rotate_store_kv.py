@@ -21,6 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     block_size=st.sampled_from([16, 48, 256]),
     dtype=st.sampled_from([torch.float32, torch.float16]),
     normed=st.booleans(),
+    scaled=st.booleans(),
 )
 def test_as_norms_rotation_and_store_one_after_another(
     seed: int,
@@ -31,6 +32,7 @@ def test_as_norms_rotation_and_store_one_after_another(
     block_size: int,
     dtype: torch.dtype,
     normed: bool,
+    scaled: bool,
 ) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(tokens, kv_heads * (group + 2), dim).to(dtype).to(DEVICE)
@@ -43,11 +45,15 @@ def test_as_norms_rotation_and_store_one_after_another(
     kv = torch.randn(blocks, 2, block_size, kv_heads, dim).to(dtype).to(DEVICE)
     expected = kv.double()
     wide = [None if norm is None else norm.double() for norm in norms]
+    states = torch.randn(tokens, 72).mul(3).to(dtype).to(DEVICE) if scaled else None
+    exact = qkv.double()
+    if states is not None:
+        exact = exact / (states.double().square().mean(1) + 1e-6).sqrt()[:, None, None]
     q_expected = reference.rotate_store_kv(
-        qkv.double(), angles.double(), *wide, 1e-6, expected[:, 0], expected[:, 1], slots
+        exact, angles.double(), *wide, 1e-6, expected[:, 0], expected[:, 1], slots
     )
     v = qkv[:, -kv_heads:].clone()
-    q = rotate_store_kv(qkv, angles, *norms, 1e-6, kv[:, 0], kv[:, 1], slots)
+    q = rotate_store_kv(qkv, angles, *norms, 1e-6, kv[:, 0], kv[:, 1], slots, states)
     error = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(q.double(), q_expected, rtol=error, atol=error)
     torch.testing.assert_close(kv.double(), expected, rtol=error, atol=error)
@@ -66,3 +72,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
     slots = torch.zeros(2, dtype=torch.int32, device=DEVICE)
     with pytest.raises(BadInput, match=r"qkv \(2, 6, 64\) doesn't fit caches \(3, 16, 2, 80\)"):
         rotate_store_kv(qkv, torch.zeros(2, 64, device=DEVICE), None, None, 1e-6, kv[:, 0], kv[:, 1], slots)
+    angles, kv = torch.zeros(2, 64, device=DEVICE), torch.randn(3, 2, 16, 2, 64, device=DEVICE)
+    states = torch.randn(3, 8, device=DEVICE)
+    with pytest.raises(BadInput, match=r"states \(3, 8\) don't fit qkv \(2, 6, 64\)"):
+        rotate_store_kv(qkv, angles, None, None, 1e-6, kv[:, 0], kv[:, 1], slots, states)
