@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
-from pagecast.engine import attention, weights
+from pagecast.engine import attention, tuned_products, weights
 from pagecast.engine.host_tier import HostTier, host_places
 from pagecast.engine.memory_report import (
     MemoryReport,
@@ -97,7 +97,11 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     backend = attention.choose(options.attention, device, options.block_size)
     dtype = find_dtype(spec, options.dtype, device)
     meter = Meter(device) if device.type == "cuda" else None
+    if options.tune_products and meter is None:
+        raise BadInput("tune_products times products on a GPU; leave it out on the CPU")
     model = make_model(spec, dtype, device, options, shard)
+    if options.tune_products:
+        tuned_products.tune(model.product_weights(), options.max_num_batched_tokens)
     blocks, measured = options.num_blocks or CPU_BLOCKS, {"weights": weight_bytes(model)}
     if meter is not None:
         blocks, measured = _measure(meter, spec, model, dtype, backend, max_len, options)

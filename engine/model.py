@@ -222,6 +222,11 @@ class Decoder(nn.Module):
         for layer in self.layers:
             layer.fold_norms()
 
+    def product_weights(self) -> list[Tensor]:
+        """Unquantised weights of the layers' products that have no bias."""
+        parts = [part for part in self.layers.modules() if isinstance(part, ColumnLinear | RowLinear)]
+        return [part.weight for part in parts if part.scales is None and part.bias is None]
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that activations have."""

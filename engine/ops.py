@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pagecast.engine import tuned_products
 from pagecast.kernels import reference
 from pagecast.kernels.linear_cuts import Kind, LinearCut, cut_of
 from torch import Tensor
@@ -102,7 +103,8 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
     if cut is not None:
         return _own_linear(x, weight, cut)
     if scales is None:
-        return F.linear(x, weight, bias)
+        tuned = tuned_products.multiply(x, weight) if bias is None else None
+        return F.linear(x, weight, bias) if tuned is None else tuned
     if x.is_cuda:
         from pagecast.kernels.fp8_linear import fp8_linear
 
@@ -134,7 +136,8 @@ def by_library(x: Tensor, weight: Tensor) -> bool:
 
 def add_linear(states: Tensor, x: Tensor, weight: Tensor) -> None:
     """Adds `linear` of x to `states` [tokens, outputs], in place and rounded once."""
-    states.addmm_(x, weight.t())
+    if tuned_products.multiply(x, weight, onto=states) is None:
+        states.addmm_(x, weight.t())
 
 
 def linear_sums(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:

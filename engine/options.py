@@ -26,6 +26,8 @@ class Options:
     share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
     `kv_offloading_size`: GiB of host memory that KV blocks are offloaded to; the fields after it are as in a
     scenario.
+    `tune_products` times cuBLASLt's algorithms for products of large steps at the start, 20 seconds, and
+    takes the fastest; results of two starts may then differ in rounding.
     `seed` is for requests that have none, and for random weights.
     """
 
@@ -49,6 +51,7 @@ class Options:
     offload_prompt_only: bool = True
     kv_offloading_store_threshold: int = 0
     enforce_eager: bool = False
+    tune_products: bool = False
     random_weights: bool = False
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False

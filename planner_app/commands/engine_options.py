@@ -27,6 +27,9 @@ _ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
     "dtype": typer.Option(help="auto (the checkpoint's; float32 on the CPU), bfloat16, float16, float32"),
     "attention": typer.Option(help="auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch"),
     "enforce_eager": typer.Option("--enforce-eager", help="no CUDA graphs"),
+    "tune_products": typer.Option(
+        "--tune-products", help="choose the algorithms of large matrix products by timing, for 20 seconds"
+    ),
 }
 _ABOUT = {  # where the engine's answer to an option that is not given is another than a scenario's
     "num_gpu_blocks": "usable KV blocks [what fits; 1024 on the CPU]",

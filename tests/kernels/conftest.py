@@ -14,15 +14,6 @@ if not torch.cuda.is_available():
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked gpu where there is no GPU."""
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-
-
 @dataclass(frozen=True, slots=True)
 class Paged:
     """A paged cache with shuffled blocks; NaN in every place that a kernel has no business to read."""
