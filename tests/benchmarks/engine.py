@@ -1,7 +1,8 @@
 """The engine beside nano-vLLM: `python tests/benchmarks/engine.py [--gpus N] [--repeat N] [MODEL...]`.
 
 256 requests at once, prompts and outputs of 100 to 1024 tokens, random weights, bf16; each engine in a
-process of its own, the faster of two runs. See engine_peer.py for how nano-vLLM joins.
+process of its own, the faster of two runs. Ours tunes its large products as it starts. See engine_peer.py for
+how nano-vLLM joins.
 """
 
 import argparse
@@ -25,6 +26,7 @@ def ours(model: str, gpus: int, repeat: int) -> None:
     from pagecast.engine.engine import Engine
 
     options: dict[str, Any] = {"random_weights": True, "max_num_batched_tokens": 16384, "max_model_len": 4096}
+    options["tune_products"] = True
     runs = []
     with Engine(model, tensor_parallel_size=gpus, **options) as engine:
         for _ in range(repeat):
