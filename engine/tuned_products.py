@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.nn.functional as F
 from pagecast.kernels.cublas_lt import Algorithm, cublas_lt, takes
+from pagecast.sim.core.errors import CannotRunHere
 from torch import Tensor
 
 _FINALISTS = 12
@@ -23,8 +24,8 @@ _TIMED_S = 0.2
 _LEAST_GAIN = 1.005
 _TOLERANCE = 0.02
 
-Key = tuple[torch.device, torch.dtype, int, int]
-_chosen: dict[Key, tuple[int, Algorithm]] = {}
+_Key = tuple[torch.device, torch.dtype, int, int]
+_chosen: dict[_Key, tuple[int, Algorithm]] = {}
 
 
 def multiply(x: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor | None:
@@ -44,20 +45,23 @@ def tune(weights: Iterable[Tensor], tokens: int) -> None:
 
     Takes some 5 seconds for each shape of weight. Errors: CannotRunHere without cuBLASLt.
     """
-    kinds: dict[Key, list[Tensor]] = {}
+    kinds: dict[_Key, list[Tensor]] = {}
     for weight in weights:
         kinds.setdefault(_key(weight), []).append(weight)
     for key, alike in kinds.items():
         x = torch.randn(tokens, alike[0].shape[1], dtype=alike[0].dtype, device=alike[0].device)
         if takes(x, alike[0]):
             _chosen.pop(key, None)
-            fastest = _fastest(x, alike[:2])
+            try:
+                fastest = _fastest(x, alike[:2])
+            except CannotRunHere as error:
+                raise CannotRunHere(f"{error}; leave out tune_products") from None
             if fastest is not None:
                 _chosen[key] = (tokens // 2 + 1, fastest)
     torch.cuda.empty_cache()
 
 
-def _key(weight: Tensor) -> Key:
+def _key(weight: Tensor) -> _Key:
     return weight.device, weight.dtype, weight.shape[0], weight.shape[1]
 
 

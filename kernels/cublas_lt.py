@@ -47,7 +47,7 @@ class Algorithm(ctypes.Structure):
 class CublasLt:
     """Products x [tokens, inputs] times the transposed weight [outputs, inputs], on one device.
 
-    Errors: CannotRunHere where the library can't be loaded.
+    Errors: CannotRunHere where the library can't be loaded or fails.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -164,7 +164,7 @@ def _library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(name)
     except OSError as error:
-        raise CannotRunHere(f"{name} can't be loaded ({error}); leave out tune_products") from None
+        raise CannotRunHere(f"{name} can't be loaded: {error}") from None
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:
@@ -173,4 +173,4 @@ def _address(tensor: Tensor) -> ctypes.c_void_p:
 
 def _check(status: int) -> None:
     if status:
-        raise CannotRunHere(f"cuBLASLt failed with status {status}; leave out tune_products")
+        raise CannotRunHere(f"cuBLASLt failed with status {status}")
