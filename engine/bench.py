@@ -142,11 +142,19 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     decoding = steps.decode_n > 0
     byte_count = int(bytes_read(facts, steps.decode_n[decoding], element).sum())
     byte_count += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
-    flops = int(steps.prefill_tokens.sum()) * facts.matmul_flops_per_token()
+    flops = int(steps.prefill_tokens.sum()) * _prompt_flops_per_token(facts)
     chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
     flops += sum(facts.attention_flops(tokens, context) for tokens, context in chunks)
     seconds = byte_count / (rates.hbm_bytes_per_s * _BANDWIDTH_SHARE)
     return (seconds + flops / (rates.flops["bf16"] * _MATMUL_SHARE)) / gpus
+
+
+def _prompt_flops_per_token(facts: ModelFacts) -> int:
+    """FLOPs of the layers' products for a prompt token without logits, which ends at the last layer's
+    attention."""
+    after = {"o", "router", "expert_up", "expert_down"} if facts.moe else {"o", "up", "down"}
+    last = sum(2 * one.inputs * one.outputs * one.active for one in facts.linears() if one.name in after)
+    return facts.matmul_flops_per_token() - last
 
 
 def bytes_read(facts: ModelFacts, tokens: NDArray[np.int64], element: int) -> NDArray[np.float64]:

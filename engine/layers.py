@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from pagecast.engine import ops
 from pagecast.engine.fp8_weights import GROUP, Fp8Weights, stored_parts, weight_of
 from pagecast.engine.shard import WHOLE, Shard
+from pagecast.engine.tuned_product import TunedProduct
 from torch import Tensor, nn
 
 
@@ -55,6 +56,7 @@ class ColumnLinear(nn.Module):
         self._widths = [whole * copies // shard.size for whole, copies in pairs]
         self.weight, self.scales = weight_of(self._widths, inputs, fp8)
         self.bias = parameter(sum(self._widths)) if bias else None
+        self.tuned: TunedProduct | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole parameter `name` of projection number `part`."""
@@ -80,11 +82,11 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
-        return ops.linear(x, self.weight, self.scales, self.bias)
+        return ops.linear(x, self.weight, self.scales, self.bias, self.tuned)
 
     def gated(self, x: Tensor) -> Tensor:
         """silu of the first projection times the second: this GPU's share, [tokens, width / GPUs]."""
-        return ops.gated_linear(x, self.weight, self.scales, self.bias)
+        return ops.gated_linear(x, self.weight, self.scales, self.bias, self.tuned)
 
 
 class RowLinear(nn.Module):
@@ -104,6 +106,7 @@ class RowLinear(nn.Module):
         self.inputs, self.outputs = inputs, outputs
         self.weight, self.scales = weight_of([outputs], inputs // shard.size, fp8)
         self.bias = parameter(outputs) if bias else None
+        self.tuned: TunedProduct | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole parameter `name`."""
@@ -122,8 +125,12 @@ class RowLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The whole product, summed over the GPUs: [tokens, columns], or as `ops.linear_sums` leaves it."""
         if self.shard.link is None:
-            return ops.linear_sums(x, self.weight, self.scales, self.bias)
-        return self.shard.sum(ops.linear(x, self.weight, self.scales, self.bias))
+            return ops.linear_sums(x, self.weight, self.scales, self.bias, self.tuned)
+        return self.shard.sum(ops.linear(x, self.weight, self.scales, self.bias, self.tuned))
+
+    def add_to(self, states: Tensor, x: Tensor) -> None:
+        """Adds the product to `states` [tokens, columns] in place; on one GPU, without scales and bias."""
+        ops.add_linear(states, x, self.weight, self.tuned)
 
 
 class ExpertColumns(nn.Module):

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
-from pagecast.engine import attention, tuned_products, weights
+from pagecast.engine import attention, product_tuning, weights
 from pagecast.engine.host_tier import HostTier, host_places
 from pagecast.engine.memory_report import (
     MemoryReport,
@@ -97,11 +97,10 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     backend = attention.choose(options.attention, device, options.block_size)
     dtype = find_dtype(spec, options.dtype, device)
     meter = Meter(device) if device.type == "cuda" else None
-    if options.tune_products and meter is None:
-        raise BadInput("tune_products times products on a GPU; leave it out on the CPU")
+    _check_tuning(options, device)
     model = make_model(spec, dtype, device, options, shard)
     if options.tune_products:
-        tuned_products.tune(model.product_weights(), options.max_num_batched_tokens)
+        product_tuning.tune(model.products(), options.max_num_batched_tokens, adding=model.folded)
     blocks, measured = options.num_blocks or CPU_BLOCKS, {"weights": weight_bytes(model)}
     if meter is not None:
         blocks, measured = _measure(meter, spec, model, dtype, backend, max_len, options)
@@ -165,8 +164,15 @@ def check_start(name: str, options: Options) -> None:
     size = options.tensor_parallel_size
     spec = ModelSpec.find(name)
     check_shards(spec.facts, size, by_expert=options.enable_expert_parallel)
-    if find_device(options.device).type == "cuda":
+    device = find_device(options.device)
+    _check_tuning(options, device)
+    if device.type == "cuda":
         check_gpus(size)
+
+
+def _check_tuning(options: Options, device: torch.device) -> None:
+    if options.tune_products and device.type != "cuda":
+        raise BadInput("tune_products times products on a GPU; leave it out on the CPU")
 
 
 def find_device(name: str, rank: int | None = None) -> torch.device:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pagecast.engine import tuned_products
+from pagecast.engine.tuned_product import TunedProduct
 from pagecast.kernels import reference
 from pagecast.kernels.linear_cuts import Kind, LinearCut, cut_of
 from torch import Tensor
@@ -97,14 +97,19 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     return rows.masked_fill(~here[:, None], 0)
 
 
-def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x [tokens, inputs] times the transposed `weight` [outputs, inputs], which has `scales` if it is fp8."""
+def linear(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, tuned: TunedProduct | None = None
+) -> Tensor:
+    """x [tokens, inputs] times the transposed `weight` [outputs, inputs], which has `scales` if it is fp8.
+
+    `tuned`: how to compute many tokens, without scales and bias.
+    """
     cut = _own_cut("plain", x, weight, scales, bias)
     if cut is not None:
         return _own_linear(x, weight, cut)
     if scales is None:
-        tuned = tuned_products.multiply(x, weight) if bias is None else None
-        return F.linear(x, weight, bias) if tuned is None else tuned
+        out = None if tuned is None else tuned.multiply(x, weight)
+        return F.linear(x, weight, bias) if out is None else out
     if x.is_cuda:
         from pagecast.kernels.fp8_linear import fp8_linear
 
@@ -134,24 +139,28 @@ def by_library(x: Tensor, weight: Tensor) -> bool:
     return _own_cut("plain", x, weight, None, None) is None
 
 
-def add_linear(states: Tensor, x: Tensor, weight: Tensor) -> None:
-    """Adds `linear` of x to `states` [tokens, outputs], in place and rounded once."""
-    if tuned_products.multiply(x, weight, onto=states) is None:
+def add_linear(states: Tensor, x: Tensor, weight: Tensor, tuned: TunedProduct | None) -> None:
+    """Adds `linear` of x to `states` [tokens, outputs], in place."""
+    if tuned is None or tuned.multiply(x, weight, onto=states) is None:
         states.addmm_(x, weight.t())
 
 
-def linear_sums(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+def linear_sums(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, tuned: TunedProduct | None = None
+) -> Tensor:
     """`linear`, or addends [addends, tokens, outputs] of it, which `add_rms_norm` adds up."""
     cut = _own_cut("sums", x, weight, scales, bias)
-    return linear(x, weight, scales, bias) if cut is None else _own_linear(x, weight, cut)
+    return linear(x, weight, scales, bias, tuned) if cut is None else _own_linear(x, weight, cut)
 
 
-def gated_linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+def gated_linear(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, tuned: TunedProduct | None = None
+) -> Tensor:
     """`silu_mul` of `linear`: [tokens, outputs / 2]."""
     cut = _own_cut("gated", x, weight, scales, bias)
     if cut is not None:
         return _own_linear(x, weight, cut, gated=True)
-    return silu_mul(linear(x, weight, scales, bias))
+    return silu_mul(linear(x, weight, scales, bias, tuned))
 
 
 def silu_mul(gate_up: Tensor, states: Tensor | None = None, eps: float = 0.0) -> Tensor:
@@ -187,11 +196,13 @@ class Turn(NamedTuple):
 def turn_and_store(qkv: Tensor, turn: Turn, keys: Tensor, values: Tensor, slots: Tensor) -> Tensor:
     """Turns q and k of qkv [tokens, heads + 2 * kv heads, head_dim], writes K and V to `slots` of the caches
     [blocks, block_size, kv heads, head_dim] (-1: nowhere), and returns q, which may share qkv's memory."""
+    angles, q_norm, k_norm, eps, states = turn
+    norms = (q_norm, k_norm)
     if qkv.is_cuda:
         from pagecast.kernels.rotate_store_kv import rotate_store_kv
 
-        return rotate_store_kv(qkv, *turn[:4], keys, values, slots, turn.states)
-    return reference.rotate_store_kv(qkv, *turn[:4], keys, values, slots, turn.states)
+        return rotate_store_kv(qkv, angles, *norms, eps, keys, values, slots, states)
+    return reference.rotate_store_kv(qkv, angles, *norms, eps, keys, values, slots, states)
 
 
 class Experts(NamedTuple):

@@ -80,7 +80,7 @@ class Shard:
 
     def sum(self, partial: Tensor) -> Tensor:
         """Adds up every share's partial result."""
-        return self.link.sum(partial) if self.link is not None and len(partial) else partial
+        return partial if self.link is None else self.link.sum(partial)
 
     def gather(self, own: Tensor) -> Tensor:
         """Every share's `own`: [size, *own.shape]."""

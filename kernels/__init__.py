@@ -23,6 +23,8 @@ p % block_size`. Modules:
     fp8_linear.py      products with fp8 weights
     mixture.py         a mixture of experts: routing.py, grouped_gemm.py and the weighted sum
     linear_hopper.py   products of few tokens on an H100 or H200 (linear_cuts.py: which, and how they are cut)
+    cublas_lt.py       the library's products by an algorithm of the caller's choice
+    rms_scale.py       what a norm divides by, for kernels that do it after a product
     reference.py       the same in plain PyTorch: what each kernel must compute
 
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)

@@ -16,15 +16,21 @@ import torch
 from pagecast.sim.core.errors import CannotRunHere
 from torch import Tensor
 
-_TYPES = {torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+DTYPES = {torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 _COMPUTE_FP32 = 68  # CUBLAS_COMPUTE_32F
 _SCALE_FP32 = 0  # CUDA_R_32F
 _TRANSPOSE_A = 3  # CUBLASLT_MATMUL_DESC_TRANSA
+_REDUCTION_SCHEME = 3  # CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME
+_REDUCTIONS_IN_FP32 = (0, 2)  # CUBLASLT_REDUCTION_SCHEME_NONE and _COMPUTE_TYPE
 _CUSTOM_OPTION = 5  # CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION
 _WORKSPACE_LIMIT = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 _WORKSPACE_BYTES = 32 << 20
 _CUSTOM_OPTIONS = 12
 _MOST_ANSWERS = 32
+_ALIGNMENT_BYTES = 256  # what the heuristics assume
+_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
+# Also CUBLAS_STATUS_INVALID_VALUE and _ARCH_MISMATCH.
+_NOT_THIS_PRODUCT = (7, 8, _NOT_SUPPORTED)
 
 
 class Algorithm(ctypes.Structure):
@@ -60,25 +66,28 @@ class CublasLt:
         self._layouts: dict[tuple[Any, ...], ctypes.c_void_p] = {}
 
     def algorithms(self, x: Tensor, weight: Tensor) -> list[Algorithm]:
-        """Algorithms for this product: those of the heuristics, and variants of these."""
+        """Algorithms that sum in fp32 for this product: those of the heuristics, and variants of these."""
         answers = (Algorithm * _MOST_ANSWERS)()
         count = ctypes.c_int()
         sides = self._sides(len(x), weight)
-        _check(
-            self._library.cublasLtMatmulAlgoGetHeuristic(
-                *(self._handle, self._product, *sides, self._limit),
-                *(ctypes.c_int(_MOST_ANSWERS), answers, ctypes.byref(count)),
-            )
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+            *(self._handle, self._product, *sides, self._limit),
+            *(ctypes.c_int(_MOST_ANSWERS), answers, ctypes.byref(count)),
         )
-        listed = [answers[i] for i in range(count.value) if answers[i].state == 0]
+        if status == _NOT_SUPPORTED:
+            return []
+        _check(status)
+        found = [answers[i] for i in range(count.value) if answers[i].state == 0]
+        listed = [one for one in found if self._reduction(one) in _REDUCTIONS_IN_FP32]
         variants = (variant for one in listed for variant in self._variants(one, sides))
         return list({one.key: one for one in (*listed, *variants)}.values())
 
     def multiply(self, algorithm: Algorithm, x: Tensor, weight: Tensor, out: Tensor, *, add: bool) -> bool:
         """Writes the product to the dense `out` [tokens, outputs], or adds it with `add`.
 
-        Queued on the current stream; safe inside CUDA graphs. False: the algorithm does not compute products
-        of this size, and nothing was queued.
+        Queued on the current stream; all calls must be on one stream, as they share a workspace. Safe inside
+        CUDA graphs. False: the algorithm does not compute products of this size, and nothing was queued.
+        Errors: CannotRunHere where the library fails.
         """
         one, before = ctypes.c_float(1.0), ctypes.c_float(1.0 if add else 0.0)
         left, right, result, _ = self._sides(len(x), weight)
@@ -89,7 +98,21 @@ class CublasLt:
             *(_address(self._workspace), ctypes.c_size_t(_WORKSPACE_BYTES)),
             ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream),
         )
-        return bool(status == 0)
+        if status in _NOT_THIS_PRODUCT:
+            return False
+        _check(status)
+        return True
+
+    def _reduction(self, algorithm: Algorithm) -> int:
+        """How an algorithm adds up the parts of a split product."""
+        value, written = ctypes.c_uint32(), ctypes.c_size_t()
+        _check(
+            self._library.cublasLtMatmulAlgoConfigGetAttribute(
+                *(ctypes.byref(algorithm.algorithm), _REDUCTION_SCHEME),
+                *(ctypes.byref(value), ctypes.c_size_t(4), ctypes.byref(written)),
+            )
+        )
+        return value.value
 
     def _variants(self, algorithm: Algorithm, sides: tuple[ctypes.c_void_p, ...]) -> Iterable[Algorithm]:
         """The same algorithm with each custom option that it takes; what these mean is not documented."""
@@ -138,7 +161,7 @@ class CublasLt:
             made = ctypes.c_void_p()
             _check(
                 self._library.cublasLtMatrixLayoutCreate(
-                    *(ctypes.byref(made), _TYPES[dtype]),
+                    *(ctypes.byref(made), DTYPES[dtype]),
                     *(ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows)),
                 )
             )
@@ -153,9 +176,10 @@ def cublas_lt(device: torch.device) -> CublasLt:
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether `CublasLt` multiplies these: dense, on a GPU, both bf16 or both fp16."""
-    dense = x.is_contiguous() and weight.is_contiguous()
-    return x.is_cuda and dense and x.dtype == weight.dtype and x.dtype in _TYPES
+    """Whether `CublasLt` multiplies these: dense, aligned, on a GPU, both bf16 or both fp16."""
+    dense = x.is_contiguous() and weight.is_contiguous() and x.shape[1] == weight.shape[1]
+    aligned = not (x.data_ptr() % _ALIGNMENT_BYTES or weight.data_ptr() % _ALIGNMENT_BYTES)
+    return x.is_cuda and dense and aligned and x.dtype == weight.dtype and x.dtype in DTYPES
 
 
 def _library() -> ctypes.CDLL:

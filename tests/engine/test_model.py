@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pagecast.engine import ops
 from pagecast.engine.described import model_config
 from pagecast.engine.layers import ColumnLinear, RowLinear, Shard
 from pagecast.engine.model import Mixture
@@ -55,13 +56,53 @@ def test_the_last_layer_computes_nothing_for_tokens_without_logits(
     model = model_of(family)
     engine = engine_of(model.folder, max_num_batched_tokens=40, enforce_eager=True)
     last = engine.loop.runner.model.layers[-1]
-    tokens: dict[Any, list[int]] = {last.attention.qkv: [], last.mlp: []}
+    tokens: dict[Any, list[int]] = {last.attention.qkv: [], last.attention.o: [], last.mlp: []}
     for part in tokens:
         part.register_forward_hook(lambda part, args, _: tokens[part].append(len(args[0])))
     prompt = torch.randint(0, 256, (100,), generator=torch.Generator().manual_seed(1)).tolist()
     (completion,) = engine.generate([prompt], SamplingParams(max_tokens=1))
-    assert tokens == {last.attention.qkv: [40, 40, 20], last.mlp: [1]}
+    assert tokens == {last.attention.qkv: [40, 40, 20], last.attention.o: [0, 0, 1], last.mlp: [1]}
     assert completion.outputs[0].token_ids == [int(model.logits(prompt)[-1].argmax())]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "dtype", "folded"),
+    [
+        ("qwen3", {}, "float32", True),
+        ("qwen3", {}, "bfloat16", True),
+        ("qwen3", {}, "float16", False),
+        ("llama", {"attention_bias": False, "mlp_bias": True}, "float32", False),
+        ("llama", {"attention_bias": True, "mlp_bias": False}, "float32", False),
+        ("qwen3_moe", {}, "float32", False),
+    ],
+)
+def test_norms_of_many_tokens_are_part_of_products(
+    family: str,
+    changes: dict[str, Any],
+    dtype: str,
+    folded: bool,
+    model_of: Any,
+    engine_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of(family, **changes)
+    engine = engine_of(model.folder, dtype=dtype, max_num_batched_tokens=200, enforce_eager=True)
+    norms: list[int] = []
+    add_rms_norm = ops.add_rms_norm
+
+    def counted(x: torch.Tensor, *rest: Any) -> Any:
+        norms.append(x.shape[-2])
+        return add_rms_norm(x, *rest)
+
+    monkeypatch.setattr(ops, "add_rms_norm", counted)
+    prompt = torch.randint(0, 256, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    (completion,) = engine.generate([prompt], SamplingParams(max_tokens=2))
+    # Both layers have two norms and the model one; the last layer's first reads all tokens, later ones one.
+    whole = [150] if folded else [150, 150, 150]
+    assert norms == [*whole, 1, 1, *[1] * 5]
+    if dtype == "float32":
+        expected = model.logits(prompt + completion.outputs[0].token_ids)[149:-1].argmax(-1)
+        assert completion.outputs[0].token_ids == expected.tolist()
 
 
 def test_older_files_say_the_same_with_rope_scaling(model_of: Any, tmp_path: Path) -> None:
