@@ -191,7 +191,7 @@ def silu_mul(gate_up: Tensor, states: Tensor | None = None, eps: float = 0.0) ->
     hidden = 1 if states is None else states.shape[1]
     block, warps = (_MUL_BLOCK, 4) if states is None else (_SCALED_MUL_BLOCK, 8)
     constants = {"WIDTH": width, "BLOCK": block, "HIDDEN": hidden, "HIDDEN_POW2": next_power_of_2(hidden)}
-    key = (gate_up.dtype, width, hidden, states is None)
+    key = (gate_up.dtype, width, None if states is None else hidden)
     launch = _launch(_silu_mul, gate_up, key, constants, warps)
     launch(tokens * -(-width // block), (gate_up, out, states), eps)
     return out

@@ -77,8 +77,8 @@ class CublasLt:
         if status == _NOT_SUPPORTED:
             return []
         _check(status)
-        found = [answers[i] for i in range(count.value) if answers[i].state == 0]
-        listed = [one for one in found if self._reduction(one) in _REDUCTIONS_IN_FP32]
+        usable = (answer for answer in answers[: count.value] if answer.state == 0)
+        listed = [one for one in usable if self._reduction(one) in _REDUCTIONS_IN_FP32]
         variants = (variant for one in listed for variant in self._variants(one, sides))
         return list({one.key: one for one in (*listed, *variants)}.values())
 
