@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from pagecast.engine import ops
 from pagecast.engine.fp8_weights import GROUP, Fp8Weights, stored_parts, weight_of
+from pagecast.engine.ops import Product
 from pagecast.engine.shard import WHOLE, Shard
 from pagecast.engine.tuned_product import TunedProduct
 from torch import Tensor, nn
@@ -80,13 +81,18 @@ class ColumnLinear(nn.Module):
         share = self.shard.share(value, 0, self.outputs[part] // rows, self._copies[part])
         fill(parameter[first : first + width], share)
 
+    @property
+    def product(self) -> Product:
+        """What inputs are multiplied by on this GPU."""
+        return Product(self.weight, self.scales, self.bias, self.tuned)
+
     def forward(self, x: Tensor) -> Tensor:
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
-        return ops.linear(x, self.weight, self.scales, self.bias, self.tuned)
+        return ops.linear(x, self.product)
 
     def gated(self, x: Tensor) -> Tensor:
         """silu of the first projection times the second: this GPU's share, [tokens, width / GPUs]."""
-        return ops.gated_linear(x, self.weight, self.scales, self.bias, self.tuned)
+        return ops.gated_linear(x, self.product)
 
 
 class RowLinear(nn.Module):
@@ -122,15 +128,20 @@ class RowLinear(nn.Module):
         for kind, (tensor, _) in parts.items():
             fill(getattr(self, kind), self.shard.share(tensor, 1, _columns(kind, self.inputs)))
 
+    @property
+    def product(self) -> Product:
+        """What inputs are multiplied by on this GPU."""
+        return Product(self.weight, self.scales, self.bias, self.tuned)
+
     def forward(self, x: Tensor) -> Tensor:
         """The whole product, summed over the GPUs: [tokens, columns], or as `ops.linear_sums` leaves it."""
         if self.shard.link is None:
-            return ops.linear_sums(x, self.weight, self.scales, self.bias, self.tuned)
-        return self.shard.sum(ops.linear(x, self.weight, self.scales, self.bias, self.tuned))
+            return ops.linear_sums(x, self.product)
+        return self.shard.sum(ops.linear(x, self.product))
 
     def add_to(self, states: Tensor, x: Tensor) -> None:
         """Adds the product to `states` [tokens, columns] in place; on one GPU, without scales and bias."""
-        ops.add_linear(states, x, self.weight, self.tuned)
+        ops.add_linear(states, x, self.product)
 
 
 class ExpertColumns(nn.Module):

@@ -201,7 +201,7 @@ class Decoder(nn.Module):
         x, residual = self.embedding(tokens), None
         *layers, last = self.layers
         many = len(tokens) >= _LEAST_FOLDED_TOKENS
-        if self.folded and many and ops.by_library(x, last.attention.qkv.weight):
+        if self.folded and many and ops.by_library(x, last.attention.qkv.product):
             for layer in layers:
                 layer.add_to(x, angles, attend)
         else:

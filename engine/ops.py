@@ -97,16 +97,25 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     return rows.masked_fill(~here[:, None], 0)
 
 
-def linear(
-    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, tuned: TunedProduct | None = None
-) -> Tensor:
-    """x [tokens, inputs] times the transposed `weight` [outputs, inputs], which has `scales` if it is fp8.
+class Product(NamedTuple):
+    """What a matrix product multiplies its input by.
 
-    `tuned`: how to compute many tokens, without scales and bias.
+    `weight` [outputs, inputs] is multiplied transposed. It has `scales` if it is fp8. `tuned`: how to compute
+    many tokens, without scales and bias.
     """
-    cut = _own_cut("plain", x, weight, scales, bias)
+
+    weight: Tensor
+    scales: Tensor | None = None
+    bias: Tensor | None = None
+    tuned: TunedProduct | None = None
+
+
+def linear(x: Tensor, product: Product) -> Tensor:
+    """x [tokens, inputs] times the weight, plus the bias: [tokens, outputs]."""
+    cut = _own_cut("plain", x, product)
     if cut is not None:
-        return _own_linear(x, weight, cut)
+        return _own_linear(x, product.weight, cut)
+    weight, scales, bias, tuned = product
     if scales is None:
         out = None if tuned is None else tuned.multiply(x, weight)
         return F.linear(x, weight, bias) if out is None else out
@@ -119,13 +128,11 @@ def linear(
     return out if bias is None else out + bias
 
 
-def _own_cut(
-    kind: Kind, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
-) -> LinearCut | None:
+def _own_cut(kind: Kind, x: Tensor, product: Product) -> LinearCut | None:
     """How our own kernel for few tokens cuts this product; None: it does not compute it."""
-    if scales is not None or bias is not None or not x.is_cuda:
+    if product.scales is not None or product.bias is not None or not x.is_cuda:
         return None
-    return cut_of(kind, x, weight)
+    return cut_of(kind, x, product.weight)
 
 
 def _own_linear(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = False) -> Tensor:
@@ -134,33 +141,30 @@ def _own_linear(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fals
     return linear_hopper(x, weight, cut, gated=gated)
 
 
-def by_library(x: Tensor, weight: Tensor) -> bool:
-    """Whether the library computes the product of x with an unquantised weight, not our own kernel."""
-    return _own_cut("plain", x, weight, None, None) is None
+def by_library(x: Tensor, product: Product) -> bool:
+    """Whether the library computes this product of x, not our own kernel."""
+    return _own_cut("plain", x, product) is None
 
 
-def add_linear(states: Tensor, x: Tensor, weight: Tensor, tuned: TunedProduct | None) -> None:
-    """Adds `linear` of x to `states` [tokens, outputs], in place."""
+def add_linear(states: Tensor, x: Tensor, product: Product) -> None:
+    """Adds `linear` of x to `states` [tokens, outputs], in place, for a product without scales and bias."""
+    weight, _scales, _bias, tuned = product
     if tuned is None or tuned.multiply(x, weight, onto=states) is None:
         states.addmm_(x, weight.t())
 
 
-def linear_sums(
-    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, tuned: TunedProduct | None = None
-) -> Tensor:
+def linear_sums(x: Tensor, product: Product) -> Tensor:
     """`linear`, or addends [addends, tokens, outputs] of it, which `add_rms_norm` adds up."""
-    cut = _own_cut("sums", x, weight, scales, bias)
-    return linear(x, weight, scales, bias, tuned) if cut is None else _own_linear(x, weight, cut)
+    cut = _own_cut("sums", x, product)
+    return linear(x, product) if cut is None else _own_linear(x, product.weight, cut)
 
 
-def gated_linear(
-    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, tuned: TunedProduct | None = None
-) -> Tensor:
+def gated_linear(x: Tensor, product: Product) -> Tensor:
     """`silu_mul` of `linear`: [tokens, outputs / 2]."""
-    cut = _own_cut("gated", x, weight, scales, bias)
+    cut = _own_cut("gated", x, product)
     if cut is not None:
-        return _own_linear(x, weight, cut, gated=True)
-    return silu_mul(linear(x, weight, scales, bias, tuned))
+        return _own_linear(x, product.weight, cut, gated=True)
+    return silu_mul(linear(x, product))
 
 
 def silu_mul(gate_up: Tensor, states: Tensor | None = None, eps: float = 0.0) -> Tensor:
