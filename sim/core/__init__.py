@@ -12,14 +12,17 @@ keeps the plans of that loop that are in flight:
     lifecycle.py   the states of a request, and all that changes from one to the next
     queue.py, forks.py, running.py, decoders.py    the requests that wait; those that run, by what they do
     stride.py      stretches: many decode steps planned as one while nothing has to be decided
-    hybrid_stride.py, turns.py, group_spec.py    the same for models whose layers keep different tokens
+    hybrid_stride.py, turns.py, common_turns.py, group_spec.py    models whose layers keep different tokens
+    radix_lifecycle.py, radix_stride.py    states and stretches under SGLang's rules
+    trtllm_settings.py, sglang_settings.py    what only these engines' rules can be told
     intake.py, retention.py, tenants.py    who is rejected on arrival, how long blocks are kept, who shares
     tiers/, tier_spec.py, swap_space.py    host memory and a disk below the device, and swapped requests
-    radix_lifecycle.py, radix_stride.py    the same under SGLang's rules
+    handoff.py     prompts computed on one replica and decoded on another
     drafter.py     speculation: how many draft tokens a request verifies beside its next one
     memory/        KV blocks behind `kv_memory.py`: groups, the pool, the tree of cached runs, eviction
     identity/      which tokens are equal: content spans, block keys, sharing scopes
-    events.py, kv_events.py, check.py, errors.py    the event logs, the invariants, errors a user can act on
+    events.py, kv_events.py    the event logs
+    check.py, check_tiers.py, invariant.py, errors.py    the invariants, and errors a user can act on
 
 The core imports the standard library, numpy and xxhash. It has no clock, randomness or I/O: `now` is
 always passed in, in integer nanoseconds. `docs/extending.md` shows how to add to it.

@@ -105,12 +105,12 @@ class Lifecycle:
             tenant=request.tenant,
         )
 
-    def admit(self, request: Request, hit: Hit, now: int, forked: int = 0) -> None:
+    def admit(self, request: Request, hit: Hit, now: int, head_start_tokens: int = 0) -> None:
         """Gives a waiting request its cached prefix and starts its prefill.
 
-        `forked` more tokens it will have by a copy of its parent's block (see `compute`).
+        `head_start_tokens`: tokens beyond the hit that need not be computed (see `compute`).
         """
-        self._start(request, hit.tokens + forked, 0, now)
+        self._start(request, hit.tokens + head_start_tokens, 0, now)
         if hit.tokens:
             self.memory.claim(request, hit)
 
@@ -159,6 +159,7 @@ class Lifecycle:
         if self.offloading.take_failed(request):
             request.last_external = 0
             if not request.computed_tokens:
+                self.offloading.end_holding(request)
                 self.memory.release(request)
                 request.state = State.WAITING
                 return
@@ -174,7 +175,7 @@ class Lifecycle:
     def admit_loaded(self, request: Request, now: int) -> None:
         """Starts the prefill of a request that a load has brought tokens to, after its prefix hit."""
         assert self.offloading is not None
-        self.offloading.admitted(request)
+        self.offloading.end_holding(request)
         self._start(request, request.computed_tokens, request.last_external, now)
 
     # ---- computing
@@ -367,13 +368,7 @@ class Lifecycle:
 
     def _is_computed(self, request: Request) -> bool:
         """Whether a plan in flight computes tokens of the request."""
-        for plan in self.running.in_flight:
-            if request in plan.decodes:
-                return True
-            for chunk in plan.chunks:
-                if chunk.request is request:
-                    return True
-        return False
+        return any(plan.includes(request) for plan in self.running.in_flight)
 
     def give_back_deferred(self, plan: StepPlan) -> None:
         """Gives back the blocks that were kept for a plan that has been executed."""
@@ -469,10 +464,18 @@ class Lifecycle:
             committed = self.running.committed(request)
             self.memory.publish(request, min(committed, self.running.findable(request)))
             self.memory.withdraw(request, committed)
-        request.output_tokens = max(self.running.emitted(request), 0)
+        request.output_tokens = max(self._emitted(request), 0)
         self._leave(request)
         self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
         return True
+
+    def _emitted(self, request: Request) -> int:
+        """Output tokens that the plans committed so far have yielded."""
+        emitted = self.running.emitted(request)
+        if request.state is State.WAITING and not request.in_flight_tokens:
+            # It was preempted, and counts the tokens of plans in flight as known.
+            emitted -= sum(plan.yields_token(request) for plan in self.running.in_flight)
+        return emitted
 
     def fail(self, outcome: Outcome, now: int) -> list[Request]:
         """Ends what failed in the plan that is about to be committed, whose blocks count as not computed.

@@ -55,8 +55,13 @@ class Limits:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise BadInput(f"max_model_len is {self.max_model_len}; it must be at least 1")
         if self.num_blocks > MOST_BLOCKS:
-            raise BadInput(f"num_blocks is {self.num_blocks}; at most {MOST_BLOCKS:,} can be simulated")
+            raise BadInput(
+                f"num_blocks is {self.num_blocks:,}; at most {MOST_BLOCKS:,} can be simulated: "
+                "give fewer as num_gpu_blocks"
+            )
         if self.sglang is None and self.max_num_batched_tokens < self.max_num_seqs:
             raise BadInput(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
@@ -89,7 +94,10 @@ class Limits:
         return self.max_loras is not None or (self.tenants is not None and self.tenants.limited)
 
     def surely_fits(self, groups: int = 1, lookahead: int = 0) -> int:
-        """How many tokens, prompt and output together, are never refused: what `refusal` need not look at."""
+        """A request of at most so many tokens, prompt and output together, is never refused.
+
+        `groups` and `lookahead` as for `refusal`.
+        """
         if self.groups or self.tenants is not None:
             return 0
         tokens = self.num_blocks // groups * self.block_size + 1 - lookahead

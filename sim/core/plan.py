@@ -110,6 +110,16 @@ class StepPlan(NamedTuple):
         tick = self.tick
         return [tick - request.lag for request in self.decodes]
 
+    def includes(self, request: Request) -> bool:
+        """Whether the plan computes tokens of a request."""
+        return request in self.decodes or any(chunk.request is request for chunk in self.chunks)
+
+    def yields_token(self, request: Request) -> bool:
+        """Whether the plan computes a request's next token, and not only a part of its prompt."""
+        if request in self.decodes:
+            return True
+        return any(chunk.last and chunk.request is request for chunk in self.chunks)
+
     def work(self) -> Iterator[tuple[Request, int, int]]:
         """Each request's part of the step: `(request, first position, tokens)`. Read it as `positions`."""
         for request, position in zip(self.decodes, self.positions(), strict=True):

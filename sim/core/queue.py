@@ -49,7 +49,7 @@ class Queue:
     `size` counts those in order, without the forks held back. `blocked`: nobody can be admitted until a
     request comes or goes. While it is set, steps in which requests only decode are planned without asking.
     `passed_over`: the last step left somebody waiting although others behind may go; the next one asks again.
-    `gated`: it did so until a request comes or goes, and any arrival may be admitted.
+    `gated`: those that were passed over stay so until a request comes or goes; an arrival may be admitted.
     """
 
     def __init__(self, order: Order, memory: KvMemory) -> None:

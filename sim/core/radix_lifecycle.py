@@ -68,12 +68,11 @@ class RadixLifecycle(Lifecycle):
 
     def _in_flight(self, request: Request) -> bool:
         """Whether a plan in flight yields the request a token."""
-        for plan in self.running.in_flight:
-            if request in plan.decodes or any(
-                chunk.last and chunk.request is request for chunk in plan.chunks
-            ):
-                return True
-        return False
+        return any(plan.yields_token(request) for plan in self.running.in_flight)
+
+    def _emitted(self, request: Request) -> int:
+        """Output tokens that the plans committed so far have yielded. A retraction loses those in flight."""
+        return self.running.emitted(request)
 
     # ---- ending
 

@@ -50,7 +50,7 @@ class Retention:
     def parse(cls, text: str) -> Retention:
         """Reads `START-END:PRIORITY[:SECONDS]` and `decode:PRIORITY[:SECONDS]`, with spaces between.
 
-        Errors: BadInput for another form, a priority above 100, and ranges that overlap.
+        Errors: BadInput for another form, a priority above 100, ranges that overlap, and two for decode.
         """
         ranges = []
         decode = None
@@ -66,6 +66,8 @@ class Retention:
                 raise BadInput(f"retention {part!r}: priorities go from 0 to {MOST_PRIORITY}")
             keep = Keep(int(priority), None if seconds is None else round(float(seconds) * _NS))
             if start is None:
+                if decode is not None:
+                    raise BadInput(f"retention {part!r}: field 'decode' is given twice; keep one")
                 decode = keep
                 continue
             if int(start) < end or (stop and int(stop) <= int(start)):

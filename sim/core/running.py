@@ -26,8 +26,8 @@ class Running:
     for them, as `nano-vllm`'s steps of prompts. `commit_lag` (0, 1 or 2) is the number of steps between
     the plan that computes a generated token and the plan that may publish it: one at pipeline depth 1,
     since the token is not known when its step is planned, and one more where blocks are published by the
-    commit (`at_commit`); with `whole_prompts`, those of a prompt by the commit of its last chunk. `left_out`
-    are the decoding requests that the newest plan leaves out.
+    commit (`at_commit`). `whole_prompts`: a prompt's blocks are published by the commit of its last chunk.
+    `left_out` are the decoding requests that the newest plan leaves out.
     """
 
     def __init__(

@@ -89,7 +89,10 @@ class Scheduler:
         self.lifecycle.preempt(request)
 
     def evict(self, blocks: int) -> int:
-        """Forgets the content of up to `blocks` free blocks, the next to be evicted; returns how many."""
+        """Forgets the content of up to `blocks` free blocks, the next to be evicted; returns how many.
+
+        SGLang's radix tree forgets whole leaves: it may be more. The figures don't count it as evictions.
+        """
         self.stride.settle()
         self.queue.blocked = False
         return self.memory.evict(blocks)
@@ -179,10 +182,10 @@ class Scheduler:
         """Commits a plan with results that could not be known when it was made."""
         if outcome.stopped or outcome.failed or outcome.accepted:
             self.stride.settle()
-        failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
-        self._in_flight.popleft()
         if self._timed is not None:
             self._timed.now = now
+        failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
+        self._in_flight.popleft()
         if self._deferred:
             self.lifecycle.give_back_deferred(plan)
         endings = self.lifecycle.commit(plan, outcome, now)

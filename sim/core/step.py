@@ -241,9 +241,12 @@ class Step:
 
     # ---- requests come and go
 
-    def admit(self, request: Request, hit: Hit, forked: int = 0) -> None:
-        """Gives a waiting request its cached prefix and `forked` tokens to be copied. `run` has to follow."""
-        self.lifecycle.admit(request, hit, self.now, forked)
+    def admit(self, request: Request, hit: Hit, head_start_tokens: int = 0) -> None:
+        """Gives a waiting request its cached prefix. `run` has to follow.
+
+        `head_start_tokens`: tokens beyond the hit that need not be computed (see `compute`).
+        """
+        self.lifecycle.admit(request, hit, self.now, head_start_tokens)
         if self.offloading is not None:
             self._newcomers.append(request)
 

@@ -34,14 +34,22 @@ class Tenants:
 
     @classmethod
     def parse(cls, text: str) -> Tenants:
-        """Reads `NAME:weight=W,blocks=B` with spaces between. Errors: BadInput."""
+        """Reads `NAME:weight=W,blocks=B` with spaces between.
+
+        Errors: BadInput for another form, numbers out of range, and what is given twice.
+        """
         shares: dict[str, TenantShare] = {}
         fair = False
         for part in text.split():
             name, colon, options = part.rpartition(":")
             if not (colon and name) or name in shares:
                 raise BadInput(f"tenant {part!r}: write NAME:weight=W,blocks=B, each name once")
-            values = dict(option.partition("=")[::2] for option in options.split(","))
+            values: dict[str, str] = {}
+            for option in options.split(","):
+                field_name, _, value = option.partition("=")
+                if field_name in values:
+                    raise BadInput(f"tenant {part!r}: field {field_name!r} is given twice; keep one")
+                values[field_name] = value
             try:
                 weight = float(values.pop("weight", "1"))
                 blocks = int(values.pop("blocks")) if "blocks" in values else None

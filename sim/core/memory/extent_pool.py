@@ -23,16 +23,20 @@ from pagecast.sim.core.memory.table import Leaver, Table
 class ExtentPool:
     """`num_blocks` blocks, numbered from 0, for all groups. Block number `num_blocks` is the null block.
 
-    Not `numbered`: blocks have no numbers, which saves time where nobody asks for them. Then the content of
-    free extents is not evicted as soon as their blocks are taken: `owed` blocks are still to be evicted, once
-    somebody looks (`settle`). What is freed until then comes after them.
+    Not `numbered`: blocks have no numbers, which saves time where nobody asks for them. Then eviction is
+    lazy: `take` only counts the blocks (`owed`), and `settle` evicts so many before anybody looks. Extents
+    freed meanwhile queue behind them.
 
-    The null block stands in tables for content that is not kept; it is never taken or freed. Free blocks
-    without content are taken first (`blanks`, the next one last), then `begun`, what remains of the wide rows
-    that were begun to be taken, then those of free extents in the order of `ring`. `index` has the findable
-    extents of each segment's key (with its groups), in order and without overlaps; `spares` have content that
-    is found elsewhere, oldest first. `brings_rows_together`: where an extent is evicted, the rows of a spare
-    that replace it stay one extent.
+    The null block stands in tables for content that is not kept; it is never taken or freed. Free blocks are
+    taken in this order:
+
+    1. `blanks`, those without content, the last one first;
+    2. `begun`, the rest of wide rows some of whose blocks were taken already;
+    3. the blocks of free extents, in the order of `ring`.
+
+    `index` has the findable extents of each segment's key (with its groups), in order and without overlaps;
+    `spares` have content that is found elsewhere, oldest first. `brings_rows_together`: where an extent is
+    evicted, the rows of a spare that replace it stay one extent.
     """
 
     brings_rows_together = True

@@ -43,10 +43,10 @@ class PrefixSearch:
     def find(self, keys: BlockKeys, most: int, *, recomputes_block: bool) -> Hit:
         """The longest cached prefix of at most `most` tokens.
 
-        Each kind of layers may shorten the prefix; then the others are asked again, until none does. A hit of
-        layers that keep all is only cut. Where hits leave out their last block (`recomputes_block`: EAGLE),
-        every kind does so once: `dropped` holds those that have, and is cleared when a kind shortens the
-        prefix for lack of content.
+        Each kind of layers may shorten the prefix; then the others are asked again, until none does. Layers
+        that keep all are looked up once; later rounds cut that hit. Where hits leave out their last block
+        (`recomputes_block`: EAGLE), each kind drops its last block once: `dropped` are the kinds that have.
+        When a kind finds less, all may drop a block again.
         """
         tokens = most
         hits_by_lookup: dict[int, list[TableHit]] = {}

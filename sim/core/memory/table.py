@@ -89,7 +89,8 @@ class Table:
 
 
 Leaver = tuple[Request, Table, int, int]
-"""A table some of whose rows leave its window.
+"""A table some of whose rows leave its window: `(request, table, place, null rows)`.
 
-Whose it is, the table, the place of its group, and how many of its rows are null then.
+`place` is the table's among its request's tables. So many of its rows are null then. A plain tuple, as very
+many are made.
 """

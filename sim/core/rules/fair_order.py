@@ -47,8 +47,12 @@ class WeightedFair:
             self._queue_of(request.tenant).appendleft(request)
 
     def bring_back(self, requests: Sequence[Request]) -> None:
-        """Adds requests taken out of the front again, where they were."""
-        self.put_back(requests)
+        """Adds requests taken out of the front again, where they were.
+
+        A tenant was not gone meanwhile: its service stays as it was.
+        """
+        for request in reversed(requests):
+            self._waiting.setdefault(request.tenant, deque()).appendleft(request)
 
     def first(self, memory: KvMemory) -> Request | None:
         """The first request of the tenant that was served least for its weight."""

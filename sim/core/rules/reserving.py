@@ -31,8 +31,9 @@ def with_output(tokens: int) -> TokensToReserve:
 class ReserveOutput:
     """Admits a request where its blocks to the end fit beside those that the running ones may still take.
 
-    What a request does not use is free again when it ends. One that outgrows its reservation takes blocks as
-    any other, and may cause a preemption. Where nobody runs, a prompt that fits is admitted.
+    Those that wait with blocks which a load fills count as running. What a request does not use is free again
+    when it ends. One that outgrows its reservation takes blocks as any other, and may cause a preemption.
+    Where nobody runs or loads, a prompt that fits is admitted.
     """
 
     def __init__(self, tokens_to_reserve: TokensToReserve) -> None:
@@ -40,15 +41,19 @@ class ReserveOutput:
 
     def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether the blocks of the request, and of all running ones to their ends, are free."""
-        running = step.running.requests
         if not memory.fits(request, hit, request.known_tokens):
             return False
+        others = list(step.running.requests)
+        loading = False
+        if step.offloading is not None:
+            others += [other for other in step.offloading.holders if other is not request]
+            loading = bool(step.offloading.loading)
+        if not step.running.requests and not loading:
+            return True
         reserved = sum(
-            [memory.missing(other, step.with_lookahead(self._tokens_to_reserve(other))) for other in running]
+            [memory.missing(other, step.with_lookahead(self._tokens_to_reserve(other))) for other in others]
         )
-        return not running or memory.fits(
-            request, hit, step.with_lookahead(self._tokens_to_reserve(request)), reserved
-        )
+        return memory.fits(request, hit, step.with_lookahead(self._tokens_to_reserve(request)), reserved)
 
 
 class Watermarks:

@@ -219,12 +219,12 @@ class TrtllmMix:
         decoders = step.running.decoders.requests
         contexts = []
         tokens = 0
-        computing = set()
+        computing: dict[Request, None] = {}  # in order: they take blocks
         for candidate in fits:
             request = candidate.request
             if request in decoders:
                 tokens += 1
-                computing.add(request)
+                computing[request] = None
             elif self.settings.chunked_context:
                 contexts.append(candidate)
             else:
@@ -250,13 +250,7 @@ class TrtllmMix:
 
     def _prefill(self, step: Step, memory: KvMemory, contexts: list[Candidate]) -> None:
         """Computes the chunks of prompts; those that do not end their prompt go first."""
-        shapes = [
-            Context(
-                request.known_tokens - (request.computed_tokens if hit is None else 0),
-                0 if hit is None else hit.tokens,
-            )
-            for request, hit in contexts
-        ]
+        shapes = [_shape(request, hit) for request, hit in contexts]
         budget = step.budget()
         sizes = [shape.remaining for shape in shapes]
         if self.settings.chunked_context:

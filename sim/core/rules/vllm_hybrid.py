@@ -51,6 +51,10 @@ class VllmHybridMix(VllmMix):
     def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
         assert isinstance(memory, HybridMemory)
         memory.refused_blocks = 0
+        self._admit(step, memory, queue)
+
+    def _admit(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+        """Admits what waits, in order, while there is room."""
         super()._schedule_waiting(step, memory, queue)
 
 

@@ -31,9 +31,7 @@ class VllmOffloadingMix(VllmMix):
 class VllmHybridOffloadingMix(VllmHybridMix):
     """`VllmHybridMix` with a host tier."""
 
-    def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        assert isinstance(memory, HybridMemory)
-        memory.refused_blocks = 0
+    def _admit(self, step: Step, memory: KvMemory, queue: Queue) -> None:
         WaitingPass(step, memory, queue, self.admission).run()
 
 

@@ -187,8 +187,8 @@ class Offloading:
         self._arrived.discard(request)
         return True
 
-    def admitted(self, request: Request) -> None:
-        """A request whose load has ended is running from now on."""
+    def end_holding(self, request: Request) -> None:
+        """A request whose load has ended runs from now on, or waits without blocks."""
         self.holders.pop(request, None)
 
     def reserved_blocks(self, max_model_len: int | None) -> int:
@@ -347,7 +347,6 @@ class Offloading:
                 windowed += group_blocks
             progress.stored[number] = last
         job = self._begin(request, progress, new_names, blocks, is_store=True)
-        job.windowed = windowed
         self._watched.watch(windowed, job.number)
         return self._transfer(job, places)
 

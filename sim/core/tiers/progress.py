@@ -10,7 +10,7 @@ from pagecast.sim.core.request import Request
 class TransferJob:
     """A transfer under way. `names`: the offloaded blocks it moves; `blocks`: those of the device."""
 
-    __slots__ = ("blocks", "is_store", "names", "number", "request", "windowed")
+    __slots__ = ("blocks", "is_store", "names", "number", "request")
 
     def __init__(
         self, number: int, request: Request, names: list[int], blocks: Sequence[int], *, is_store: bool
@@ -20,7 +20,6 @@ class TransferJob:
         self.names = names
         self.blocks = blocks
         self.is_store = is_store
-        self.windowed: list[int] = []  # those of `blocks` that may leave a window before the job is done
 
 
 class Progress:

@@ -10,10 +10,12 @@ from pagecast.sim.core.check import check
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.cache_policy import ADMISSIONS, VICTIMS, CachePolicy
 from pagecast.sim.core.rules.profiles import NANO_VLLM, PROFILES, VLLM
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.tier_spec import HostTierSpec
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,8 +28,8 @@ def scheduler(blocks: int, *, policy: str = "fcfs", **rules: object) -> Schedule
     return Scheduler(Limits(blocks, SIZE, 8, 4096, policy=policy), CachePolicy(**rules).applied(VLLM))
 
 
-def request(number: int, prompt: int, output: int, priority: int = 0) -> Request:
-    keys = BlockKeys.of_spans(SIZE, [(number, 0, prompt)], (1000 + number, 0))
+def request(number: int, prompt: int, output: int, priority: int = 0, text: int | None = None) -> Request:
+    keys = BlockKeys.of_spans(SIZE, [(number if text is None else text, 0, prompt)], (1000 + number, 0))
     return Request(str(number), keys, prompt, output, priority=priority, arrival_ns=number)
 
 
@@ -58,6 +60,36 @@ def test_more_reserved_is_fewer_at_once_and_fewer_preempted() -> None:
     assert outcome("completion") == (3, 0)
     assert outcome("expected", expected_output=12) == (4, 2)
     assert outcome("maximum", most_output=40) == (2, 0)
+
+
+def test_what_a_load_holds_is_reserved_to_its_end() -> None:
+    """Requests whose prefix is loaded from host memory are not preempted either."""
+    limits = Limits(30, SIZE, 8, 4096, host=HostTierSpec(64))
+    s = Scheduler(limits, CachePolicy(admission="completion").applied(VLLM))
+    under_way: list[int] = []
+
+    def step() -> None:
+        plan = s.plan(0)
+        jobs = tuple(under_way)
+        under_way.clear()
+        if plan is None:
+            s.transferred(jobs)
+            return
+        under_way.extend(transfer.job for transfer in (*plan.loads, *plan.stores))
+        if plan.computes:
+            s.commit(plan, Outcome(transferred=jobs))
+        else:
+            s.transferred(jobs)
+        check(s)
+
+    for turn in range(2):
+        for number in range(6):
+            s.submit(request(10 * turn + number, 16, 40, text=number))
+        while s.requests:
+            step()
+        s.evict(30)
+    assert s.offloading.loaded_blocks > 0
+    assert s.preemptions == 0
 
 
 def test_a_reservation_is_free_again_when_a_request_ends_early() -> None:

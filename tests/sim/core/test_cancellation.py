@@ -142,3 +142,21 @@ def test_with_everything_on_no_cancellation_loses_a_block(data: bytes, eviction:
             break
     life.drain()
     assert life.s.lifecycle.swap.free_blocks == 6
+
+
+def test_tokens_in_flight_when_it_was_preempted_are_no_output() -> None:
+    s = scheduler(1)
+    s.submit(one := request("a", 1, 8, 10))
+    first = s.plan(0)
+    s.plan(0)
+    s.commit(first)
+    s.plan(0)
+    s.preempt(one)
+    gone(s, one)
+    assert one.output_tokens == 1
+    s = scheduler(1)
+    s.submit(other := request("b", 2, 8, 10))
+    s.plan(0)
+    s.preempt(other)
+    gone(s, other)
+    assert other.output_tokens == 0

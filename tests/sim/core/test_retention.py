@@ -8,6 +8,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import FOREVER, BlockRange, Keep, Retention
 from pagecast.sim.core.rules.cache_policy import CachePolicy
@@ -62,6 +63,11 @@ def test_ranges_become_blocks_by_their_first_token() -> None:
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="retention"):
         Retention.parse(text)
+
+
+def test_two_priorities_of_decoded_tokens_are_refused() -> None:
+    with pytest.raises(BadInput, match="retention 'decode:20:5': field 'decode' is given twice"):
+        Retention.parse("decode:10 0-4:80 decode:20:5")
 
 
 def test_the_lowest_priority_goes_first_then_the_least_recently_used() -> None:
@@ -136,6 +142,16 @@ def test_a_priority_ends_so_long_after_the_blocks_were_freed() -> None:
             server.serve(text, 9, "0-:36")
         assert server.serve(1, 9) == kept
         assert bool(server.lines(EventKind.REVERTED)) == (not kept)
+
+
+def test_a_failed_requests_duration_begins_when_it_fails() -> None:
+    server = Server(40)
+    one = Request("a", BlockKeys.of_spans(SIZE, [(1, 0, 16)], (1001, 0)), 16, 10)
+    one.retention = Retention.parse("0-:80:10")
+    server.s.submit(one)
+    server.s.commit(server.s.plan(0), now=0)
+    server.s.commit(server.s.plan(0), Outcome(failed=(("a", "out of memory"),)), now=5 * SECOND)
+    assert server.s.memory.timed.due_ns == 15 * SECOND
 
 
 def test_a_reverted_block_stands_behind_all_others_of_the_default_priority() -> None:

@@ -189,6 +189,12 @@ class LongestPrefixFirst:
     def first(self, memory: KvMemory) -> Request | None:
         return max(self.waiting, key=lambda request: memory.find(request).tokens, default=None)
 
+    def pass_over(self, request: Request) -> None:
+        """Nothing: the first is looked for each time."""
+
+    def bring_back(self, requests: Sequence[Request]) -> None:
+        self.waiting[:0] = requests
+
     def remove(self, request: Request) -> None:
         self.waiting.remove(request)
 
@@ -198,6 +204,15 @@ def test_the_longest_cached_prefix_is_admitted_first() -> None:
     serve(s, request("0", 1, 17, 2))
     ended = serve(s, request("1", 2, 17, 2), request("2", 1, 9, 2), request("3", 1, 17, 2))
     assert ended == ["3", "2", "1"]
+
+
+def test_an_order_serves_requests_that_are_passed_over_too() -> None:
+    limits = Limits(40, SIZE, 8, 64, max_loras=1)
+    s = Scheduler(limits, replace(VLLM, order=lambda limits: LongestPrefixFirst()))
+    requests = [request(str(number), number, 9, 2) for number in range(3)]
+    for each, adapter in zip(requests, "xyx", strict=True):
+        each.adapter = adapter
+    assert sorted(serve(s, *requests)) == ["0", "1", "2"]
 
 
 # ---- a second KV group

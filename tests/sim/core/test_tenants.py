@@ -76,6 +76,12 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
         Tenants.parse(text)
 
 
+@pytest.mark.parametrize("field", ["blocks", "weight"])
+def test_a_field_given_twice_is_refused_by_its_name(field: str) -> None:
+    with pytest.raises(BadInput, match=f"tenant 'x:{field}=4,{field}=9': field '{field}' is given twice"):
+        Tenants.parse(f"a:blocks=1 x:{field}=4,{field}=9")
+
+
 def test_a_tenant_at_its_ceiling_waits_and_others_pass_it() -> None:
     s = scheduler(40, "a:blocks=6")
     order = [request("a0", "a", 1, 12, 9), request("a1", "a", 2, 12, 9), request("b0", "b", 3, 12, 9)]
@@ -109,6 +115,35 @@ def test_tenants_take_turns_by_weight_and_a_flood_does_not_starve_others() -> No
     flood = [request(f"a{i}", "a", i, 8) for i in range(8)]
     few = [request(f"b{i}", "b", 20 + i, 8) for i in range(4)]
     assert run(scheduler(40, "a:weight=3", seqs=1), *flood, *few)[:6] == ["a0", "b0", "a1", "a2", "a3", "b1"]
+
+
+def test_a_tenant_that_waits_for_a_load_keeps_its_turn() -> None:
+    limits = Limits(60, SIZE, 1, 64, tenants=Tenants.parse("a:weight=1 b:weight=1"), host=HOST)
+    s = Scheduler(limits, VLLM)
+
+    def step() -> None:
+        plan = s.plan(0)
+        assert plan is not None
+        jobs = tuple(transfer.job for transfer in (*plan.loads, *plan.stores))
+        if plan.computes:
+            s.commit(plan, Outcome(transferred=jobs))
+        else:
+            s.transferred(jobs)
+
+    s.submit(request("b0", "b", 1, 17))
+    while s.requests:
+        step()
+    s.evict(60)
+    for number in range(6):
+        s.submit(request(f"a{number}", "a", 10 + number, 40, 4))
+    while len(s.requests) > 5:
+        step()
+    # b's prompt is in host memory. While it is loaded one more of a is admitted; then b goes first.
+    s.submit(again := request("b1", "b", 1, 17, 4))
+    while s.requests:
+        step()
+    assert again.external_tokens == 16
+    assert again.order == 5
 
 
 def test_a_cancelled_request_is_not_charged() -> None:
